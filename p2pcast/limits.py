@@ -1,0 +1,47 @@
+"""Every limit, with its unit and its reason. Readers check these before they allocate."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# -- layout and codec
+CELL_WORDS = 4 * MIB
+"""Words in a cell: 8 MiB of bf16, small enough to decode in milliseconds, large enough that a 70B model has 17 000."""
+MAX_CELL_WORDS = 64 * MIB
+"""No layout may ask for larger cells: a decoder holds one per core in memory."""
+MAX_TENSORS = 1 << 20
+"""Tensors in a layout. The largest mixture-of-experts models have about 100 000."""
+MAX_NAME_BYTES = 1024
+"""A tensor's name, in UTF-8."""
+MAX_DIMS = 16
+"""Dimensions of a tensor."""
+MAX_STATE_BYTES = 1 << 46
+"""64 TiB: keeps every offset far from 2^63."""
+MAX_LAYOUT_BYTES = 64 * MIB
+"""The layout document."""
+MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
+"""The cap that the safetensors format itself sets."""
+
+# -- artifacts
+PIECE_BYTES = 64 * KIB
+"""Unit of hashing and forwarding: small, because a chain of k hops adds k pieces to the time to the last peer."""
+ANCHOR_PIECE_BYTES = MIB
+"""Anchors are long, so their latency a hop matters less than their number of hashes."""
+BATCH_PIECES = 64
+"""At most this many pieces are vouched for by one signature (4 MiB of a delta)."""
+BATCH_CELLS = 4096
+"""At most this many directory entries in one batch."""
+MAX_SIGNED_BYTES = 512 * KIB
+"""A signed record other than a manifest."""
+MAX_MANIFEST_BYTES = 4 * MIB
+MAX_FILES = 4096
+"""Small files that travel with a version."""
+MAX_PATH_BYTES = 512
+MAX_SMALL_FILE_BYTES = 64 * MIB
+"""Tokenizers reach 35 MB; anything above is not a small file and does not travel."""
+MAX_TAIL_BYTES = 2 * GIB
+"""The tail of a .p2pd file: about 0.1 % of its log."""
+MAX_BRANCH = (1 << 32) - 1
+MAX_STEP = (1 << 63) - 1

@@ -1,0 +1,39 @@
+"""A version of the weights: (branch, step), written ``branch.step``, ordered by branch first."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from p2pcast import limits
+from p2pcast.errors import IntegrityError, UsageError
+
+_TEXT = re.compile(r"(?:(\d{1,10})\.)?(\d{1,19})", re.ASCII)
+
+
+class Version(NamedTuple):
+    branch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.branch}.{self.step}"
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """``branch.step``, or ``step`` alone for branch 0. Raises UsageError."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text!r} is not a version: write BRANCH.STEP, as in 0.12")
+        return cls(int(match[1] or 0), int(match[2]))
+
+    @classmethod
+    def of(cls, pair: Any) -> Version:
+        """From ``[branch, step]`` off the wire. Raises IntegrityError."""
+        if (
+            not isinstance(pair, list | tuple)
+            or len(pair) != 2
+            or not all(type(x) is int for x in pair)
+            or not (0 <= pair[0] <= limits.MAX_BRANCH and 0 <= pair[1] <= limits.MAX_STEP)
+        ):
+            raise IntegrityError("a version is [branch, step], two integers in range")
+        return cls(pair[0], pair[1])
