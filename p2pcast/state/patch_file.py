@@ -1,0 +1,248 @@
+"""Patch files: a version's decoded changes against its base, for the shadow and for engines.
+
+Promise: a file that ``PatchFile.open`` returns is whole and consistent with the layout: every offset, count
+and position lies where it may, so whoever scatters its values writes inside the tensors and nowhere else. A
+file under its final name was finished; values are absolute, so applying one twice is harmless.
+Format: docs/delta-format.md, section 8.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.version import Version
+
+if TYPE_CHECKING:
+    from p2pcast.codec.cell import Patch
+
+MAGIC = b"p2pp\x01\0\0\0"
+PART_SUFFIX = ".part"
+"""A patch that is still being written; leftovers of a killed process go when the shadow is opened."""
+
+_HEADER = struct.Struct("<8s32sIIQQQIIQ40x")
+HEADER_BYTES = _HEADER.size
+_ENTRY = np.dtype(
+    [
+        ("cell", "<u4"),
+        ("dense", "<u4"),
+        ("n", "<u8"),
+        ("positions", "<u8"),
+        ("words", "<u8"),
+        ("before", "<u8"),
+        ("after", "<u8"),
+        ("changed", "<u8"),
+    ]
+)
+_WORD_TYPES = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def storage_error(error: OSError, path: Path, what: str) -> LocalError:
+    """One clear LocalError for a failed write of ``what`` at ``path``; says what to do when room ran out."""
+    if error.errno in _FULL:
+        return LocalError(
+            f"no room for {what} at {path}: {os.strerror(error.errno or 0)}; "
+            "free some there, or choose a file system with more"
+        )
+    return LocalError(f"cannot write {what} at {path}: {error.strerror or error}")
+
+
+def _padded(nbytes: int) -> int:
+    return (nbytes + 7) & ~7
+
+
+@dataclass(frozen=True, slots=True)
+class PatchCell:
+    """The changes of one cell: ``words`` (unsigned, of the cell's width) replace those at ``positions`` (u32,
+    ascending, counted from the cell's start), or the whole cell when ``dense``, where ``positions`` is None.
+    ``before`` and ``after`` are the cell's digests; ``changed`` counts the words that differ."""
+
+    cell: int
+    dense: bool
+    positions: npt.NDArray[np.uint32] | None
+    words: npt.NDArray[Any]
+    before: int
+    after: int
+    changed: int
+
+
+class PatchWriter:
+    """Writes a patch file row by row; nothing stands under ``path`` before ``finish``.
+
+    ``add`` may be called from several threads, in any order of cells. Memory: 56 bytes a cell. Raises
+    LocalError when the file system is full; the writer is then only good for ``abandon``.
+    """
+
+    def __init__(self, path: Path, layout: Layout, base: Version, version: Version) -> None:
+        self.path = path
+        self._layout, self._base, self._version = layout, base, version
+        self._part = path.with_name(path.name + PART_SUFFIX)
+        self._lock = threading.Lock()
+        self._end = HEADER_BYTES
+        self._rows: dict[int, tuple[int, ...]] = {}
+        try:
+            self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise storage_error(error, path, f"the patch to {version}") from None
+
+    def add(self, patch: Patch) -> None:
+        """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""
+        cell = patch.cell
+        dense = patch.positions is None
+        words = np.ascontiguousarray(patch.words, dtype=_WORD_TYPES[cell.word_bytes])
+        positions = np.ascontiguousarray(() if patch.positions is None else patch.positions, dtype="<u4")
+        if len(words) != (cell.words if dense else len(positions)):
+            raise IntegrityError(
+                f"patch to {self._version}: cell {cell.index} has {len(words)} words, not one each"
+            )
+        lead = _padded(positions.nbytes)
+        row = np.zeros(lead + _padded(words.nbytes), np.uint8)
+        row[: positions.nbytes] = positions.view(np.uint8)
+        row[lead : lead + words.nbytes] = words.view(np.uint8)
+        with self._lock:
+            if cell.index in self._rows:
+                raise IntegrityError(f"patch to {self._version}: cell {cell.index} came twice")
+            at = self._end
+            self._end += len(row)
+            where = (0 if dense else at, at + lead)
+            digests = (patch.before, patch.after)
+            self._rows[cell.index] = (cell.index, int(dense), len(words), *where, *digests, patch.changed)
+        self._write(row.data, at)
+
+    def finish(self, state: int) -> None:
+        """Write index and header and put the file under its name. ``state``: digest of the whole state after."""
+        index = np.array([self._rows[c] for c in sorted(self._rows)], dtype=_ENTRY)
+        self._write(index.tobytes(), self._end)
+        v, b = self._version, self._base
+        head = (MAGIC, self._layout.layout_id, b.branch, v.branch, b.step, v.step)
+        self._write(_HEADER.pack(*head, self._end, len(index), 0, state), 0)
+        try:
+            # Read-only from now on: engines map this file.
+            os.fchmod(self._fd, 0o444)
+            os.rename(self._part, self.path)
+        except OSError as error:
+            raise storage_error(error, self.path, f"the patch to {v}") from None
+        self._close()
+
+    def abandon(self) -> None:
+        """Remove what was written; harmless after ``finish`` and when repeated."""
+        if self._fd >= 0:
+            self._part.unlink(missing_ok=True)
+            self._close()
+
+    def _write(self, data: bytes | memoryview, at: int) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                done = os.pwrite(self._fd, view, at)
+                view, at = view[done:], at + done
+        except OSError as error:
+            raise storage_error(error, self.path, f"the patch to {self._version}") from None
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+class PatchFile:
+    """A patch, mapped read-only. ``cells`` ascend; their arrays are views of the map and keep it alive."""
+
+    def __init__(self, name: str, buffer: mmap.mmap, layout: Layout) -> None:
+        self.name = name
+        self.nbytes = len(buffer)
+        fields = _HEADER.unpack_from(buffer)
+        magic, self.layout_id, base_branch, branch, base_step, step, end, count, zero, self.state = fields
+        if magic != MAGIC:
+            raise self._bad("does not begin as a patch of version 1")
+        if self.layout_id != layout.layout_id:
+            raise self._bad("is for another layout")
+        self.base, self.version = Version.of([base_branch, base_step]), Version.of([branch, step])
+        if zero or any(buffer[HEADER_BYTES - 40 : HEADER_BYTES]):
+            raise self._bad("has a reserved field set")
+        if count > len(layout.cells):
+            raise self._bad(f"has {count} cells where the layout has {len(layout.cells)}")
+        if end < HEADER_BYTES or end % 8 or end + count * _ENTRY.itemsize != self.nbytes:
+            raise self._bad(f"of {self.nbytes} bytes does not end with its index of {count} cells at {end}")
+        index = np.frombuffer(buffer, _ENTRY, count, end) if count else np.empty(0, _ENTRY)
+        self._check_index(index, end, layout)
+        self.cells: Sequence[PatchCell] = tuple(self._cell(buffer, entry, layout) for entry in index.tolist())
+
+    @classmethod
+    def open(cls, path: Path, layout: Layout) -> PatchFile:
+        """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (not there)."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise LocalError(f"cannot open patch {path}: {error.strerror}") from None
+        try:
+            return cls.open_fd(fd, layout, str(path))
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def open_fd(cls, fd: int, layout: Layout, name: str = "") -> PatchFile:
+        """As ``open``, from a descriptor, which stays the caller's to close (at once, if it likes)."""
+        name = name or f"fd {fd}"
+        size = os.fstat(fd).st_size
+        if not HEADER_BYTES <= size <= limits.MAX_STATE_BYTES:
+            raise IntegrityError(f"patch {name}: {size} bytes cannot be a patch; have it staged again")
+        return cls(name, mmap.mmap(fd, size, prot=mmap.PROT_READ), layout)
+
+    def _bad(self, why: str) -> IntegrityError:
+        return IntegrityError(f"patch {self.name}: it {why}; have it staged again")
+
+    def _check_index(self, index: npt.NDArray[Any], end: int, layout: Layout) -> None:
+        """Cells exist and ascend, and the rows tile the file exactly: no gap, no overlap, nothing outside."""
+        number, dense, n = index["cell"].astype(np.int64), index["dense"], index["n"]
+        if np.any(number >= len(layout.cells)) or np.any(np.diff(number) <= 0):
+            raise self._bad("lists cells that are out of range or out of order")
+        cells = [layout.cells[c] for c in number.tolist()]
+        words = np.array([c.words for c in cells], np.uint64)
+        width = np.array([c.word_bytes for c in cells], np.int64)
+        if (
+            np.any(dense > 1)
+            or np.any(np.where(dense == 1, n != words, n > words))
+            or np.any(index["changed"] > n)
+        ):
+            raise self._bad("has a row that does not fit its cell")
+        if (
+            np.any(index["positions"] > end)
+            or np.any(index["words"] > end)
+            or np.any((dense == 1) & (index["positions"] != 0))
+        ):
+            raise self._bad("has a row outside the file")
+        # Counts are at most a cell's and offsets at most the file's size: no sum below can overflow.
+        counts, at = n.astype(np.int64), index["words"].astype(np.int64)
+        start = np.where(dense == 1, at, index["positions"].astype(np.int64))
+        lead = np.where(dense == 1, 0, (counts * 4 + 7) & ~7)
+        stop = at + ((counts * width + 7) & ~7)
+        order = np.lexsort((stop, start))
+        edges = np.concatenate(([HEADER_BYTES], stop[order]))
+        if np.any(start + lead != at) or np.any(edges[:-1] != start[order]) or edges[-1] != end:
+            raise self._bad("has rows that do not fill it exactly")
+
+    def _cell(self, buffer: mmap.mmap, entry: tuple[int, ...], layout: Layout) -> PatchCell:
+        number, dense, n, at_positions, at_words, before, after, changed = entry
+        cell = layout.cells[number]
+        words = np.frombuffer(buffer, _WORD_TYPES[cell.word_bytes], n, at_words)
+        if dense:
+            return PatchCell(number, True, None, words, before, after, changed)
+        positions: npt.NDArray[np.uint32] = np.frombuffer(buffer, "<u4", n, at_positions)
+        if n and (int(positions[-1]) >= cell.words or not bool(np.all(positions[1:] > positions[:-1]))):
+            raise self._bad(f"has positions outside cell {number}, or not ascending")
+        return PatchCell(number, False, positions, words, before, after, changed)
