@@ -45,3 +45,14 @@ MAX_TAIL_BYTES = 2 * GIB
 """The tail of a .p2pd file: about 0.1 % of its log."""
 MAX_BRANCH = (1 << 32) - 1
 MAX_STEP = (1 << 63) - 1
+
+# -- wire
+MAX_PIECE_BYTES = ANCHOR_PIECE_BYTES
+MAX_PIECES = MAX_STATE_BYTES // PIECE_BYTES
+MAX_STRIPES = 64
+MAX_RANGES = 1 << 16
+"""Numbers in a HAVE: 32 768 gaps. Pieces arrive nearly in order, so real ones hold a few."""
+MAX_CATALOG = 4096
+"""Artifacts that one message may name."""
+MAX_PEERS = 16384
+"""Nodes that one message may name."""

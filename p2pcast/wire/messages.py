@@ -1,0 +1,226 @@
+"""Message types, and what each must look like.
+
+A schema says which keys a message must have and what each value must be; what it does not name is ignored. Nothing past
+``decode`` needs to check a type again. Specification: docs/wire-protocol.md, sections 1, 2, 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+
+from p2pcast import limits
+from p2pcast.errors import RemoteError
+
+PROTOCOL_VERSION = 1
+
+Body = dict[str, Any]
+Check = Callable[[Any], bool]
+
+
+class Type(IntEnum):
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    READY = 4
+    ERROR = 5
+    PING = 6
+    PONG = 7
+
+    JOIN = 16
+    WELCOME = 17
+    REPORT = 18
+    PLAN = 19
+    CATALOG = 20
+    COMMIT = 21
+    LEAVE = 22
+    LAYOUT_GET = 23
+    LAYOUT = 24
+
+    ATTACH = 32
+    ATTACHED = 33
+    PATH = 34
+    WANT = 35
+    OPEN = 36
+    BATCH = 37
+    SEAL = 38
+    ABORT = 39
+    PIECE = 40
+    GONE = 41
+    ALIVE = 42
+
+
+SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL})
+"""Their body is a signed record, carried as it was made."""
+
+MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
+    Type.ERROR: 4 * limits.KIB,
+    Type.HELLO: 4 * limits.KIB,
+    Type.CHALLENGE: limits.KIB,
+    Type.PROOF: limits.KIB,
+    Type.READY: limits.KIB,
+    Type.CATALOG: limits.MIB,
+    Type.ATTACH: limits.MIB,
+    Type.ATTACHED: limits.MIB,
+    Type.WANT: limits.MIB,
+    Type.OPEN: limits.MAX_SIGNED_BYTES,
+    Type.BATCH: limits.MAX_SIGNED_BYTES,
+    Type.SEAL: limits.MAX_MANIFEST_BYTES,
+    Type.LAYOUT: limits.MAX_LAYOUT_BYTES + limits.KIB,
+    Type.PIECE: limits.MAX_PIECE_BYTES,
+}
+
+
+def integer(low: int, high: int) -> Check:
+    return lambda x: type(x) is int and low <= x <= high
+
+
+def binary(size: int) -> Check:
+    return lambda x: type(x) is bytes and len(x) == size
+
+
+def text(most: int) -> Check:
+    return lambda x: type(x) is str and len(x) <= most
+
+
+def one_of(*values: str) -> Check:
+    return lambda x: type(x) is str and x in values
+
+
+def optional(check: Check) -> Check:
+    return lambda x: x is None or check(x)
+
+
+def row(check: Check, most: int) -> Check:
+    return lambda x: type(x) is list and len(x) <= most and all(check(e) for e in x)
+
+
+def fields(*checks: Check) -> Check:
+    return lambda x: type(x) is list and len(x) == len(checks) and all(c(e) for c, e in zip(checks, x, strict=True))
+
+
+def ranges(x: Any) -> bool:
+    """``[from, to, from, to, …]``, ascending, non-empty, not touching."""
+    if type(x) is not list or len(x) % 2 or len(x) > limits.MAX_RANGES or not all(type(e) is int for e in x):
+        return False
+    return not x or (x[0] >= 0 and x[-1] <= limits.MAX_PIECES and all(a < b for a, b in pairwise(x)))
+
+
+node = binary(16)
+artifact = binary(16)
+digest = integer(0, (1 << 64) - 1)
+version = fields(integer(0, limits.MAX_BRANCH), integer(0, limits.MAX_STEP))
+epoch = fields(integer(0, 1 << 62), integer(0, 1 << 62))
+host = text(255)
+port = integer(0, 65535)
+kind = one_of("delta", "anchor")
+flag: Check = lambda x: type(x) is bool  # noqa: E731
+path = row(node, limits.MAX_PEERS)
+
+SCHEMA: dict[Type, dict[str, Check]] = {
+    Type.HELLO: {
+        "v": integer(0, 1 << 31),
+        "run": binary(16),
+        "node": node,
+        "name": text(128),
+        "nonce": binary(32),
+        "token": binary(8),
+        "purpose": one_of("control", "data"),
+        "role": one_of("peer", "child"),
+        "link": binary(16),
+        "stripe": integer(0, limits.MAX_STRIPES - 1),
+        "stripes": integer(1, limits.MAX_STRIPES),
+    },
+    Type.CHALLENGE: {
+        "v": integer(0, 1 << 31),
+        "run": binary(16),
+        "node": node,
+        "nonce": binary(32),
+        "proof": binary(32),
+    },
+    Type.PROOF: {"proof": binary(32)},
+    Type.READY: {},
+    Type.ERROR: {"code": text(32), "message": text(1024)},
+    Type.PING: {"t": integer(0, (1 << 63) - 1)},
+    Type.PONG: {"t": integer(0, (1 << 63) - 1)},
+    Type.JOIN: {
+        "name": text(128),
+        "region": text(128),
+        "listen": fields(host, port),
+        "held": optional(version),
+    },
+    Type.WELCOME: {
+        "key": binary(32),
+        "epoch": epoch,
+        "commit": one_of("auto", "manual"),
+        "target": optional(version),
+        "host": host,
+    },
+    Type.REPORT: {"parent": optional(node), "staged": optional(version), "committed": optional(version)},
+    Type.PLAN: {
+        "epoch": epoch,
+        "parent": optional(node),
+        "host": host,
+        "port": port,
+        "backups": row(fields(node, host, port), limits.MAX_PEERS),
+    },
+    Type.CATALOG: {
+        "artifacts": row(
+            fields(
+                artifact,
+                kind,
+                optional(version),
+                version,
+                integer(0, limits.MAX_STATE_BYTES),
+                binary(32),
+                digest,
+                flag,
+            ),
+            limits.MAX_CATALOG,
+        ),
+        "dropped": row(artifact, limits.MAX_CATALOG),
+    },
+    Type.COMMIT: {"version": version},
+    Type.LEAVE: {},
+    Type.LAYOUT_GET: {"layout": binary(32)},
+    Type.LAYOUT: {"layout": binary(32), "document": lambda x: type(x) is bytes},
+    Type.ATTACH: {"live": flag, "want": row(fields(artifact, ranges), limits.MAX_CATALOG)},
+    Type.ATTACHED: {
+        "path": path,
+        "artifacts": row(fields(artifact, kind, optional(version), version, flag), limits.MAX_CATALOG),
+    },
+    Type.PATH: {"path": path},
+    Type.WANT: {"artifact": artifact, "have": ranges},
+    Type.ABORT: {},
+    Type.GONE: {"artifact": artifact},
+    Type.ALIVE: {
+        "high": row(fields(integer(0, 65535), integer(0, limits.MAX_PIECES)), limits.MAX_CATALOG),
+        "stalled": flag,
+    },
+}
+
+
+def encode(kind: Type, body: Body) -> bytes:
+    """A message's body. Map keys are sorted, so equal messages are equal bytes."""
+    packed: bytes = msgpack.packb(dict(sorted(body.items())))
+    return packed
+
+
+def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
+    """The checked map of a message that is not SIGNED or a PIECE. Raises RemoteError."""
+    try:
+        body = msgpack.unpackb(data, max_ext_len=0)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise RemoteError(f"{kind.name}: not msgpack ({type(error).__name__})") from None
+    if type(body) is not dict:
+        raise RemoteError(f"{kind.name}: body is not a map")
+    for key, check in SCHEMA[kind].items():
+        if key not in body:
+            raise RemoteError(f"{kind.name}: {key!r} is missing")
+        if not check(body[key]):
+            raise RemoteError(f"{kind.name}: {key!r} is malformed or out of range")
+    return body

@@ -1,0 +1,64 @@
+"""The one transition table of the wire protocol (docs/wire-protocol.md, section 3)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from p2pcast.wire.messages import Type
+
+
+class State(Enum):
+    HELLO = "waiting for HELLO"
+    CHALLENGE = "waiting for CHALLENGE"
+    PROOF = "waiting for PROOF"
+    READY = "waiting for READY"
+    CONTROL = "control"
+    DATA = "data"
+    CLOSED = "closed"
+
+
+class Side(Enum):
+    """Who a frame comes from. In a handshake: who connected and who accepted. Later a dialer is the peer or child, a listener the hub or parent."""
+
+    DIALER = "dialer"
+    LISTENER = "listener"
+
+    @property
+    def other(self) -> Side:
+        return Side.LISTENER if self is Side.DIALER else Side.DIALER
+
+
+Table = dict[tuple[State, Side, Type], State]
+
+TRANSITIONS: Table = {
+    (State.HELLO, Side.DIALER, Type.HELLO): State.CHALLENGE,
+    (State.CHALLENGE, Side.LISTENER, Type.CHALLENGE): State.PROOF,
+    (State.PROOF, Side.DIALER, Type.PROOF): State.READY,
+    # READY leads to DATA instead where the HELLO's purpose was "data": Connection decides, this table knows no message contents.
+    (State.READY, Side.LISTENER, Type.READY): State.CONTROL,
+}
+for _side in Side:
+    for _state in State:
+        if _state is not State.CLOSED:
+            TRANSITIONS[_state, _side, Type.ERROR] = State.CLOSED
+    for _state in (State.CONTROL, State.DATA):
+        for _type in (Type.PING, Type.PONG):
+            TRANSITIONS[_state, _side, _type] = _state
+for _type in (Type.JOIN, Type.REPORT, Type.LAYOUT_GET, Type.LEAVE):
+    TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
+for _type in (Type.WELCOME, Type.PLAN, Type.CATALOG, Type.COMMIT, Type.LAYOUT):
+    TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
+for _type in (Type.ATTACH, Type.WANT):
+    TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA
+for _type in (
+    Type.ATTACHED,
+    Type.PATH,
+    Type.OPEN,
+    Type.BATCH,
+    Type.PIECE,
+    Type.SEAL,
+    Type.ABORT,
+    Type.GONE,
+    Type.ALIVE,
+):
+    TRANSITIONS[State.DATA, Side.LISTENER, _type] = State.DATA
