@@ -56,3 +56,12 @@ MAX_CATALOG = 4096
 """Artifacts that one message may name."""
 MAX_PEERS = 16384
 """Nodes that one message may name."""
+MIN_PIECE_BYTES = KIB
+MAX_PIECE_BYTES = 4 * MIB
+"""A piece is a power of two in this range: a relay holds several per link in memory."""
+CELL_OVERHEAD_BYTES = 256
+"""A coded cell is never larger than its raw bytes and this: the codecs' own headers."""
+MAX_FILES_BYTES = GIB
+"""All small files of one version together."""
+MAX_PATH_PART_BYTES = 255
+"""What file systems take for one name."""

@@ -1,0 +1,20 @@
+"""Artifacts: anchors and deltas as an append-only log, signed batches and a manifest (docs/delta-format.md, sections 4 to 6)."""
+
+from p2pcast.artifact.assembly import Assembly, Placed
+from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.records import ANCHOR, DELTA, Batch, CellEntry, FileEntry, Manifest, Open, RunKey, run_id
+
+__all__ = [
+    "ANCHOR",
+    "DELTA",
+    "Assembly",
+    "Batch",
+    "CellEntry",
+    "FileEntry",
+    "Manifest",
+    "Open",
+    "Packer",
+    "Placed",
+    "RunKey",
+    "run_id",
+]

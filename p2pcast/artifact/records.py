@@ -1,0 +1,384 @@
+"""Signed records: what the run's key says about an artifact (docs/delta-format.md, section 5).
+
+Promise: a record that came out of ``from_signed`` was signed by the run's key, is in canonical form, and every field is in range. The checks run in
+that order, and nothing is unpacked from bytes whose signature has not matched. Pure, save ``RunKey.load_or_create``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from p2pcast import limits
+from p2pcast.artifact.canonical import U64, Fields, pack, take_bin
+from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.version import Version
+
+HASH_BYTES = 32
+ID_BYTES = 16
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+KINDS = ("delta", "anchor")
+DELTA, ANCHOR = KINDS
+RAW = 1
+"""The codec of an anchor's cells; the others are the codec package's business."""
+MAX_CODEC = 4
+
+
+class RunKey:
+    """The run's Ed25519 key: who holds it may publish versions."""
+
+    def __init__(self, secret: bytes) -> None:
+        """From its 32 secret bytes."""
+        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        self.public: bytes = self._key.public_key().public_bytes_raw()
+
+    def __repr__(self) -> str:
+        return f"RunKey(public={self.public.hex()})"
+
+    @classmethod
+    def generate(cls) -> RunKey:
+        return cls(os.urandom(KEY_BYTES))
+
+    @classmethod
+    def load_or_create(cls, path: Path | str) -> RunKey:
+        """The key in the file at ``path`` (32 bytes, mode 0600), made if there is none. Raises LocalError."""
+        from p2pcast.store.files import atomic_write, explained
+
+        path = Path(path)
+        with explained("read", path):
+            if not path.exists():
+                try:
+                    atomic_write(path, os.urandom(KEY_BYTES), 0o600, replace=False)
+                except FileExistsError:
+                    pass  # another process was faster; its key is the run's
+            if path.stat().st_mode & 0o077:
+                raise LocalError(f"run key {path} can be read by others; run: chmod 600 {path}")
+            with path.open("rb") as file:
+                secret = file.read(KEY_BYTES + 1)
+        if len(secret) != KEY_BYTES:
+            raise LocalError(f"run key {path} is not {KEY_BYTES} bytes: restore it from a copy, or remove it to start a new run")
+        return cls(secret)
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+def run_id(public: bytes) -> bytes:
+    """The run's 16-byte id: who knows the run, knows the key."""
+    return blake3.blake3(public).digest()[:ID_BYTES]
+
+
+@lru_cache(maxsize=64)
+def _public_key(public: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public)
+
+
+def _verified(signed: bytes, public: bytes, domain: bytes, cap: int, where: str) -> bytes:
+    """The body of a signed record, once caps, framing and signature have matched. Raises IntegrityError."""
+    if len(signed) > cap:
+        raise IntegrityError(f"{where}: {len(signed)} bytes, over the limit of {cap}")
+    if signed[:1] != b"\x92":
+        raise IntegrityError(f"{where}: not a signed record")
+    start, end = take_bin(signed, 1, cap, where)
+    sig_start, sig_end = take_bin(signed, end, SIGNATURE_BYTES, f"{where}: signature")
+    if sig_end - sig_start != SIGNATURE_BYTES or sig_end != len(signed):
+        raise IntegrityError(f"{where}: not a body and a signature of {SIGNATURE_BYTES} bytes")
+    body = signed[start:end]
+    try:
+        _public_key(public).verify(signed[sig_start:sig_end], domain + body)
+    except (InvalidSignature, ValueError):
+        raise IntegrityError(f"{where}: signature: not made by this run's key") from None
+    return body
+
+
+class _Record:
+    """What the three records share. Subclasses are frozen dataclasses."""
+
+    domain: ClassVar[bytes]
+    where: ClassVar[str]
+    cap: ClassVar[int]
+    names: ClassVar[frozenset[str]]
+
+    def _values(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Self:
+        raise NotImplementedError
+
+    @cached_property
+    def body(self) -> bytes:
+        """Canonical msgpack."""
+        return pack({**self._values(), "v": 1})
+
+    @cached_property
+    def body_hash(self) -> bytes:
+        """BLAKE3 of the body: what the next record in the chain names."""
+        return blake3.blake3(self.body).digest()
+
+    def to_signed(self, key: RunKey) -> bytes:
+        return pack([self.body, key.sign(self.domain + self.body)])
+
+    @classmethod
+    def from_signed(cls, signed: bytes, public: bytes) -> Self:
+        """Check caps, then the signature, then every field. Raises IntegrityError naming what is wrong."""
+        body = _verified(signed, public, cls.domain, cls.cap, cls.where)
+        record = cls._from_fields(Fields(cls.where, body, cls.names))
+        record.__dict__["body"] = body
+        return record
+
+
+@dataclass(frozen=True)
+class Open(_Record):
+    """Starts an artifact. ``base`` is None for an anchor; ``piece`` in bytes."""
+
+    artifact: bytes
+    base: Version | None
+    kind: str
+    layout: bytes
+    piece: int
+    run: bytes
+    version: Version
+
+    domain = b"p2pcast open 1\0"
+    where = "open record"
+    cap = limits.MAX_SIGNED_BYTES
+    names = frozenset({"artifact", "base", "branch", "kind", "layout", "piece", "run", "step", "v"})
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "artifact": self.artifact,
+            "base": None if self.base is None else list(self.base),
+            "branch": self.version.branch,
+            "kind": self.kind,
+            "layout": self.layout,
+            "piece": self.piece,
+            "run": self.run,
+            "step": self.version.step,
+        }
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Self:
+        artifact, base, kind, layout, run, version = _common(fields)
+        piece = fields.integer("piece", limits.MAX_PIECE_BYTES)
+        if piece < limits.MIN_PIECE_BYTES or piece & (piece - 1):
+            raise fields.bad("piece", f"not a power of two from {limits.MIN_PIECE_BYTES} to {limits.MAX_PIECE_BYTES}")
+        return cls(artifact, base, kind, layout, piece, run, version)
+
+
+class CellEntry(NamedTuple):
+    """A directory entry: the cell's number, codec, payload size, and digest before and after."""
+
+    cell: int
+    codec: int
+    bytes: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Batch(_Record):
+    """Vouches for pieces ``first`` … and continues the directory. ``hashes`` is a row of 32-byte hashes."""
+
+    artifact: bytes
+    cells: tuple[CellEntry, ...]
+    first: int
+    hashes: bytes
+    prev: bytes
+    seq: int
+
+    domain = b"p2pcast batch 1\0"
+    where = "batch"
+    cap = limits.MAX_SIGNED_BYTES
+    names = frozenset({"artifact", "cells", "first", "hashes", "prev", "seq", "v"})
+
+    @property
+    def pieces(self) -> int:
+        return len(self.hashes) // HASH_BYTES
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "artifact": self.artifact,
+            "cells": [list(c) for c in self.cells],
+            "first": self.first,
+            "hashes": self.hashes,
+            "prev": self.prev,
+            "seq": self.seq,
+        }
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Self:
+        artifact = fields.binary("artifact", ID_BYTES)
+        cells: list[CellEntry] = []
+        for number, row in enumerate(fields.rows("cells", 5, limits.BATCH_CELLS)):
+            for value in row:
+                if type(value) is not int or not 0 <= value <= U64:
+                    raise fields.bad(f"cells[{number}]", "not five integers from 0 to 2^64 − 1")
+            entry = CellEntry(*row)
+            if not RAW <= entry.codec <= MAX_CODEC:
+                raise fields.bad(f"cells[{number}]", f"codec {entry.codec} is not one that p2pcast knows")
+            if not 1 <= entry.bytes <= limits.MAX_STATE_BYTES:
+                raise fields.bad(f"cells[{number}]", f"payload of {entry.bytes} bytes is out of range")
+            cells.append(entry)
+        first = fields.integer("first", limits.MAX_STATE_BYTES)
+        hashes = fields.any_binary("hashes")
+        if len(hashes) % HASH_BYTES or len(hashes) > limits.BATCH_PIECES * HASH_BYTES:
+            raise fields.bad("hashes", f"not a row of at most {limits.BATCH_PIECES} hashes")
+        if not hashes and not cells:
+            raise fields.bad("hashes", "a batch without pieces and without cells")
+        return cls(
+            artifact,
+            tuple(cells),
+            first,
+            hashes,
+            fields.binary("prev", HASH_BYTES),
+            fields.integer("seq", limits.MAX_STATE_BYTES),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A small file of the version. ``offset`` in the log, or None: the same bytes as in the base."""
+
+    path: str
+    size: int
+    hash: bytes
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class Manifest(_Record):
+    """Seals an artifact. ``state`` is the digest of the whole state after it; ``log`` in bytes."""
+
+    artifact: bytes
+    base: Version | None
+    batches: int
+    cells: int
+    files: tuple[FileEntry, ...]
+    kind: str
+    last: bytes
+    layout: bytes
+    log: int
+    pieces: int
+    run: bytes
+    state: int
+    version: Version
+
+    domain = b"p2pcast manifest 1\0"
+    where = "manifest"
+    cap = limits.MAX_MANIFEST_BYTES
+    names = frozenset(
+        {
+            "artifact", "base", "batches", "branch", "cells", "files", "kind", "last", "layout", "log", "pieces", "run",
+            "state", "step", "v",
+        }
+    )  # fmt: skip
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "artifact": self.artifact,
+            "base": None if self.base is None else list(self.base),
+            "batches": self.batches,
+            "branch": self.version.branch,
+            "cells": self.cells,
+            "files": [[f.path, f.size, f.hash, f.offset] for f in self.files],
+            "kind": self.kind,
+            "last": self.last,
+            "layout": self.layout,
+            "log": self.log,
+            "pieces": self.pieces,
+            "run": self.run,
+            "state": self.state,
+            "step": self.version.step,
+        }
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Self:
+        artifact, base, kind, layout, run, version = _common(fields)
+        return cls(
+            artifact,
+            base,
+            fields.integer("batches", limits.MAX_STATE_BYTES),
+            fields.integer("cells", limits.MAX_STATE_BYTES),
+            _files(fields),
+            kind,
+            fields.binary("last", HASH_BYTES),
+            layout,
+            fields.integer("log", 2 * limits.MAX_STATE_BYTES),
+            fields.integer("pieces", limits.MAX_STATE_BYTES),
+            run,
+            fields.integer("state"),
+            version,
+        )
+
+
+def _common(fields: Fields) -> tuple[bytes, Version | None, str, bytes, bytes, Version]:
+    artifact = fields.binary("artifact", ID_BYTES)
+    base = fields.version_or_nil("base")
+    kind = fields.choice("kind", KINDS)
+    layout = fields.binary("layout", HASH_BYTES)
+    run = fields.binary("run", ID_BYTES)
+    version = Version(fields.integer("branch", limits.MAX_BRANCH), fields.integer("step", limits.MAX_STEP))
+    if (base is None) != (kind == ANCHOR):
+        raise fields.bad("base", "a delta has one, an anchor has none")
+    if base is not None and base >= version:
+        raise fields.bad("base", f"{base} is not before {version}")
+    return artifact, base, kind, layout, run, version
+
+
+def _files(fields: Fields) -> tuple[FileEntry, ...]:
+    files: list[FileEntry] = []
+    for number, (path, size, digest, offset) in enumerate(fields.rows("files", 4, limits.MAX_FILES)):
+        name = f"files[{number}]"
+        fault = path_fault(path)
+        if fault:
+            raise fields.bad(name, f"path {fault}")
+        fields.checked_integer(f"{name} bytes", size, limits.MAX_SMALL_FILE_BYTES)
+        fields.checked_binary(f"{name} hash", digest, HASH_BYTES)
+        if offset is not None:
+            fields.checked_integer(f"{name} offset", offset, 2 * limits.MAX_STATE_BYTES)
+        files.append(FileEntry(path, size, digest, offset))
+    paths = [f.path for f in files]
+    if paths != sorted(set(paths)):
+        raise fields.bad("files", "not sorted by path, or a path stands twice")
+    known = set(paths)
+    for path in paths:
+        parts = path.split("/")
+        if any("/".join(parts[:n]) in known for n in range(1, len(parts))):
+            raise fields.bad("files", f"{path!r} lies below another file")
+    if sum(f.size for f in files) > limits.MAX_FILES_BYTES:
+        raise fields.bad("files", f"more than {limits.MAX_FILES_BYTES} bytes together")
+    return tuple(files)
+
+
+RESERVED_NAMES = frozenset({"STABLE", "latest", "p2pcast-anchor"})
+WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
+
+
+def path_fault(path: Any) -> str | None:
+    """Why this may not be the path of a small file; None when it may.
+
+    Such a path is created below a folder that others read: it may not leave it, hide in it, or stand for the weights.
+    """
+    if type(path) is not str or not path:
+        return "is not text"
+    if len(path) > limits.MAX_PATH_BYTES or len(path.encode("utf-8", "replace")) > limits.MAX_PATH_BYTES:
+        return f"is longer than {limits.MAX_PATH_BYTES} bytes"
+    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in path) or "\\" in path:
+        return f"{path!r} has a backslash or a control character"
+    parts = path.split("/")
+    if any(p == "" or p.startswith(".") for p in parts):
+        return f"{path!r} has an empty or hidden part"
+    if any(len(p.encode()) > limits.MAX_PATH_PART_BYTES for p in parts):
+        return f"{path!r} has a part longer than {limits.MAX_PATH_PART_BYTES} bytes"
+    if parts[0] in RESERVED_NAMES or path.lower().endswith(WEIGHT_SUFFIXES):
+        return f"{path!r} is a name that p2pcast writes itself"
+    return None

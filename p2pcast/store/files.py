@@ -1,0 +1,154 @@
+"""Durable files: a reader finds the whole of what was written, or nothing.
+
+Everything is made under a hidden name beside its final one (``.<name>.part-<random>``), synced, renamed, and its folder synced. A failure removes
+what was begun. Errors of the system become LocalError with the file's name and the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from p2pcast.errors import LocalError
+
+_REASONS = {
+    errno.ENOSPC: "no space is left on the device; free some or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EACCES: "permission denied; check the owner and mode of the file and its folders",
+    errno.EPERM: "permission denied; check the owner and mode of the file and its folders",
+    errno.ENOENT: "there is no such file or folder",
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.EISDIR: "it is a folder, not a file",
+    errno.EEXIST: "it exists already; remove it or choose another name",
+    errno.ENOTEMPTY: "it exists already and is not empty; remove it or choose another name",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.EIO: "the device reports an input/output error",
+}
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, in words."""
+    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
+
+
+@contextmanager
+def explained(what: str, path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a LocalError that says ``cannot <what> <path>: <reason>``."""
+    try:
+        yield
+    except OSError as error:
+        # The error may be about a file inside the folder: name that one, it is what the user has to look at.
+        inner = error.filename if isinstance(error.filename, str) else None
+        name = inner if inner and inner.startswith(f"{path}{os.sep}") else str(path)
+        raise LocalError(f"cannot {what} {name}: {reason(error)}") from error
+
+
+def part_path(final: Path) -> Path:
+    """A fresh hidden name beside ``final`` for something not yet whole."""
+    return final.with_name(f".{final.name}.part-{secrets.token_hex(6)}")
+
+
+def fsync_dir(path: Path | str) -> None:
+    """Make the names in a folder durable. Raises LocalError."""
+    with explained("sync", path):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Write every byte. Raises OSError."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def atomic_write(path: Path | str, data: bytes, mode: int = 0o644, *, replace: bool = True) -> None:
+    """Put ``data`` at ``path``, whole and durable. With ``replace=False`` an existing file stays and FileExistsError is raised.
+
+    Raises LocalError, naming the file and the reason.
+    """
+    final = Path(path)
+    part = part_path(final)
+    with explained("write", final):
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                os.fchmod(fd, mode)
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            commit(part, final, replace=replace)
+        except BaseException as error:
+            with suppress(OSError):
+                part.unlink()
+            if isinstance(error, FileExistsError) and not replace:
+                raise _Existing(str(final)) from None
+            raise
+    fsync_dir(final.parent)
+
+
+class _Existing(LocalError, FileExistsError):
+    """``atomic_write(replace=False)`` met an existing file; both kinds of error, so either kind of caller may catch it."""
+
+    def __str__(self) -> str:
+        return f"cannot write {self.args[0]}: it exists already"
+
+
+def commit(part: Path, final: Path, *, replace: bool = True) -> None:
+    """Give a synced file its final name. Raises OSError; the caller syncs the folder."""
+    if replace:
+        part.replace(final)
+    else:
+        os.link(part, final)
+        part.unlink()
+
+
+@contextmanager
+def atomic_folder(final: Path) -> Iterator[Path]:
+    """Fill a hidden folder beside ``final``; when the block ends well it is synced, file by file, and takes the final name.
+
+    ``final`` may not exist, or be an empty folder. On any failure the hidden folder is removed and nothing is left. Raises LocalError.
+    """
+    final = Path(final)
+    with explained("create", final):
+        if final.is_symlink() or (final.exists() and not final.is_dir()):
+            raise LocalError(f"cannot create {final}: something that is not a folder has that name; choose another name")
+        if final.is_dir() and any(final.iterdir()):
+            raise LocalError(f"cannot create {final}: it exists already and is not empty; remove it or choose another name")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        part = part_path(final)
+        part.mkdir()
+    try:
+        # An OSError of the caller's own about other files keeps its name: explained() looks at it.
+        with explained("write", part):
+            yield part
+            _sync_tree(part)
+        with explained("create", final):
+            part.rename(final)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    fsync_dir(final.parent)
+
+
+def _sync_tree(top: Path) -> None:
+    for folder, _, names in os.walk(top, topdown=False):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+        fsync_dir(folder)
