@@ -1,0 +1,237 @@
+"""Coding one cell: compare, pick a codec, check, decode, apply.
+
+Promise: ``decode`` either returns exactly the words that were encoded, with both digests verified, or raises IntegrityError and has written
+nothing. Formats: docs/delta-format.md §2 and §3. Pure; releases the GIL in its dense passes, so cells run in parallel on threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.codec import kernels
+from p2pcast.codec.dense import Buffer, decode_dense, encode_dense, estimate_dense
+from p2pcast.codec.digest import MASK, TABLE, check_words, digest, digest_change, lanes_per_word, seed, word_dtype
+from p2pcast.codec.flat import decode_flat, encode_flat
+from p2pcast.codec.layout import Cell
+from p2pcast.errors import IntegrityError, UsageError
+
+NONE, RAW, DENSE, FLAT, CONTEXT = 0, 1, 2, 3, 4
+CODEC_NAMES: dict[int, str] = {NONE: "none", RAW: "raw", DENSE: "dense", FLAT: "flat", CONTEXT: "context"}
+
+_DENSE_PAYS_FROM = 16
+"""``dense`` is tried once ``flat`` takes more than 1/16 of the cell's bytes; sparser cells never gain by it at RL's rates."""
+
+Words = npt.NDArray[Any]
+Positions = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an encoder gets: the words before and after, and where and by how much (mod 2^bits) they differ. Valid during the call."""
+
+    old: Words
+    new: Words
+    positions: Positions
+    steps: Words
+
+
+class Codec(Protocol):
+    """A way to code one changed cell. ``needs_old``: even the positions can't be had without the old words."""
+
+    id: int
+    name: str
+    needs_old: bool
+
+    def encode(self, cell: Cell, change: Change) -> bytes:
+        """The payload. ``change`` has at least one position."""
+        ...
+
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
+        """(positions or None for every word, new words). Raises IntegrityError on a payload that is not well-formed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A coded cell: a directory entry and its payload. ``changed`` counts words."""
+
+    cell: int
+    codec: int
+    payload: bytes
+    before: int
+    after: int
+    changed: int
+
+
+@dataclass(slots=True)
+class Patch:
+    """Absolute new values. ``positions`` (u32, ascending, from the cell's start) is None when ``words`` are all of the cell's."""
+
+    cell: int
+    positions: Positions | None
+    words: Words
+    before: int
+    after: int
+    changed: int
+
+
+class RawCodec:
+    """The new bytes as they are."""
+
+    id, name, needs_old = RAW, "raw", False
+
+    def encode(self, cell: Cell, change: Change) -> bytes:
+        return change.new.tobytes()
+
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
+        view = memoryview(payload).cast("B")
+        if len(view) != cell.nbytes:
+            raise IntegrityError(f"cell {cell.index}: raw payload of {len(view)} bytes, the cell has {cell.nbytes}")
+        return None, np.frombuffer(view, dtype=word_dtype(cell.word_bytes))
+
+
+class DenseCodec:
+    """The new words, byte plane by byte plane, zstd."""
+
+    id, name, needs_old = DENSE, "dense", False
+
+    def encode(self, cell: Cell, change: Change) -> bytes:
+        return encode_dense(change.new)
+
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
+        return None, decode_dense(payload, cell)
+
+
+class FlatCodec:
+    """Gaps and ULP steps."""
+
+    id, name, needs_old = FLAT, "flat", False
+
+    def encode(self, cell: Cell, change: Change) -> bytes:
+        return encode_flat(change.positions, change.steps, cell.words)
+
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
+        if old is None:
+            raise UsageError(f"cell {cell.index}: flat steps become values only with the cell's old words")
+        positions, steps = decode_flat(payload, cell)
+        steps += old[positions]
+        return positions, steps
+
+
+CODECS: dict[int, Codec] = {c.id: c for c in (RawCodec(), DenseCodec(), FlatCodec())}
+_BY_NAME: dict[str, Codec] = {c.name: c for c in CODECS.values()}
+
+
+class _Scratch(threading.local):
+    """Room for a whole cell's changes, kept per thread: fresh memory would cost a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self.positions: Positions = np.empty(0, dtype=np.uint32)
+        self.steps: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+
+    def room(self, cell: Cell) -> tuple[Positions, Words]:
+        if self.positions.size < cell.words:
+            self.positions = np.empty(cell.words, dtype=np.uint32)
+        if self.steps.size < cell.nbytes:
+            self.steps = np.empty(cell.nbytes, dtype=np.uint8)
+        return self.positions, self.steps[: cell.nbytes].view(word_dtype(cell.word_bytes))
+
+
+_scratch = _Scratch()
+
+
+def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, codec: str = "auto") -> Encoded | None:
+    """Code the change of one cell; None if no word changed.
+
+    ``old`` and ``new`` are the cell's words; ``before`` is the digest of ``old``, taken here when it is not known. ``codec``: a name, or ``auto``
+    for the smallest. Raises UsageError for arrays that do not fit the cell and for unknown codecs.
+    """
+    was, now = check_words(old, cell), check_words(new, cell)
+    if codec != "auto" and codec not in _BY_NAME:
+        raise UsageError(f"codec {codec!r} is not one of auto, {', '.join(sorted(_BY_NAME))}")
+    room, step_room = _scratch.room(cell)
+    lanes = lanes_per_word(cell.word_bytes)
+    changed, delta = kernels.scan(was, now, cell.start, lanes, seed(cell.tensor), TABLE, room, step_room)
+    if changed == 0:
+        return None
+    if before is None:
+        before = digest(was, cell)
+    change = Change(was, now, room[:changed], step_room[:changed])
+    chosen, payload = _smallest(cell, change) if codec == "auto" else (_BY_NAME[codec].id, _BY_NAME[codec].encode(cell, change))
+    return Encoded(cell.index, chosen, payload, before, (before + int(delta)) & MASK, changed)
+
+
+def _smallest(cell: Cell, change: Change) -> tuple[int, bytes]:
+    payload = CODECS[FLAT].encode(cell, change)
+    if len(payload) * _DENSE_PAYS_FROM <= cell.nbytes:
+        return FLAT, payload
+    whole, dense = encode_whole(change.new, at_most=len(payload))
+    return (FLAT, payload) if dense is None else (whole, dense)
+
+
+def encode_whole(words: Words, *, at_most: int | None = None) -> tuple[int, bytes | None]:
+    """(codec, payload) of a cell as absolute words, dense or raw, whichever is smaller; payload None where neither is below ``at_most`` bytes."""
+    limit = words.nbytes + 1 if at_most is None else at_most
+    # A sample decides first: a full dense coding costs many times the scan.
+    if estimate_dense(words) < limit + limit // 8:
+        dense = encode_dense(words)
+        if len(dense) < min(limit, words.nbytes):
+            return DENSE, dense
+    return RAW, words.tobytes() if words.nbytes < limit else None
+
+
+def decode(
+    cell: Cell,
+    codec: int,
+    payload: Buffer,
+    old: Words | None,
+    before: int,
+    after: int,
+    *,
+    check_before: bool = True,
+) -> Patch:
+    """The patch that a coded cell stands for.
+
+    With ``old`` (the cell's words) and ``check_before``, one dense pass first verifies that their digest is ``before``; the result is always
+    verified against ``after``. Raises IntegrityError, naming the cell and the cause, and UsageError when the call itself is wrong.
+    """
+    was = None if old is None else check_words(old, cell)
+    found = CODECS.get(codec)
+    if found is None:
+        raise IntegrityError(f"cell {cell.index}: codec {codec} is not one that this p2pcast decodes")
+    if was is not None and check_before:
+        held = digest(was, cell)
+        if held != before:
+            raise IntegrityError(
+                f"cell {cell.index}: wrong base: its words have digest {held:016x}, the change is against {before:016x}"
+            )
+    positions, words = found.decode(cell, payload, was)
+    if positions is None:
+        reached = digest(words, cell)
+        changed = cell.words if was is None else int(np.count_nonzero(was != words))
+    else:
+        assert was is not None  # only with the old words does a codec give positions and absolute values
+        reached = (before + digest_change(positions, was[positions], words, cell)) & MASK
+        changed = positions.size
+    if reached != after:
+        raise IntegrityError(f"cell {cell.index}: {found.name} payload leads to digest {reached:016x}, not {after:016x}")
+    return Patch(cell.index, positions, words, before, after, changed)
+
+
+def apply(patch: Patch, target: Words) -> None:
+    """Overwrite the patch's words in ``target``, the cell's words. Doing it twice is harmless. Raises UsageError when it does not fit."""
+    if target.ndim != 1 or target.dtype != patch.words.dtype:
+        raise UsageError(f"cell {patch.cell}: a patch of {patch.words.dtype} does not fit {target.dtype}{list(target.shape)}")
+    if patch.positions is None:
+        if target.size != patch.words.size:
+            raise UsageError(f"cell {patch.cell}: {patch.words.size} words do not fit a cell of {target.size}")
+        target[:] = patch.words
+        return
+    if patch.positions.size and int(patch.positions[-1]) >= target.size:
+        raise UsageError(f"cell {patch.cell}: position {patch.positions[-1]} is outside a cell of {target.size}")
+    target[patch.positions] = patch.words
