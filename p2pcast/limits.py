@@ -65,3 +65,5 @@ MAX_FILES_BYTES = GIB
 """All small files of one version together."""
 MAX_PATH_PART_BYTES = 255
 """What file systems take for one name."""
+MAX_HANDSHAKES = 256
+"""Connections that may be without a token at one time."""

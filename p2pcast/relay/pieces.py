@@ -1,0 +1,60 @@
+"""A set of piece numbers: which pieces of an artifact are held. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from p2pcast import limits
+from p2pcast.errors import RemoteError
+
+
+class PieceSet:
+    """Grows as pieces come; knows its gap-free prefix, which is how far decoding may go."""
+
+    __slots__ = ("_flags", "count", "prefix")
+
+    def __init__(self, held: int = 0) -> None:
+        """With ``held``: the first ``held`` pieces are there."""
+        self._flags = bytearray(b"\1") * held
+        self.count = held
+        self.prefix = held
+
+    def __contains__(self, index: int) -> bool:
+        return index < len(self._flags) and self._flags[index] == 1
+
+    def add(self, index: int) -> bool:
+        """False when it was there already."""
+        flags = self._flags
+        if index >= len(flags):
+            if index >= limits.MAX_PIECES:
+                raise RemoteError(f"piece {index} is out of range")
+            flags.extend(bytes(max(index + 1 - len(flags), min(len(flags), 1 << 16), 64)))
+        if flags[index]:
+            return False
+        flags[index] = 1
+        self.count += 1
+        if index == self.prefix:
+            at = flags.find(0, index)
+            self.prefix = at if at >= 0 else len(flags)
+        return True
+
+    def ranges(self) -> list[int]:
+        """``[from, to, …]`` as HAVE states it (docs/wire-protocol.md, section 5)."""
+        out: list[int] = []
+        at = 0
+        while (start := self._flags.find(1, at)) >= 0:
+            end = self._flags.find(0, start)
+            end = len(self._flags) if end < 0 else end
+            out += (start, end)
+            at = end
+        return out[: limits.MAX_RANGES]
+
+    def lacking(self, have: list[int]) -> Iterator[int]:
+        """Pieces held here that lie outside the ranges ``have``, ascending."""
+        start = 0
+        for begin, end in [*zip(have[::2], have[1::2], strict=True), (len(self._flags), 0)]:
+            at = start
+            while at < begin and (at := self._flags.find(1, at, begin)) >= 0:
+                yield at
+                at += 1
+            start = max(start, end)

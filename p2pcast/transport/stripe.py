@@ -1,0 +1,166 @@
+"""One connection on the event loop: the thin shell around ``wire.Connection``.
+
+Promises: payload is read into the buffer that carries it on; a write never queues more than WRITE_HIGH_BYTES here, so that whichever stripe can send takes
+the next piece; every error ends in exactly one ``on_closed``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, Protocol, cast
+
+from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.limits import KIB
+from p2pcast.wire.connection import Connection, Established, Event
+
+HANDSHAKE_S = 10.0
+"""A connection that has not shown a token by then is closed."""
+WRITE_HIGH_BYTES = 128 * KIB
+"""Queued in user space for one stripe: two pieces of a delta."""
+WRITE_LOW_BYTES = 64 * KIB
+NOTSENT_LOWAT_BYTES = 128 * KIB
+"""Unsent bytes that the kernel may hold for one stripe: less makes the pipe run dry, more makes every hop later."""
+
+
+class StripeOwner(Protocol):
+    def on_established(self, stripe: Stripe, event: Established) -> None: ...
+    def on_event(self, stripe: Stripe, event: Event) -> None: ...
+    def on_read(self, stripe: Stripe, payload_bytes: int) -> None: ...
+    def on_writable(self, stripe: Stripe) -> None: ...
+    def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None: ...
+
+
+class Stripe(asyncio.BufferedProtocol):
+    def __init__(self, connection: Connection, owner: StripeOwner) -> None:
+        self.connection = connection
+        self.owner = owner
+        self.number = 0
+        self.writable = False
+        self.remote_address: tuple[str, int] = ("", 0)
+        self._transport: asyncio.Transport | None = None
+        self._error: P2PCastError | None = None
+        self._established = False
+        self._closed = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.remote_address = (str(peer[0]), int(peer[1]))
+        tune(transport.get_extra_info("socket"))
+        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_slow)
+        self._flush()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.connection.get_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        before = self.connection.payload_bytes
+        try:
+            events = self.connection.received(count)
+        except P2PCastError as error:
+            self.close(error)
+            return
+        self._flush()
+        for event in events:
+            if self._closed:
+                return
+            if type(event) is Established:
+                self._established = True
+                if self._deadline is not None:
+                    self._deadline.cancel()
+                self.writable = True
+                self.owner.on_established(self, event)
+            else:
+                self.owner.on_event(self, event)
+        if self._established and not self._closed:
+            self.owner.on_read(self, self.connection.payload_bytes - before)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if exc is not None and self._error is None:
+            self._error = RetryableError(f"connection to {self.remote_address[0]} lost: {exc}")
+        self._closed = True
+        self.writable = False
+        self.owner.on_closed(self, self._error)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        if not self._closed:
+            self.writable = True
+            self.owner.on_writable(self)
+
+    # -- our side
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Queue bytes. More than WRITE_HIGH_BYTES turn ``writable`` off until they have gone."""
+        if self._transport is not None and not self._closed:
+            self._transport.writelines(parts)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._closed:
+            with contextlib.suppress(RuntimeError):
+                self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._closed:
+            with contextlib.suppress(RuntimeError):
+                self._transport.resume_reading()
+
+    def close(self, error: P2PCastError | None = None) -> None:
+        """Say why, if there is a why, and close. ``on_closed`` follows."""
+        if self._transport is None or self._closed:
+            return
+        self._closed = True
+        self.writable = False
+        self._error = error
+        if error is None:
+            self._transport.close()
+            return
+        self.connection.fail(error)
+        self._flush()
+        # Bytes of a peer that doesn't read must not keep the socket alive.
+        self._transport.close()
+        asyncio.get_running_loop().call_later(1.0, self._transport.abort)
+
+    def abort(self, error: P2PCastError | None = None) -> None:
+        """Close at once; what is queued is lost."""
+        if self._transport is not None and not self._closed:
+            self._closed = True
+            self.writable = False
+            self._error = error
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        out = self.connection.take_output()
+        if out and self._transport is not None:
+            self._transport.write(out)
+
+    def _too_slow(self) -> None:
+        self.close(RemoteError(f"no handshake within {HANDSHAKE_S:.0f} s"))
+
+
+def tune(sock: Any) -> None:
+    """Socket options that the protocol counts on, where the kernel has them."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    lowat = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if lowat is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, lowat, NOTSENT_LOWAT_BYTES)
