@@ -8,26 +8,24 @@ Format: docs/delta-format.md, section 8.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from p2pcast import limits
+from p2pcast.codec.cell import Patch
+from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.errors import IntegrityError
+from p2pcast.store.files import explained
 from p2pcast.version import Version
-
-if TYPE_CHECKING:
-    from p2pcast.codec.cell import Patch
 
 MAGIC = b"p2pp\x01\0\0\0"
 PART_SUFFIX = ".part"
@@ -47,38 +45,21 @@ _ENTRY = np.dtype(
         ("changed", "<u8"),
     ]
 )
-_WORD_TYPES = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def storage_error(error: OSError, path: Path, what: str) -> LocalError:
-    """One clear LocalError for a failed write of ``what`` at ``path``; says what to do when room ran out."""
-    if error.errno in _FULL:
-        return LocalError(
-            f"no room for {what} at {path}: {os.strerror(error.errno or 0)}; "
-            "free some there, or choose a file system with more"
-        )
-    return LocalError(f"cannot write {what} at {path}: {error.strerror or error}")
 
 
 def _padded(nbytes: int) -> int:
     return (nbytes + 7) & ~7
 
 
-@dataclass(frozen=True, slots=True)
-class PatchCell:
-    """The changes of one cell: ``words`` (unsigned, of the cell's width) replace those at ``positions`` (u32,
-    ascending, counted from the cell's start), or the whole cell when ``dense``, where ``positions`` is None.
-    ``before`` and ``after`` are the cell's digests; ``changed`` counts the words that differ."""
+class PatchCell(Patch):
+    """The changes of one cell, as views of the map: ``words`` (unsigned, of the cell's width) replace those at
+    ``positions`` (u32, ascending, counted from the cell's start), or the whole cell when ``dense``."""
 
-    cell: int
-    dense: bool
-    positions: npt.NDArray[np.uint32] | None
-    words: npt.NDArray[Any]
-    before: int
-    after: int
-    changed: int
+    __slots__ = ()
+
+    @property
+    def dense(self) -> bool:
+        return self.positions is None
 
 
 class PatchWriter:
@@ -95,21 +76,17 @@ class PatchWriter:
         self._lock = threading.Lock()
         self._end = HEADER_BYTES
         self._rows: dict[int, tuple[int, ...]] = {}
-        try:
+        with explained("write", path):
             self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise storage_error(error, path, f"the patch to {version}") from None
 
     def add(self, patch: Patch) -> None:
         """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""
-        cell = patch.cell
+        cell = self._layout.cells[patch.cell]
         dense = patch.positions is None
-        words = np.ascontiguousarray(patch.words, dtype=_WORD_TYPES[cell.word_bytes])
+        words = np.ascontiguousarray(patch.words, dtype=word_dtype(cell.word_bytes))
         positions = np.ascontiguousarray(() if patch.positions is None else patch.positions, dtype="<u4")
         if len(words) != (cell.words if dense else len(positions)):
-            raise IntegrityError(
-                f"patch to {self._version}: cell {cell.index} has {len(words)} words, not one each"
-            )
+            raise IntegrityError(f"patch to {self._version}: cell {cell.index} has {len(words)} words, not one each")
         lead = _padded(positions.nbytes)
         row = np.zeros(lead + _padded(words.nbytes), np.uint8)
         row[: positions.nbytes] = positions.view(np.uint8)
@@ -125,18 +102,15 @@ class PatchWriter:
         self._write(row.data, at)
 
     def finish(self, state: int) -> None:
-        """Write index and header and put the file under its name. ``state``: digest of the whole state after."""
+        """Write index and header, then put the file under its name. ``state``: the whole state's digest after."""
         index = np.array([self._rows[c] for c in sorted(self._rows)], dtype=_ENTRY)
         self._write(index.tobytes(), self._end)
         v, b = self._version, self._base
         head = (MAGIC, self._layout.layout_id, b.branch, v.branch, b.step, v.step)
         self._write(_HEADER.pack(*head, self._end, len(index), 0, state), 0)
-        try:
-            # Read-only from now on: engines map this file.
-            os.fchmod(self._fd, 0o444)
+        with explained("write", self.path):
+            os.fchmod(self._fd, 0o444)  # engines map this file
             os.rename(self._part, self.path)
-        except OSError as error:
-            raise storage_error(error, self.path, f"the patch to {v}") from None
         self._close()
 
     def abandon(self) -> None:
@@ -147,12 +121,10 @@ class PatchWriter:
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
         view = memoryview(data)
-        try:
+        with explained("write", self.path):
             while view:
                 done = os.pwrite(self._fd, view, at)
                 view, at = view[done:], at + done
-        except OSError as error:
-            raise storage_error(error, self.path, f"the patch to {self._version}") from None
 
     def _close(self) -> None:
         os.close(self._fd)
@@ -185,10 +157,8 @@ class PatchFile:
     @classmethod
     def open(cls, path: Path, layout: Layout) -> PatchFile:
         """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (not there)."""
-        try:
+        with explained("open", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise LocalError(f"cannot open patch {path}: {error.strerror}") from None
         try:
             return cls.open_fd(fd, layout, str(path))
         finally:
@@ -214,17 +184,9 @@ class PatchFile:
         cells = [layout.cells[c] for c in number.tolist()]
         words = np.array([c.words for c in cells], np.uint64)
         width = np.array([c.word_bytes for c in cells], np.int64)
-        if (
-            np.any(dense > 1)
-            or np.any(np.where(dense == 1, n != words, n > words))
-            or np.any(index["changed"] > n)
-        ):
+        if np.any(dense > 1) or np.any(np.where(dense == 1, n != words, n > words)) or np.any(index["changed"] > n):
             raise self._bad("has a row that does not fit its cell")
-        if (
-            np.any(index["positions"] > end)
-            or np.any(index["words"] > end)
-            or np.any((dense == 1) & (index["positions"] != 0))
-        ):
+        if np.any(index["positions"] > end) or np.any(index["words"] > end) or np.any((dense == 1) & (index["positions"] != 0)):
             raise self._bad("has a row outside the file")
         # Counts are at most a cell's and offsets at most the file's size: no sum below can overflow.
         counts, at = n.astype(np.int64), index["words"].astype(np.int64)
@@ -239,10 +201,10 @@ class PatchFile:
     def _cell(self, buffer: mmap.mmap, entry: tuple[int, ...], layout: Layout) -> PatchCell:
         number, dense, n, at_positions, at_words, before, after, changed = entry
         cell = layout.cells[number]
-        words = np.frombuffer(buffer, _WORD_TYPES[cell.word_bytes], n, at_words)
+        words = np.frombuffer(buffer, word_dtype(cell.word_bytes), n, at_words)
         if dense:
-            return PatchCell(number, True, None, words, before, after, changed)
+            return PatchCell(number, None, words, before, after, changed)
         positions: npt.NDArray[np.uint32] = np.frombuffer(buffer, "<u4", n, at_positions)
         if n and (int(positions[-1]) >= cell.words or not bool(np.all(positions[1:] > positions[:-1]))):
             raise self._bad(f"has positions outside cell {number}, or not ascending")
-        return PatchCell(number, False, positions, words, before, after, changed)
+        return PatchCell(number, positions, words, before, after, changed)
