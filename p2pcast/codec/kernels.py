@@ -189,7 +189,7 @@ def change(positions, was, now, first, lanes, seed, table):  # type: ignore[no-u
 def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
     """Positions to gap symbols (docs §3). ``out`` has room for all. Returns how many symbols."""
     used = 0
-    previous: Any = -1
+    previous = np.int64(-1)
     for k in range(positions.size):
         position = np.int64(positions[k])
         gap = position - previous - np.int64(1)
@@ -207,7 +207,7 @@ def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
 def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
     """Gap symbols to positions; ``positions`` has one place more than there are symbols. Returns (how many, words spanned)."""
     found = 0
-    at = np.int64(-1)
+    at: Any = -1
     for k in range(symbols.size):
         symbol = np.int64(symbols[k])
         ends = np.int64(symbol != escape)
