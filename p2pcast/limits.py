@@ -67,3 +67,15 @@ MAX_PATH_PART_BYTES = 255
 """What file systems take for one name."""
 MAX_HANDSHAKES = 256
 """Connections that may be without a token at one time."""
+
+# -- install socket and vLLM workers
+MAX_INSTALL_REQUEST_BYTES = 16 * MIB
+"""A worker's request: an audit lists a digest per mapped block, about 40 bytes each."""
+MAX_INSTALL_FILES = 128
+"""Patch files handed over at once, more than the retained 100 deltas; the kernel's own limit is 253."""
+MAX_INSTALL_CONNECTIONS = 256
+"""Workers of one host, several times over."""
+INSTALL_IDLE_S = 60.0
+"""A worker asks at once after connecting; a silent connection is dropped after this."""
+INSTALL_CHUNK_BYTES = 64 * MIB
+"""Device memory that staging may hold at one time."""

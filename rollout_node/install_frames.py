@@ -1,0 +1,136 @@
+"""Frames on the Unix socket between a peer and the engine workers of its host.
+
+Promise: a frame is a u32 length (little-endian) and a msgpack map; file descriptors, if any, come with the length.
+Lengths are checked before anything is allocated. The worker asks, the peer answers, one answer a request:
+
+    {"op": "layout"}                                   -> {"layout": bin}
+    {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool} and descriptors: patch files in order, or the shadow alone
+    {"op": "report", "engine", "rank", "phase", "version", "error", …} -> {}
+    any request                                        -> {"error": message, "kind": wire code} when it can't be served
+
+Blocking side here (the worker's); the peer's side is ``rollout_node.install_socket``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgpack
+
+from p2pcast import limits
+from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.version import Version
+
+LENGTH = struct.Struct("<I")
+
+
+def pack(message: dict[str, Any], cap: int) -> bytes:
+    """A whole frame. Raises RemoteError when it is over ``cap`` bytes."""
+    body: bytes = msgpack.packb(message)
+    if len(body) > cap:
+        raise RemoteError(f"a message of {len(body)} bytes is over the install socket's limit of {cap}")
+    return LENGTH.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    """The map in a frame's body. Raises RemoteError."""
+    try:
+        message = msgpack.unpackb(body)
+    except (ValueError, msgpack.exceptions.UnpackException):
+        raise RemoteError("a frame on the install socket is not msgpack") from None
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise RemoteError("a frame on the install socket is not a map with names as keys")
+    return message
+
+
+class Descriptors:
+    """Received file descriptors; closed on leaving the ``with`` block."""
+
+    def __init__(self, fds: list[int], dense: bool) -> None:
+        self.fds, self.dense = fds, dense
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
+
+class InstallClient:
+    """A worker's way to its peer: a connection a request, so a restarted peer is simply found again.
+
+    Every call blocks for at most ``timeout_s`` between bytes and raises RetryableError when the peer can't be
+    reached, or the kind of error that the peer names.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
+        self.path, self.timeout_s = path, timeout_s
+
+    def layout_document(self) -> bytes:
+        answer, _ = self._ask({"op": "layout"}, limits.MAX_LAYOUT_BYTES + limits.KIB)
+        document = answer.get("layout")
+        if not isinstance(document, bytes):
+            raise RemoteError("the peer's answer holds no layout document")
+        return document
+
+    def patches(self, base: Version | None, to: Version) -> Descriptors:
+        """The patch files from ``base`` to ``to``, or the shadow (``dense``)."""
+        answer, fds = self._ask({"op": "patches", "from": str(base) if base else None, "to": str(to)}, limits.KIB * 64)
+        found = Descriptors(fds, bool(answer.get("dense")))
+        if not fds or (found.dense and len(fds) != 1):
+            with found:
+                raise RemoteError(f"the peer sent {len(fds)} files for {to}")
+        return found
+
+    def report(self, report: dict[str, Any]) -> None:
+        self._ask({"op": "report", **report}, limits.KIB * 64)
+
+    def _ask(self, request: dict[str, Any], cap: int) -> tuple[dict[str, Any], list[int]]:
+        frame = pack(request, limits.MAX_INSTALL_REQUEST_BYTES)
+        fds: list[int] = []
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(self.timeout_s)
+                sock.connect(str(self.path))
+                sock.sendall(frame)
+                head, fds, _, _ = socket.recv_fds(sock, LENGTH.size, limits.MAX_INSTALL_FILES)
+                head += _receive(sock, LENGTH.size - len(head))
+                (length,) = LENGTH.unpack(head)
+                if length > cap:
+                    raise RemoteError(f"the peer's answer of {length} bytes is over the limit of {cap}")
+                answer = unpack(_receive(sock, length))
+            if "error" in answer:
+                raise _error(answer)
+            return answer, fds
+        except BaseException as error:
+            for fd in fds:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise RetryableError(
+                    f"peer at {self.path}: {error.strerror or error}; is `p2pcast join` running with this socket?"
+                ) from None
+            raise
+
+
+def _receive(sock: socket.socket, n: int) -> bytes:
+    data = bytearray(n)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise ConnectionResetError("it closed the connection in mid-answer")
+        view = view[got:]
+    return bytes(data)
+
+
+def _error(answer: dict[str, Any]) -> P2PCastError:
+    text = f"peer: {str(answer['error'])[:2000]}"
+    kinds: tuple[type[P2PCastError], ...] = (IntegrityError, RetryableError)
+    return next((kind(text) for kind in kinds if kind.wire_code == answer.get("kind")), RemoteError(text))

@@ -1,0 +1,230 @@
+"""The peer's side of the install socket: engine workers fetch patches here as file descriptors and report here.
+
+Promise: only processes of the same user are served; a worker can name versions, never paths; a stuck or hostile
+client costs one bounded connection and nothing else. Frames: ``rollout_node.install_frames``.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from p2pcast import limits
+from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.version import Version
+from rollout_node.install_frames import LENGTH, pack, unpack
+
+Report = Mapping[str, Any]
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Provider(Protocol):
+    """What the peer offers to its engines. Calls come on the event loop and must not block."""
+
+    def layout_document(self) -> bytes: ...
+
+    def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
+        """The patch files from ``base`` to ``to`` in order; or the shadow's safetensors file, which then holds
+        exactly ``to`` and stays so until the prepare is over. Raises P2PCastError when ``to`` isn't staged."""
+        ...
+
+    def report(self, report: Report) -> None: ...
+
+
+class Expectation:
+    """Collects one report a rank. ``wait`` returns when all ranks have spoken."""
+
+    def __init__(self, matches: Callable[[Report], bool], ranks: int) -> None:
+        self._matches, self._ranks = matches, ranks
+        self._found: dict[int, Report] = {}
+        self._complete = asyncio.Event()
+
+    def offer(self, report: Report) -> None:
+        if self._matches(report):
+            self._found[int(report["rank"])] = report
+            if len(self._found) >= self._ranks:
+                self._complete.set()
+
+    async def wait(self, timeout_s: float) -> list[Report]:
+        """Reports in order of rank. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._complete.wait()
+        return [self._found[rank] for rank in sorted(self._found)]
+
+    @property
+    def missing(self) -> int:
+        return max(0, self._ranks - len(self._found))
+
+
+class InstallSocket:
+    """An asyncio server on a Unix socket at ``path`` (mode 0600)."""
+
+    def __init__(self, path: Path, provider: Provider) -> None:
+        self.path, self._provider = path, provider
+        self._sock: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._expecting: set[Expectation] = set()
+
+    async def start(self) -> None:
+        """Listen. A socket left behind by a dead process is replaced. Raises LocalError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        mask = os.umask(0o177)
+        try:
+            if self._is_dead():
+                self.path.unlink()
+            sock.bind(str(self.path))
+            sock.listen(limits.MAX_INSTALL_CONNECTIONS)
+        except OSError as error:
+            sock.close()
+            raise LocalError(f"install socket {self.path}: {error.strerror or error}; choose another path") from None
+        finally:
+            os.umask(mask)
+        self._sock = sock
+        self._accepting = asyncio.create_task(self._accept(sock), name="install-socket")
+
+    async def close(self) -> None:
+        tasks = [t for t in (self._accepting, *self._serving) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+            self.path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def expect(self, matches: Callable[[Report], bool], ranks: int) -> Any:
+        """Collect the reports that match, from now until the ``with`` block ends; yields an Expectation."""
+        expectation = Expectation(matches, ranks)
+        self._expecting.add(expectation)
+        try:
+            yield expectation
+        finally:
+            self._expecting.discard(expectation)
+
+    def _is_dead(self) -> bool:
+        if not self.path.is_socket():
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(str(self.path)) != 0
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        room = asyncio.Semaphore(limits.MAX_INSTALL_CONNECTIONS)
+        while True:
+            await room.acquire()
+            sock, _ = await loop.sock_accept(listener)
+            task = asyncio.create_task(self._serve(sock), name="install-connection")
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+            task.add_done_callback(lambda _: room.release())
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """One connection, until the worker closes it or breaks a rule."""
+        with sock, contextlib.suppress(OSError, TimeoutError, EOFError):
+            sock.setblocking(False)
+            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+                return
+            while True:
+                async with asyncio.timeout(limits.INSTALL_IDLE_S):
+                    (length,) = LENGTH.unpack(await _receive(sock, LENGTH.size))
+                    if length > limits.MAX_INSTALL_REQUEST_BYTES:
+                        return
+                    body = await _receive(sock, length)
+                    fds: list[int] = []
+                    try:
+                        answer = self._answer(body, fds)
+                    except P2PCastError as error:
+                        answer = {"error": str(error), "kind": error.wire_code}
+                    try:
+                        await _send(sock, pack(answer, limits.MAX_LAYOUT_BYTES + limits.KIB), fds)
+                    finally:
+                        for fd in fds:
+                            os.close(fd)
+
+    def _answer(self, body: bytes, fds: list[int]) -> dict[str, Any]:
+        request = unpack(body)
+        op = request.get("op")
+        if op == "layout":
+            return {"layout": self._provider.layout_document()}
+        if op == "patches":
+            base, to = request.get("from"), request.get("to")
+            if not isinstance(to, str) or not (base is None or isinstance(base, str)):
+                raise RemoteError("a request for patches names versions as text")
+            found = self._provider.patches(Version.parse(base) if base else None, Version.parse(to))
+            paths = [found] if isinstance(found, Path) else found
+            if not 1 <= len(paths) <= limits.MAX_INSTALL_FILES:
+                raise LocalError(f"{len(paths)} patch files lead to {to}; at most {limits.MAX_INSTALL_FILES} go at once")
+            for path in paths:
+                fds.append(_open(path))  # noqa: PERF401 - what was opened before a failure must still be closed
+            return {"dense": isinstance(found, Path)}
+        if op == "report":
+            report = _checked(request)
+            for expectation in tuple(self._expecting):
+                expectation.offer(report)
+            self._provider.report(report)
+            return {}
+        raise RemoteError("the install socket knows the requests layout, patches and report")
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LocalError(f"{path.name}: {error.strerror or error}; stage the version again") from None
+
+
+def _checked(request: dict[str, Any]) -> Report:
+    """A report with the fields that everybody relies on. Raises RemoteError."""
+    wanted: dict[str, type | tuple[type, ...]] = {
+        "engine": str,
+        "rank": int,
+        "phase": str,
+        "version": (str, type(None)),
+        "error": (str, type(None)),
+    }
+    for field, kinds in wanted.items():
+        if not isinstance(request.get(field), kinds):
+            raise RemoteError(f"a report's field {field!r} is missing or of another kind")
+    return {key: value for key, value in request.items() if key != "op"}
+
+
+async def _receive(sock: socket.socket, n: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while len(data) < n:  # grows as bytes arrive: a length alone allocates nothing
+        got = await loop.sock_recv(sock, min(n - len(data), limits.MIB))
+        if not got:
+            raise EOFError
+        data += got
+    return bytes(data)
+
+
+async def _send(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
+    """The descriptors ride on the frame's first bytes."""
+    loop = asyncio.get_running_loop()
+    sent = 0
+    if fds:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        while True:
+            try:
+                sent = sock.sendmsg([frame[: LENGTH.size]], rights)
+                break
+            except BlockingIOError:
+                writable: asyncio.Future[None] = loop.create_future()
+                loop.add_writer(sock, lambda w=writable: w.done() or w.set_result(None))
+                try:
+                    await writable
+                finally:
+                    loop.remove_writer(sock)
+    await loop.sock_sendall(sock, frame[sent:])
