@@ -1,0 +1,209 @@
+"""A Hugging Face checkpoint folder, read as a canonical state and written as one.
+
+Promise: reading never leaves the folder (save for the Hugging Face cache's own links), validates every shard before a weight is looked at, and copies
+nothing that is aligned; a folder that is written appears whole under its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.artifact.records import path_fault
+from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for, parse_json
+from p2pcast.codec.layout import Cell, Layout, Tensor
+from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.parallel import ordered_map
+from p2pcast.store.files import atomic_folder, explained, write_all
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_OTHER_WEIGHTS = (
+    ".bin", ".bin.index.json", ".ckpt", ".distcp", ".gguf", ".h5", ".msgpack", ".npy", ".npz", ".onnx", ".pkl", ".pt", ".pth",
+)  # fmt: skip
+"""Weights in other formats, and training state: a version's small files are what an engine needs beside the weights."""
+
+
+class Checkpoint:
+    """The tensors of one folder. Safe to use from several threads."""
+
+    def __init__(self, folder: Path, files: Sequence[SafetensorsFile]) -> None:
+        """Use ``Checkpoint.open``. Raises IntegrityError when two files hold the same tensor."""
+        self.folder = folder
+        self.files = tuple(files)
+        where: dict[str, tuple[SafetensorsFile, int]] = {}
+        tensors: list[Tensor] = []
+        for file in files:
+            for tensor, begin in file.header.tensors:
+                if tensor.name in where:
+                    raise IntegrityError(
+                        f"{folder}: tensor {tensor.name[:80]!r} stands in {where[tensor.name][0].path.name} and in {file.path.name}"
+                    )
+                where[tensor.name] = (file, begin)
+                tensors.append(tensor)
+        self._layout = Layout(tensors)
+        self._sources = [where[t.name] for t in self._layout.tensors]
+        self.skipped: list[tuple[str, str]] = []
+        """What ``small_files`` left out: path and reason."""
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Checkpoint:
+        """``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file. Raises LocalError, IntegrityError."""
+        folder = Path(folder)
+        with explained("read", folder):
+            names = sorted(os.listdir(folder))
+        found = [n for n in names if n.endswith(".safetensors")]
+        if SINGLE in names:
+            shards = [SINGLE]
+        elif INDEX in names:
+            return cls._open_sharded(folder)
+        elif len(found) == 1:
+            shards = found
+        elif found:
+            raise LocalError(
+                f"{folder}: {len(found)} .safetensors files and no {INDEX}: which make the model? Add the index, or point to one file's folder"
+            )
+        else:
+            raise LocalError(f"{folder}: no {SINGLE}, no {INDEX}: this is no Hugging Face safetensors folder")
+        return cls(folder, [SafetensorsFile(folder / n) for n in shards])
+
+    @classmethod
+    def _open_sharded(cls, folder: Path) -> Checkpoint:
+        where = str(folder / INDEX)
+        with explained("read", where), (folder / INDEX).open("rb") as file:
+            text = file.read(limits.MAX_SAFETENSORS_HEADER_BYTES + 1)
+        if len(text) > limits.MAX_SAFETENSORS_HEADER_BYTES:
+            raise IntegrityError(f"{where}: over the limit of {limits.MAX_SAFETENSORS_HEADER_BYTES} bytes")
+        index = parse_json(text, where)
+        table = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+            raise IntegrityError(f"{where}: weight_map is not a map from tensor to file")
+        shards = sorted(set(table.values()))
+        for name in shards:
+            if "/" in name or "\\" in name or "\0" in name or name.startswith(".") or not name.endswith(".safetensors"):
+                raise IntegrityError(f"{where}: {name[:80]!r} is not a .safetensors file of this folder")
+        checkpoint = cls(folder, [SafetensorsFile(folder / n) for n in shards])
+        held = {t.name: f.path.name for f in checkpoint.files for t, _ in f.header.tensors}
+        if held != table:
+            wrong = sorted(n for n in held.keys() | table.keys() if held.get(n) != table.get(n))
+            name = wrong[0]
+            raise IntegrityError(
+                f"{where}: {len(wrong)} tensors are not where it says, first {name[:80]!r}: "
+                f"the index says {table.get(name)}, found in {held.get(name)}"
+            )
+        return checkpoint
+
+    def layout(self, *, cell_words: int = limits.CELL_WORDS, cuts: Mapping[int, Sequence[int]] | None = None) -> Layout:
+        """The layout of its tensors, cut into cells of at most ``cell_words`` words."""
+        if cell_words == self._layout.cell_words and not cuts:
+            return self._layout
+        return Layout(self._layout.tensors, cell_words=cell_words, cuts=cuts)
+
+    def words(self, cell: Cell) -> npt.NDArray[Any]:
+        """A cell's words, unsigned and read-only: a view of the mapped file, or a copy where the file is misaligned.
+
+        The cell may be of any layout with the same tensors.
+        """
+        file, begin = self._sources[cell.tensor]
+        return file.words(cell.word_bytes, begin + cell.start * cell.word_bytes, cell.words)
+
+    def small_files(self) -> dict[str, bytes]:
+        """Path → contents of config, tokenizer and the like; what was left out, and why, is in ``skipped``. Raises LocalError."""
+        self.skipped = []
+        out: dict[str, bytes] = {}
+        total = 0
+        with explained("read", self.folder):
+            for path, entry in _walk(self.folder):
+                why = self._not_small(path, entry)
+                if not why and (len(out) >= limits.MAX_FILES or total + entry.stat().st_size > limits.MAX_FILES_BYTES):
+                    why = "one too many, or too many bytes together"
+                if why:
+                    self.skipped.append((path, why))
+                    continue
+                with open(entry.path, "rb") as file:
+                    contents = file.read(limits.MAX_SMALL_FILE_BYTES + 1)
+                if len(contents) > limits.MAX_SMALL_FILE_BYTES:
+                    self.skipped.append((path, "grew while it was read"))
+                    continue
+                out[path] = contents
+                total += len(contents)
+        return out
+
+    def _not_small(self, path: str, entry: os.DirEntry[str]) -> str | None:
+        if path.endswith(_OTHER_WEIGHTS):
+            return "weights or training state in another format"
+        fault = path_fault(path)
+        if fault:
+            return fault
+        if entry.is_symlink():
+            target = Path(entry.path).resolve()
+            top = self.folder.resolve()
+            # The Hugging Face cache keeps snapshots/<commit>/config.json as a link to ../../blobs/<hash>.
+            if not target.is_relative_to(top) and target.parent != top.parent.parent / "blobs":
+                return "a link that leaves the folder"
+            if not target.exists():
+                return "a link to nothing"
+        info = entry.stat()
+        if not stat.S_ISREG(info.st_mode):
+            return "not a regular file"
+        if info.st_size > limits.MAX_SMALL_FILE_BYTES:
+            return f"larger than {limits.MAX_SMALL_FILE_BYTES} bytes"
+        return None
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Files below the folder, sorted, as (relative path, entry); hidden ones, weights and what p2pcast writes itself pass unmentioned."""
+    pending = [""]
+    while pending:
+        prefix = pending.pop(0)
+        with os.scandir(folder / prefix) as entries:
+            found = sorted(entries, key=lambda e: e.name)
+        for entry in found:
+            path = f"{prefix}{entry.name}"
+            if entry.name.startswith(".") or path in {"STABLE", "p2pcast-anchor", INDEX} or path.endswith(".safetensors"):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(f"{path}/")
+            else:
+                yield path, entry
+
+
+def write_folder(
+    dst: Path | str,
+    layout: Layout,
+    words_of: Callable[[Cell], npt.NDArray[Any]],
+    files: Mapping[str, bytes],
+    *,
+    workers: int = 1,
+    before_rename: Callable[[], None] | None = None,
+) -> None:
+    """Write a checkpoint folder: canonical ``model.safetensors`` and the small files; durable and whole, or nothing.
+
+    ``words_of`` is called for every cell, in order, on ``workers`` threads (each result in flight takes a cell of memory). ``before_rename`` is the last
+    chance to refuse, by raising. Raises LocalError, naming the file and the reason, and whatever the callables raise.
+    """
+    for path in files:
+        fault = path_fault(path)
+        if fault:
+            raise IntegrityError(f"small file {fault}")
+    with atomic_folder(Path(dst)) as part:
+        for path, contents in files.items():
+            target = part / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with explained("write", target):
+                target.write_bytes(contents)
+        weights = part / SINGLE
+        with explained("write", weights), weights.open("xb", buffering=0) as file:
+            write_all(file.fileno(), header_for(layout))
+            for words in ordered_map(words_of, layout.cells, workers=workers, name="write"):
+                write_all(file.fileno(), words.data.cast("B"))
+            if file.tell() != len(header_for(layout)) + layout.nbytes:
+                raise LocalError(f"{weights}: {file.tell()} bytes written, the layout has {layout.nbytes}")
+        if before_rename is not None:
+            before_rename()
