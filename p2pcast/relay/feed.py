@@ -1,6 +1,6 @@
 """What to send next to a child. Pure: it knows numbers, never bytes.
 
-Promises: a piece is handed out once to a child, on whichever stripe asks first (work-conserving); on every stripe the OPEN comes before all
+Promises: a piece is handed out once to a child, on whichever stripe asks first (work-conserving); on every stripe the OPEN (with the layout, for an anchor) comes before all
 else of its artifact and a piece's BATCH before the piece, so each stripe can be read alone; live artifacts go before catch-up; SEAL goes out on
 stripe 0 once nothing else is left. Source of the rules: docs/wire-protocol.md, section 5.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from p2pcast.artifact.records import ANCHOR
 from p2pcast.errors import LocalError
 from p2pcast.relay.artifact import Artifact
 
@@ -19,6 +20,7 @@ MAX_HANDLE = 65535
 
 
 class Do(Enum):
+    LAYOUT = "layout"
     OPEN = "open"
     BATCH = "batch"
     PIECE = "piece"
@@ -105,6 +107,8 @@ class ChildFeeds:
             artifact, handle = feed.artifact, feed.handle
             if stripe not in feed.opened and (feed.queue or stripe == 0):
                 feed.opened.add(stripe)
+                if artifact.open.kind == ANCHOR:
+                    out.append(Send(Do.LAYOUT, artifact, handle))
                 out.append(Send(Do.OPEN, artifact, handle, signed=artifact.assembly.open_signed))
             if feed.queue:
                 index = feed.queue.popleft()

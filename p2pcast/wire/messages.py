@@ -38,8 +38,6 @@ class Type(IntEnum):
     CATALOG = 20
     COMMIT = 21
     LEAVE = 22
-    LAYOUT_GET = 23
-    LAYOUT = 24
 
     ATTACH = 32
     ATTACHED = 33
@@ -52,6 +50,7 @@ class Type(IntEnum):
     PIECE = 40
     GONE = 41
     ALIVE = 42
+    LAYOUT = 43
 
 
 SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL})
@@ -186,7 +185,6 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     },
     Type.COMMIT: {"version": version},
     Type.LEAVE: {},
-    Type.LAYOUT_GET: {"layout": binary(32)},
     Type.LAYOUT: {"layout": binary(32), "document": lambda x: type(x) is bytes},
     Type.ATTACH: {"live": flag, "want": row(fields(artifact, ranges), limits.MAX_CATALOG)},
     Type.ATTACHED: {

@@ -44,15 +44,16 @@ for _side in Side:
     for _state in (State.CONTROL, State.DATA):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
-for _type in (Type.JOIN, Type.REPORT, Type.LAYOUT_GET, Type.LEAVE):
+for _type in (Type.JOIN, Type.REPORT, Type.LEAVE):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
-for _type in (Type.WELCOME, Type.PLAN, Type.CATALOG, Type.COMMIT, Type.LAYOUT):
+for _type in (Type.WELCOME, Type.PLAN, Type.CATALOG, Type.COMMIT):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
 for _type in (Type.ATTACH, Type.WANT):
     TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA
 for _type in (
     Type.ATTACHED,
     Type.PATH,
+    Type.LAYOUT,
     Type.OPEN,
     Type.BATCH,
     Type.PIECE,

@@ -1,0 +1,224 @@
+"""The children of a node: who wants what, and the pumping of it onto their stripes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.relay.feed import ChildFeeds, Do, Send
+from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
+from p2pcast.relay.node import Holding, Node
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.wire.connection import Event, Message
+from p2pcast.wire.messages import Body, Type
+
+READ_AHEAD_PIECES = 16
+"""Pieces that are read from the store at once for a child that lags behind memory."""
+CHILD_SILENCE_S = 15.0
+"""A child that has said nothing for so long is gone; the hub has long planned around it."""
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    link: Link
+    heard_at: float
+    feeds: ChildFeeds = field(default_factory=ChildFeeds)
+    attached: bool = False
+    live: bool = False
+    wishes: dict[bytes, list[int]] = field(default_factory=dict)
+    """Artifacts that it wants and that are not here yet, with what it holds of them."""
+    reading: bool = False
+    alive_at: float = 0.0
+    bytes_sent: int = 0
+
+
+class Downstream:
+    """Owns the links of the children."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.children: dict[Link, Child] = {}
+        self.stalled = False
+        """Whether this node itself waits for its parent; goes into ALIVE."""
+        self._reads: set[asyncio.Task[None]] = set()
+        node.downstream = self
+
+    def accept(self, link: Link) -> None:
+        """A child has connected; it will say what it wants."""
+        self.children[link] = Child(link, asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        for task in self._reads:
+            task.cancel()
+        for link in list(self.children):
+            link.close()
+
+    async def run(self) -> None:
+        """Keepalives, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(ALIVE_ACTIVE_S)
+            now = loop.time()
+            for child in list(self.children.values()):
+                active = any(True for _ in child.feeds)
+                if child.attached and now - child.alive_at >= (ALIVE_ACTIVE_S if active else ALIVE_IDLE_S) * 0.9:
+                    child.alive_at = now
+                    high = [[feed.handle, feed.artifact.held.count] for feed in child.feeds]
+                    child.link.send(Type.ALIVE, {"high": high, "stalled": self.stalled})
+                if now - child.heard_at > CHILD_SILENCE_S:
+                    child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
+
+    # -- the node's side
+
+    def opened(self, holding: Holding) -> None:
+        for child in self.children.values():
+            have = child.wishes.pop(holding.id, None)
+            if have is not None or child.live:
+                child.feeds.add(holding.artifact, have or [], live=True)
+                self._pump_all(child)
+
+    def piece_held(self, holding: Holding, index: int) -> None:
+        for child in self.children.values():
+            if child.feeds.piece_held(holding.artifact, index):
+                self._pump_all(child)
+
+    def sealed(self, holding: Holding) -> None:
+        for child in self.children.values():
+            self._pump_all(child)
+
+    def aborted(self, holding: Holding) -> None:
+        for child in self.children.values():
+            feed = child.feeds.drop(holding.artifact)
+            if feed is not None:
+                child.link.send(Type.ABORT, {}, feed.handle)
+
+    def path_changed(self) -> None:
+        for child in self.children.values():
+            if child.attached:
+                child.link.send(Type.PATH, {"path": self.node.path})
+
+    # -- LinkOwner
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        child = self.children.get(link)
+        if child is None or not isinstance(event, Message):
+            return
+        kind, body = event.type, event.body
+        if kind is Type.ATTACH:
+            self._attach(child, body)
+        elif kind is Type.WANT:
+            self._want(child, body["artifact"], body["have"], live=False)
+            self._pump_all(child)
+        elif kind is Type.PING:
+            link.send(Type.PONG, {"t": body["t"]})
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        child = self.children.get(link)
+        if child is not None:
+            child.heard_at = asyncio.get_running_loop().time()
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None:
+        child = self.children.get(link)
+        if child is not None and child.attached:
+            self._pump(child, stripe)
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self.children.pop(link, None)
+
+    # -- sending
+
+    def _attach(self, child: Child, body: Body) -> None:
+        if child.attached:
+            child.link.close(RemoteError("ATTACH came twice"))
+            return
+        # One link a child: what an old one still had in flight would come twice.
+        for other in list(self.children.values()):
+            if other is not child and other.live and body["live"] and other.link.remote == child.link.remote:
+                other.link.abort()
+        child.attached = True
+        child.live = body["live"]
+        offers = [
+            [h.id, h.open.kind, None if h.open.base is None else list(h.open.base), list(h.open.version), h.artifact.complete]
+            for h in self.node.holdings.values()
+        ]
+        child.link.send(Type.ATTACHED, {"path": self.node.path, "artifacts": offers})
+        for artifact, have in body["want"]:
+            self._want(child, artifact, have, live=True)
+        self._pump_all(child)
+
+    def _want(self, child: Child, artifact: bytes, have: list[int], *, live: bool) -> None:
+        holding = self.node.holdings.get(artifact)
+        if holding is not None:
+            child.feeds.add(holding.artifact, have, live=live)
+        elif live:
+            child.wishes[artifact] = have
+        else:
+            child.link.send(Type.GONE, {"artifact": artifact})
+
+    def _pump_all(self, child: Child) -> None:
+        if child.attached:
+            for stripe in child.link.stripes.values():
+                if stripe.writable and not self._pump(child, stripe):
+                    break
+
+    def _pump(self, child: Child, stripe: Stripe) -> bool:
+        """Fill a stripe. False when there is nothing left to send, or it has to be read first."""
+        feeds, holdings = child.feeds, self.node.holdings
+        while stripe.writable:
+            sends = feeds.next(stripe.number)
+            if not sends:
+                return False
+            for send in sends:
+                if send.what is Do.PIECE:
+                    holding = holdings.get(send.artifact.id)
+                    payload = self.node.payload(holding, send.index) if holding is not None else None
+                    if payload is None:
+                        feeds.put_back(send)
+                        self._read_ahead(child)
+                        return False
+                    header = stripe.connection.piece_header(send.handle, send.index, len(payload))
+                    stripe.write(header, payload)
+                    child.bytes_sent += len(payload)
+                else:
+                    stripe.write(self._frame(stripe, send))
+        return True
+
+    def _frame(self, stripe: Stripe, send: Send) -> bytes:
+        if send.what is Do.LAYOUT:
+            layout = send.artifact.assembly.layout
+            return stripe.connection.send(Type.LAYOUT, {"layout": layout.layout_id, "document": layout.document})
+        return stripe.connection.send_signed(_TYPE[send.what], send.signed, send.handle)
+
+    def _read_ahead(self, child: Child) -> None:
+        if not child.reading:
+            child.reading = True
+            task = asyncio.get_running_loop().create_task(self._read(child), name=f"read ahead for {child.link.name}")
+            self._reads.add(task)
+            task.add_done_callback(self._reads.discard)
+
+    async def _read(self, child: Child) -> None:
+        node = self.node
+        loop = asyncio.get_running_loop()
+        try:
+            for send in child.feeds.upcoming(READ_AHEAD_PIECES):
+                holding = node.holdings.get(send.artifact.id)
+                if holding is None:
+                    # Retention was faster: this link can't be served; the child finds another way.
+                    child.link.close(RemoteError(f"artifact {send.artifact.id.hex()} is no longer held here"))
+                    return
+                if node.payload(holding, send.index) is None:
+                    piece = holding.assembly.open.piece
+                    known = holding.assembly.piece_bytes(send.index)
+                    size = piece if known is None else known
+                    payload = await loop.run_in_executor(node.disk, holding.log.read, send.index * piece, size)
+                    node.cache.put(holding.id, send.index, payload)
+        except P2PCastError as error:
+            child.link.close(error)
+        finally:
+            child.reading = False
+        self._pump_all(child)
+
+
+_TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL}

@@ -1,0 +1,266 @@
+"""A node: the artifacts it holds, its parent and its children. Hub and peer are both one.
+
+Promises: a piece goes on to the children the moment its hash has matched, while it is written and decoded elsewhere; what is in memory is
+bounded (write backlog, piece cache) whatever the payload; a slow child never slows the receiving, only a slow disk does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from p2pcast import limits
+from p2pcast.artifact.assembly import Assembly, Placed
+from p2pcast.artifact.records import Open
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.relay.artifact import Artifact
+from p2pcast.relay.pieces import PieceSet
+from p2pcast.store.log import Log
+from p2pcast.store.writeback import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, WriteBack
+
+if TYPE_CHECKING:
+    from p2pcast.relay.downstream import Downstream
+    from p2pcast.relay.upstream import Upstream
+
+CACHE_BYTES = 32 * limits.MIB
+"""Pieces kept in memory for children, the newest ones; older ones come from the store."""
+DISK_THREADS = 2
+"""One for writing, one for children that read old pieces."""
+
+
+class NodeOwner(Protocol):
+    """What a hub or a peer wants to know of its node. Called on the loop."""
+
+    def make_log(self, open_: Open, layout: Layout) -> Log:
+        """Where an artifact that comes in is put. Raises LocalError."""
+
+    def on_opened(self, holding: Holding) -> None: ...
+    def on_placed(self, holding: Holding, entries: list[Placed]) -> None: ...
+    def on_stored(self, holding: Holding) -> None:
+        """``holding.stored`` grew."""
+
+    def on_complete(self, holding: Holding) -> None:
+        """Sealed, and every piece is in the log."""
+
+    def on_aborted(self, holding: Holding) -> None: ...
+    def on_offered(self, upstream: Upstream) -> None:
+        """A parent said what it has (``upstream.offers``)."""
+
+    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """An artifact in this node. ``stored``: pieces that are in the log; ``artifact.held``: pieces that are verified."""
+
+    artifact: Artifact
+    log: Log
+    stored: PieceSet = field(default_factory=PieceSet)
+    source: Upstream | None = None
+    """The parent that sends it, while it is incomplete."""
+    finished: bool = False
+    """``on_complete`` was called."""
+    opened_at: float = 0.0
+    completed_at: float | None = None
+
+    @property
+    def open(self) -> Open:
+        return self.artifact.open
+
+    @property
+    def assembly(self) -> Assembly:
+        return self.artifact.assembly
+
+    @property
+    def id(self) -> bytes:
+        return self.artifact.id
+
+
+class PieceCache:
+    """The newest pieces, bounded in bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._pieces: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
+        self._most = most_bytes
+        self._bytes = 0
+
+    def put(self, artifact: bytes, index: int, payload: bytes | memoryview) -> None:
+        if (artifact, index) in self._pieces:
+            return
+        self._pieces[artifact, index] = payload
+        self._bytes += len(payload)
+        while self._bytes > self._most:
+            _, old = self._pieces.popitem(last=False)
+            self._bytes -= len(old)
+
+    def get(self, artifact: bytes, index: int) -> bytes | memoryview | None:
+        return self._pieces.get((artifact, index))
+
+
+class Node:
+    """``run_key`` is the run's public key: nothing that it did not sign comes in."""
+
+    def __init__(self, owner: NodeOwner, ident: bytes, run_key: bytes) -> None:
+        self.owner = owner
+        self.ident = ident
+        self.run_key = run_key
+        self.layouts: dict[bytes, Layout] = {}
+        self.holdings: dict[bytes, Holding] = {}
+        self.path: list[bytes] = [ident]
+        """Nodes from the hub to here."""
+        self.downstream: Downstream | None = None
+        self.upstreams: set[Upstream] = set()
+        self.bytes_received = 0
+        self.bytes_duplicate = 0
+        self.pieces_corrupt = 0
+        self.cache = PieceCache(CACHE_BYTES)
+        self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
+        self.writeback = WriteBack(self.disk, self._on_stored, self._on_store_failed)
+        self._paused = False
+        self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when the store does: the daemon ends with it."""
+
+    async def run(self) -> None:
+        """Until cancelled, or until the store fails (then its LocalError is raised)."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.writeback.run(), name="writeback")
+            group.create_task(self._fail(), name="store errors")
+
+    async def _fail(self) -> None:
+        await self.error
+
+    def close(self) -> None:
+        for upstream in list(self.upstreams):
+            upstream.link.close()
+        for holding in self.holdings.values():
+            holding.log.close()
+        self.disk.shutdown(wait=False, cancel_futures=True)
+        if self.error.done() and not self.error.cancelled():
+            self.error.exception()
+
+    # -- artifacts
+
+    def add_layout(self, layout: Layout) -> None:
+        self.layouts[layout.layout_id] = layout
+
+    def open(self, open_signed: bytes, source: Upstream | None, log: Log | None = None) -> Holding:
+        """A new artifact, from a parent or (with ``log``) made here. Raises IntegrityError, LocalError."""
+        record = Open.from_signed(open_signed, self.run_key)
+        known = self.holdings.get(record.artifact)
+        if known is not None:
+            return known
+        layout = self.layouts.get(record.layout)
+        if layout is None:
+            raise IntegrityError(f"artifact {record.artifact.hex()} has a layout that was never sent")
+        artifact = Artifact(Assembly(open_signed, self.run_key, layout))
+        holding = Holding(artifact, log or self.owner.make_log(record, layout), source=source)
+        holding.opened_at = asyncio.get_running_loop().time()
+        self.holdings[record.artifact] = holding
+        self.owner.on_opened(holding)
+        if self.downstream is not None:
+            self.downstream.opened(holding)
+        return holding
+
+    def add_complete(self, holding: Holding) -> None:
+        """An artifact that lies whole in the store."""
+        holding.finished = True
+        self.holdings[holding.id] = holding
+
+    def add_batch(self, holding: Holding, signed: bytes) -> None:
+        entries = holding.assembly.add_batch(signed)
+        if entries:
+            self.owner.on_placed(holding, entries)
+
+    def add_local(self, holding: Holding, signed: bytes, pieces: range) -> None:
+        """A batch of our own whose pieces are in the log already."""
+        self.add_batch(holding, signed)
+        for index in pieces:
+            holding.artifact.held.add(index)
+            holding.stored.add(index)
+            if self.downstream is not None:
+                self.downstream.piece_held(holding, index)
+
+    def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None:
+        """A piece that was verified and is new."""
+        self.bytes_received += len(payload)
+        assembly = holding.assembly
+        self.writeback.submit(holding.id, holding.log, assembly.open.piece, index, payload)
+        if self.downstream is not None and self.downstream.children:
+            self.cache.put(holding.id, index, payload)
+            self.downstream.piece_held(holding, index)
+        if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self._paused:
+            self._paused = True
+            for upstream in self.upstreams:
+                upstream.link.pause_reading()
+        if holding.artifact.complete:
+            self._completed(holding)
+
+    def seal(self, holding: Holding, signed: bytes) -> None:
+        holding.assembly.add_manifest(signed)
+        if holding.artifact.complete:
+            self._completed(holding)
+
+    def _completed(self, holding: Holding) -> None:
+        """Everything is verified: children may have the seal; the log may still be on its way to disk."""
+        if holding.completed_at is None:
+            holding.completed_at = asyncio.get_running_loop().time()
+            holding.source = None
+            if self.downstream is not None:
+                self.downstream.sealed(holding)
+        self._finish(holding)
+
+    def abort(self, holding: Holding) -> None:
+        """It will never be sealed: forget it, and tell the children."""
+        if self.holdings.pop(holding.id, None) is None:
+            return
+        if self.downstream is not None:
+            self.downstream.aborted(holding)
+        self.owner.on_aborted(holding)
+        holding.log.close()
+
+    def forget(self, artifact: bytes) -> None:
+        """Retention removed it from the store."""
+        holding = self.holdings.pop(artifact, None)
+        if holding is not None:
+            holding.log.close()
+
+    def wants(self) -> list[Holding]:
+        """What is incomplete and has no source."""
+        return [h for h in self.holdings.values() if not h.finished and h.source is None and h.completed_at is None]
+
+    def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
+        """A held piece, if it is in memory."""
+        return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
+
+    def set_path(self, path: list[bytes]) -> None:
+        """The parent's path changed."""
+        self.path = [*path, self.ident]
+        if self.downstream is not None:
+            self.downstream.path_changed()
+
+    # -- store
+
+    def _on_stored(self, artifact: bytes, pieces: list[int]) -> None:
+        holding = self.holdings.get(artifact)
+        if holding is not None:
+            for index in pieces:
+                holding.stored.add(index)
+            self.owner.on_stored(holding)
+            self._finish(holding)
+        if self._paused and self.writeback.backlog_bytes < BACKLOG_LOW_BYTES:
+            self._paused = False
+            for upstream in self.upstreams:
+                upstream.link.resume_reading()
+
+    def _on_store_failed(self, artifact: bytes, error: P2PCastError) -> None:
+        if artifact in self.holdings and not self.error.done():
+            self.error.set_exception(error if isinstance(error, LocalError) else LocalError(str(error)))
+
+    def _finish(self, holding: Holding) -> None:
+        if not holding.finished and holding.artifact.complete and holding.stored.count == holding.assembly.pieces:
+            holding.finished = True
+            self.owner.on_complete(holding)

@@ -1,0 +1,198 @@
+"""A parent of this node: what comes from it is verified here, before anybody else sees it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.relay.artifact import Offer
+from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ParentWatch, Verdict
+from p2pcast.relay.node import Holding, Node
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.version import Version
+from p2pcast.wire.connection import Event, Message, Piece
+from p2pcast.wire.messages import Type
+
+ATTACH_S = 5.0
+"""For the parent's answer to ATTACH."""
+
+
+class Upstream:
+    """Owns the link to one parent. ``live``: it pushes what opens from now on; else it only answers WANTs."""
+
+    def __init__(self, node: Node, *, live: bool) -> None:
+        self.node = node
+        self.live = live
+        self.link: Link = None  # type: ignore[assignment]  # set by start(), before anything else can happen
+        self.handles: dict[int, Holding | None] = {}
+        self.offers: dict[bytes, tuple[str, Version | None, Version, bool]] = {}
+        """Artifact -> kind, base, version, complete: what the parent said it has."""
+        self.wanted: set[bytes] = set()
+        self.attached = asyncio.Event()
+        self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
+        self.bytes_received = 0
+        self._watch = ParentWatch.start(asyncio.get_running_loop().time())
+
+    def start(self, link: Link) -> None:
+        """The link is up: say what is held, and receive."""
+        self.link = link
+        node = self.node
+        node.upstreams.add(self)
+        want: list[list[object]] = []
+        if self.live:
+            for holding in node.wants():
+                holding.source = self
+                self.wanted.add(holding.id)
+                want.append([holding.id, holding.artifact.held.ranges()])
+        link.send(Type.ATTACH, {"live": self.live, "want": want})
+
+    def want(self, artifact: bytes) -> None:
+        """Ask for an artifact that opened earlier."""
+        if artifact in self.wanted:
+            return
+        holding = self.node.holdings.get(artifact)
+        if holding is not None:
+            if holding.completed_at is not None or holding.finished or holding.source is not None:
+                return
+            holding.source = self
+        self.wanted.add(artifact)
+        have = [] if holding is None else holding.artifact.held.ranges()
+        self.link.send(Type.WANT, {"artifact": artifact, "have": have})
+
+    @property
+    def active(self) -> bool:
+        """Whether a transfer runs, or should."""
+        return bool(self.wanted) or any(h is not None and h.completed_at is None for h in self.handles.values())
+
+    async def run(self) -> P2PCastError | None:
+        """Watch over the parent until the link ends; the reason, if there is one."""
+        loop = asyncio.get_running_loop()
+        pinged = 0.0
+        try:
+            while not self.ended.done():
+                every_s = ALIVE_ACTIVE_S
+                await asyncio.wait([self.ended], timeout=every_s)
+                now = loop.time()
+                if self.ended.done():
+                    break
+                if now - pinged >= (ALIVE_ACTIVE_S if self.active else ALIVE_IDLE_S) * 0.9:
+                    pinged = now
+                    self.link.send(Type.PING, {"t": int(now * 1e6)})
+                held = {h: (x.artifact.held.count if x is not None else 1 << 62) for h, x in self.handles.items()}
+                verdict = self._watch.judge(now, active=self.active, held=held, every_s=every_s)
+                if verdict is not Verdict.STAY:
+                    self.link.abort(RetryableError(f"left parent {self.link.name}: {verdict.value}"))
+            return self.ended.result()
+        finally:
+            self.link.close()
+
+    # -- LinkOwner
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        try:
+            if type(event) is Piece:
+                self._on_piece(event)
+            elif isinstance(event, Message):
+                self._on_message(event)
+        except P2PCastError as error:
+            link.close(error)
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._watch.heard(now, active=self.active)
+        if payload_bytes:
+            self._watch.paid(now)
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None:
+        pass
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self.node.upstreams.discard(self)
+        for holding in self.node.holdings.values():
+            if holding.source is self:
+                holding.source = None
+        if not self.ended.done():
+            self.ended.set_result(error)
+        self.node.owner.on_upstream_lost(self, error)
+
+    # -- receiving
+
+    def _on_piece(self, piece: Piece) -> None:
+        holding = self.handles.get(piece.handle)
+        if holding is None:
+            if piece.handle not in self.handles:
+                raise RemoteError(f"PIECE for handle {piece.handle}, which was never opened")
+            return
+        size = len(piece.payload)
+        self.bytes_received += size
+        offer = holding.artifact.offer(piece.index, piece.payload)
+        if offer is Offer.NEW:
+            self.node.add_piece(holding, piece.index, piece.payload)
+        elif offer is Offer.DUPLICATE:
+            self.node.bytes_duplicate += size
+        elif offer is Offer.CORRUPT:
+            self.node.pieces_corrupt += 1
+            raise IntegrityError(f"piece {piece.index} of {holding.open.version} does not match its hash")
+        else:
+            raise RemoteError(f"piece {piece.index} of {holding.open.version}: {offer.value}")
+
+    def _on_message(self, message: Message) -> None:
+        kind, body, node = message.type, message.body, self.node
+        if kind is Type.BATCH:
+            if (holding := self._holding(message)) is not None:
+                node.add_batch(holding, message.signed)
+        elif kind is Type.OPEN:
+            if message.handle not in self.handles:
+                self._open(message)
+        elif kind is Type.SEAL:
+            if (holding := self._holding(message)) is not None:
+                node.seal(holding, message.signed)
+                self.wanted.discard(holding.id)
+        elif kind is Type.ABORT:
+            if (holding := self._holding(message)) is not None:
+                self.handles[message.handle] = None
+                self.wanted.discard(holding.id)
+                if holding.completed_at is None:
+                    node.abort(holding)
+        elif kind is Type.ALIVE:
+            self._watch.high = dict(body["high"])
+            self._watch.stalled = body["stalled"]
+        elif kind is Type.PING:
+            self.link.send(Type.PONG, {"t": body["t"]})
+        elif kind is Type.PONG:
+            self._watch.ping_answered(max(0.0, asyncio.get_running_loop().time() - body["t"] / 1e6))
+        elif kind is Type.LAYOUT:
+            if body["layout"] not in node.layouts:
+                node.add_layout(Layout.from_document(body["document"], body["layout"]))
+        elif kind in (Type.ATTACHED, Type.PATH):
+            if node.ident in body["path"]:
+                raise RemoteError("attaching here would close a loop")
+            if self.live:
+                node.set_path(body["path"])
+            if kind is Type.ATTACHED:
+                self.offers = {
+                    a: (k, None if base is None else Version.of(base), Version.of(version), complete)
+                    for a, k, base, version, complete in body["artifacts"]
+                }
+                self.attached.set()
+                node.owner.on_offered(self)
+        elif kind is Type.GONE:
+            self.wanted.discard(body["artifact"])
+            self.offers.pop(body["artifact"], None)
+            node.owner.on_offered(self)
+
+    def _holding(self, message: Message) -> Holding | None:
+        if message.handle not in self.handles:
+            raise RemoteError(f"{message.type.name} for handle {message.handle}, which was never opened")
+        return self.handles[message.handle]
+
+    def _open(self, message: Message) -> None:
+        holding = self.node.open(message.signed, self)
+        if holding.source is None and holding.completed_at is None and not holding.finished:
+            holding.source = self
+        self.handles[message.handle] = holding
+        self.offers.setdefault(
+            holding.id, (holding.open.kind, holding.open.base, holding.open.version, holding.artifact.complete)
+        )
