@@ -1,0 +1,44 @@
+"""Pure decisions: peer scores, chains, rebuilds, broadcast-time model. No I/O, no clock, no randomness of its own; imports nothing of ours."""
+
+from topology.model import (
+    Network,
+    Prediction,
+    chain_time_s,
+    chain_times_s,
+    ideal_s,
+    number_of_chains,
+    predict,
+    time_to_last_s,
+)
+from topology.plan import make_plan
+from topology.rebuild import GAMMA, admit, adopt, excise, moves, validate
+from topology.score import Score, Transfers
+from topology.tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError
+
+__all__ = [
+    "GAMMA",
+    "MAX_CHILDREN",
+    "ROOT",
+    "Epoch",
+    "FullError",
+    "LoopError",
+    "Member",
+    "Network",
+    "Plan",
+    "PlanError",
+    "Prediction",
+    "Score",
+    "Transfers",
+    "admit",
+    "adopt",
+    "chain_time_s",
+    "chain_times_s",
+    "excise",
+    "ideal_s",
+    "make_plan",
+    "moves",
+    "number_of_chains",
+    "predict",
+    "time_to_last_s",
+    "validate",
+]

@@ -1,0 +1,245 @@
+"""Plans made from nothing and from the plan before."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topology.model import Network, predict, time_to_last_s
+from topology.plan import make_plan
+from topology.rebuild import moves, validate
+from topology.tree import ROOT, FullError, LoopError, Member, Plan, PlanError
+
+MBIT = 1e6
+PAYLOAD = 64 << 20
+
+
+def fleet(n: int, **fields: object) -> list[Member]:
+    base = Member("x", bps=100 * MBIT)
+    return [replace(base, id=f"p{i:05}", score=100.0 - i / n, **fields) for i in range(n)]  # type: ignore[arg-type]
+
+
+@st.composite
+def memberships(draw: st.DrawFn, max_size: int = 24) -> list[Member]:
+    ids = draw(st.sets(st.text("abcdefgh", min_size=1, max_size=3), max_size=max_size))
+    rates = st.none() | st.sampled_from([0.0, 1e6, 95e6, 100e6, 1e9]) | st.floats(1, 1e11)
+    scores = st.none() | st.sampled_from([0.0, 50.0, 90.0]) | st.floats(0, 100)
+    return [
+        Member(i, draw(st.sampled_from(["", "eu", "us", "ap"])), draw(rates), draw(scores), draw(st.integers(0, 4)) == 0)
+        for i in sorted(ids)
+    ]
+
+
+UPLINKS = st.sampled_from([10e6, 300e6, 1e9]) | st.floats(1, 1e12)
+
+
+def test_heads_are_the_best_and_the_rest_are_dealt_in_score_order() -> None:
+    plan = make_plan(reversed(fleet(8)), 300 * MBIT, epoch=(1, 1))
+    assert plan.chains == (("p00000", "p00003", "p00006"), ("p00001", "p00004", "p00007"), ("p00002", "p00005"))
+    assert plan.epoch == (1, 1)
+    assert plan.depth == 3
+
+
+def test_unknown_scores_count_as_the_median_and_ties_go_by_id() -> None:
+    members = [Member("d", score=90.0), Member("c", score=10.0), Member("b", score=50.0), Member("a")]
+    assert make_plan(members, 100 * MBIT, epoch=(1, 1)).chains == (("d", "a", "b", "c"),)
+    assert make_plan([Member(c) for c in "cab"], 100 * MBIT, epoch=(1, 1)).chains == (("a", "b", "c"),)
+
+
+def test_leaves_hang_at_tails() -> None:
+    members = [replace(m, leaf=i < 2) for i, m in enumerate(fleet(7))]  # the best two may not forward
+    plan = make_plan(members, 200 * MBIT, epoch=(1, 1))
+    assert plan.chains == (("p00002", "p00004", "p00006", "p00001"), ("p00003", "p00005", "p00000"))
+    assert plan.leaves == {"p00000", "p00001"}
+
+
+def test_leaves_alone_are_fed_by_the_hub() -> None:
+    plan = make_plan(fleet(5, leaf=True), 200 * MBIT, epoch=(1, 1))
+    assert set(plan.parent.values()) == {ROOT}
+
+
+def test_more_leaves_than_tails_take_second_places_beside_leaves_first() -> None:
+    members = [replace(m, leaf=i > 2) for i, m in enumerate(fleet(8))]
+    plan = make_plan(members, 100 * MBIT, epoch=(1, 1))
+    validate(plan, members)
+    assert plan.children("p00002") == ("p00003", "p00004")
+    assert plan.children(ROOT) == ("p00000", "p00007")
+
+
+def test_equal_peers_are_ordered_by_region() -> None:
+    members = [Member(f"p{i}", ("eu", "us", "ap")[i % 3], score=80.0) for i in range(9)]
+    plan = make_plan(members, 100 * MBIT, epoch=(1, 1))
+    regions = [members[int(p[1:])].region for p in plan.chains[0]]
+    assert regions == ["eu"] * 3 + ["us"] * 3 + ["ap"] * 3
+
+
+def test_a_region_is_not_kept_together_where_that_would_hold_others_up() -> None:
+    members = [
+        Member("a", "eu", 100e6, 90),
+        Member("b", "us", 100e6, 80),
+        Member("c", "us", 100e6, 70),
+        Member("d", "eu", 92e6, 60),
+    ]
+    assert make_plan(members, 100 * MBIT, epoch=(1, 1)).chains == (("a", "b", "c", "d"),)
+    near_in_time = Network(far_rtt_s=30.0)
+    assert make_plan(members, 100 * MBIT, epoch=(1, 1), network=near_in_time).chains == (("a", "d", "b", "c"),)
+
+
+@settings(deadline=None)
+@given(memberships(), UPLINKS, st.randoms(use_true_random=False))
+def test_every_member_once_whatever_they_are_and_in_whatever_order(
+    members: list[Member], uplink: float, shuffle: random.Random
+) -> None:
+    plan = make_plan(members, uplink, epoch=(1, 1))
+    validate(plan, members)
+    chained = [peer for chain in plan.chains for peer in chain]
+    assert sorted(chained) == [m.id for m in members]
+    shuffle.shuffle(members)
+    assert make_plan(members, uplink, epoch=(1, 1)) == plan
+
+
+@settings(deadline=None)
+@given(memberships(), UPLINKS)
+def test_a_plan_stays_when_nothing_has_changed(members: list[Member], uplink: float) -> None:
+    plan = make_plan(members, uplink, epoch=(1, 1))
+    assert make_plan(members, uplink, epoch=(1, 1), previous=plan) is plan
+
+
+@settings(deadline=None)
+@given(memberships(), memberships(), UPLINKS, UPLINKS)
+def test_a_replan_settles_at_once_and_is_never_worse_than_a_fresh_one(
+    before: list[Member], after: list[Member], uplink: float, new_uplink: float
+) -> None:
+    old = make_plan(before, uplink, epoch=(1, 1))
+    new = make_plan(after, new_uplink, epoch=(1, 2), previous=old)
+    validate(new, after)
+    assert make_plan(after, new_uplink, epoch=(1, 3), previous=new) is new
+    fresh = make_plan(after, new_uplink, epoch=(1, 2))
+    assert time_to_last_s(new, after, PAYLOAD, new_uplink) <= 1.1 * (1 + 1e-9) * time_to_last_s(fresh, after, PAYLOAD, new_uplink)
+
+
+def test_noise_in_scores_and_rates_moves_nobody() -> None:
+    members = fleet(12)
+    plan = make_plan(members, 300 * MBIT, epoch=(1, 1))
+    noisy = [replace(m, score=100.0 - m.score, bps=(97 + i % 5) * MBIT) for i, m in enumerate(members) if m.score is not None]
+    assert make_plan(noisy, 300 * MBIT, epoch=(1, 2), previous=plan) is plan
+
+
+def test_newcomers_go_to_the_shortest_tails_and_displace_nobody() -> None:
+    members = fleet(7)
+    plan = make_plan(members, 300 * MBIT, epoch=(1, 1))
+    joined = [*members, Member("new-1", bps=100 * MBIT, score=100.0), Member("new-2", bps=100 * MBIT, score=99.9)]
+    new = make_plan(joined, 300 * MBIT, epoch=(1, 2), previous=plan)
+    assert moves(plan, new) == [("new-1", "p00004"), ("new-2", "p00005")]
+    assert new.epoch == (1, 2)
+
+
+def test_chains_are_begun_as_peers_arrive() -> None:
+    plan = make_plan([], 300 * MBIT, epoch=(1, 0))
+    members = fleet(5)
+    for n in range(1, 6):
+        plan = make_plan(members[:n], 300 * MBIT, epoch=(1, n), previous=plan)
+    assert plan.chains == (("p00000", "p00003"), ("p00001", "p00004"), ("p00002",))
+
+
+def test_the_gone_are_cut_out_and_only_their_children_move() -> None:
+    members = fleet(9)
+    plan = make_plan(members, 300 * MBIT, epoch=(1, 1))
+    left = [m for m in members if m.id != "p00003"]
+    new = make_plan(left, 300 * MBIT, epoch=(1, 2), previous=plan)
+    assert moves(plan, new) == [("p00006", "p00000")]
+
+
+def test_a_peer_turned_slow_goes_to_a_tail_and_its_child_moves_up() -> None:
+    members = fleet(9)
+    plan = make_plan(members, 300 * MBIT, epoch=(1, 1))
+    slowed = [replace(m, bps=10 * MBIT) if m.id == "p00003" else m for m in members]
+    new = make_plan(slowed, 300 * MBIT, epoch=(1, 2), previous=plan)
+    assert moves(plan, new) == [("p00006", "p00000"), ("p00003", "p00006")]
+
+
+def test_a_forwarder_turned_leaf_goes_to_a_tail() -> None:
+    members = fleet(9)
+    plan = make_plan(members, 300 * MBIT, epoch=(1, 1))
+    turned = [replace(m, leaf=True) if m.id == "p00000" else m for m in members]
+    new = make_plan(turned, 300 * MBIT, epoch=(1, 2), previous=plan)
+    assert moves(plan, new) == [("p00003", ROOT), ("p00000", "p00006")]
+
+
+def test_an_uplink_that_shrank_merges_chains_by_moving_their_heads() -> None:
+    members = fleet(12)
+    plan = make_plan(members, 600 * MBIT, epoch=(1, 1))
+    new = make_plan(members, 300 * MBIT, epoch=(1, 2), previous=plan)
+    assert len(moves(plan, new)) == 3
+    assert sorted(map(len, new.chains)) == [4, 4, 4]
+
+
+def test_chains_grow_apart_only_until_time_says_so() -> None:
+    members = fleet(40)
+    one = Plan((1, 1), {m.id: members[i - 1].id if i else ROOT for i, m in enumerate(members)})
+    small = {"payload_bytes": 1 << 20}
+    new = make_plan(members, 400 * MBIT, epoch=(1, 2), previous=one, **small)
+    assert [len(c) for c in new.chains] == [10] * 4
+    assert len(moves(one, new)) == 3
+    assert predict(new, members, 1 << 20, 400 * MBIT).last_s < predict(one, members, 1 << 20, 400 * MBIT).last_s / 1.1
+    assert make_plan(members, 400 * MBIT, epoch=(1, 2), previous=one, payload_bytes=1 << 34) is one
+
+
+def test_ten_thousand_members() -> None:
+    """Run for its own sake: anything quadratic would take minutes here. One chain is the deepest that a plan can be."""
+    members = fleet(10_000)
+    for uplink in (100 * MBIT, 30_000 * MBIT):
+        half = make_plan(members[::2], uplink, epoch=(1, 1))
+        whole = make_plan(members, uplink, epoch=(1, 2), previous=half)
+        assert len(moves(half, whole)) == 5_000
+        thirds = make_plan(members[::3], uplink, epoch=(1, 3), previous=whole)
+        validate(thirds, members[::3])
+
+
+def test_members_and_epochs_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(PlanError, match="'a' is listed twice"):
+        make_plan([Member("a"), Member("b"), Member("a")], 1e6, epoch=(1, 1))
+    for fields in ({"id": ""}, {"bps": -1.0}, {"bps": float("inf")}, {"score": float("nan")}):
+        with pytest.raises(PlanError):
+            Member(**{"id": "a", **fields})  # type: ignore[arg-type]
+    plan = make_plan([Member("a")], 1e6, epoch=(2, 1))
+    for stale in ((1, 9), (2, 1)):
+        with pytest.raises(PlanError, match="epoch"):
+            make_plan([Member("b")], 1e6, epoch=stale, previous=plan)
+
+
+def test_no_unsound_plan_can_be_built() -> None:
+    with pytest.raises(LoopError):
+        Plan((1, 1), {"a": ROOT, "b": "c", "c": "b"})
+    with pytest.raises(LoopError):
+        Plan((1, 1), {"a": "a"})
+    with pytest.raises(PlanError, match="'x'"):
+        Plan((1, 1), {"a": "x"})
+    with pytest.raises(PlanError):
+        Plan((1, 1), {ROOT: "a", "a": ROOT})
+    with pytest.raises(FullError):
+        Plan((1, 1), {"a": ROOT, "b": "a", "c": "a", "d": "a"})
+    with pytest.raises(FullError):
+        Plan((1, 1), {"a": ROOT, "b": "a"}, frozenset("a"))
+    with pytest.raises(PlanError):
+        Plan((1, 1), {"a": ROOT}, frozenset("b"))
+
+
+def test_a_plan_answers_who_is_where() -> None:
+    plan = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
+    assert plan.path("d") == ("a", "b", "c", "d")
+    assert plan.path(ROOT) == ()
+    assert plan.backups("d") == ("b", "a", ROOT)
+    assert plan.backups("d", limit=1) == ("b", ROOT)
+    assert plan.backups("b") == plan.backups("a") == (ROOT,)
+    assert plan.chains == (("a", "b", "c", "d"), ("y",), ("x",))
+    assert (plan.depth, plan.depth_of("c"), plan.depth_of(ROOT)) == (4, 3, 0)
+    assert plan.order == ("a", "y", "b", "c", "x", "d")
+    assert "a" in plan
+    assert "z" not in plan
+    assert plan == Plan((1, 1), dict(plan.parent))
+    assert hash(plan) == hash(Plan((1, 1), dict(reversed(plan.parent.items()))))

@@ -1,0 +1,206 @@
+"""Changes to a running plan: by hand, and by a machine that joins, kills, re-attaches and replans in any order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from topology.plan import make_plan
+from topology.rebuild import admit, adopt, excise, moves, validate
+from topology.tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
+
+TREE = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
+
+
+def test_an_orphan_goes_to_its_nearest_live_ancestor() -> None:
+    new = excise(TREE, {"c"}, epoch=(1, 2))
+    assert moves(TREE, new) == [("d", "b")]
+    new = excise(TREE, {"b", "c"}, epoch=(1, 2))
+    assert moves(TREE, new) == [("d", "a"), ("x", "a")]
+    new = excise(TREE, {"a", "b", "c"}, epoch=(1, 2))
+    assert moves(TREE, new) == [("d", ROOT), ("x", ROOT)]
+    assert new.epoch == (1, 2)
+
+
+def test_an_ancestor_without_room_is_passed_over() -> None:
+    plan = Plan((1, 1), {"r": ROOT, "a": "r", "b": "a", "e": "a", "c": "b", "d": "b"})
+    assert moves(plan, excise(plan, {"b"}, epoch=(1, 2))) == [("d", "r"), ("c", "a")]
+
+
+def test_nobody_dead_changes_nothing_whatever_the_epoch() -> None:
+    assert excise(TREE, set(), epoch=(0, 0)) is TREE
+    assert excise(TREE, {"stranger"}, epoch=(0, 0)) is TREE
+    with pytest.raises(PlanError, match="epoch"):
+        excise(TREE, {"c"}, epoch=(1, 1))
+
+
+def test_adopt_follows_the_peer_and_its_chain_comes_along() -> None:
+    new = adopt(TREE, "c", "a", epoch=(1, 2))
+    assert moves(TREE, new) == [("c", "a")]
+    assert new.path("d") == ("a", "c", "d")
+    assert adopt(TREE, "c", "b", epoch=(0, 0)) is TREE
+    assert adopt(TREE, "b", ROOT, epoch=(2, 0)).children(ROOT) == ("a", "b", "y")
+
+
+def test_adopt_refuses_loops_full_parents_and_strangers() -> None:
+    for below in ("b", "c", "d", "x"):
+        with pytest.raises(LoopError):
+            adopt(TREE, "b", below, epoch=(1, 2))
+    with pytest.raises(FullError):
+        adopt(TREE, "y", "b", epoch=(1, 2))
+    with pytest.raises(FullError):
+        adopt(Plan((1, 1), {"a": ROOT, "b": ROOT}, frozenset("b")), "a", "b", epoch=(1, 2))
+    for peer, parent in (("z", "a"), ("a", "z")):
+        with pytest.raises(PlanError, match="'z'"):
+            adopt(TREE, peer, parent, epoch=(1, 2))
+
+
+def test_a_replacement_is_appended_at_the_shortest_tail() -> None:
+    members = [Member(c, bps=100e6) for c in "abcdef"]
+    plan = make_plan(members, 200e6, epoch=(1, 1))
+    assert plan.chains == (("a", "c", "e"), ("b", "d", "f"))
+    without = excise(plan, {"c"}, epoch=(1, 2))
+    live = [m for m in members if m.id != "c"]
+    back = admit(without, Member("c", bps=100e6), live, uplink_bps=200e6, epoch=(1, 3))
+    assert moves(without, back) == [("c", "e")]
+    with pytest.raises(PlanError, match="already"):
+        admit(back, Member("c"), live, uplink_bps=200e6, epoch=(1, 4))
+
+
+def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
+    plan = Plan((1, 1), {"a": ROOT, "b": "a", "l": "b"}, frozenset("l"))
+    members = [Member("a"), Member("b"), Member("l", leaf=True)]
+    assert admit(plan, Member("n"), members, uplink_bps=100e6, epoch=(1, 2)).parent["n"] == "b"
+    alone = Plan((1, 1), {"l": ROOT}, frozenset("l"))
+    assert admit(alone, Member("n"), members[2:], uplink_bps=100e6, epoch=(1, 2)).parent["n"] == ROOT
+
+
+def test_validate_names_what_is_broken() -> None:
+    members = [Member(c) for c in "abcdxy"]
+    validate(TREE, members)
+    with pytest.raises(PlanError, match="'z'"):
+        validate(TREE, [*members, Member("z")])
+    with pytest.raises(PlanError, match="'a'"):
+        validate(TREE, members[1:])
+    with pytest.raises(PlanError, match="'a' is a leaf"):
+        validate(TREE, [Member("a", leaf=True), *members[1:]])
+
+
+def test_moves_lists_parents_before_children() -> None:
+    assert moves(Plan((1, 1), {}), TREE) == [(p, TREE.parent[p]) for p in TREE.order]
+    assert moves(TREE, Plan((1, 2), {})) == []
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Plan:
+    parent: dict[str, str] = {}
+    for index in range(draw(st.integers(0, 30))):
+        free = [p for p in parent if list(parent.values()).count(p) < MAX_CHILDREN]
+        parent[f"p{draw(st.integers(0, 9))}{index}"] = draw(st.sampled_from([ROOT, *free]))
+    return Plan((1, 1), parent)
+
+
+@settings(deadline=None)
+@given(trees(), st.data())
+def test_only_orphans_move_and_each_to_an_ancestor(plan: Plan, data: st.DataObject) -> None:
+    dead = data.draw(st.sets(st.sampled_from(plan.order))) if plan.order else set()
+    new = excise(plan, dead, epoch=(1, 2))
+    assert set(new.parent) == set(plan.parent) - dead
+    assert {peer for peer, _ in moves(plan, new)} == {p for p in new.parent if plan.parent[p] in dead}
+    for peer, parent in moves(plan, new):
+        assert parent in plan.backups(peer)
+        nearer = [p for p in plan.backups(peer)[: plan.backups(peer).index(parent)] if p not in dead]
+        assert all(len(new.children(p)) == MAX_CHILDREN for p in nearer)
+
+
+class Fleet(RuleBasedStateMachine):
+    """A hub's view of a fleet that changes in every way at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members: dict[str, Member] = {}
+        self.plan = Plan((1, 0), {})
+        self.uplink_bps = 300e6
+        self.born = 0
+
+    def next_epoch(self) -> tuple[int, int]:
+        return (self.plan.epoch[0], self.plan.epoch[1] + 1)
+
+    def newborn(self, bps: float | None, region: str, leaf: bool) -> Member:
+        self.born += 1
+        return Member(f"p{self.born * 7919 % 1000:03}-{self.born}", region, bps, None, leaf)
+
+    def some(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.members)))
+
+    @initialize(n=st.integers(0, 12), uplink=st.sampled_from([50e6, 300e6, 2e9]))
+    def begin(self, n: int, uplink: float) -> None:
+        self.uplink_bps = uplink
+        fresh = [self.newborn(100e6, "eu", False) for _ in range(n)]
+        self.members = {m.id: m for m in fresh}
+        self.plan = make_plan(fresh, uplink, epoch=self.next_epoch())
+
+    @rule(bps=st.sampled_from([None, 10e6, 100e6]), region=st.sampled_from(["eu", "us"]), leaf=st.booleans())
+    def join(self, bps: float | None, region: str, leaf: bool) -> None:
+        member = self.newborn(bps, region, leaf)
+        before = self.plan
+        self.plan = admit(before, member, self.members.values(), uplink_bps=self.uplink_bps, epoch=self.next_epoch())
+        self.members[member.id] = member
+        assert [peer for peer, _ in moves(before, self.plan)] == [member.id]
+
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        if not self.members:
+            return
+        dead = data.draw(st.sets(st.sampled_from(sorted(self.members)), min_size=1, max_size=4))
+        before = self.plan
+        self.plan = excise(before, dead, epoch=self.next_epoch())
+        for peer in dead:
+            del self.members[peer]
+        assert all(before.parent[peer] in dead for peer, _ in moves(before, self.plan))
+
+    @rule(data=st.data())
+    def reattach(self, data: st.DataObject) -> None:
+        if not self.members:
+            return
+        peer = self.some(data)
+        target = data.draw(st.sampled_from([ROOT, *sorted(self.members)]))
+        before = self.plan
+        try:
+            self.plan = adopt(before, peer, target, epoch=self.next_epoch())
+        except LoopError:
+            assert peer in before.path(target)
+        except FullError:
+            assert target in before.leaves or len(before.children(target)) == MAX_CHILDREN
+        else:
+            assert moves(before, self.plan) in ([], [(peer, target)])
+
+    @rule(data=st.data(), bps=st.sampled_from([1e6, 100e6, 1e9]), score=st.floats(0, 100), leaf=st.booleans())
+    def measure(self, data: st.DataObject, bps: float, score: float, leaf: bool) -> None:
+        if not self.members:
+            return
+        peer = self.some(data)
+        leaf = leaf and not self.plan.children(peer)
+        self.members[peer] = Member(peer, self.members[peer].region, bps, score, leaf)
+
+    @rule(uplink=st.sampled_from([50e6, 300e6, 2e9]), payload=st.sampled_from([1 << 10, 1 << 24, 1 << 34]))
+    def replan(self, uplink: float, payload: int) -> None:
+        self.uplink_bps = uplink
+        self.plan = make_plan(self.members.values(), uplink, epoch=self.next_epoch(), previous=self.plan, payload_bytes=payload)
+        again = make_plan(self.members.values(), uplink, epoch=self.next_epoch(), previous=self.plan, payload_bytes=payload)
+        assert again is self.plan
+
+    @invariant()
+    def sound(self) -> None:
+        validate(self.plan, self.members.values())
+        reached = [ROOT]
+        for peer in reached:  # walks as it grows: a loop would never end, a peer fed twice would be there twice
+            reached += self.plan.children(peer)
+            assert peer == ROOT or len(self.plan.children(peer)) <= MAX_CHILDREN
+        assert sorted(reached) == sorted([ROOT, *self.members])
+
+
+Fleet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFleet = Fleet.TestCase

@@ -1,0 +1,138 @@
+"""Which peer feeds which: the chains of a broadcast.
+
+The hub's uplink feeds as many chains as it can at a peer's full rate. The best-scored peers head them and the rest are dealt behind in score
+order (ECHO-2, section 4.2 and appendix C.3). Predicted time chooses among plans, the score breaks ties, and a plan that serves stays: a
+running one is repaired or replaced only for a gain above `GAMMA`, and by the fewest moves that bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import fsum
+from statistics import median
+
+from topology.model import (
+    DEFAULT_NETWORK,
+    TYPICAL_PAYLOAD_BYTES,
+    Network,
+    Prediction,
+    chain_times_s,
+    member_rates,
+    number_of_chains,
+    predict,
+)
+from topology.rebuild import GAMMA, cut, demote, grow, level, renew
+from topology.tree import ROOT, Epoch, Member, Plan, by_id
+
+__all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
+
+
+def make_plan(
+    members: Iterable[Member],
+    uplink_bps: float,
+    *,
+    epoch: Epoch,
+    previous: Plan | None = None,
+    payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
+    network: Network = DEFAULT_NETWORK,
+) -> Plan:
+    """A plan that reaches every member once.
+
+    With a `previous` plan: those gone are cut out, newcomers appended at the shortest chains' tails, and the rest stays as it is, unless that
+    predicts a gain above `GAMMA`; when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
+    matter, ties go by id.
+
+    Raises PlanError for a member listed twice, an uplink not above 0, or a changed plan whose epoch is not above the previous one's.
+    """
+    table = by_id(members)
+    chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
+    planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table))
+    fresh = planner.repaired(planner.deal(epoch))
+    if previous is None:
+        return fresh
+    kept = planner.repaired(planner.keep(previous))
+    best = fresh if _improves(planner.predict(fresh), planner.predict(kept)) else kept
+    return renew(previous, best, epoch)
+
+
+def _ranking(table: Mapping[str, Member]) -> Callable[[Member], tuple[bool, float, str]]:
+    """Sort key: forwarders before leaves, then the best score first, the unknown at the median, ties by id."""
+    known = [m.score for m in table.values() if m.score is not None]
+    middle = median(known) if known else 0.0
+    return lambda m: (m.leaf, -(middle if m.score is None else m.score), m.id)
+
+
+def _improves(new: Prediction, old: Prediction) -> bool:
+    """The last peer is served sooner by more than GAMMA, or no later while the worst-served is by more than GAMMA better off.
+
+    Each step down this order lowers the one or the other, so no two plans can take turns.
+    """
+    return new.last_s * GAMMA < old.last_s or (new.last_s <= old.last_s and new.stretch * GAMMA < old.stretch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """One planning's inputs."""
+
+    table: Mapping[str, Member]
+    rates: Mapping[str, float]
+    chains: int
+    uplink_bps: float
+    payload_bytes: float
+    network: Network
+    rank: Callable[[Member], tuple[bool, float, str]]
+
+    def predict(self, plan: Plan) -> Prediction:
+        return predict(plan, self.table.values(), self.payload_bytes, self.uplink_bps, self.network)
+
+    def deal(self, epoch: Epoch) -> Plan:
+        """From nothing: heads, then the rest round robin, then the leaves at the tails."""
+        ranked = sorted(self.table.values(), key=self.rank)
+        forwarders = [m for m in ranked if not m.leaf]
+        parent: dict[str, str] = {}
+        for first in range(min(self.chains, len(forwarders))):
+            above = ROOT
+            for member in self._in_regions(forwarders[first :: self.chains]):
+                parent[member.id] = above
+                above = member.id
+        return grow(Plan(epoch, parent), ranked[len(forwarders) :], self.chains)
+
+    def keep(self, previous: Plan) -> Plan:
+        """The previous plan with the fewest changes that today's members ask for."""
+        table = self.table
+        gone = [p for p in previous.order if p not in table or (table[p].leaf and previous.children(p))]
+        kept = cut(previous, gone)
+        kept = Plan(previous.epoch, kept.parent, frozenset(p for p in kept.order if table[p].leaf))
+        return grow(kept, sorted((m for m in table.values() if m.id not in kept), key=self.rank), self.chains)
+
+    def repaired(self, plan: Plan) -> Plan:
+        """The plan after every repair that is worth its moves, the cheaper kind first."""
+        repairs: tuple[Callable[[Plan], Plan], ...] = (
+            lambda p: demote(p, self.table, self.rates, self.chains),
+            lambda p: level(p, self.chains),
+        )
+        before = self.predict(plan)
+        untried = list(repairs)
+        while untried:
+            candidate = untried.pop(0)(plan)
+            if candidate.parent == plan.parent:
+                continue
+            after = self.predict(candidate)
+            if _improves(after, before):
+                plan, before, untried = candidate, after, list(repairs)
+        return plan
+
+    def _in_regions(self, chain: list[Member]) -> list[Member]:
+        """The chain behind the same head, each region in one stretch, where that serves its peers sooner on the whole; else as it came."""
+        seen = {m.region: index for index, m in reversed(list(enumerate(chain)))}
+        if len(seen) == 1:
+            return chain
+        return min(chain, sorted(chain, key=lambda m: seen[m.region]), key=self._summed_s)
+
+    def _summed_s(self, chain: list[Member]) -> float:
+        regions = [self.network.root_region, *(m.region for m in chain)]
+        rtts_s = [self.network.rtt_s(a, b) for a, b in pairwise(regions)]
+        rates = [self.rates[m.id] for m in chain]
+        return fsum(chain_times_s(self.payload_bytes, rates, self.network.piece_bytes, rtts_s))

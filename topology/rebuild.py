@@ -1,0 +1,194 @@
+"""Changes to a plan that leave alone whoever they can.
+
+Promise: peers are cut out, put in and moved one link at a time. `excise` moves the orphans of the dead and nobody else, `admit` moves nobody,
+`adopt` writes down what a peer has already done. Each returns the plan it was given when nothing changes, and otherwise one under the new epoch,
+which must be above the old. `demote` and `level` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from topology.model import median_bps, number_of_chains
+from topology.tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError, by_id
+
+GAMMA: Final = 1.1
+"""Hysteresis: what is not better by more than this factor is noise. ECHO-2 (section 4.3) finds that 10 % absorbs short-term fluctuation."""
+
+
+def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
+    """Cut the dead out. Each of their children goes to its nearest live ancestor that has room, else to ROOT. Ids not in the plan are ignored."""
+    return renew(plan, cut(plan, dead), epoch)
+
+
+def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
+    """`peer` reports that it hangs below `new_parent` (or ROOT) now; its own chain comes along.
+
+    Raises LoopError when the new parent is below the peer, FullError when it may not feed one more, PlanError when either is not in the plan.
+    """
+    if peer not in plan:
+        raise PlanError(f"peer {peer!r} is not in the plan: admit it first")
+    if new_parent != ROOT and new_parent not in plan:
+        raise PlanError(f"peer {peer!r} names {new_parent!r} as its parent, which is not in the plan")
+    if plan.parent[peer] == new_parent:
+        return plan
+    if peer in plan.path(new_parent):
+        raise LoopError(f"peer {peer!r} cannot hang below {new_parent!r}, which it feeds itself")
+    if new_parent != ROOT and (new_parent in plan.leaves or len(plan.children(new_parent)) >= MAX_CHILDREN):
+        raise FullError(f"peer {peer!r} cannot hang below {new_parent!r}, which feeds as many as it may")
+    return renew(plan, Plan(plan.epoch, {**plan.parent, peer: new_parent}, plan.leaves), epoch)
+
+
+def admit(plan: Plan, member: Member, members: Iterable[Member], *, uplink_bps: float, epoch: Epoch) -> Plan:
+    """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while the uplink can feed one more chain.
+
+    `members` are all live members; whether they include the newcomer does not matter. Raises PlanError when it is in the plan already.
+    """
+    if member.id in plan:
+        raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
+    table = by_id(m for m in members if m.id != member.id) | {member.id: member}
+    chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
+    return renew(plan, grow(plan, [member], chains), epoch)
+
+
+def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:
+    """(peer, new parent) for everyone whose parent changed or who is new, parents before children."""
+    return [(peer, new.parent[peer]) for peer in new.order if old.parent.get(peer) != new.parent[peer]]
+
+
+def validate(plan: Plan, members: Iterable[Member]) -> None:
+    """Raise PlanError unless the plan reaches each member once, nobody else, and asks no leaf to forward.
+
+    That it is a tree within its degree needs no check here: no other plan can be built.
+    """
+    table = by_id(members)
+    if missing := table.keys() - plan.parent.keys():
+        raise PlanError(f"{len(missing)} live peers are not reached, {min(missing)!r} first")
+    if strangers := plan.parent.keys() - table.keys():
+        raise PlanError(f"{len(strangers)} peers of the plan are not members, {min(strangers)!r} first")
+    if loaded := [m.id for m in table.values() if m.leaf and plan.children(m.id)]:
+        raise PlanError(f"{loaded[0]!r} is a leaf and yet feeds {plan.children(loaded[0])[0]!r}")
+
+
+def renew(old: Plan, changed: Plan, epoch: Epoch) -> Plan:
+    """`old` itself when `changed` is no different, else `changed` under the new epoch. Raises PlanError unless that is above the old one."""
+    if changed.parent == old.parent and changed.leaves == old.leaves:
+        return old
+    if epoch <= old.epoch:
+        raise PlanError(f"a changed plan needs an epoch above {old.epoch}, not {epoch}")
+    return Plan(epoch, changed.parent, changed.leaves)
+
+
+def cut(plan: Plan, dead: Iterable[str]) -> Plan:
+    """`excise` under the old epoch."""
+    gone = {peer for peer in dead if peer in plan}
+    if not gone:
+        return plan
+    parent = {peer: above for peer, above in plan.parent.items() if peer not in gone}
+    load = Counter(above for above in parent.values() if above not in gone)
+    anchor: dict[str, str] = {}  # of the dead: nearest live ancestor
+    for peer in plan.order:
+        above = plan.parent[peer]
+        above = anchor.get(above, above)
+        if peer in gone:
+            anchor[peer] = above
+        elif plan.parent[peer] in gone:
+            while above != ROOT and load[above] >= MAX_CHILDREN:
+                above = anchor.get(plan.parent[above], plan.parent[above])
+            parent[peer] = above
+            load[above] += 1
+    return Plan(plan.epoch, parent, plan.leaves - gone)
+
+
+def grow(plan: Plan, newcomers: Sequence[Member], chains: int) -> Plan:
+    """Append the newcomers in the order given, moving nobody, under the old epoch."""
+    if not newcomers:
+        return plan
+    slots = _Slots(plan, chains)
+    parent = dict(plan.parent)
+    for member in newcomers:
+        parent[member.id] = slots.take(member.id, member.leaf)
+    return Plan(plan.epoch, parent, plan.leaves | {m.id for m in newcomers if m.leaf})
+
+
+class _Slots:
+    """The places where a newcomer can be hung without moving anyone, the best first: a chain not yet begun, the tail of the shortest chain, a
+    second child where all chains end in leaves, the hub."""
+
+    def __init__(self, plan: Plan, chains: int) -> None:
+        self._heads_left = chains - len(plan.children(ROOT))
+        self._depth = {peer: plan.depth_of(peer) for peer in (ROOT, *plan.order)}
+        self._tails: list[tuple[int, str]] = []
+        self._seconds: list[tuple[int, int, str]] = []
+        for peer in plan.order:
+            below = plan.children(peer)
+            if peer not in plan.leaves and not below:
+                self._tails.append((self._depth[peer], peer))
+            elif len(below) == 1:
+                self._seconds.append(self._second(peer, below[0] in plan.leaves))
+        heapq.heapify(self._tails)
+        heapq.heapify(self._seconds)
+
+    def take(self, peer: str, leaf: bool) -> str:
+        """Place one peer and return its parent. O(log n)."""
+        parent = ROOT
+        if self._heads_left > 0:
+            self._heads_left -= 1
+        elif self._tails:
+            parent = heapq.heappop(self._tails)[1]
+            heapq.heappush(self._seconds, self._second(parent, leaf))
+        elif self._seconds:
+            parent = heapq.heappop(self._seconds)[2]
+        self._depth[peer] = self._depth[parent] + 1
+        if not leaf:
+            heapq.heappush(self._tails, (self._depth[peer], peer))
+        return parent
+
+    def _second(self, peer: str, leaf_below: bool) -> tuple[int, int, str]:
+        # A second child halves the rate of everyone below the first: beside a lone leaf it costs least (then the higher the better), elsewhere
+        # the lower the better.
+        return (0, self._depth[peer], peer) if leaf_below else (1, -self._depth[peer], peer)
+
+
+def demote(plan: Plan, members: Mapping[str, Member], rates: Mapping[str, float], chains: int) -> Plan:
+    """Propose to move forwarders that hold back someone below them to tails, the fastest of them first. `rates` in bits/s, all known."""
+    middle = median_bps(rates.values())
+    wanted: dict[str, float] = {}  # the most that anyone at or below can take, up to the median
+    slow: list[str] = []
+    for peer in reversed(plan.order):
+        below = max((wanted[child] for child in plan.children(peer)), default=0.0)
+        if rates[peer] * GAMMA < below:
+            slow.append(peer)
+        wanted[peer] = max(below, min(rates[peer], middle))
+    slow.sort(key=lambda peer: (-rates[peer], peer))
+    return grow(cut(plan, slow), [members[peer] for peer in slow], chains)
+
+
+def level(plan: Plan, chains: int) -> Plan:
+    """Propose to make the hub feed just so many chains, none longer than need be, by moving whole ends of chains: one link for each.
+
+    Chains that part from another below the hub stay with it. Chains that end in a leaf are not extended.
+    """
+    whole = sorted((c for c in plan.chains if plan.parent[c[0]] == ROOT), key=lambda c: (-len(c), c))
+    if not whole:
+        return plan
+    length = -(-sum(map(len, whole)) // chains)
+    kept, surplus = whole[:chains], whole[chains:]
+    pieces = deque([*surplus, *(c[length:] for c in kept if len(c) > length)])
+    room = [(0, ROOT)] * (chains - len(kept))
+    room += [(len(c), c[-1]) for c in kept if len(c) < length and c[-1] not in plan.leaves]
+    heapq.heapify(room)
+    parent = dict(plan.parent)
+    while pieces and room:
+        piece = pieces.popleft()
+        have, tail = heapq.heappop(room)
+        taken, rest = piece[: length - have], piece[length - have :]
+        parent[taken[0]] = tail
+        if rest:
+            pieces.appendleft(rest)
+        elif have + len(taken) < length and taken[-1] not in plan.leaves:
+            heapq.heappush(room, (have + len(taken), taken[-1]))
+    return Plan(plan.epoch, parent, plan.leaves)
