@@ -119,8 +119,14 @@ class FlatCodec:
         if old is None:
             raise UsageError(f"cell {cell.index}: flat steps become values only with the cell's old words")
         positions, steps = decode_flat(payload, cell)
-        steps += old[positions]
-        return positions, steps
+        return positions, _at(old, positions) + steps
+
+
+def _at(words: Words, positions: Positions) -> Words:
+    """``words[positions]``, positions known to lie inside."""
+    out = np.empty(positions.size, dtype=words.dtype)
+    kernels.gather(words, kernels.readonly(positions), out)
+    return out
 
 
 CODECS: dict[int, Codec] = {c.id: c for c in (RawCodec(), DenseCodec(), FlatCodec())}
@@ -216,7 +222,7 @@ def decode(
         changed = cell.words if was is None else int(np.count_nonzero(was != words))
     else:
         assert was is not None  # only with the old words does a codec give positions and absolute values
-        reached = (before + digest_change(positions, was[positions], words, cell)) & MASK
+        reached = (before + digest_change(positions, _at(was, positions), words, cell)) & MASK
         changed = positions.size
     if reached != after:
         raise IntegrityError(f"cell {cell.index}: {found.name} payload leads to digest {reached:016x}, not {after:016x}")

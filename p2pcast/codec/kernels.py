@@ -26,17 +26,21 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _U1 = np.uint64(1)
+_U10 = np.uint64(10)
 _U27 = np.uint64(27)
 _U30 = np.uint64(30)
 _U31 = np.uint64(31)
 _U32 = np.uint64(32)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _LOW16 = np.uint64(0xFFFF)
+_LANE = np.uint64(BLOCK_LANES - 1)
 
 
 def readonly(array: Words) -> Words:
     """The same memory as an aligned, contiguous array that can't be written (copied only if it lies unaligned or strided)."""
-    view = np.require(array, requirements=("C", "A")).view()
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        array = array.copy()
+    view = array.view()
     view.flags.writeable = False
     return view
 
@@ -87,7 +91,7 @@ def mix(x):  # type: ignore[no-untyped-def]
 @_kernel
 def multiplier(seed, block):  # type: ignore[no-untyped-def]
     """M(t, b) of docs/delta-format.md §2; ``seed`` is mix(t + 1)."""
-    return mix(seed + _GOLDEN * np.uint64(block + 1)) | _U1
+    return mix(seed + _GOLDEN * (np.uint64(block) + _U1)) | _U1
 
 
 @_kernel
@@ -117,12 +121,14 @@ def digest_lanes(lanes, first, seed, table):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _lane_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
-    """Σ (new − old) · T over the lanes of one changed word, whose first lane is ``lane``: all in one block."""
+    """Σ (new − old) · T over the lanes of one changed word, whose first lane is ``lane`` (u64): all in one block."""
+    if lanes == 1:
+        return (now - was) * table[lane & _LANE]
     acc = np.uint64(0)
     for k in range(lanes):
         shift = np.uint64(16 * k)
-        change = ((now >> shift) & _LOW16) - ((was >> shift) & _LOW16)
-        acc += change * table[(lane + k) & 1023]
+        moved = ((now >> shift) & _LOW16) - ((was >> shift) & _LOW16)
+        acc += moved * table[(lane + np.uint64(k)) & _LANE]
     return acc
 
 
@@ -131,36 +137,40 @@ def scan(old, new, first, lanes, seed, table, positions, steps):  # type: ignore
     """Compare and compact: fills ``positions`` and ``steps`` (new − old) of the words that differ.
 
     ``first`` is the word's number in its tensor, ``lanes`` the lanes a word. Returns (number of changed words, change of the digest).
-    Goes by blocks of the digest, so that a block's few changed words are fetched again while they are in the nearest cache.
+    Goes by blocks of the digest, so that each block's multiplier is made once.
     """
-    size = old.size
     block_words = 1024 // lanes
     found = 0
     delta = np.uint64(0)
     start = 0
-    while start < size:
+    while start < old.size:
         lane = (first + start) * lanes
-        stop = min(start + block_words - (lane & 1023) // lanes, size)
+        stop = min(start + block_words - (lane & 1023) // lanes, old.size)
+        acc = np.uint64(0)
         begin = found
         at = start
         while at + 64 <= stop:
             bits = _differences(old, new, at)
+            was = old[at : at + 64]
+            now = new[at : at + 64]
             while bits:
-                positions[found] = np.uint32(np.uint64(at) + _lowest(bits))
-                found += 1
+                k = _lowest(bits)  # unsigned, as an index: numba spares the test for negative ones
                 bits &= bits - _U1
+                positions[found] = np.uint32(np.uint64(at) + k)
+                steps[found] = now[k] - was[k]
+                here = np.uint64((first + at) * lanes) + k * np.uint64(lanes)
+                acc += _lane_change(np.uint64(was[k]), np.uint64(now[k]), here, lanes, table)
+                found += 1
             at += 64
         while at < stop:
             if old[at] != new[at]:
                 positions[found] = np.uint32(at)
+                steps[found] = new[at] - old[at]
+                here = np.uint64((first + at) * lanes)
+                acc += _lane_change(np.uint64(old[at]), np.uint64(new[at]), here, lanes, table)
                 found += 1
             at += 1
         if found > begin:
-            acc = np.uint64(0)
-            for k in range(begin, found):
-                p = np.int64(positions[k])
-                steps[k] = new[p] - old[p]
-                acc += _lane_change(np.uint64(old[p]), np.uint64(new[p]), (first + p) * lanes, lanes, table)
             delta += acc * multiplier(seed, lane >> 10)
         start = stop
     return found, delta
@@ -168,21 +178,22 @@ def scan(old, new, first, lanes, seed, table, positions, steps):  # type: ignore
 
 @_kernel
 def change(positions, was, now, first, lanes, seed, table):  # type: ignore[no-untyped-def]
-    """Change of the digest by the words at ``positions``, which went from ``was`` to ``now``."""
+    """Change of the digest by the words at ``positions``, which went from ``was`` to ``now``.
+
+    The multiplier is made anew for every word: its latency hides behind the others', where keeping it would cost a branch that guesses wrong.
+    """
     delta = np.uint64(0)
-    acc = np.uint64(0)
-    block = np.int64(-1)
     for k in range(positions.size):
-        lane = (first + np.int64(positions[k])) * lanes
-        if lane >> 10 != block:
-            if block >= 0:
-                delta += acc * multiplier(seed, block)
-            acc = np.uint64(0)
-            block = lane >> 10
-        acc += _lane_change(np.uint64(was[k]), np.uint64(now[k]), lane, lanes, table)
-    if block >= 0:
-        delta += acc * multiplier(seed, block)
+        lane = np.uint64((first + np.int64(positions[k])) * lanes)
+        delta += _lane_change(np.uint64(was[k]), np.uint64(now[k]), lane, lanes, table) * multiplier(seed, lane >> _U10)
     return delta
+
+
+@_kernel
+def gather(words, positions, out):  # type: ignore[no-untyped-def]
+    """``out[k] = words[positions[k]]``; numpy would first widen the positions."""
+    for k in range(positions.size):
+        out[k] = words[np.uint64(positions[k])]
 
 
 @_kernel
@@ -206,8 +217,8 @@ def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
 @_kernel
 def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
     """Gap symbols to positions; ``positions`` has one place more than there are symbols. Returns (how many, words spanned)."""
-    found = 0
-    at: Any = -1
+    found: Any = 0
+    at = np.int64(-1)
     for k in range(symbols.size):
         symbol = np.int64(symbols[k])
         ends = np.int64(symbol != escape)
