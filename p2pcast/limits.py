@@ -60,7 +60,7 @@ MIN_PIECE_BYTES = KIB
 MAX_PIECE_BYTES = 4 * MIB
 """A piece is a power of two in this range: a relay holds several per link in memory."""
 CELL_OVERHEAD_BYTES = 256
-"""A coded cell is never larger than its raw bytes and this: the codecs' own headers."""
+"""A coded cell is never larger than twice its raw bytes (steps and gaps of a cell that changed everywhere) and this, the codecs' own headers."""
 MAX_FILES_BYTES = GIB
 """All small files of one version together."""
 MAX_PATH_PART_BYTES = 255

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from p2pcast import limits
-from p2pcast.artifact.records import ANCHOR, HASH_BYTES, RAW, Batch, CellEntry, Manifest, Open, run_id
+from p2pcast.artifact.records import ANCHOR, HASH_BYTES, RAW, Batch, CellEntry, Manifest, Open, payload_fits, run_id
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
 
@@ -49,7 +49,7 @@ class Assembly:
         """Entries so far, in log order."""
         self._public = public
         self._cells = layout.cells
-        most = layout.nbytes + len(self._cells) * limits.CELL_OVERHEAD_BYTES + limits.MAX_FILES_BYTES
+        most = 2 * layout.nbytes + len(self._cells) * limits.CELL_OVERHEAD_BYTES + limits.MAX_FILES_BYTES
         self._max_pieces = -(-most // self.open.piece)
         self._max_batches = self._max_pieces + len(self._cells)
         self._by_seq: dict[int, _Known] = {}
@@ -189,7 +189,7 @@ class Assembly:
                 raise self._broken(f"batch {batch.seq}: cell {entry.cell} stands twice")
             fresh.add(entry.cell)
             nbytes = self._cells[entry.cell].nbytes
-            if entry.bytes > nbytes + limits.CELL_OVERHEAD_BYTES or (entry.codec == RAW and entry.bytes != nbytes):
+            if not payload_fits(entry.codec, entry.bytes, nbytes):
                 raise self._broken(f"batch {batch.seq}: cell {entry.cell} of {nbytes} bytes has a payload of {entry.bytes}")
             if self.open.kind == ANCHOR and (entry.codec != RAW or entry.before != 0):
                 raise self._broken(f"batch {batch.seq}: cell {entry.cell}: an anchor's cells are raw, with before = 0")

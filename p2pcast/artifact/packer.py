@@ -23,6 +23,7 @@ from p2pcast.artifact.records import (
     Open,
     RunKey,
     path_fault,
+    payload_fits,
     run_id,
 )
 from p2pcast.codec.layout import Layout
@@ -68,7 +69,7 @@ class Packer:
         if not RAW <= codec <= MAX_CODEC or not 0 <= before <= U64 or not 0 <= after <= U64:
             raise UsageError(f"cell {cell}: codec or digest is out of range")
         nbytes = self._layout.cells[cell].nbytes
-        if not 1 <= size <= nbytes + limits.CELL_OVERHEAD_BYTES or (codec == RAW and size != nbytes):
+        if not payload_fits(codec, size, nbytes):
             raise UsageError(f"cell {cell}: payload of {size} bytes does not fit a cell of {nbytes}")
         if self.open.kind == ANCHOR and (cell != self._cells or codec != RAW or before != 0):
             raise UsageError("an anchor holds every cell raw, in order, with before = 0")

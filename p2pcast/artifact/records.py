@@ -32,6 +32,11 @@ RAW = 1
 MAX_CODEC = 4
 
 
+def payload_fits(codec: int, size: int, cell_bytes: int) -> bool:
+    """Whether a payload of ``size`` bytes may stand for a cell of ``cell_bytes``: readers size their buffers by this."""
+    return size == cell_bytes if codec == RAW else 1 <= size <= 2 * cell_bytes + limits.CELL_OVERHEAD_BYTES
+
+
 class RunKey:
     """The run's Ed25519 key: who holds it may publish versions."""
 

@@ -1,0 +1,334 @@
+"""Deltas between folders and files, without a network: diff, apply, squash, verify.
+
+Promise: exact to the bit; a result appears whole or not at all; a wrong base, a damaged file or links that do not follow each other are refused
+before a result has its name. Memory is bounded by a few cells per core. Files are signed with a throw-away key: that guards against damage, while
+authenticity needs a run's own key (``P2pdFile.open(…, public=…)``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.artifact.assembly import Placed
+from p2pcast.artifact.p2pd import P2pdFile, P2pdWriter
+from p2pcast.artifact.records import DELTA, ID_BYTES, FileEntry, Open, RunKey, run_id
+from p2pcast.checkpoint import Checkpoint, write_folder
+from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode
+from p2pcast.codec.digest import MASK, digest
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.codec.squash import squash
+from p2pcast.errors import IntegrityError, LocalError, UsageError
+from p2pcast.parallel import cores, ordered_map
+from p2pcast.version import Version
+
+_STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What ``diff`` or ``squash`` made. ``changed`` counts words (values, for all but complex and packed dtypes); ``seconds`` is wall time."""
+
+    path: Path
+    base: Version
+    version: Version
+    nbytes: int
+    dense_bytes: int
+    params: int
+    changed: int
+    codecs: dict[str, int]
+    """Codec name → cells coded with it; cells that did not change are ``none``."""
+    state: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A folder's digest, and what it was compared with. ``faults`` is empty when all is well."""
+
+    state: int
+    version: Version | None
+    faults: list[str]
+
+
+def folder_versions(old: Path, new: Path) -> tuple[Version, Version]:
+    """Versions for two folders: ``step_N`` is 0.N; others 0.0 and one step later. A step that does not grow opens a branch."""
+    was, now = (_STEP.fullmatch(p.resolve().name) for p in (old, new))
+    base = Version(0, int(was[1]) if was else 0)
+    version = Version(0, int(now[1]) if now else base.step + 1)
+    return base, version if version > base else Version(base.branch + 1, version.step)
+
+
+def cell_name(layout: Layout, cell: Cell) -> str:
+    """For messages: the tensor and the range of its words."""
+    return f"tensor {layout.tensors[cell.tensor].name!r}, words {cell.start} to {cell.start + cell.words - 1} (cell {cell.index})"
+
+
+def require_same(expected: Layout, found: Layout, what: str) -> None:
+    """Raises IntegrityError listing every tensor that differs. Cells need not be cut alike."""
+    if expected.tensors == found.tensors:
+        return
+    lines = expected.difference(found)
+    more = f"\n  … and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    listed = "\n  ".join(lines[:_SHOWN])
+    raise IntegrityError(f"{what}: the tensors differ, so no delta fits (it takes a whole anchor):\n  {listed}{more}")
+
+
+def diff(
+    old: Path | str,
+    new: Path | str,
+    out: Path | str,
+    *,
+    codec: str = "auto",
+    cell_words: int = limits.CELL_WORDS,
+    workers: int | None = None,
+) -> Written:
+    """Write the delta from folder ``old`` to folder ``new`` to the file ``out``. Raises LocalError, IntegrityError."""
+    old, new, out = Path(old), Path(new), Path(out)
+    was, now = Checkpoint.open(old), Checkpoint.open(new)
+    layout = was.layout(cell_words=cell_words)
+    require_same(layout, now.layout(), f"{new} against {old}")
+    base, version = folder_versions(old, new)
+    old_files, new_files = was.small_files(), now.small_files()
+    key, started = RunKey.generate(), time.perf_counter()
+    tally: Counter[str] = Counter()
+    state = changed = 0
+
+    def code(cell: Cell) -> tuple[int, Encoded | None]:
+        words = was.words(cell)
+        before = digest(words, cell)
+        coded = encode(cell, words, now.words(cell), before=before, codec=codec)
+        if coded is not None and coded.codec != RAW and len(coded.payload) > cell.nbytes:
+            coded = encode(cell, words, now.words(cell), before=before, codec="raw")
+        return before if coded is None else coded.after, coded
+
+    with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
+        for after, coded in ordered_map(code, layout.cells, workers=workers or cores(), name="encode"):
+            state = (state + after) & MASK
+            changed += _add(writer, coded, tally)
+        for path, contents in sorted(new_files.items()):
+            writer.add_file(path, contents, in_base=old_files.get(path) == contents)
+        size = writer.seal(state)
+    seconds = time.perf_counter() - started
+    return Written(out, base, version, size, layout.nbytes, layout.params, changed, dict(tally), state, seconds)
+
+
+def _open(key: RunKey, layout: Layout, base: Version, version: Version) -> Open:
+    return Open(os.urandom(ID_BYTES), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(key.public), version)
+
+
+def _add(writer: P2pdWriter, coded: Encoded | None, tally: Counter[str]) -> int:
+    """Append a coded cell; how many words it changes."""
+    tally["none" if coded is None else CODEC_NAMES[coded.codec]] += 1
+    if coded is None:
+        return 0
+    writer.add_cell(coded.cell, coded.codec, coded.payload, coded.before, coded.after)
+    return coded.changed
+
+
+def apply_file(base: Path | str, delta: Path | str, out: Path | str, *, workers: int | None = None) -> Version:
+    """Write folder ``out`` = ``base`` + the delta in a file; its version. Raises IntegrityError (wrong base, damage), LocalError."""
+    checkpoint = Checkpoint.open(base)
+    with P2pdFile.open(delta) as file:
+        require_same(file.layout, checkpoint.layout(), f"wrong base: {base} against {delta}")
+        table = {placed.cell: placed for placed in file.assembly.directory}
+        files = _small_files(checkpoint, file)
+        reached = [0] * len(file.layout.cells)
+
+        def words_of(cell: Cell) -> npt.NDArray[Any]:
+            words = checkpoint.words(cell)
+            placed = table.get(cell.index)
+            if placed is None:
+                reached[cell.index] = digest(words, cell)
+                return words
+            reached[cell.index] = placed.after
+            return _changed_words(checkpoint, file, cell, placed, words)
+
+        def check_state() -> None:
+            if sum(reached) & MASK != file.manifest.state:
+                raise IntegrityError(
+                    f"wrong base: {base}: every cell that {delta} changes is as it should be, another one is not; nothing was written"
+                )
+
+        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state)
+        return file.manifest.version
+
+
+def _changed_words(
+    checkpoint: Checkpoint, file: P2pdFile, cell: Cell, placed: Placed, words: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    payload = file.read_cell(placed)
+    if digest(words, cell) != placed.before:
+        raise IntegrityError(
+            f"wrong base: {checkpoint.folder}: {cell_name(file.layout, cell)} is not what {file.path} was made against; nothing was written"
+        )
+    patch = decode(cell, placed.codec, payload, words, placed.before, placed.after, check_before=False)
+    if patch.positions is None:
+        return patch.words
+    target = words.copy()
+    apply(patch, target)
+    return target
+
+
+def _small_files(base: Checkpoint, file: P2pdFile) -> dict[str, bytes]:
+    """The version's small files, from the delta or, by hash, from the base."""
+    held = base.small_files() if any(f.offset is None for f in file.manifest.files) else {}
+    out: dict[str, bytes] = {}
+    for entry in file.manifest.files:
+        if entry.offset is not None:
+            out[entry.path] = file.read_file(entry)
+            continue
+        contents = held.get(entry.path)
+        if contents is None or blake3.blake3(contents).digest() != entry.hash:
+            fault = "is missing" if contents is None else "differs"
+            raise IntegrityError(f"wrong base: {base.folder}: small file {entry.path!r} {fault}; nothing was written")
+        out[entry.path] = contents
+    return out
+
+
+def squash_files(paths: Sequence[Path | str], out: Path | str, *, workers: int | None = None) -> Written:
+    """Write one delta that does what the given ones do, oldest first. Raises IntegrityError when they do not follow each other."""
+    if not paths:
+        raise UsageError("nothing to squash: name at least one .p2pd file")
+    out = Path(out)
+    with ExitStack() as stack:
+        files = [stack.enter_context(P2pdFile.open(p)) for p in paths]
+        layout, last = files[0].layout, files[-1].manifest
+        tables = [{placed.cell: placed for placed in f.assembly.directory} for f in files]
+        _check_chain(files)
+        base = files[0].manifest.base
+        if base is None:
+            raise UsageError(f"{files[0].path} is an anchor; only deltas can be squashed")
+        version = last.version if last.version > base else Version(base.branch + 1, last.version.step)
+        key, started = RunKey.generate(), time.perf_counter()
+        tally: Counter[str] = Counter()
+        changed = 0
+
+        def join(cell: Cell) -> Encoded | None:
+            links = [
+                (p.codec, f.read_cell(p), p.before, p.after)
+                for f, table in zip(files, tables, strict=True)
+                if (p := table.get(cell.index)) is not None
+            ]
+            return squash(cell, links) if links else None
+
+        with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
+            for coded in ordered_map(join, layout.cells, workers=workers or cores(), name="squash"):
+                changed += _add(writer, coded, tally)
+            for entry in last.files:
+                source = _file_source(files, entry)
+                if source is None:
+                    writer.packer.add_file(entry.path, None, entry.size, entry.hash)
+                else:
+                    writer.add_file(entry.path, source)
+            size = writer.seal(last.state)
+        seconds = time.perf_counter() - started
+    return Written(out, base, version, size, layout.nbytes, layout.params, changed, dict(tally), last.state, seconds)
+
+
+def base_state(file: P2pdFile) -> int:
+    """Digest of the state that a delta starts from: digests are sums, so what its cells add is taken off again."""
+    return (file.manifest.state - sum(p.after - p.before for p in file.assembly.directory)) & MASK
+
+
+def _check_chain(files: Sequence[P2pdFile]) -> None:
+    for one, two in pairwise(files):
+        require_same(one.layout, two.layout, f"{two.path} after {one.path}")
+        if one.layout != two.layout:
+            raise IntegrityError(
+                f"{two.path} cuts its tensors into other cells than {one.path}: make both with the same settings"
+            )
+        if base_state(two) != one.manifest.state:
+            raise IntegrityError(
+                f"{two.path} does not follow {one.path}: it starts from state {base_state(two):016x}, "
+                f"the one before ends at {one.manifest.state:016x}; give them oldest first, without gaps"
+            )
+
+
+def _file_source(files: Sequence[P2pdFile], entry: FileEntry) -> bytes | None:
+    """Contents of a small file of the last version from the newest delta that holds them, or None: the first base has them."""
+    for file in reversed(files):
+        for held in file.manifest.files:
+            if held.offset is not None and held.path == entry.path and held.hash == entry.hash:
+                return file.read_file(held)
+    return None
+
+
+def cell_digests(checkpoint: Checkpoint, layout: Layout, *, workers: int | None = None) -> Iterable[int]:
+    """The digest of every cell of a folder, in order, at memory speed."""
+    return ordered_map(partial(_cell_digest, checkpoint), layout.cells, workers=workers or cores(), name="digest")
+
+
+def _cell_digest(checkpoint: Checkpoint, cell: Cell) -> int:
+    return digest(checkpoint.words(cell), cell)
+
+
+def state_digest(checkpoint: Checkpoint, layout: Layout | None = None, *, workers: int | None = None) -> int:
+    """Digest of a folder's whole state; the same however the layout is cut."""
+    return sum(cell_digests(checkpoint, layout or checkpoint.layout(), workers=workers)) & MASK
+
+
+def verify_folder(folder: Path | str, delta: Path | str, *, workers: int | None = None) -> Verified:
+    """Compare a folder with the state after the delta in a file: tensors, digest, small files. Raises IntegrityError, LocalError."""
+    checkpoint = Checkpoint.open(folder)
+    with P2pdFile.open(delta) as file:
+        require_same(file.layout, checkpoint.layout(), f"{folder} against {delta}")
+        expected = {p.cell: p.after for p in file.assembly.directory}
+        state, wrong = 0, []
+        for cell, found in zip(file.layout.cells, cell_digests(checkpoint, file.layout, workers=workers), strict=True):
+            state = (state + found) & MASK
+            if expected.get(cell.index, found) != found:
+                wrong.append(f"{cell_name(file.layout, cell)} differs")
+        if state != file.manifest.state and not wrong:
+            wrong.append("a cell that this delta does not change differs")
+        faults = wrong[:_SHOWN] + ([f"… and {len(wrong) - _SHOWN} more cells"] if len(wrong) > _SHOWN else [])
+        held = checkpoint.small_files()
+        for entry in file.manifest.files:
+            contents = held.get(entry.path)
+            if contents is None:
+                faults.append(f"small file {entry.path!r} is missing")
+            elif blake3.blake3(contents).digest() != entry.hash:
+                faults.append(f"small file {entry.path!r} differs")
+        return Verified(state, file.manifest.version, faults)
+
+
+def verify_digests(folder: Path | str, status: Any, *, version: Version | None = None, workers: int | None = None) -> Verified:
+    """Compare a folder with a hub's ``/status``: ``digests`` maps ``branch.step`` to the state's digest in hex.
+
+    ``version``: insist on that one; else any that the hub knows will do, the newest first. Raises LocalError when the status has no digests.
+    """
+    known = status.get("digests") if isinstance(status, dict) else None
+    if not isinstance(known, dict) or not known:
+        raise LocalError("the hub's status has no digests: it has published no version yet, or is no p2pcast hub")
+    digests: dict[Version, int] = {}
+    for text, value in known.items():
+        try:
+            digests[Version.parse(text)] = int(value, 16)
+        except (UsageError, TypeError, ValueError):
+            raise IntegrityError(f"the hub's status: digests: {str(text)[:40]!r} is not a version with a digest in hex") from None
+    checkpoint = Checkpoint.open(folder)
+    state = state_digest(checkpoint, workers=workers)
+    wanted = sorted(digests, reverse=True) if version is None else [version]
+    for candidate in wanted:
+        if digests.get(candidate) == state:
+            return Verified(state, candidate, [])
+    if version is not None and version not in digests:
+        return Verified(state, None, [f"the hub does not know version {version}"])
+    which = str(version) if version is not None else f"any of the hub's {len(digests)} versions"
+    same = status.get("layout_id") in (None, checkpoint.layout().layout_id.hex())
+    hint = "" if same else "; its layout differs too (other tensors, or other cells)"
+    return Verified(state, None, [f"digest {state:016x} is not that of {which}{hint}"])
