@@ -1,0 +1,405 @@
+"""The shadow: a peer's own copy of the state, in tmpfs, always at its newest staged version.
+
+Promise: every cell's bytes match its mark, and the marks are those of ``version``, whenever the phase is clean. A process killed between any two
+writes loses nothing: ``open`` replays the patch that was being applied. A first fill that was cut short is reported and starts over. All room is
+taken when the shadow is made, so a full tmpfs is an error then and never a SIGBUS later. Format: docs/delta-format.md, section 8.
+
+Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``heal``); readers of ``words`` are the caller's to
+keep apart from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.checkpoint.safetensors_file import header_for
+from p2pcast.codec.cell import apply
+from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.errors import IntegrityError, LocalError, UsageError
+from p2pcast.parallel import ordered_map
+from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
+from p2pcast.store.files import explained
+from p2pcast.version import Version
+
+MODEL_NAME = "model.safetensors"
+MARKS_NAME = "shadow.p2ps"
+PATCHES_NAME = "patches"
+PATCH_SUFFIX = ".p2pp"
+
+_HEADER = struct.Struct("<4sBBH32sIIQIIQII")
+_VERSION = struct.Struct("<IIQ")
+_MAGIC, _FORMAT = b"p2ps", 1
+_PHASE_AT, _HELD_AT, _TARGET_AT = 5, 40, 56
+_ALLOCATE_BYTES = limits.GIB
+"""A signal makes the kernel undo and repeat an allocation: so it goes in steps."""
+
+Words = npt.NDArray[Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Phase(IntEnum):
+    CLEAN = 0
+    APPLYING = 1
+    FILLING = 2
+
+
+class Shadow:
+    """Made by ``create`` (to be filled) or ``open``; held by one process at a time."""
+
+    def __init__(self, folder: Path, layout: Layout, lock_fd: int) -> None:
+        self.folder = folder
+        self.layout = layout
+        self.path = folder / MODEL_NAME
+        self.generation = 0
+        """Grows whenever bytes are about to change: who copied without a lock compares it before and after."""
+        self._lock_fd = lock_fd
+        self._writing = threading.Lock()
+        self._head = header_for(layout)
+        self._table = _mapped(folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells))
+        self._model = _mapped(self.path, len(self._head) + layout.nbytes)
+        self._marks: npt.NDArray[np.uint64] = np.frombuffer(self._table, "<u8", len(layout.cells), _HEADER.size)
+
+    # -- making and opening
+
+    @classmethod
+    def create(cls, folder: Path, layout: Layout) -> Shadow:
+        """An empty shadow, to be filled; takes the place of what was there. Raises LocalError: no room, or held by another process."""
+        with explained("create", folder):
+            (folder / PATCHES_NAME).mkdir(parents=True, exist_ok=True)
+        lock_fd = _locked(folder)
+        try:
+            # The marks go first: from here on what lies in the folder is not taken for a shadow.
+            (folder / MARKS_NAME).unlink(missing_ok=True)
+            for patch in (folder / PATCHES_NAME).iterdir():
+                patch.unlink()
+            head = header_for(layout)
+            fields = (_MAGIC, _FORMAT, Phase.FILLING, 0, layout.layout_id, 0, 0, 0, 0, 0, 0, len(layout.cells), 0)
+            try:
+                _allocated(folder / MODEL_NAME, len(head) + layout.nbytes, head)
+                _allocated(folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells), _HEADER.pack(*fields))
+            except LocalError:
+                for name in (MODEL_NAME, MARKS_NAME):
+                    (folder / name).unlink(missing_ok=True)
+                raise
+            return cls(folder, layout, lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    @classmethod
+    def open(cls, folder: Path, layout: Layout) -> Shadow:
+        """The shadow in ``folder``, mended if a process died while it applied a patch.
+
+        Raises LocalError (not there, held by another process) and IntegrityError (damaged, of another layout, or never filled): then ``create``
+        makes a new one in its place.
+        """
+        lock_fd = _locked(folder)
+        try:
+            shadow = cls(folder, layout, lock_fd)
+            shadow._check()
+            for part in (folder / PATCHES_NAME).glob(f"*{PART_SUFFIX}"):
+                part.unlink()
+            if shadow.phase is Phase.APPLYING:
+                shadow._resume()
+            return shadow
+        except BaseException:
+            os.close(lock_fd)
+            raise
+
+    def close(self) -> None:
+        """Let another process have it. Views that were handed out stay readable."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> Shadow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what it holds
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self._table[_PHASE_AT])
+
+    @property
+    def version(self) -> Version:
+        """The version held. Raises LocalError while the shadow is not whole."""
+        self._require_clean()
+        branch, _, step = _VERSION.unpack_from(self._table, _HELD_AT)
+        return Version(branch, step)
+
+    @property
+    def digests(self) -> npt.NDArray[np.uint64]:
+        """Every cell's mark, a copy (u64)."""
+        return self._marks.copy()
+
+    def mark(self, cell: int) -> int:
+        """Digest that the cell should have."""
+        return int(self._marks[cell])
+
+    @property
+    def state_digest(self) -> int:
+        """Digest of the whole state, by the marks."""
+        return int(self._marks.sum(dtype=np.uint64))
+
+    def words(self, cell: Cell) -> Words:
+        """The cell's words, a read-only view of the map: it shows what is there at the moment of reading."""
+        view = self._words(cell)
+        view.flags.writeable = False
+        return view
+
+    def verify(self, workers: int = 1) -> list[Cell]:
+        """The cells whose bytes do not match their mark: silent rot. One dense pass."""
+        self._require_clean()
+        cells = self.layout.cells
+        good = self._each(workers, lambda c: digest(self._words(c), c) == self.mark(c.index), cells)
+        return [cell for cell, fine in zip(cells, good, strict=True) if not fine]
+
+    # -- patches
+
+    @property
+    def patches(self) -> list[Version]:
+        """Versions whose finished patch lies here, ascending."""
+        found: list[Version] = []
+        for path in (self.folder / PATCHES_NAME).glob(f"*{PATCH_SUFFIX}"):
+            with contextlib.suppress(UsageError):  # not a file of ours
+                found.append(Version.parse(path.name.removesuffix(PATCH_SUFFIX)))
+        return sorted(found)
+
+    def patch_path(self, version: Version) -> Path:
+        return self.folder / PATCHES_NAME / f"{version}{PATCH_SUFFIX}"
+
+    def drop_patches(self, keep_after: Version) -> None:
+        """Remove the patches of ``keep_after`` and older. Engines that have one mapped keep it."""
+        for version in self.patches:
+            if version <= keep_after:
+                self.patch_path(version).unlink(missing_ok=True)
+
+    # -- changes
+
+    def fill(
+        self,
+        version: Version,
+        words_of: Callable[[Cell], Words],
+        state: int | None = None,
+        workers: int = 1,
+    ) -> None:
+        """Overwrite everything with a whole state. ``state``: the digest that it must have.
+
+        If it fails, or does not match (IntegrityError), the shadow holds nothing until a ``fill`` succeeds.
+        """
+        with self._changing():
+            self._set_target(version)
+            self._set_phase(Phase.FILLING)
+            self._each(workers, lambda cell: self._fill_cell(cell, words_of(cell)), self.layout.cells)
+            if state is not None and self.state_digest != state:
+                raise IntegrityError(
+                    f"state for version {version} has digest {self.state_digest:016x}, not {state:016x}: "
+                    "it is not that version, or its files are damaged; take it from another source"
+                )
+            self._settle(version)
+
+    def apply(self, path: Path, workers: int = 1) -> None:
+        """Go to the version of the finished patch at ``path``, which must be ``patch_path`` of that version.
+
+        Raises IntegrityError before a byte changes when the patch is damaged or is not against exactly what the shadow holds.
+        """
+        patch = PatchFile.open(path, self.layout)
+        if path != self.patch_path(patch.version):
+            raise LocalError(f"patch to {patch.version} lies at {path}; a crash is mended only from {PATCHES_NAME}/")
+        with self._changing():
+            if patch.base != self.version:
+                raise IntegrityError(f"wrong base: {path} is against {patch.base}, the shadow holds {self.version}")
+            grown = sum(self._each(workers, self._check_cell, patch.cells))
+            if (self.state_digest + grown) & MASK != patch.state:
+                raise IntegrityError(f"patch {path}: its cells do not lead to its state; have it staged again")
+            self._set_target(patch.version)
+            self._set_phase(Phase.APPLYING)
+            self._each(workers, self._apply_cell, patch.cells)
+            self._settle(patch.version)
+
+    def heal(self, cell: Cell, words: Words) -> None:
+        """Put right a cell that ``verify`` found. Raises IntegrityError when these are not its words either."""
+        with self._changing():
+            self._require_clean()
+            if digest(words, cell) != self.mark(cell.index):
+                raise IntegrityError(f"cell {cell.index}: the words offered do not match version {self.version}")
+            self._words(cell)[:] = words
+
+    # -- inside
+
+    def _each(self, workers: int, do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """``do`` for every item; when one fails, none is left running."""
+        return list(ordered_map(do, items, workers=workers, name="shadow"))
+
+    def _words(self, cell: Cell) -> Words:
+        return np.frombuffer(self._model, word_dtype(cell.word_bytes), cell.words, len(self._head) + cell.offset)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._writing:
+            if self._lock_fd < 0:
+                raise LocalError(f"shadow {self.folder} was closed")
+            self.generation += 1
+            yield
+
+    def _require_clean(self) -> None:
+        if self.phase is not Phase.CLEAN:
+            what = "was never filled" if self.phase is Phase.FILLING else "is half-way to its next version; reopen it"
+            raise LocalError(f"shadow {self.folder} {what}")
+
+    def _check(self) -> None:
+        magic, form, phase, zero, layout_id, branch, zero1, step, to_branch, zero2, to_step, count, zero3 = _HEADER.unpack_from(
+            self._table
+        )
+        if magic != _MAGIC or form != _FORMAT or phase > max(Phase) or any((zero, zero1, zero2, zero3)):
+            raise self._damaged("does not begin as a shadow of version 1")
+        if layout_id != self.layout.layout_id or count != len(self.layout.cells):
+            raise self._damaged("is of another layout")
+        Version.of([branch, step]), Version.of([to_branch, to_step])
+        if self._model[: len(self._head)] != self._head:
+            raise self._damaged(f"has a {MODEL_NAME} with another header")
+        if phase == Phase.FILLING:
+            raise self._damaged("was still being filled when its process ended")
+
+    def _damaged(self, why: str) -> IntegrityError:
+        return IntegrityError(f"shadow {self.folder} {why}; it must be made anew")
+
+    def _resume(self) -> None:
+        """Replay the patch that was being applied. The held version is not looked at: it may be half written."""
+        branch, _, step = _VERSION.unpack_from(self._table, _TARGET_AT)
+        target = Version(branch, step)
+        try:
+            patch = PatchFile.open(self.patch_path(target), self.layout)
+        except (LocalError, IntegrityError) as error:
+            raise self._damaged(f"was half-way to {target}, and its patch cannot be replayed ({error})") from None
+        if patch.version != target or any(self.mark(c.cell) not in (c.before, c.after) for c in patch.cells):
+            raise self._damaged(f"was half-way to {target}, but by another patch than the one that is there")
+        with self._changing():
+            for change in patch.cells:
+                self._overwrite(change)
+                cell = self.layout.cells[change.cell]
+                if digest(self._words(cell), cell) != change.after:
+                    raise self._damaged(f"has a damaged cell {cell.index}, which the patch to {target} does not mend")
+                self._set_mark(cell.index, change.after)
+            self._settle(target)
+
+    def _check_cell(self, change: PatchCell) -> int:
+        """What the state's digest grows by. Raises IntegrityError when the patch does not lead from the mark to where it says."""
+        cell = self.layout.cells[change.cell]
+        if self.mark(cell.index) != change.before:
+            raise IntegrityError(
+                f"wrong base: patch is against digest {change.before:016x} of cell {cell.index}, "
+                f"the shadow holds {self.mark(cell.index):016x}"
+            )
+        if change.positions is None:
+            reached = digest(change.words, cell)
+        else:
+            old = self._words(cell)[change.positions]
+            reached = (change.before + digest_change(change.positions, old, change.words, cell)) & MASK
+        if reached != change.after:
+            raise IntegrityError(
+                f"cell {cell.index}: patch leads to digest {reached:016x}, not {change.after:016x}; have it staged again"
+            )
+        return change.after - change.before
+
+    def _settle(self, version: Version) -> None:
+        self._set_held(version)
+        self._set_phase(Phase.CLEAN)
+
+    def _apply_cell(self, change: PatchCell) -> None:
+        self._overwrite(change)
+        self._set_mark(change.cell, change.after)
+
+    def _fill_cell(self, cell: Cell, words: Words) -> None:
+        target = self._words(cell)
+        target[:] = words
+        # Taken from what was written, not from what was read: the mark speaks of the shadow's bytes.
+        self._set_mark(cell.index, digest(target, cell))
+
+    # Every write to the two files goes through one of these.
+
+    def _overwrite(self, change: PatchCell) -> None:
+        apply(change, self._words(self.layout.cells[change.cell]))
+
+    def _set_mark(self, cell: int, value: int) -> None:
+        self._marks[cell] = value
+
+    def _set_target(self, version: Version) -> None:
+        _VERSION.pack_into(self._table, _TARGET_AT, version.branch, 0, version.step)
+
+    def _set_held(self, version: Version) -> None:
+        _VERSION.pack_into(self._table, _HELD_AT, version.branch, 0, version.step)
+
+    def _set_phase(self, phase: Phase) -> None:
+        self._table[_PHASE_AT] = phase
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that keeps other processes out until it is closed. Raises LocalError."""
+    with explained("open", folder):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise LocalError(f"shadow {folder} is in use by another process; stop that one or choose another folder") from None
+    return fd
+
+
+def _mapped(path: Path, nbytes: int) -> mmap.mmap:
+    with explained("open", path):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size != nbytes:
+                raise IntegrityError(f"shadow {path.parent}: {path.name} has {size} bytes, not {nbytes}; it must be made anew")
+            _allocate(fd, nbytes)  # no holes, wherever the file came from
+            return mmap.mmap(fd, nbytes)
+        finally:
+            os.close(fd)
+
+
+def _allocated(path: Path, nbytes: int, head: bytes) -> None:
+    """Make the file, with room for all of it, and write its first bytes. Raises LocalError when there is no room."""
+    with explained("create", path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, nbytes)
+            missing = nbytes - os.fstat(fd).st_blocks * 512
+            room = os.fstatvfs(fd)
+            free = room.f_bavail * room.f_frsize
+            if room.f_blocks and missing > free:  # a tmpfs without a limit reports no blocks at all
+                raise LocalError(
+                    f"no room for the shadow: {path} needs {missing / limits.GIB:.2f} GiB more and {free / limits.GIB:.2f} GiB are free; "
+                    "enlarge that file system (mount -o remount,size=…) or choose another folder"
+                )
+            _allocate(fd, nbytes)
+            os.pwrite(fd, head, 0)
+        finally:
+            os.close(fd)
+
+
+def _allocate(fd: int, nbytes: int) -> None:
+    if os.fstat(fd).st_blocks * 512 >= nbytes:
+        return
+    for start in range(0, nbytes, _ALLOCATE_BYTES):
+        os.posix_fallocate(fd, start, min(_ALLOCATE_BYTES, nbytes - start))
