@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from p2pcast import limits
-from p2pcast.artifact.assembly import Assembly, Placed
+from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
@@ -39,14 +39,12 @@ class NodeOwner(Protocol):
         """Where an artifact that comes in is put. Raises LocalError."""
 
     def on_opened(self, holding: Holding) -> None: ...
-    def on_placed(self, holding: Holding, entries: list[Placed]) -> None: ...
-    def on_stored(self, holding: Holding) -> None:
-        """``holding.stored`` grew."""
-
     def on_complete(self, holding: Holding) -> None:
         """Sealed, and every piece is in the log."""
 
-    def on_aborted(self, holding: Holding) -> None: ...
+    def on_aborted(self, holding: Holding) -> None:
+        """Its log is the owner's to remove."""
+
     def on_offered(self, upstream: Upstream) -> None:
         """A parent said what it has (``upstream.offers``)."""
 
@@ -64,6 +62,9 @@ class Holding:
     """The parent that sends it, while it is incomplete."""
     finished: bool = False
     """``on_complete`` was called."""
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever more of it can be decoded, or it is whole, or it was aborted: who stages it waits here."""
+    aborted: bool = False
     opened_at: float = 0.0
     completed_at: float | None = None
 
@@ -171,9 +172,8 @@ class Node:
         self.holdings[holding.id] = holding
 
     def add_batch(self, holding: Holding, signed: bytes) -> None:
-        entries = holding.assembly.add_batch(signed)
-        if entries:
-            self.owner.on_placed(holding, entries)
+        if holding.assembly.add_batch(signed):
+            holding.progress.set()
 
     def add_local(self, holding: Holding, signed: bytes, pieces: range) -> None:
         """A batch of our own whose pieces are in the log already."""
@@ -183,6 +183,7 @@ class Node:
             holding.stored.add(index)
             if self.downstream is not None:
                 self.downstream.piece_held(holding, index)
+        holding.progress.set()
 
     def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None:
         """A piece that was verified and is new."""
@@ -219,8 +220,9 @@ class Node:
             return
         if self.downstream is not None:
             self.downstream.aborted(holding)
+        holding.aborted = True
+        holding.progress.set()
         self.owner.on_aborted(holding)
-        holding.log.close()
 
     def forget(self, artifact: bytes) -> None:
         """Retention removed it from the store."""
@@ -249,7 +251,7 @@ class Node:
         if holding is not None:
             for index in pieces:
                 holding.stored.add(index)
-            self.owner.on_stored(holding)
+            holding.progress.set()
             self._finish(holding)
         if self._paused and self.writeback.backlog_bytes < BACKLOG_LOW_BYTES:
             self._paused = False
@@ -263,4 +265,5 @@ class Node:
     def _finish(self, holding: Holding) -> None:
         if not holding.finished and holding.artifact.complete and holding.stored.count == holding.assembly.pieces:
             holding.finished = True
+            holding.progress.set()
             self.owner.on_complete(holding)

@@ -1,0 +1,146 @@
+"""Staging on the event loop: cells are decoded as their bytes come in, on all cores; then the shadow moves on.
+
+Promises: relaying never waits for this; memory is bounded (a few payloads and patches a core); nothing in the shadow changes before the artifact is sealed and
+every cell has led where its directory says; an artifact that is aborted leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.artifact.assembly import Placed
+from p2pcast.codec.digest import word_dtype
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
+from p2pcast.parallel import cores
+from p2pcast.relay.node import Holding
+from p2pcast.state.patch_file import PatchWriter
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.stage import Stager
+
+Progress = Callable[[int], None]
+
+
+class Staging:
+    """Decodes with ``workers`` threads (all cores unless told otherwise)."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or cores()
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="p2pcast-decode")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def patch(self, holding: Holding, shadow: Shadow) -> Path:
+        """The finished patch of a delta whose base the shadow holds, once the delta is sealed.
+
+        Raises IntegrityError (wrong base, damage, rot), LocalError (tmpfs full) and RetryableError (aborted).
+        """
+        base, version = holding.open.base, holding.open.version
+        assert base is not None
+        writer = PatchWriter(shadow.patch_path(version), shadow.layout, base, version)
+        try:
+            stager = Stager(shadow, shadow.layout, version, base, writer)
+            await self._decode_all(holding, stager)
+            manifest = holding.assembly.manifest
+            assert manifest is not None
+            return await self.run(stager.finish, manifest.state)
+        except BaseException:
+            writer.abandon()
+            raise
+
+    async def fill(self, holding: Holding, folder: Path) -> Shadow:
+        """A new shadow at ``folder`` from a whole anchor, in place of what was there."""
+        manifest = holding.assembly.manifest
+        assert manifest is not None
+        placed = {p.cell: p for p in holding.assembly.directory}
+
+        def words_of(cell: Cell) -> npt.NDArray[Any]:
+            entry = placed[cell.index]
+            return np.frombuffer(holding.log.read(entry.offset, entry.bytes), word_dtype(cell.word_bytes))
+
+        return await self.new_shadow(folder, holding.assembly.layout, holding.open.version, words_of, manifest.state)
+
+    async def new_shadow(
+        self,
+        folder: Path,
+        layout: Layout,
+        version: Any,
+        words_of: Callable[[Cell], npt.NDArray[Any]],
+        state: int | None,
+    ) -> Shadow:
+        """A new shadow, filled with a whole state; ``state``: the digest that it must have."""
+
+        def make() -> Shadow:
+            shadow = Shadow.create(folder, layout)
+            try:
+                shadow.fill(version, words_of, state, workers=self.workers)
+            except BaseException:
+                shadow.close()
+                raise
+            return shadow
+
+        return await self.run(make)
+
+    async def apply(self, shadow: Shadow, patch: Path) -> None:
+        await self.run(shadow.apply, patch, self.workers)
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Blocking work, off the loop."""
+        return await asyncio.get_running_loop().run_in_executor(None, work, *args)
+
+    async def _decode_all(self, holding: Holding, stager: Stager) -> None:
+        loop = asyncio.get_running_loop()
+        piece = holding.open.piece
+        begun = 0
+        running: set[asyncio.Future[None]] = set()
+        try:
+            while True:
+                holding.progress.clear()
+                if holding.aborted:
+                    raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
+                directory = holding.assembly.directory
+                readable = holding.stored.prefix * piece
+                while begun < len(directory) and (
+                    directory[begun].offset + directory[begun].bytes <= readable or holding.finished
+                ):
+                    if len(running) >= 2 * self.workers:
+                        running = await _some(running)
+                    running.add(loop.run_in_executor(self._pool, _decode, holding, stager, directory[begun]))
+                    begun += 1
+                if holding.finished and begun == len(directory):
+                    while running:
+                        running = await _some(running)
+                    return
+                if not holding.progress.is_set():
+                    await holding.progress.wait()
+        except BaseException:
+            # The patch may be removed only when nobody writes to it any more.
+            for future in running:
+                future.cancel()
+            if running:
+                await asyncio.wait(running)
+            raise
+
+
+def _decode(holding: Holding, stager: Stager, placed: Placed) -> None:
+    try:
+        stager.decode(placed, holding.log.read(placed.offset, placed.bytes))
+    except (P2PCastError, MemoryError):
+        raise
+    except OSError as error:
+        raise IntegrityError(f"cell {placed.cell} of {holding.open.version} can't be read: {error}") from error
+
+
+async def _some(running: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:
+    done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()
+    return running

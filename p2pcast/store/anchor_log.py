@@ -1,0 +1,74 @@
+"""An anchor's log over a Hugging Face folder, without a second copy: the data section of its weights, then its small files (docs/delta-format.md, section 4)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from p2pcast.artifact.records import Manifest
+from p2pcast.checkpoint.folder import SINGLE
+from p2pcast.checkpoint.safetensors_file import header_for
+from p2pcast.codec.layout import Layout
+from p2pcast.store.files import explained
+from p2pcast.store.log import FileLog
+
+FILES_NAME = ".files"
+"""Where the contents of the small files lie while an anchor is received; nothing of it stays."""
+
+
+class AnchorLog:
+    """Reads a finished anchor folder, or (``create``) writes the beginnings of one."""
+
+    def __init__(self, folder: Path, layout: Layout, *, create: bool = False) -> None:
+        head = header_for(layout)
+        self.folder = folder
+        self._state_bytes = layout.nbytes
+        self._segments: list[tuple[int, int, FileLog]] = []
+        """(offset in the log, size, file), ascending."""
+        if create:
+            with explained("create", folder):
+                folder.mkdir(parents=True)
+        weights = FileLog(folder / SINGLE, len(head), create=create)
+        self._segments.append((0, layout.nbytes, weights))
+        if create:
+            with explained("write", folder / SINGLE):
+                os.pwrite(weights.fd, head, 0)
+                if layout.nbytes:
+                    os.posix_fallocate(weights.fd, len(head), layout.nbytes)
+            self._segments.append((layout.nbytes, 1 << 62, FileLog(folder / FILES_NAME, 0, create=True)))
+
+    def add_files(self, manifest: Manifest) -> None:
+        """The small files of a finished folder."""
+        for file in sorted(manifest.files, key=lambda f: f.offset or 0):
+            if file.size and file.offset is not None:
+                self._segments.append((file.offset, file.size, FileLog(self.folder / file.path, 0)))
+
+    def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+        end = self._state_bytes
+        for part in parts:
+            below = part[: max(0, end - offset)]
+            if len(below):
+                self._segments[0][2].write(offset, [below])
+            if len(below) < len(part):
+                self._segments[1][2].write(offset + len(below) - end, [part[len(below) :]])
+            offset += len(part)
+
+    def read(self, offset: int, size: int) -> bytes:
+        out = b""
+        for start, length, file in self._segments:
+            if size and start <= offset < start + length:
+                take = min(size, start + length - offset)
+                part = file.read(offset - start, take)
+                out = out + part if out else part
+                offset, size = offset + take, size - take
+        return out
+
+    def sync(self) -> None:
+        with explained("sync", self.folder):
+            for _, _, file in self._segments:
+                os.fsync(file.fd)
+
+    def close(self) -> None:
+        for _, _, file in self._segments:
+            file.close()

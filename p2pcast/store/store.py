@@ -1,0 +1,278 @@
+"""What a node keeps on disk: sealed deltas (``.p2pd`` files), anchors (Hugging Face folders), and small files by hash.
+
+Promises: an artifact is found under its name only when it is whole and durable; what was being received when a process died is swept away at the next start;
+nothing is opened whose signatures have not matched. Synchronous: daemons call it from an executor.
+
+    deltas/<branch>.<step>-<artifact, 8 hex digits>.p2pd
+    anchors/<branch>.<step>/          files/<BLAKE3, hex>          partial/
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.p2pd import HEADER, P2pdFile, Tail, footer
+from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.records import ANCHOR, DELTA, RAW, FileEntry, Manifest, Open, RunKey, run_id
+from p2pcast.checkpoint.folder import write_folder
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.errors import IntegrityError, P2PCastError
+from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
+from p2pcast.store.files import atomic_write, explained, fsync_dir, write_all
+from p2pcast.store.log import FileLog, Log
+from p2pcast.store.retention import expendable
+from p2pcast.version import Version
+
+ANCHOR_RECORD = "p2pcast-anchor"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A sealed artifact on disk."""
+
+    assembly: Assembly
+    path: Path
+
+    @property
+    def id(self) -> bytes:
+        return self.assembly.open.artifact
+
+    @property
+    def kind(self) -> str:
+        return self.assembly.open.kind
+
+    @property
+    def base(self) -> Version | None:
+        return self.assembly.open.base
+
+    @property
+    def version(self) -> Version:
+        return self.assembly.open.version
+
+    @property
+    def manifest(self) -> Manifest:
+        assert self.assembly.manifest is not None
+        return self.assembly.manifest
+
+
+class Store:
+    """``run_key``: the run's public key."""
+
+    def __init__(self, root: Path, run_key: bytes) -> None:
+        """Opens the folder and lists what is whole in it. Raises LocalError."""
+        self.root = root
+        self.run_key = run_key
+        self.damaged: list[tuple[Path, str]] = []
+        """What was found and can't be used, with the reason; it is left where it is."""
+        self.artifacts: dict[bytes, Stored] = {}
+        with explained("create", root):
+            for name in ("deltas", "anchors", "files"):
+                (root / name).mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(root / "partial", ignore_errors=True)
+            (root / "partial").mkdir()
+        for path in sorted((root / "deltas").glob("*.p2pd")):
+            self._load(path, self._load_delta)
+        for path in sorted((root / "anchors").iterdir()):
+            if (path / ANCHOR_RECORD).is_file():
+                self._load(path, self._load_anchor)
+
+    # -- reading
+
+    def open_log(self, stored: Stored) -> Log:
+        if stored.kind == DELTA:
+            return FileLog(stored.path, len(HEADER))
+        log = AnchorLog(stored.path, stored.assembly.layout)
+        log.add_files(stored.manifest)
+        return log
+
+    def newest(self) -> Version | None:
+        return max((s.version for s in self.artifacts.values()), default=None)
+
+    def manifest(self, version: Version) -> Manifest | None:
+        """Any manifest of a version: they agree on its state and files."""
+        return next((s.manifest for s in self.artifacts.values() if s.version == version), None)
+
+    def small_files(self, version: Version) -> dict[str, bytes]:
+        """Path → contents of the small files of a version. Raises IntegrityError when one is missing or damaged."""
+        manifest = self.manifest(version)
+        out: dict[str, bytes] = {}
+        for file in manifest.files if manifest is not None else ():
+            path = self.root / "files" / file.hash.hex()
+            try:
+                contents = path.read_bytes()
+            except OSError as error:
+                raise IntegrityError(f"small file {file.path!r} of {version} is not in the store ({error.strerror})") from None
+            if blake3.blake3(contents).digest() != file.hash:
+                raise IntegrityError(f"small file {file.path!r} of {version} is damaged: {path}")
+            out[file.path] = contents
+        return out
+
+    def keep_files(self, contents: dict[str, bytes]) -> None:
+        """Put small files where ``small_files`` finds them by hash."""
+        for data in contents.values():
+            path = self.root / "files" / blake3.blake3(data).hexdigest()
+            if not path.exists():
+                atomic_write(path, data)
+
+    # -- receiving
+
+    def begin(self, open_: Open, layout: Layout) -> Log:
+        """A log for an artifact that comes in. Raises LocalError."""
+        path = self.root / "partial" / open_.artifact.hex()
+        if open_.kind == ANCHOR:
+            return AnchorLog(path, layout, create=True)
+        log = FileLog(path, len(HEADER), create=True)
+        with explained("write", path):
+            os.pwrite(log.fd, HEADER, 0)
+        return log
+
+    def seal(self, log: Log, assembly: Assembly) -> Stored:
+        """Everything is in the log: make it durable under its name. The log stays readable. Raises LocalError, IntegrityError."""
+        manifest = assembly.manifest
+        assert manifest is not None
+        assert assembly.manifest_signed is not None
+        for file in manifest.files:
+            if file.offset is not None:
+                self._keep(log.read(file.offset, file.size), file)
+        tail = Tail(
+            assembly.signed_batches(), self.run_key, assembly.layout.document, assembly.manifest_signed, assembly.open_signed
+        ).to_bytes()
+        part = self.root / "partial" / assembly.open.artifact.hex()
+        if isinstance(log, AnchorLog):
+            final = self.root / "anchors" / str(manifest.version)
+            self._seal_anchor(log, manifest, tail, part, final)
+        else:
+            assert isinstance(log, FileLog)
+            final = self.root / "deltas" / f"{manifest.version}-{manifest.artifact.hex()[:8]}.p2pd"
+            with explained("write", part):
+                os.lseek(log.fd, len(HEADER) + manifest.log, os.SEEK_SET)
+                write_all(log.fd, tail + footer(tail))
+                os.fsync(log.fd)
+                part.replace(final)
+        fsync_dir(final.parent)
+        return self._add(assembly, final)
+
+    def _seal_anchor(self, log: AnchorLog, manifest: Manifest, tail: bytes, part: Path, final: Path) -> None:
+        for file in manifest.files:
+            target = part / file.path
+            with explained("write", target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(target, log.read(file.offset or 0, file.size))
+        log.sync()
+        with explained("write", part):
+            (part / FILES_NAME).unlink(missing_ok=True)
+        atomic_write(part / ANCHOR_RECORD, tail)
+        with explained("write", final):
+            shutil.rmtree(final, ignore_errors=True)
+            part.replace(final)
+
+    def abandon(self, log: Log, artifact: bytes) -> None:
+        log.close()
+        part = self.root / "partial" / artifact.hex()
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+    # -- making anchors (hub)
+
+    def write_anchor(
+        self,
+        key: RunKey,
+        artifact: bytes,
+        version: Version,
+        layout: Layout,
+        words_of: Callable[[Cell], npt.NDArray[Any]],
+        digests: npt.NDArray[Any],
+        files: dict[str, bytes],
+        *,
+        workers: int = 1,
+    ) -> Stored:
+        """A whole state as an anchor folder, signed. ``digests``: u64 a cell. Raises LocalError, and IntegrityError if ``words_of`` lies."""
+        record = Open(artifact, None, ANCHOR, layout.layout_id, limits.ANCHOR_PIECE_BYTES, run_id(key.public), version)
+        packer = Packer(key, record, layout)
+        final = self.root / "anchors" / str(version)
+        with explained("replace", final):
+            shutil.rmtree(final, ignore_errors=True)
+        batches: list[bytes] = []
+
+        def fed(cell: Cell) -> npt.NDArray[Any]:
+            # One thread, cells in order: the packer hashes what is written.
+            words = words_of(cell)
+            packer.add_cell(cell.index, RAW, words.data.cast("B"), 0, int(digests[cell.index]))
+            while (batch := packer.take_batch()) is not None:
+                batches.append(batch)
+            return words
+
+        write_folder(final, layout, fed, files)
+        for path, contents in files.items():
+            packer.add_file(path, contents, len(contents), blake3.blake3(contents).digest())
+        *rest, manifest = packer.seal(int(digests.sum(dtype="u8")))
+        tail = Tail([*batches, *rest], key.public, layout.document, manifest, packer.open_signed)
+        self.keep_files(files)
+        assembly = tail.assembly(layout)
+        atomic_write(final / ANCHOR_RECORD, tail.to_bytes())
+        return self._add(assembly, final)
+
+    # -- retention
+
+    def retain(self, spare: frozenset[bytes] = frozenset()) -> list[Stored]:
+        """Remove what may go, but nothing in ``spare``; what was removed."""
+        gone: list[Stored] = []
+        for artifact in expendable(self.artifacts.values()):
+            if artifact in spare:
+                continue
+            stored = self.artifacts.pop(artifact)
+            if stored.path.is_dir():
+                shutil.rmtree(stored.path, ignore_errors=True)
+            else:
+                stored.path.unlink(missing_ok=True)
+            gone.append(stored)
+        if gone:
+            used = {file.hash.hex() for s in self.artifacts.values() for file in s.manifest.files}
+            for path in (self.root / "files").iterdir():
+                if path.name not in used:
+                    path.unlink(missing_ok=True)
+        return gone
+
+    # -- inside
+
+    def _add(self, assembly: Assembly, path: Path) -> Stored:
+        stored = Stored(assembly, path)
+        self.artifacts[stored.id] = stored
+        return stored
+
+    def _keep(self, contents: bytes, file: FileEntry) -> None:
+        if blake3.blake3(contents).digest() != file.hash:
+            raise IntegrityError(f"small file {file.path!r} does not match its hash")
+        path = self.root / "files" / file.hash.hex()
+        if not path.exists():
+            atomic_write(path, contents)
+
+    def _load(self, path: Path, load: Callable[[Path], None]) -> None:
+        try:
+            load(path)
+        except P2PCastError as error:
+            self.damaged.append((path, str(error)))
+
+    def _load_delta(self, path: Path) -> None:
+        with P2pdFile.open(path, self.run_key) as file:
+            self._add(file.assembly, path)
+
+    def _load_anchor(self, path: Path) -> None:
+        where = str(path / ANCHOR_RECORD)
+        with explained("read", where):
+            tail = Tail.from_bytes((path / ANCHOR_RECORD).read_bytes(), where)
+        if tail.key != self.run_key:
+            raise IntegrityError(f"{path}: signed by another run's key")
+        self._add(tail.assembly(Layout.from_document(tail.layout)), path)
