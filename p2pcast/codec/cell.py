@@ -20,6 +20,11 @@ from p2pcast.codec.flat import decode_flat, encode_flat
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import IntegrityError, UsageError
 
+__all__ = [
+    "CODECS", "CODEC_NAMES", "CONTEXT", "DENSE", "FLAT", "NONE", "RAW",
+    "Change", "Codec", "Encoded", "Patch", "apply", "decode", "digest", "encode",
+]  # fmt: skip
+
 NONE, RAW, DENSE, FLAT, CONTEXT = 0, 1, 2, 3, 4
 CODEC_NAMES: dict[int, str] = {NONE: "none", RAW: "raw", DENSE: "dense", FLAT: "flat", CONTEXT: "context"}
 

@@ -60,7 +60,7 @@ def encode_flat(positions: npt.NDArray[np.uint32], steps: npt.NDArray[Any], word
     """Payload of a cell of ``words`` words, of which those at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero)."""
     gap_bytes = 1 if words < WIDE_GAPS_FROM * positions.size else 2
     streams = _gap_streams(positions, words, gap_bytes) + _step_streams(steps)
-    stored = [pack_stream(s) for s in streams]
+    stored = [pack_stream(s, memoryless=True) for s in streams]
     head = _HEAD.pack(VERSION, gap_bytes, steps.dtype.itemsize, len(streams), positions.size)
     table = b"".join(_STREAM.pack(raw.size, len(kept)) for raw, kept in zip(streams, stored, strict=True))
     return b"".join([head, table, *stored])

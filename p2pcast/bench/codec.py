@@ -1,0 +1,241 @@
+"""``p2pcast bench codec``: size and speed of the delta codec beside the entropy, PULSE's format and a bare scan, in one run.
+
+Sizes are those of the states' own layout. Speeds are of one core: the states' words are tiled to a working set that no cache holds and cut into
+ordinary cells; scan, encode and decode take turns, and medians of CPU time are compared. Encoding is the steady state of a trainer: digests of the old
+state are known from the last version, those of the new one come out of the scan. Decoding ends in a patch, both digests verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.bench import pulse
+from p2pcast.bench.reference_scan import compact
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.cell import CODEC_NAMES, decode, digest, encode
+from p2pcast.codec.digest import word_dtype
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.errors import UsageError
+
+Words = npt.NDArray[Any]
+State = dict[str, Words]
+"""Tensor name → its words, 1-D and unsigned."""
+
+LEARNING_RATES = (1e-6, 3e-6)
+PAIRS = 2
+"""Consecutive pairs of states a learning rate."""
+WORKING_SET_BYTES = 256 << 20
+"""Of the old state when speed is measured: many times any cache."""
+REPEATS = 7
+_EXPONENT = {"BF16": (7, 0xFF), "F16": (10, 0x1F), "F32": (23, 0xFF), "F64": (52, 0x7FF)}
+"""dtype → where a word holds its exponent: shift, mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """States in order, each to be coded against the one before."""
+
+    name: str
+    layout: Layout
+    states: list[State]
+
+    @property
+    def pairs(self) -> list[tuple[State, State]]:
+        return list(zip(self.states, self.states[1:], strict=False))
+
+
+def trained_datasets(learning_rates: Sequence[float] = LEARNING_RATES, pairs: int = PAIRS) -> Iterator[Dataset]:
+    """Real weights under real AdamW steps. Needs torch and transformers. Raises LocalError."""
+    from p2pcast.bench.adamw import consecutive_states
+
+    for rate in learning_rates:
+        layout, states = consecutive_states(rate, pairs)
+        yield Dataset(f"AdamW lr {rate:g}", layout, [dict(s) for s in states])
+
+
+def folder_dataset(old: Path, new: Path) -> Dataset:
+    """Two Hugging Face folders. Raises LocalError, IntegrityError, and UsageError when their tensors differ."""
+    folders = [Checkpoint.open(old), Checkpoint.open(new)]
+    layout = folders[0].layout()
+    lines = layout.difference(folders[1].layout())
+    if lines:
+        raise UsageError(f"{old} and {new} do not hold the same tensors:\n" + "\n".join(lines[:20]))
+    whole = Layout(layout.tensors, cell_words=max(1, *(t.words for t in layout.tensors))) if layout.nbytes else layout
+    states = [{whole.tensors[c.tensor].name: f.words(c) for c in whole.cells} for f in folders]
+    return Dataset(f"{old} → {new}", layout, states)
+
+
+def entropy_bits(tensor: Tensor, old: Words, new: Words) -> float:
+    """Empirical entropy of "changed?" and of the step, both given the old value's exponent, within one tensor. Free of the model's own cost."""
+    shift, mask = _EXPONENT.get(tensor.dtype, (0, 0))
+    exponent = ((old >> old.dtype.type(shift)) & old.dtype.type(mask)).astype(np.int64)
+    moved = np.flatnonzero(old != new)
+    total = np.bincount(exponent).astype(np.float64)
+    changed = np.bincount(exponent[moved], minlength=total.size).astype(np.float64)
+    bits = _binary_bits(changed, total)
+    pairs = np.stack([exponent[moved].astype(np.uint64), (new[moved] - old[moved]).astype(np.uint64)])
+    counts = np.unique(pairs, axis=1, return_counts=True)[1].astype(np.float64)
+    per_exponent = changed[changed > 0]
+    return bits + float((per_exponent * np.log2(per_exponent)).sum() - (counts * np.log2(counts)).sum())
+
+
+def _binary_bits(ones: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> float:
+    bits = 0.0
+    for part in (ones, total - ones):
+        some = part > 0
+        bits -= float((part[some] * np.log2(part[some] / total[some])).sum())
+    return bits
+
+
+def sizes(dataset: Dataset, codec: str) -> dict[str, Any]:
+    """Bytes of all the dataset's deltas in each format. Every delta is decoded and compared too."""
+    row = {
+        "bytes": 0, "pulse_coo_bytes": 0, "pulse_flat_bytes": 0, "entropy_bytes": 0.0, "dense_bytes": 0, "changed": 0, "params": 0
+    }  # fmt: skip
+    by_codec: dict[str, int] = {}
+    tensors = dataset.layout.tensors
+    for old, new in dataset.pairs:
+        for cell in dataset.layout.cells:
+            name = tensors[cell.tensor].name
+            part = slice(cell.start, cell.start + cell.words)
+            coded = encode(cell, old[name][part], new[name][part], codec=codec)
+            if coded is not None:
+                decode(cell, coded.codec, coded.payload, old[name][part], coded.before, coded.after)
+                row["bytes"] += len(coded.payload)
+                row["changed"] += coded.changed
+                by_codec[CODEC_NAMES[coded.codec]] = by_codec.get(CODEC_NAMES[coded.codec], 0) + 1
+        changes: pulse.Changes = []
+        for tensor in tensors:
+            if tensor.words:
+                before, after = old[tensor.name], new[tensor.name]
+                moved = np.flatnonzero(before != after)
+                row["entropy_bytes"] += entropy_bits(tensor, before, after) / 8
+            else:
+                moved, after = np.empty(0, dtype=np.int64), np.empty(0, dtype=word_dtype(tensor.word_bytes))
+            changes.append((moved, after[moved]))
+        # PULSE counts words where a tensor is packed: its shape is then one row.
+        shapes = [t.shape if t.words == t.elements else (t.words,) for t in tensors]
+        row["pulse_coo_bytes"] += len(pulse.encode_coo(changes, shapes))
+        row["pulse_flat_bytes"] += len(pulse.encode_flat32(changes, [t.words for t in tensors]))
+        row["dense_bytes"] += dataset.layout.nbytes
+        row["params"] += dataset.layout.params
+    row["entropy_bytes"] = round(row["entropy_bytes"])
+    row["pulse_bytes"] = min(row["pulse_coo_bytes"], row["pulse_flat_bytes"])
+    return {"dataset": dataset.name, "cells": by_codec, **row}
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process on one of its cores while it is timed."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _tiled(dataset: Dataset, working_set_bytes: int) -> tuple[Words, Words]:
+    """The first pair's words, of the width that holds most bytes, repeated to fill the working set."""
+    old, new = dataset.pairs[0]
+    by_width: dict[int, list[str]] = {}
+    for name, words in old.items():
+        by_width.setdefault(words.dtype.itemsize, []).append(name)
+    if not by_width:
+        raise UsageError(f"{dataset.name}: no words to measure")
+    names = max(by_width.values(), key=lambda group: sum(old[n].nbytes for n in group))
+    rows = [np.concatenate([state[n] for n in names]) for state in (old, new)]
+    copies = max(1, -(-working_set_bytes // rows[0].nbytes))
+    return np.tile(rows[0], copies), np.tile(rows[1], copies)
+
+
+def speeds(
+    dataset: Dataset, codec: str, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
+) -> dict[str, float]:
+    """Seconds (medians) of a bare scan, of encoding and of decoding the working set on one core, and its bytes."""
+    old, new = _tiled(dataset, working_set_bytes)
+    dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
+    layout = Layout([Tensor("tiled", dtype, (old.size,))])
+    work = [(c, old[c.start : c.start + c.words], new[c.start : c.start + c.words]) for c in layout.cells]
+    known = [digest(o, c) for c, o, _ in work]
+    coded = [encode(c, o, n, before=b, codec=codec) for (c, o, n), b in zip(work, known, strict=True)]
+    positions = np.zeros(max(c.words for c in layout.cells), dtype=np.uint32)
+
+    def scan() -> None:
+        for _, o, n in work:
+            compact(o, n, positions)
+
+    def encode_all() -> None:
+        for (c, o, n), before in zip(work, known, strict=True):
+            encode(c, o, n, before=before, codec=codec)
+
+    def decode_all() -> None:
+        for (c, o, _), e in zip(work, coded, strict=True):
+            if e is not None:
+                decode(c, e.codec, e.payload, o, e.before, e.after)
+
+    with one_core():
+        taken = _take_turns({"scan_s": scan, "encode_s": encode_all, "decode_s": decode_all}, repeats)
+    return {**taken, "timed_bytes": float(old.nbytes)}
+
+
+def _take_turns(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median CPU seconds of each, measured in turns after one round that is not counted. Other programs' turns on the core do not count."""
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(repeats + 1):
+        for name, work in works.items():
+            begin = time.thread_time()
+            work()
+            if turn:
+                taken[name].append(time.thread_time() - begin)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def measure(
+    dataset: Dataset, codec: str = "auto", *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
+) -> dict[str, Any]:
+    """One row of the report: sizes, seconds and their ratios."""
+    timed = speeds(dataset, codec, working_set_bytes=working_set_bytes, repeats=repeats)
+    return with_ratios({**sizes(dataset, codec), **timed})
+
+
+def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
+    """Add what follows from bytes and seconds; a ratio to nothing is None."""
+
+    def ratio(a: float, b: float) -> float | None:
+        return round(a / b, 4) if b else None
+
+    gigabytes = row["timed_bytes"] / 1e9
+    return {
+        **row,
+        "ratio_to_pulse": ratio(row["bytes"], row["pulse_bytes"]),
+        "ratio_to_entropy": ratio(row["bytes"], row["entropy_bytes"]),
+        "ratio_to_dense": ratio(row["bytes"], row["dense_bytes"]),
+        "encode_vs_scan": ratio(row["scan_s"], row["encode_s"]),
+        "decode_vs_scan": ratio(row["scan_s"], row["decode_s"]),
+        "scan_gb_s": ratio(gigabytes, row["scan_s"]),
+        "encode_gb_s": ratio(gigabytes, row["encode_s"]),
+        "decode_gb_s": ratio(gigabytes, row["decode_s"]),
+    }
+
+
+_ADDED = (
+    "bytes", "pulse_bytes", "pulse_coo_bytes", "pulse_flat_bytes", "entropy_bytes", "dense_bytes", "changed", "params",
+    "scan_s", "encode_s", "decode_s", "timed_bytes",
+)  # fmt: skip
+
+
+def report(rows: Sequence[dict[str, Any]], codec: str) -> dict[str, Any]:
+    """The document of ``bench codec --json``: sums over the rows, their ratios, and the rows."""
+    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _ADDED}
+    return {"codec": codec, **with_ratios(total), "rows": list(rows)}
