@@ -42,6 +42,8 @@ def explained(what: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError into a LocalError that says ``cannot <what> <path>: <reason>``."""
     try:
         yield
+    except LocalError:
+        raise  # explained already
     except OSError as error:
         # The error may be about a file inside the folder: name that one, it is what the user has to look at.
         inner = error.filename if isinstance(error.filename, str) else None

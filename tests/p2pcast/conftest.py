@@ -1,0 +1,47 @@
+"""Checkpoint folders made byte by byte, without the code under test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+Tensors = Mapping[str, tuple[str, list[int], bytes]]
+MakeCheckpoint = Callable[..., Path]
+
+
+def _safetensors(tensors: Tensors, pad: int) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, (dtype, shape, contents) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(contents)]}
+        data += contents
+    text = json.dumps(header).encode()
+    text += b" " * ((pad - len(text)) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def _make(folder: Path, tensors: Tensors, files: Mapping[str, bytes] | None = None, *, pad: int = 0, shards: int = 1) -> Path:
+    """A folder of ``tensors`` (name → dtype, shape, bytes). ``pad`` 1…7 misaligns the data section."""
+    folder.mkdir(parents=True)
+    if shards == 1:
+        (folder / "model.safetensors").write_bytes(_safetensors(tensors, pad))
+    else:
+        weight_map = {}
+        for k in range(shards):
+            part = {n: t for i, (n, t) in enumerate(tensors.items()) if i % shards == k}
+            name = f"model-{k + 1:05}-of-{shards:05}.safetensors"
+            (folder / name).write_bytes(_safetensors(part, pad))
+            weight_map |= dict.fromkeys(part, name)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for path, contents in (files or {}).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(contents)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint() -> MakeCheckpoint:
+    return _make
