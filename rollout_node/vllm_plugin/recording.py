@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from p2pcast.codec.layout import Layout
@@ -97,6 +98,24 @@ def _key(tensor: torch.Tensor) -> tuple[str, int]:
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
+class _StayHere(TorchFunctionMode):  # type: ignore[misc]
+    """Loaders may move a tensor to their device first; one without data can't be moved, and needn't be."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.cpu, torch.Tensor.cuda) and args[0].is_meta:
+            return args[0]
+        if func is torch.Tensor.to and args[0].is_meta:
+            kwargs.pop("device", None)
+            other = kwargs.pop("other", None)
+            rest = [a.dtype if isinstance(a, torch.Tensor) else a for a in [*args[1:], *([] if other is None else [other])]]
+            rest = [a for a in rest if not isinstance(a, torch.device | str | int) or isinstance(a, bool)]
+            if rest or kwargs:
+                return func(args[0], *rest, **kwargs)
+            return args[0]
+        return func(*args, **kwargs)
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Turns copies out of ``source`` into blocks and refuses every other write."""
 
@@ -171,7 +190,7 @@ def record(model: torch.nn.Module, layout: Layout) -> tuple[Mapping, Storages, l
         source = torch.empty(tensor.shape, dtype=dtype, device="meta")
         recorder = _Recorder(source, storages)
         try:
-            with torch.inference_mode(), recorder:
+            with torch.inference_mode(), _StayHere(), recorder:
                 model.load_weights([(tensor.name, source)])
             recorder.check_fills()
         except NotABoxError as error:
