@@ -166,19 +166,26 @@ class Node:
             self.downstream.opened(holding)
         return holding
 
-    def add_complete(self, holding: Holding) -> None:
-        """An artifact that lies whole in the store."""
-        holding.finished = True
+    def add_stored(self, assembly: Assembly, log: Log, *, push: bool = False) -> Holding:
+        """An artifact that lies whole in the store; with ``push`` it is new, and live children get it."""
+        every = assembly.pieces
+        holding = Holding(Artifact(assembly, PieceSet(every)), log, PieceSet(every), finished=True)
+        holding.opened_at = holding.completed_at = asyncio.get_running_loop().time()
+        self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
+        if push and self.downstream is not None:
+            self.downstream.opened(holding)
+        return holding
 
     def add_batch(self, holding: Holding, signed: bytes) -> None:
         if holding.assembly.add_batch(signed):
             holding.progress.set()
 
-    def add_local(self, holding: Holding, signed: bytes, pieces: range) -> None:
-        """A batch of our own whose pieces are in the log already."""
+    def add_local(self, holding: Holding, signed: bytes) -> None:
+        """The next batch of our own, whose pieces are in the log already."""
+        first = holding.assembly.linked_pieces
         self.add_batch(holding, signed)
-        for index in pieces:
+        for index in range(first, holding.assembly.linked_pieces):
             holding.artifact.held.add(index)
             holding.stored.add(index)
             if self.downstream is not None:

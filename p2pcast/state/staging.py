@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,16 @@ import numpy.typing as npt
 from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
+from p2pcast.errors import RetryableError
 from p2pcast.parallel import cores
 from p2pcast.relay.node import Holding
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.stage import Stager
+from p2pcast.version import Version
 
-Progress = Callable[[int], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Staging:
@@ -72,7 +75,7 @@ class Staging:
         self,
         folder: Path,
         layout: Layout,
-        version: Any,
+        version: Version,
         words_of: Callable[[Cell], npt.NDArray[Any]],
         state: int | None,
     ) -> Shadow:
@@ -92,9 +95,9 @@ class Staging:
     async def apply(self, shadow: Shadow, patch: Path) -> None:
         await self.run(shadow.apply, patch, self.workers)
 
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Blocking work, off the loop."""
-        return await asyncio.get_running_loop().run_in_executor(None, work, *args)
+        return await asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
 
     async def _decode_all(self, holding: Holding, stager: Stager) -> None:
         loop = asyncio.get_running_loop()
@@ -131,12 +134,7 @@ class Staging:
 
 
 def _decode(holding: Holding, stager: Stager, placed: Placed) -> None:
-    try:
-        stager.decode(placed, holding.log.read(placed.offset, placed.bytes))
-    except (P2PCastError, MemoryError):
-        raise
-    except OSError as error:
-        raise IntegrityError(f"cell {placed.cell} of {holding.open.version} can't be read: {error}") from error
+    stager.decode(placed, holding.log.read(placed.offset, placed.bytes))
 
 
 async def _some(running: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:

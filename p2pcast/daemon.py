@@ -1,0 +1,136 @@
+"""What both daemons need around their work: one process a state folder, addresses, rates, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2pcast.codec.cell import apply, decode, encode
+from p2pcast.codec.digest import word_dtype
+from p2pcast.codec.layout import Cell
+from p2pcast.errors import LocalError, UsageError
+from p2pcast.store.files import atomic_write, explained
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
+_POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def parse_rate(text: str) -> float:
+    """``300mbit``, ``1.5gbit``, ``800000`` as bits per second. Raises UsageError."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{text!r} is not a rate: write bits per second, as in 300mbit or 1.5gbit")
+    return float(match[1]) * _POWER[match[2].lower()]
+
+
+def parse_address(text: str, *, default_host: str = "", default_port: int | None = None) -> tuple[str, int]:
+    """``HOST:PORT``, ``[v6]:PORT``, ``:PORT`` or ``PORT``; with a default port also ``HOST``. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon and not text.isdigit() and default_port is not None:
+        host, port = text, str(default_port)
+    host = host.strip("[]") or default_host
+    if not port.isdigit() or int(port) > 65535 or (not host and not default_host and not colon and not text.isdigit()):
+        raise UsageError(f"{text!r} is not an address: write HOST:PORT")
+    return host, int(port)
+
+
+def show_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def state_home() -> Path:
+    """Where daemons keep their state unless told otherwise (XDG base directories)."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "p2pcast"
+
+
+@contextlib.contextmanager
+def state_lock(state: Path) -> Iterator[None]:
+    """The state folder for this process alone. Raises LocalError when another daemon has it."""
+    with explained("create", state):
+        state.mkdir(parents=True, exist_ok=True)
+        fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LocalError(
+                f"state folder {state} is in use by another p2pcast daemon; give this one its own with --state"
+            ) from None
+        yield
+    finally:
+        os.close(fd)
+
+
+class Memory:
+    """A daemon's small facts, in one JSON file that is replaced whole."""
+
+    def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
+        self._path = path
+        self.facts = dict(defaults)
+        if path.exists():
+            try:
+                with explained("read", path):
+                    self.facts |= json.loads(path.read_text())
+            except (ValueError, TypeError):
+                raise LocalError(f"{path} is damaged: restore it from a copy, or remove it") from None
+
+    def __getitem__(self, key: str) -> Any:
+        return self.facts[key]
+
+    def update(self, **facts: Any) -> None:
+        """Durable when it returns. Raises LocalError."""
+        self.facts |= facts
+        atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
+
+
+def node_id(memory: Memory) -> bytes:
+    """16 bytes that name this node for as long as its state folder lives."""
+    if not memory["node"]:
+        memory.update(node=secrets.token_hex(16))
+    return bytes.fromhex(memory["node"])
+
+
+async def until_told(work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work`` until it ends, or SIGTERM or SIGINT asks it to (it is cancelled, and has its say in ``finally``)."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work())
+    told = False
+
+    def tell() -> None:
+        nonlocal told
+        told = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not told:
+            raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def warm_up(widths: Iterable[int] = (2,)) -> None:
+    """Before a daemon takes part: load the compiled kernels for these word widths (bytes), which hold the interpreter for long the first time."""
+    for width in widths:
+        old = np.zeros(256, word_dtype(width))
+        new = old.copy()
+        new[[1, 200]] = 3
+        cell = Cell(0, 0, 0, len(old), width, 0)
+        coded = encode(cell, old, new, codec="flat")
+        assert coded is not None
+        apply(decode(cell, coded.codec, coded.payload, old, coded.before, coded.after), old)

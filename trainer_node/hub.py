@@ -1,0 +1,504 @@
+"""The hub: the trainer's side of a run. Watches checkpoints, publishes them, plans the chains, seeds the heads.
+
+Promises: a version is announced as sealed only once it is durable here; a restarted hub is the same run (key, versions, epochs); a peer's death or slowness never
+holds up publishing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import ssl
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from p2pcast import metrics
+from p2pcast.artifact.records import Open, RunKey, run_id
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.layout import Layout
+from p2pcast.daemon import Memory, node_id, show_address, state_lock, warm_up
+from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, UsageError
+from p2pcast.http import Document, HttpServer
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.state.staging import Staging
+from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.log import Log
+from p2pcast.store.store import Store
+from p2pcast.transport.link import Link
+from p2pcast.transport.listener import Listener
+from p2pcast.version import Version
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.messages import Body, Type
+from p2pcast.wire.token import SECRET_BYTES, Token
+from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
+from trainer_node.publisher import Published, Publisher
+from trainer_node.session import Session
+from trainer_node.watcher import Damaged, Found, watch
+
+logger = logging.getLogger("p2pcast.hub")
+
+DEFAULT_PORT = 7077
+DEFAULT_HTTP_PORT = 7078
+BEAT_S = 1.0
+"""Between PINGs to each peer."""
+SILENCE_S = 5.0
+"""A control connection that has been silent for so long is dead."""
+SETTLED_S = 30.0
+"""After a broadcast, plans may change once all have it, or after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    checkpoints: Path
+    state: Path
+    shadow: Path
+    base: Path | None = None
+    listen: tuple[str, int] = ("0.0.0.0", DEFAULT_PORT)
+    advertise: tuple[str, int] | None = None
+    http: tuple[str, int] = ("127.0.0.1", DEFAULT_HTTP_PORT)
+    uplink_bps: float = DEFAULT_UPLINK_BPS
+    chains: int | None = None
+    commit: str = "auto"
+    codec: str = "auto"
+    token_file: Path | None = None
+    tls: ssl.SSLContext | None = None
+
+
+class Hub:
+    """``run`` until cancelled. Everything happens on one event loop; blocking work goes to executors."""
+
+    def __init__(self, config: HubConfig) -> None:
+        self.config = config
+        self.sessions: dict[str, Session] = {}
+        self.published: Published | None = None
+        self.skipped: dict[str, str] = {}
+        """Folder name → why it was not published."""
+        self._sealing: set[asyncio.Task[None]] = set()
+        self._broadcast_at: float | None = None
+        self.last_broadcast_s: float | None = None
+        """From the start of publishing to the last peer that staged it."""
+
+    async def run(self) -> None:
+        with state_lock(self.config.state):
+            await self._open()
+            try:
+                await self._serve()
+            finally:
+                await self._close()
+
+    # -- beginning and end
+
+    async def _open(self) -> None:
+        state = self.config.state
+        if not self.config.checkpoints.is_dir():
+            raise UsageError(
+                f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
+            )
+        self.key = RunKey.load_or_create(state / "run.key")
+        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}})
+        self.memory.update(incarnation=self.memory["incarnation"] + 1)
+        self.token = Token(run_id(self.key.public), self._secret(state / "token.key"))
+        self.ident = node_id(self.memory)
+        self.store = Store(state, self.key.public)
+        for path, why in self.store.damaged:
+            logger.warning("not used: %s (%s)", path, why)
+        self.node = Node(self, self.ident, self.key.public)
+        self.downstream = Downstream(self.node)
+        for stored in self.store.artifacts.values():
+            self.node.add_stored(stored.assembly, self.store.open_log(stored))
+        self.staging = Staging()
+        self.publisher = Publisher(self.node, self.store, self.key, self.staging, self.config.shadow, self.config.codec)
+        self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps, self.config.chains)
+        self.listener = Listener(self, Identity(self.ident, "hub", self.token), self.config.tls)
+        self.http = HttpServer(
+            self.status,
+            self._ready,
+            metrics.registry(lambda: metrics.node_families(self.node), self._families),
+            {"commit": self._commit},
+            str(self.token),
+        )
+
+    async def _serve(self) -> None:
+        await self.listener.start(*self.config.listen)
+        await self.http.start(*self.config.http)
+        self._write_addresses()
+        await self.staging.run(warm_up)
+        await self.publisher.restore()
+        await self._start_base()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.node.run(), name="node")
+            group.create_task(self.downstream.run(), name="keepalives")
+            group.create_task(self._beat(), name="control")
+            group.create_task(self._watch(), name="checkpoints")
+
+    def _write_addresses(self) -> None:
+        # Only now, when connections are answered: who finds the token file may join at once.
+        if self.config.token_file is not None:
+            atomic_write(self.config.token_file, f"{self.token}\n".encode(), 0o600)
+        http = show_address(*self.http.address)
+        atomic_write(self.config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
+        host, port = self.config.advertise or self.listener.address
+        shown = show_address("HUB_HOST" if host in ("", "0.0.0.0", "::") else host, port)
+        token = f" --token-file {self.config.token_file}" if self.config.token_file is not None else ""
+        logger.info(
+            "run %s, listening on %s, status at http://%s/status",
+            self.token.run.hex()[:12],
+            show_address(*self.listener.address),
+            http,
+        )
+        logger.info(
+            "join with: p2pcast join %s%s --install safetensors:DIR%s", shown, token, "" if self.config.tls else " --plaintext"
+        )
+
+    async def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.config.state / "daemon.json").unlink(missing_ok=True)
+        await self.http.stop()
+        await self.listener.stop()
+        for session in list(self.sessions.values()):
+            session.link.close()
+        self.downstream.close()
+        self.node.close()
+        self.staging.close()
+        if self.publisher.shadow is not None:
+            self.publisher.shadow.close()
+
+    @staticmethod
+    def _secret(path: Path) -> bytes:
+        with explained("read", path):
+            if path.exists():
+                return path.read_bytes()[:SECRET_BYTES]
+        secret = secrets.token_bytes(SECRET_BYTES)
+        atomic_write(path, secret, 0o600)
+        return secret
+
+    # -- publishing
+
+    async def _start_base(self) -> None:
+        if self.config.base is None or self.publisher.shadow is not None:
+            return
+        checkpoint = await self.staging.run(Checkpoint.open, self.config.base)
+        files = await self.staging.run(checkpoint.small_files)
+        self.published = await self.publisher.publish_anchor(Version(0, 0), checkpoint, checkpoint.layout(), files)
+        logger.info("version 0.0 is %s: %.1f MB", self.config.base, self.published.dense_bytes / 1e6)
+        self._announce(self.node.holdings.values())
+
+    async def _watch(self) -> None:
+        async for event in watch(self.config.checkpoints):
+            if isinstance(event, Damaged):
+                self._skip(event.path, event.reason)
+                continue
+            if self.memory["published"].get(str(event.step)) == event.fingerprint:
+                continue
+            try:
+                await self._publish(event)
+            except (LocalError, P2PCastError) as error:
+                if not event.path.exists():
+                    self._skip(event.path, "it was deleted while it was read")
+                elif isinstance(error, LocalError) and self.node.error.done():
+                    raise
+                else:
+                    self._skip(event.path, str(error))
+
+    def _skip(self, path: Path, why: str) -> None:
+        self.skipped[path.name] = why
+        logger.warning("skipped %s: %s", path, why)
+
+    async def _publish(self, found: Found) -> None:
+        checkpoint = await self.staging.run(Checkpoint.open, found.path)
+        same = await self.publisher.unchanged(found.step, checkpoint)
+        if same is not None:
+            logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
+        else:
+            version = self.publisher.version_for(found.step)
+            head = self.publisher.head
+            if head is not None and version.branch > head.branch:
+                logger.info("%s came back with other bytes: branch %d begins", found.path.name, version.branch)
+            self._broadcast_at = time.monotonic()
+            self.last_broadcast_s = None
+            done = await self.publisher.publish(version, checkpoint)
+            self.published = done
+            for path, why in checkpoint.skipped:
+                logger.info("%s/%s does not travel: %s", found.path.name, path, why)
+            logger.info(
+                "version %s: %s of %.1f kB, %.0f times smaller than dense; %.2f %% of %d values changed; encoded in %.2f s",
+                version, done.kind, done.bytes / 1e3, done.dense_bytes / max(1, done.bytes), 100 * done.changed / max(1, done.params),
+                done.params, done.encode_s,
+            )  # fmt: skip
+            await self._retain()
+        self.skipped.pop(found.path.name, None)
+        self.memory.update(published=self.memory["published"] | {str(found.step): found.fingerprint})
+
+    async def _retain(self) -> None:
+        gone = await self.staging.run(self.store.retain)
+        for stored in gone:
+            self.node.forget(stored.id)
+        if gone:
+            self._send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
+
+    # -- NodeOwner
+
+    def make_log(self, open_: Open, layout: Layout) -> Log:
+        raise RemoteError("a hub takes no artifacts from others")
+
+    def on_opened(self, holding: Holding) -> None:
+        self._announce([holding])
+
+    def on_complete(self, holding: Holding) -> None:
+        task = asyncio.get_running_loop().create_task(self._seal(holding), name=f"seal {holding.open.version}")
+        self._sealing.add(task)
+        task.add_done_callback(self._sealing.discard)
+
+    async def _seal(self, holding: Holding) -> None:
+        try:
+            await self.staging.run(self.store.seal, holding.log, holding.assembly)
+        except P2PCastError as error:
+            if not self.node.error.done():
+                self.node.error.set_exception(error)
+            return
+        self._announce([holding])
+
+    def on_aborted(self, holding: Holding) -> None:
+        self.store.abandon(holding.log, holding.id)
+        self._send_all(Type.CATALOG, {"artifacts": [], "dropped": [holding.id]})
+
+    def on_offered(self, upstream: Upstream) -> None: ...
+
+    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
+
+    # -- Acceptor, LinkOwner
+
+    def accept_link(self, link: Link, hello: Body) -> None:
+        if hello["purpose"] == "data":
+            link.owner = self.downstream
+            self.downstream.accept(link)
+        else:
+            link.owner = Session(link, self)
+
+    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
+
+    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
+
+    # -- SessionOwner
+
+    def joined(self, session: Session, body: Body) -> None:
+        ident = session.link.remote.hex()
+        old = self.sessions.pop(ident, None)
+        if old is not None:
+            old.link.close(RemoteError("the same node joined again"))
+        host, port = body["listen"]
+        now = time.monotonic()
+        peer = Peer(ident, body["name"], body["region"], host or session.link.remote_host, port, now)
+        peer.staged = None if body["held"] is None else Version.of(body["held"])
+        session.peer = peer
+        self.sessions[ident] = session
+        self.membership.join(peer, now)
+        target = self.memory["target"]
+        session.link.send(
+            Type.WELCOME,
+            {
+                "key": self.key.public,
+                "epoch": list(self.membership.plan.epoch),
+                "commit": self.config.commit,
+                "target": target,
+                "host": session.link.remote_host,
+            },
+        )
+        session.link.send(Type.CATALOG, {"artifacts": [self._entry(h) for h in self.node.holdings.values()], "dropped": []})
+        self._send_plans()
+        logger.info("%s joined from %s (%d peers)", peer.name, show_address(peer.host, peer.port), len(self.sessions))
+
+    def reported(self, session: Session, body: Body) -> None:
+        peer = session.peer
+        assert peer is not None
+        staged = None if body["staged"] is None else Version.of(body["staged"])
+        moved_on = staged != peer.staged
+        peer.staged = staged
+        peer.committed = None if body["committed"] is None else Version.of(body["committed"])
+        peer.report = body
+        now = time.monotonic()
+        transfer = body.get("transfer")
+        if isinstance(transfer, list) and len(transfer) == 2:
+            size, micros = transfer
+            if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
+                self.membership.transferred(peer.ident, now, size, micros / 1e6)
+        parent = body["parent"]
+        if parent is not None:
+            seen = body.get("epoch", [0, 0])
+            epoch = (
+                (seen[0], seen[1]) if isinstance(seen, list) and len(seen) == 2 and all(type(x) is int for x in seen) else (0, 0)
+            )
+            if self.membership.moved(peer.ident, "" if parent == self.ident else parent.hex(), epoch):
+                self._send_plans()
+        if moved_on:
+            self._check_settled()
+
+    def left(self, session: Session, error: P2PCastError | None) -> None:
+        peer = session.peer
+        if peer is None or self.sessions.get(peer.ident) is not session:
+            return
+        del self.sessions[peer.ident]
+        self.membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
+        logger.info(
+            "%s %s (%d peers)",
+            peer.name,
+            "left" if session.farewell else f"was lost{f': {error}' if error else ''}",
+            len(self.sessions),
+        )
+        self._send_plans()
+        self._check_settled()
+
+    # -- control
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now = asyncio.get_running_loop().time()
+            for session in list(self.sessions.values()):
+                session.beat(now, SILENCE_S)
+            started = self._broadcast_at
+            if started is not None and time.monotonic() - started > SETTLED_S:
+                self._settled()
+
+    def _check_settled(self) -> None:
+        head = self.publisher.head
+        if self._broadcast_at is None or head is None or self.published is None or self.published.version != head:
+            return
+        if all(s.peer is not None and s.peer.staged == head for s in self.sessions.values()):
+            self.last_broadcast_s = time.monotonic() - self._broadcast_at
+            self._settled()
+
+    def _settled(self) -> None:
+        self._broadcast_at = None
+        if self.membership.replan(time.monotonic()):
+            self._send_plans()
+
+    def _send_plans(self) -> None:
+        plan = self.membership.plan
+        for ident, session in self.sessions.items():
+            parent = self.membership.peers.get(plan.parent[ident])
+            backups = [self.membership.peers[b] for b in plan.backups(ident) if b in self.membership.peers]
+            session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
+
+    def _announce(self, holdings: Iterable[Holding]) -> None:
+        entries = [self._entry(h) for h in holdings]
+        if entries:
+            self._send_all(Type.CATALOG, {"artifacts": entries, "dropped": []})
+
+    def _entry(self, holding: Holding) -> list[Any]:
+        open_, manifest = holding.open, holding.assembly.manifest
+        base = None if open_.base is None else list(open_.base)
+        size, state = (manifest.log, manifest.state) if manifest is not None else (0, 0)
+        return [holding.id, open_.kind, base, list(open_.version), size, open_.layout, state, holding.id in self.store.artifacts]
+
+    def _send_all(self, kind: Type, body: Body) -> None:
+        for session in self.sessions.values():
+            session.link.send(kind, body)
+
+    # -- HTTP
+
+    async def _commit(self, body: Document) -> Document:
+        if self.config.commit != "manual":
+            raise UsageError("this hub commits by itself: start it with --commit manual to decide")
+        version = Version.parse(str(body.get("version", "")))
+        if version not in {s.version for s in self.store.artifacts.values()}:
+            raise RefusedError(f"version {version} is not one of this run's; see `p2pcast status`")
+        self.memory.update(target=list(version))
+        self._send_all(Type.COMMIT, {"version": list(version)})
+        return {"target": str(version)}
+
+    def _ready(self) -> tuple[bool, str]:
+        return (True, "") if self.publisher.head is not None else (False, "no version has been published yet")
+
+    def status(self) -> Document:
+        head, plan, now = self.publisher.head, self.membership.plan, time.monotonic()
+        done = self.published
+        names = {p.ident: p.name for p in self.membership.peers.values()}
+        peers = [self._peer_status(p, names, now) for p in self.membership.peers.values()]
+        return {
+            "role": "hub",
+            "run": self.token.run.hex(),
+            "version": None if head is None else str(head),
+            "commit": self.config.commit,
+            "target": None if self.memory["target"] is None else str(Version.of(self.memory["target"])),
+            "epoch": list(plan.epoch),
+            "chains": [[names.get(i, i) for i in chain] for chain in plan.chains],
+            "layout_id": None if self.publisher.shadow is None else self.publisher.shadow.layout.layout_id.hex(),
+            "digests": {str(s.version): f"{s.manifest.state:016x}" for s in self.store.artifacts.values()},
+            "artifacts": [
+                {
+                    "version": str(s.version),
+                    "base": None if s.base is None else str(s.base),
+                    "kind": s.kind,
+                    "bytes": s.manifest.log,
+                }
+                for s in sorted(self.store.artifacts.values(), key=lambda s: (s.version, s.kind))
+            ],
+            "last": None
+            if done is None
+            else {
+                "version": str(done.version),
+                "kind": done.kind,
+                "bytes": done.bytes,
+                "dense_bytes": done.dense_bytes,
+                "changed": done.changed,
+                "params": done.params,
+                "encode_s": round(done.encode_s, 4),
+                "time_to_last_s": None if self.last_broadcast_s is None else round(self.last_broadcast_s, 4),
+            },
+            "skipped": self.skipped,
+            "pid": os.getpid(),
+            "peers": sorted(peers, key=lambda p: str(p["name"])),
+        }
+
+    def _peer_status(self, peer: Peer, names: dict[str, str], now: float) -> Document:
+        rated = self.membership.score(peer.ident, now)
+        parent = self.membership.plan.parent.get(peer.ident, "")
+        shown = {k: peer.report.get(k) for k in ("state", "progress", "bytes_received", "bytes_duplicate", "engines", "error")}
+        return {
+            "name": peer.name,
+            "node": peer.ident,
+            "address": show_address(peer.host, peer.port),
+            "region": peer.region,
+            "parent": names.get(parent, "hub") if parent else "hub",
+            "staged": None if peer.staged is None else str(peer.staged),
+            "committed": None if peer.committed is None else str(peer.committed),
+            "score": None if rated is None else round(rated.total, 1),
+            **shown,
+        }
+
+    def _families(self) -> Iterable[Metric]:
+        done = self.published
+        yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(self.sessions))
+        yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(self.membership.plan.chains))
+        yield metrics.gauge("p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(self.skipped))
+        if done is not None:
+            yield metrics.gauge("p2pcast_hub_version_step", "Step of the newest version", done.version.step)
+            yield metrics.gauge("p2pcast_hub_delta_bytes", "Size of the newest version's artifact", done.bytes)
+            yield metrics.gauge(
+                "p2pcast_hub_delta_ratio", "Dense size over the newest artifact's", done.dense_bytes / max(1, done.bytes)
+            )
+            yield metrics.gauge("p2pcast_hub_encode_seconds", "Time to encode the newest version", done.encode_s)
+        if self.last_broadcast_s is not None:
+            yield metrics.gauge(
+                "p2pcast_hub_time_to_last_seconds", "From publishing to the last peer's staging", self.last_broadcast_s
+            )
+        now = time.monotonic()
+        scores = ((p.name, self.membership.score(p.ident, now)) for p in self.membership.peers.values())
+        yield metrics.labelled(
+            "p2pcast_hub_peer_score", "Score of a peer (ECHO-2)", ["peer"], (([n], s.total) for n, s in scores if s is not None)
+        )

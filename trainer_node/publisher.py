@@ -1,0 +1,251 @@
+"""Publishing: a checkpoint folder becomes a version, and goes out while it is still being encoded.
+
+Promises: what is published decodes to exactly the folder's bytes (the hub stages its own artifact, as a peer does, before the next version starts); a folder that
+goes bad half-way is aborted everywhere and nothing of it stays; a step that comes back unchanged is not published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.cell import Encoded, encode
+from p2pcast.codec.digest import MASK, digest
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.errors import P2PCastError
+from p2pcast.parallel import cores, ordered_map
+from p2pcast.relay.node import Holding, Node
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from p2pcast.store.log import Log
+from p2pcast.store.retention import ANCHOR_EVERY
+from p2pcast.store.store import Store, Stored
+from p2pcast.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is sealed. ``encode_s``: from the first cell to the last; sizes in bytes."""
+
+    version: Version
+    kind: str
+    bytes: int
+    dense_bytes: int
+    changed: int
+    params: int
+    encode_s: float
+
+
+class Publisher:
+    """Turns folders into artifacts of ``node``. One version at a time."""
+
+    def __init__(self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, codec: str = "auto") -> None:
+        self.node = node
+        self.store = store
+        self.shadow: Shadow | None = None
+        self._key = key
+        self._staging = staging
+        self._folder = shadow_folder
+        self._codec = codec
+        self._since_anchor = 0
+
+    @property
+    def head(self) -> Version | None:
+        return None if self.shadow is None else self.shadow.version
+
+    async def restore(self) -> None:
+        """The shadow of an earlier process, or the store's newest anchor and the deltas from there."""
+        newest = self.store.newest()
+        if newest is None:
+            return
+        manifest = self.store.manifest(newest)
+        layout = next(s.assembly.layout for s in self.store.artifacts.values() if s.version == newest)
+        assert manifest is not None
+        try:
+            shadow = await self._staging.run(Shadow.open, self._folder, layout)
+        except P2PCastError:
+            shadow = None
+        if shadow is not None and shadow.version == newest and shadow.state_digest == manifest.state:
+            self.shadow = shadow
+            return
+        held = None
+        if shadow is not None:
+            known = self.store.manifest(shadow.version)
+            held = shadow.version if known is not None and known.state == shadow.state_digest else None
+        self.shadow = await self._rebuild(shadow, held)
+
+    async def _rebuild(self, shadow: Shadow | None, held: Version | None) -> Shadow | None:
+        from p2pcast.relay.catchup import Edge, cheapest_path
+
+        stored = self.store.artifacts
+        for edge in cheapest_path(held, [Edge(s.id, s.base, s.version, s.manifest.log) for s in stored.values()]):
+            holding = self.node.holdings[edge.artifact]
+            if edge.base is None:
+                if shadow is not None:
+                    shadow.close()
+                shadow = await self._staging.fill(holding, self._folder)
+            else:
+                assert shadow is not None
+                await self._staging.apply(shadow, await self._staging.patch(holding, shadow))
+                shadow.drop_patches(edge.version)
+        return shadow
+
+    def version_for(self, step: int) -> Version:
+        """Where a folder ``step_<step>`` with new bytes goes: on, or into a new branch when the trainer has gone back."""
+        head = self.head
+        if head is None:
+            return Version(0, step)
+        return Version(head.branch, step) if step > head.step else Version(head.branch + 1, step)
+
+    async def unchanged(self, step: int, checkpoint: Checkpoint) -> Version | None:
+        """The version that already has exactly these weights under this step, if there is one."""
+        known = {s.version: s.manifest for s in self.store.artifacts.values() if s.version.step == step}
+        layout = checkpoint.layout()
+        known = {v: m for v, m in known.items() if m.layout == layout.layout_id}
+        if not known:
+            return None
+        state = await self._staging.run(state_digest, checkpoint, layout)
+        return max((v for v, m in known.items() if m.state == state), default=None)
+
+    async def publish(self, version: Version, checkpoint: Checkpoint) -> Published:
+        """Publish a folder as ``version``. Raises LocalError, IntegrityError; then the version was never sealed."""
+        layout = checkpoint.layout()
+        files = await self._staging.run(checkpoint.small_files)
+        if self.shadow is None or self.shadow.layout != layout:
+            return await self.publish_anchor(version, checkpoint, layout, files)
+        published = await self._publish_delta(version, checkpoint, layout, files)
+        self._since_anchor += 1
+        if self._since_anchor >= ANCHOR_EVERY:
+            await self._write_anchor(version, layout, files, push=False)
+        return published
+
+    async def publish_anchor(
+        self, version: Version, checkpoint: Checkpoint, layout: Layout, files: dict[str, bytes]
+    ) -> Published:
+        """A whole state: the run's first, or the first of another layout."""
+        started = asyncio.get_running_loop().time()
+        if self.shadow is not None:
+            self.shadow.close()
+            self.shadow = None
+        self.shadow = await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None)
+        stored = await self._write_anchor(version, layout, files, push=True)
+        took = asyncio.get_running_loop().time() - started
+        return Published(version, "anchor", stored.manifest.log, layout.nbytes, layout.params, layout.params, took)
+
+    async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes], *, push: bool) -> Stored:
+        shadow = self.shadow
+        assert shadow is not None
+        self._since_anchor = 0
+        stored = await self._staging.run(
+            self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files
+        )
+        self.node.add_stored(stored.assembly, self.store.open_log(stored), push=push)
+        return stored
+
+    async def _publish_delta(
+        self, version: Version, checkpoint: Checkpoint, layout: Layout, files: dict[str, bytes]
+    ) -> Published:
+        shadow = self.shadow
+        assert shadow is not None
+        base = shadow.version
+        record = Open(
+            secrets.token_bytes(16), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(self._key.public), version
+        )
+        packer = Packer(self._key, record, layout)
+        log = self.store.begin(record, layout)
+        holding = self.node.open(packer.open_signed, None, log)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        staged = asyncio.ensure_future(self._staging.patch(holding, shadow))
+        try:
+            job = _Encoding(
+                checkpoint, shadow, packer, log, self._codec, lambda b: loop.call_soon_threadsafe(self._emit, holding, b)
+            )
+            changed, growth = await self._staging.run(job.run)
+            encode_s = loop.time() - started
+            before = self.store.manifest(base)
+            known = {} if before is None else {f.path: f.hash for f in before.files}
+            await self._staging.run(_add_files, packer, log, files, known)
+            *batches, manifest = packer.seal((shadow.state_digest + growth) & MASK)
+            for signed in batches:
+                self.node.add_local(holding, signed)
+            await self._staging.run(self.store.keep_files, files)
+            self.node.seal(holding, manifest)
+            patch = await staged
+        except BaseException:
+            staged.cancel()
+            await asyncio.wait([staged])
+            self.node.abort(holding)
+            raise
+        await self._staging.apply(shadow, patch)
+        shadow.drop_patches(version)
+        return Published(version, "delta", packer.log_bytes, layout.nbytes, changed, layout.params, encode_s)
+
+    def _emit(self, holding: Holding, signed: bytes) -> None:
+        if not holding.aborted:
+            self.node.add_local(holding, signed)
+
+
+class _Encoding:
+    """Encodes cell after cell on all cores and appends them to the log, in one thread of its own."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, shadow: Shadow, packer: Packer, log: Log, codec: str, emit: Callable[[bytes], Any]
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._shadow = shadow
+        self._packer = packer
+        self._log = log
+        self._codec = codec
+        self._emit = emit
+
+    def run(self) -> tuple[int, int]:
+        """(words changed, growth of the state's digest)."""
+        changed = growth = 0
+        packer = self._packer
+        for coded in ordered_map(self._encode, self._shadow.layout.cells, workers=cores(), name="encode"):
+            if coded is None:
+                continue
+            self._log.write(packer.log_bytes, [coded.payload])
+            packer.add_cell(coded.cell, coded.codec, coded.payload, coded.before, coded.after)
+            changed += coded.changed
+            growth += coded.after - coded.before
+            while (batch := packer.take_batch()) is not None:
+                self._emit(batch)
+        return changed, growth
+
+    def _encode(self, cell: Cell) -> Encoded | None:
+        old, new = self._shadow.words(cell), self._checkpoint.words(cell)
+        return encode(cell, old, new, before=self._shadow.mark(cell.index), codec=self._codec)
+
+
+def _add_files(packer: Packer, log: Log, files: dict[str, bytes], known: dict[str, bytes]) -> None:
+    for path, contents in sorted(files.items()):
+        name = blake3.blake3(contents).digest()
+        if known.get(path) == name:
+            packer.add_file(path, None, len(contents), name)
+        else:
+            if contents:
+                log.write(packer.log_bytes, [contents])
+            packer.add_file(path, contents, len(contents), name)
+
+
+def state_digest(checkpoint: Checkpoint, layout: Layout) -> int:
+    """Digest of a folder's state: one dense pass on all cores."""
+
+    def one(cell: Cell) -> int:
+        words: npt.NDArray[Any] = checkpoint.words(cell)
+        return digest(words, cell)
+
+    return sum(ordered_map(one, layout.cells, workers=cores(), name="digest")) & MASK

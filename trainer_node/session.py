@@ -1,0 +1,83 @@
+"""A peer's control connection, at the hub."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.wire.connection import Event, Message
+from p2pcast.wire.messages import Body, Type
+from topology.tree import Epoch
+from trainer_node.membership import Peer
+
+Place = tuple[bytes, str, int]
+"""A node and its address."""
+
+
+class SessionOwner(Protocol):
+    def joined(self, session: Session, body: Body) -> None: ...
+    def reported(self, session: Session, body: Body) -> None: ...
+    def left(self, session: Session, error: P2PCastError | None) -> None: ...
+
+
+class Session:
+    """Owns the link; ``peer`` is set once it has joined."""
+
+    def __init__(self, link: Link, owner: SessionOwner) -> None:
+        self.link = link
+        self.peer: Peer | None = None
+        self.farewell = False
+        """It said LEAVE: going is no failure."""
+        self._owner = owner
+        self._heard_at = asyncio.get_running_loop().time()
+        self._sent: tuple[Place | None, list[Place]] | None = None
+
+    def send_plan(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
+        """Only what is new to this peer. ``parent`` None: the hub."""
+        if self._sent == (parent, backups) or self.peer is None:
+            return
+        self._sent = (parent, backups)
+        self.peer.sent_epoch = epoch
+        node, host, port = parent or (None, "", 0)
+        body: Body = {"epoch": list(epoch), "parent": node, "host": host, "port": port, "backups": [list(b) for b in backups]}
+        self.link.send(Type.PLAN, body)
+
+    def beat(self, now: float, silence_s: float) -> None:
+        if now - self._heard_at > silence_s:
+            self.link.abort(RetryableError(f"silent for {silence_s:.0f} s"))
+        else:
+            self.link.send(Type.PING, {"t": int(now * 1e6)})
+
+    # -- LinkOwner
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        if not isinstance(event, Message):
+            return
+        kind = event.type
+        if kind is Type.JOIN:
+            if self.peer is not None:
+                link.close(RemoteError("JOIN came twice"))
+            else:
+                self._owner.joined(self, event.body)
+        elif kind is Type.PING:
+            link.send(Type.PONG, {"t": event.body["t"]})
+        elif kind is Type.PONG:
+            pass
+        elif self.peer is None:
+            link.close(RemoteError(f"{kind.name} before JOIN"))
+        elif kind is Type.REPORT:
+            self._owner.reported(self, event.body)
+        elif kind is Type.LEAVE:
+            self.farewell = True
+            link.close()
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self._owner.left(self, error)
