@@ -65,8 +65,6 @@ class Shadow:
         self.folder = folder
         self.layout = layout
         self.path = folder / MODEL_NAME
-        self.generation = 0
-        """Grows whenever bytes are about to change: who copied without a lock compares it before and after."""
         self._lock_fd = lock_fd
         self._writing = threading.Lock()
         self._head = header_for(layout)
@@ -258,7 +256,6 @@ class Shadow:
         with self._writing:
             if self._lock_fd < 0:
                 raise LocalError(f"shadow {self.folder} was closed")
-            self.generation += 1
             yield
 
     def _require_clean(self) -> None:

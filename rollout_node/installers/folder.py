@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from p2pcast.errors import LocalError
+from p2pcast.errors import P2PCastError
 from p2pcast.version import Version
 from rollout_node.installers.base import CommitReport
 from rollout_node.installers.step_folders import StepFolders
@@ -28,11 +28,12 @@ class FolderInstaller:
 
     def __init__(self, folder: Path, files: SmallFiles, *, keep: int, name: str | None = None) -> None:
         self.name = name or f"safetensors:{folder}"
-        self.folders = StepFolders(folder, keep)
+        self._folders = StepFolders(folder, keep)
         self._files = files
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="folder")
         self._committed: Version | None = None
         self._ready = False
+        self._closed = False
 
     @property
     def committed(self) -> Version | None:
@@ -44,35 +45,48 @@ class FolderInstaller:
 
     async def start(self) -> None:
         """Raises LocalError when the folder can't be used."""
-        await self._run(self.folders.start)
+        await self._run(self._folders.start)
 
     async def stage(self, version: Version, shadow: Path) -> None:
         cancelled = threading.Event()
         try:
             files = self._files(version)
-            await self._run(lambda: self.folders.stage(version, shadow, files, cancelled))
+            await self._run(lambda: self._folders.stage(version, shadow, files, cancelled))
         except BaseException:
             cancelled.set()
             self._ready = False
             raise
 
     async def commit(self, version: Version) -> CommitReport:
-        def switch() -> CommitReport:
-            path = self.folders.publish(version)
-            self.folders.settle(version)
-            # Set on the thread that did it: true even if nobody waits for the answer any more.
-            self._committed, self._ready = version, True
-            return CommitReport(0.0, detail={"folder": str(path)})
-
+        """Costs the engine nothing: whoever reads the folder decides when."""
         try:
-            return await self._run(switch)
-        except LocalError:
+            path = await self.publish(version)
+            await self.settle(version)
+        except P2PCastError:
             self._ready = False
             raise
+        return CommitReport(0.0, detail={"folder": str(path)})
+
+    async def publish(self, version: Version) -> Path:
+        """First half of ``commit``: the staged version gets its name."""
+        return await self._run(lambda: self._folders.publish(version))
+
+    async def settle(self, version: Version) -> None:
+        """Second half: ``latest`` leads to it, old versions go."""
+
+        def work() -> None:
+            self._folders.settle(version)
+            # Set on the thread that did it: true even if nobody waits for the answer any more.
+            self._committed, self._ready = version, True
+
+        await self._run(work)
 
     async def close(self) -> None:
-        await self._run(self.folders.close)
-        self._pool.shutdown(wait=False)
+        """Discards what was staged and not committed. May be repeated."""
+        if not self._closed:
+            self._closed = True
+            await self._run(self._folders.close)
+            self._pool.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -85,7 +85,7 @@ class StepFolders:
         """
         self.discard()
         for path in files:
-            fault = path_fault(path) or (f"path {path!r} is taken" if path in (MODEL, STABLE) else None)
+            fault = path_fault(path)
             if fault:
                 raise IntegrityError(f"version {version}: small file {fault}")
         final = self.path_of(version)
@@ -121,10 +121,11 @@ class StepFolders:
             shutil.rmtree(part, ignore_errors=True)  # the one that stood there before
         elif self._version_in(final) != version:  # the same bytes under another branch
             atomic_write(final / STABLE, _stable(version))
+        self._prune()
         return final
 
     def settle(self, version: Version) -> None:
-        """Let ``latest`` lead to the published ``version`` and remove what is older than the newest that are kept."""
+        """Let ``latest`` lead to the published ``version``."""
         link = self.folder / LATEST
         part = part_path(link)
         with explained("link", link):
@@ -166,8 +167,10 @@ class StepFolders:
             return _same_contents(final / MODEL, shadow, cancelled)
 
     def _prune(self) -> None:
+        """Remove what is older than the newest that are kept, but never what ``latest`` leads to."""
+        link = self.folder / LATEST
         try:
-            latest = os.readlink(self.folder / LATEST)
+            latest = os.readlink(link) if link.is_symlink() else None
             ours = [(v, p) for p in self.folder.glob("step_*") if (v := self._version_in(p)) is not None]
             for _, path in sorted(ours)[: -self._keep]:
                 if path.name != latest:

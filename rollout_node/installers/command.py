@@ -1,0 +1,155 @@
+"""``exec:CMD``: a command of the user's brings each version into whatever uses it.
+
+Staging writes the version's folder into ``scratch``; committing runs the command, without a shell, with
+``P2PCAST_VERSION`` (branch.step), ``P2PCAST_STEP``, ``P2PCAST_DIR`` (the version's folder) and ``P2PCAST_SHADOW`` (the
+safetensors file in memory, good for the time of the command). Exit status 0 means: in use. The folder of the last version
+in use stays, whatever later ones come to. What the command prints is in ``scratch/command.log``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.errors import LocalError, P2PCastError, UsageError
+from p2pcast.store.files import explained
+from p2pcast.version import Version
+from rollout_node.installers.base import CommitReport
+from rollout_node.installers.folder import FolderInstaller, SmallFiles
+
+LOG_NAME = "command.log"
+KEEP = 2
+"""The version in use and the one that comes."""
+_GRACE_S = 5.0
+"""Between asking a command that ran too long to end, and ending it."""
+_SHOWN_LINES = 5
+
+
+class CommandInstaller:
+    """Runs ``command`` for each version; it may take ``timeout_s``."""
+
+    def __init__(
+        self, command: str, scratch: Path, files: SmallFiles, *, timeout_s: float = 600.0, name: str | None = None
+    ) -> None:
+        """Raises UsageError when ``command`` is not one."""
+        self.name = name or f"exec:{command}"
+        try:
+            self._argv = shlex.split(command)
+        except ValueError as error:
+            raise UsageError(f"{self.name}: {error}") from None
+        if not self._argv:
+            raise UsageError("exec: needs a command, as in exec:'./reload --quick'")
+        self._scratch = scratch
+        self._timeout_s = timeout_s
+        self._folders = FolderInstaller(scratch, files, keep=KEEP, name=self.name)
+        self._shadow = Path()
+        self._committed: Version | None = None
+        self._ready = False
+
+    @property
+    def committed(self) -> Version | None:
+        return self._committed
+
+    @property
+    def ready(self) -> bool:
+        return self._ready
+
+    async def start(self) -> None:
+        """Raises LocalError when there is no such command or the scratch folder can't be used."""
+        if shutil.which(self._argv[0]) is None:
+            raise LocalError(f"{self.name}: there is no command {self._argv[0]!r}, or it may not be run")
+        await self._folders.start()
+
+    async def stage(self, version: Version, shadow: Path) -> None:
+        try:
+            await self._folders.stage(version, shadow)
+        except BaseException:
+            self._ready = False
+            raise
+        self._shadow = shadow
+
+    async def commit(self, version: Version) -> CommitReport:
+        """``pause_s`` is how long the command took: p2pcast can't see more. Raises LocalError when it fails or takes too long."""
+        try:
+            folder = await self._folders.publish(version)
+        except P2PCastError:
+            self._ready = False
+            raise
+        # From here on nobody knows what is in use, until the command has said so.
+        self._committed, self._ready = None, False
+        began = time.monotonic()
+        await self._execute(version, folder)
+        took_s = time.monotonic() - began
+        await self._folders.settle(version)
+        self._committed, self._ready = version, True
+        return CommitReport(took_s, detail={"command_s": round(took_s, 6), "folder": str(folder)})
+
+    async def close(self) -> None:
+        await self._folders.close()
+
+    async def _execute(self, version: Version, folder: Path) -> None:
+        log = self._scratch / LOG_NAME
+        environment = {
+            **os.environ,
+            "P2PCAST_VERSION": str(version),
+            "P2PCAST_STEP": str(version.step),
+            "P2PCAST_DIR": str(folder),
+            "P2PCAST_SHADOW": str(self._shadow),
+        }
+        with explained("run", self._argv[0]), log.open("wb") as output:
+            # A file, not a pipe: a process that the command leaves behind can't keep us waiting for the pipe's end.
+            process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status = await process.wait()
+        except TimeoutError:
+            raise LocalError(
+                f"{self.name}: version {version} not committed: no end after {self._timeout_s:g} s, so it was stopped{_last_lines(log)}"
+            ) from None
+        finally:
+            await _stop(process)
+        if status:
+            how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
+            raise LocalError(f"{self.name}: version {version} not committed: {how}{_last_lines(log)}")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End a command that still runs, with all that it started."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_GRACE_S):
+            await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def _last_lines(log: Path) -> str:
+    """The end of what the command printed, fit for a message."""
+    with explained("read", log), log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4 * limits.KIB))
+        lines = file.read().decode(errors="replace").splitlines()
+    shown = [line.strip() for line in lines if line.strip()][-_SHOWN_LINES:]
+    return ": " + " | ".join(shown) if shown else f" (it printed nothing; see {log})"
