@@ -1,0 +1,1 @@
+"""The demo: a real trainer, a hub, peers and engines on one machine."""
