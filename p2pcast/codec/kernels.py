@@ -26,6 +26,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _U1 = np.uint64(1)
+_U4 = np.uint64(4)
 _U10 = np.uint64(10)
 _U27 = np.uint64(27)
 _U30 = np.uint64(30)
@@ -71,12 +72,33 @@ def _differences(_typing: Any, left: Any, right: Any, at: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lowest(_typing: Any, bits: Any) -> Any:
-    """The number of the lowest set bit; ``bits`` is not 0."""
+    """The number of the lowest set bit; 64 where there is none."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _count(_typing: Any, bits: Any) -> Any:
+    """How many bits are set."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _lanes(_typing: Any, words: Any) -> Any:
+    """16-bit lanes a word of this array, as a constant of the compiled code: a loop over them is unrolled."""
+    lanes = max(1, words.dtype.bitwidth // 16)
+
+    def generate(context: Any, _builder: Any, _signature: Any, _args: Any) -> Any:
+        return context.get_constant(types.int64, lanes)
+
+    return types.int64(words), generate
 
 
 @_kernel
@@ -95,33 +117,37 @@ def multiplier(seed, block):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def digest_lanes(lanes, first, seed, table):  # type: ignore[no-untyped-def]
-    """Digest of u8 or u16 lanes, the first of which is lane ``first`` of its tensor.
+def _block_sum(lanes, factors):  # type: ignore[no-untyped-def]
+    """Σ lane · T over lanes of one block.
 
     A lane has 16 bits, so its product with half of T fits 48 and the sum of a block 58: the halves are summed by 32 × 32 → 64 bit
-    multiplications, which vector units have, and joined once a block.
+    multiplications, which vector units have, and joined at the end.
     """
+    low = np.uint64(0)
+    high = np.uint64(0)
+    for k in range(lanes.size):
+        lane = np.uint64(lanes[k])
+        low += lane * (factors[k] & _LOW32)
+        high += lane * (factors[k] >> _U32)
+    return low + (high << _U32)
+
+
+@_kernel
+def digest_lanes(lanes, first, seed, table):  # type: ignore[no-untyped-def]
+    """Digest of u8 or u16 lanes, the first of which is lane ``first`` of its tensor."""
     total = np.uint64(0)
     done = 0
     while done < lanes.size:
         at = (first + done) & 1023
         count = min(1024 - at, lanes.size - done)
-        part = lanes[done : done + count]
-        factors = table[at : at + count]
-        low = np.uint64(0)
-        high = np.uint64(0)
-        for k in range(count):
-            lane = np.uint64(part[k])
-            low += lane * (factors[k] & _LOW32)
-            high += lane * (factors[k] >> _U32)
-        total += (low + (high << _U32)) * multiplier(seed, (first + done) >> 10)
+        total += _block_sum(lanes[done : done + count], table[at : at + count]) * multiplier(seed, (first + done) >> 10)
         done += count
     return total
 
 
 @_kernel
-def _lane_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
-    """Σ (new − old) · T over the lanes of one changed word, whose first lane is ``lane`` (u64): all in one block."""
+def _word_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
+    """Σ (new − old) · T over the lanes of one word, the first of which is ``lane`` (u64). A word lies in one block."""
     if lanes == 1:
         return (now - was) * table[lane & _LANE]
     acc = np.uint64(0)
@@ -133,67 +159,101 @@ def _lane_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def scan(old, new, first, lanes, seed, table, positions, steps):  # type: ignore[no-untyped-def]
+def scan(old, new, first, seed, table, positions, steps):  # type: ignore[no-untyped-def]
     """Compare and compact: fills ``positions`` and ``steps`` (new − old) of the words that differ.
 
-    ``first`` is the word's number in its tensor, ``lanes`` the lanes a word. Returns (number of changed words, change of the digest).
-    Goes by blocks of the digest, so that each block's multiplier is made once.
+    ``first`` is the word's number in its tensor. Returns (number of changed words, change of the digest).
+
+    64 words are compared at a time into a mask. Its first four positions are written whether they are there or not (what is not is overwritten
+    by the next): a loop over the set bits would guess its end wrongly nearly every time. Steps and digest follow by blocks of the digest, while
+    a block's words are in the nearest cache. Indices are unsigned, which spares numba's test for negative ones.
     """
+    lanes = _lanes(old)
     block_words = 1024 // lanes
-    found = 0
+    found = np.uint64(0)
     delta = np.uint64(0)
+    origin = np.uint64(first) * np.uint64(lanes)
     start = 0
     while start < old.size:
         lane = (first + start) * lanes
         stop = min(start + block_words - (lane & 1023) // lanes, old.size)
-        acc = np.uint64(0)
         begin = found
         at = start
         while at + 64 <= stop:
             bits = _differences(old, new, at)
-            was = old[at : at + 64]
-            now = new[at : at + 64]
-            while bits:
-                k = _lowest(bits)  # unsigned, as an index: numba spares the test for negative ones
+            count = _count(bits)
+            base = np.uint64(at)
+            for k in range(4):
+                positions[found + np.uint64(k)] = np.uint32(base + _lowest(bits))
                 bits &= bits - _U1
-                positions[found] = np.uint32(np.uint64(at) + k)
-                steps[found] = now[k] - was[k]
-                here = np.uint64((first + at) * lanes) + k * np.uint64(lanes)
-                acc += _lane_change(np.uint64(was[k]), np.uint64(now[k]), here, lanes, table)
-                found += 1
+            following = found + _U4
+            while bits:
+                positions[following] = np.uint32(base + _lowest(bits))
+                bits &= bits - _U1
+                following += _U1
+            found += count
             at += 64
         while at < stop:
             if old[at] != new[at]:
                 positions[found] = np.uint32(at)
-                steps[found] = new[at] - old[at]
-                here = np.uint64((first + at) * lanes)
-                acc += _lane_change(np.uint64(old[at]), np.uint64(new[at]), here, lanes, table)
-                found += 1
+                found += _U1
             at += 1
         if found > begin:
+            acc = np.uint64(0)
+            for k in range(begin, found):
+                p = np.uint64(positions[k])
+                steps[k] = new[p] - old[p]
+                acc += _word_change(np.uint64(old[p]), np.uint64(new[p]), origin + p * np.uint64(lanes), lanes, table)
             delta += acc * multiplier(seed, lane >> 10)
         start = stop
-    return found, delta
+    return np.int64(found), delta
 
 
 @_kernel
-def change(positions, was, now, first, lanes, seed, table):  # type: ignore[no-untyped-def]
+def change(positions, was, now, first, seed, table):  # type: ignore[no-untyped-def]
     """Change of the digest by the words at ``positions``, which went from ``was`` to ``now``.
 
     The multiplier is made anew for every word: its latency hides behind the others', where keeping it would cost a branch that guesses wrong.
     """
+    lanes = _lanes(was)
     delta = np.uint64(0)
     for k in range(positions.size):
-        lane = np.uint64((first + np.int64(positions[k])) * lanes)
-        delta += _lane_change(np.uint64(was[k]), np.uint64(now[k]), lane, lanes, table) * multiplier(seed, lane >> _U10)
+        lane = (np.uint64(first) + np.uint64(positions[k])) * np.uint64(lanes)
+        delta += _word_change(np.uint64(was[k]), np.uint64(now[k]), lane, lanes, table) * multiplier(seed, lane >> _U10)
     return delta
 
 
 @_kernel
-def gather(words, positions, out):  # type: ignore[no-untyped-def]
-    """``out[k] = words[positions[k]]``; numpy would first widen the positions."""
-    for k in range(positions.size):
-        out[k] = words[np.uint64(positions[k])]
+def settle(old, old_lanes, positions, steps, first, seed, table, audit, words):  # type: ignore[no-untyped-def]
+    """Fills ``words`` with old + step at ``positions`` (ascending, inside). Returns (digest of old, change of the digest).
+
+    One dense pass does all: a block's words are fetched for the digest and are still near when its few steps need them. Without ``audit`` the
+    digest of old is not taken and only the changed words are read. ``old_lanes`` is the same memory as ``old``.
+    """
+    lanes = _lanes(old)
+    held = np.uint64(0)
+    delta = np.uint64(0)
+    origin = np.uint64(first) * np.uint64(lanes)
+    k = 0
+    start: Any = 0
+    while start < old.size and (audit or k < positions.size):
+        if not audit:
+            start = np.int64(positions[k])
+        lane = (first + start) * lanes
+        stop = min(start + (1024 - (lane & 1023)) // lanes, old.size)
+        factor = multiplier(seed, lane >> 10)
+        if audit:
+            begin = lane & 1023
+            held += _block_sum(old_lanes[start * lanes : stop * lanes], table[begin : begin + (stop - start) * lanes]) * factor
+        acc = np.uint64(0)
+        while k < positions.size and np.int64(positions[k]) < stop:
+            p = np.uint64(positions[k])
+            words[k] = old[p] + steps[k]
+            acc += _word_change(np.uint64(old[p]), np.uint64(words[k]), origin + p * np.uint64(lanes), lanes, table)
+            k += 1
+        delta += acc * factor
+        start = stop
+    return held, delta
 
 
 @_kernel

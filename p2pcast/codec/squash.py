@@ -43,7 +43,7 @@ def squash(cell: Cell, links: Sequence[tuple[int, bytes, int, int]]) -> Encoded 
             positions, steps = decode_flat(payload, cell)
             total[positions] += steps
         elif codec in _WHOLE:
-            total = _WHOLE[codec].decode(cell, payload, None)[1].copy()
+            total = _WHOLE[codec].decode(cell, payload, None, audit=False).words.copy()
             absolute = True
         else:
             raise UsageError(f"cell {cell.index}: codec {CODEC_NAMES.get(codec, codec)} can't be squashed without the base")
