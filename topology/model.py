@@ -75,7 +75,7 @@ def number_of_chains(uplink_bps: float, peer_bps: Iterable[float | None], n: int
     if not uplink_bps > 0:
         raise PlanError(f"uplink of {uplink_bps!r} bits/s: it must be above 0")
     ratio = uplink_bps / median_bps(peer_bps)
-    return min(n, max(1, int(min(ratio, float(n)) + 1e-9)))
+    return min(n, max(1, int(min(ratio, float(n)))))
 
 
 def ideal_s(payload_bytes: float, peer_bps: float) -> float:

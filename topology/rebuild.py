@@ -27,7 +27,8 @@ def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
 def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
     """`peer` reports that it hangs below `new_parent` (or ROOT) now; its own chain comes along.
 
-    Raises LoopError when the new parent is below the peer, FullError when it may not feed one more, PlanError when either is not in the plan.
+    Raises LoopError when the new parent is below the peer, FullError when it may not feed one more (a leaf of this plan: none), PlanError when
+    either is not in the plan.
     """
     if peer not in plan:
         raise PlanError(f"peer {peer!r} is not in the plan: admit it first")
@@ -45,13 +46,15 @@ def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
 def admit(plan: Plan, member: Member, members: Iterable[Member], *, uplink_bps: float, epoch: Epoch) -> Plan:
     """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while the uplink can feed one more chain.
 
-    `members` are all live members; whether they include the newcomer does not matter. Raises PlanError when it is in the plan already.
+    `members` are all live members; whether they include the newcomer does not matter. One that has become a leaf since the plan was made is not
+    asked to feed the newcomer. Raises PlanError when the newcomer is in the plan already.
     """
     if member.id in plan:
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
     table = by_id(m for m in members if m.id != member.id) | {member.id: member}
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
-    return renew(plan, grow(plan, [member], chains), epoch)
+    turned = {p for p in plan.order if p in table and table[p].leaf and not plan.children(p)}
+    return renew(plan, grow(Plan(plan.epoch, plan.parent, plan.leaves | turned), [member], chains), epoch)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:

@@ -181,8 +181,7 @@ def test_an_uplink_that_shrank_merges_chains_by_moving_their_heads() -> None:
 def test_chains_grow_apart_only_until_time_says_so() -> None:
     members = fleet(40)
     one = Plan((1, 1), {m.id: members[i - 1].id if i else ROOT for i, m in enumerate(members)})
-    small = {"payload_bytes": 1 << 20}
-    new = make_plan(members, 400 * MBIT, epoch=(1, 2), previous=one, **small)
+    new = make_plan(members, 400 * MBIT, epoch=(1, 2), previous=one, payload_bytes=1 << 20)
     assert [len(c) for c in new.chains] == [10] * 4
     assert len(moves(one, new)) == 3
     assert predict(new, members, 1 << 20, 400 * MBIT).last_s < predict(one, members, 1 << 20, 400 * MBIT).last_s / 1.1
@@ -242,4 +241,4 @@ def test_a_plan_answers_who_is_where() -> None:
     assert "a" in plan
     assert "z" not in plan
     assert plan == Plan((1, 1), dict(plan.parent))
-    assert hash(plan) == hash(Plan((1, 1), dict(reversed(plan.parent.items()))))
+    assert hash(plan) == hash(Plan((1, 1), dict(reversed(list(plan.parent.items())))))

@@ -73,6 +73,8 @@ def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "l": "b"}, frozenset("l"))
     members = [Member("a"), Member("b"), Member("l", leaf=True)]
     assert admit(plan, Member("n"), members, uplink_bps=100e6, epoch=(1, 2)).parent["n"] == "b"
+    turned = [Member("a"), Member("b", leaf=True)]
+    assert admit(Plan((1, 1), {"a": ROOT, "b": "a"}), Member("n"), turned, uplink_bps=1e8, epoch=(1, 2)).parent["n"] == "a"
     alone = Plan((1, 1), {"l": ROOT}, frozenset("l"))
     assert admit(alone, Member("n"), members[2:], uplink_bps=100e6, epoch=(1, 2)).parent["n"] == ROOT
 
@@ -182,8 +184,10 @@ class Fleet(RuleBasedStateMachine):
         if not self.members:
             return
         peer = self.some(data)
-        leaf = leaf and not self.plan.children(peer)
+        turns = leaf and not self.members[peer].leaf
         self.members[peer] = Member(peer, self.members[peer].region, bps, score, leaf)
+        if turns:  # a peer that stops forwarding is planned around at once
+            self.replan(self.uplink_bps, 1 << 24)
 
     @rule(uplink=st.sampled_from([50e6, 300e6, 2e9]), payload=st.sampled_from([1 << 10, 1 << 24, 1 << 34]))
     def replan(self, uplink: float, payload: int) -> None:
