@@ -218,7 +218,7 @@ def warm_up(
         take_step(optimiser, model, loss, peak_lr * scale)
         if (step + 1) % 20 == 0:
             say(f"warm-up: step {step + 1} of {steps}, loss {loss.item():.3f}")
-    return float(loss)
+    return float(loss.detach())
 
 
 def say(text: str) -> None:
