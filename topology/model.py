@@ -13,6 +13,7 @@ Rates are in bits per second, sizes in bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -47,12 +48,18 @@ DEFAULT_NETWORK: Final = Network()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A plan's predicted broadcast. `stretch` is the largest ratio of a peer's time to what it could have had (`floor`: the payload at its own
-    rate or the fleet's median, whichever is less); it shows harm to others that one hopelessly slow peer would hide in `last_s`."""
+    """A plan's predicted broadcast. `stretch` is the largest ratio of a peer's time to its floor: the payload at its own rate or the fleet's
+    median, whichever is less."""
 
     times_s: Mapping[str, float]
     last_s: float
     stretch: float
+
+    @property
+    def cost_s(self) -> float:
+        """What plans are compared by. Among equal peers it is the time to the last one, times a constant. Where one peer is so slow that it is
+        the last in any plan, `last_s` would hide whom else it holds up; `stretch` shows it."""
+        return math.sqrt(self.last_s * self.stretch)
 
 
 def median_bps(rates_bps: Iterable[float | None]) -> float:

@@ -65,11 +65,8 @@ def _ranking(table: Mapping[str, Member]) -> Callable[[Member], tuple[bool, floa
 
 
 def _improves(new: Prediction, old: Prediction) -> bool:
-    """The last peer is served sooner by more than GAMMA, or no later while the worst-served is by more than GAMMA better off.
-
-    Each step down this order lowers the one or the other, so no two plans can take turns.
-    """
-    return new.last_s * GAMMA < old.last_s or (new.last_s <= old.last_s and new.stretch * GAMMA < old.stretch)
+    """By more than the hysteresis, and on one scale, so that plans can never take turns."""
+    return new.cost_s * GAMMA < old.cost_s
 
 
 @dataclass(frozen=True, slots=True)

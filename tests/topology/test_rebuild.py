@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from topology.plan import make_plan
-from topology.rebuild import admit, adopt, excise, moves, validate
+from topology.rebuild import admit, adopt, demote, excise, level, moves, validate
 from topology.tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
 
 TREE = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
@@ -93,6 +93,28 @@ def test_validate_names_what_is_broken() -> None:
 def test_moves_lists_parents_before_children() -> None:
     assert moves(Plan((1, 1), {}), TREE) == [(p, TREE.parent[p]) for p in TREE.order]
     assert moves(TREE, Plan((1, 2), {})) == []
+
+
+def line(start: str, length: int) -> dict[str, str]:
+    return {f"{start}{i}": f"{start}{i - 1}" if i else ROOT for i in range(length)}
+
+
+def test_level_cuts_the_end_of_a_long_chain_into_what_the_short_ones_lack() -> None:
+    plan = Plan((1, 1), {**line("a", 7), **line("b", 1), **line("c", 1)})
+    new = level(plan, 3)
+    assert moves(plan, new) == [("a3", "b0"), ("a5", "c0")]
+    assert new.chains == (("a0", "a1", "a2"), ("b0", "a3", "a4"), ("c0", "a5", "a6"))
+    assert level(new, 3) == new
+    assert [len(c) for c in level(plan, 1).chains] == [9]
+    assert [len(c) for c in level(plan, 5).chains] == [2, 2, 2, 2, 1]
+
+
+def test_demote_moves_those_who_hold_others_back_and_nobody_within_the_noise() -> None:
+    plan = Plan((1, 1), line("a", 6))
+    rates = {"a0": 95.0, "a1": 50.0, "a2": 100.0, "a3": 20.0, "a4": 100.0, "a5": 5.0}
+    members = {peer: Member(peer, bps=rate) for peer, rate in rates.items()}
+    assert demote(plan, members, rates, 1).chains == (("a0", "a2", "a4", "a5", "a1", "a3"),)
+    assert demote(plan, members, rates | {"a1": 95.0, "a3": 95.0}, 1) == plan
 
 
 @st.composite
