@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast import limits
-from p2pcast.artifact import Assembly, Batch, CellEntry, Manifest, Open, Packer, RunKey, run_id
+from p2pcast.artifact import Assembly, Batch, CellEntry, FileEntry, Manifest, Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.version import Version
@@ -193,6 +193,19 @@ def test_files_must_tile_the_end_of_the_log(make_artifact: Make) -> None:
         assembly.add_batch(signed)
     with pytest.raises(IntegrityError, match="does not begin where"):
         assembly.add_manifest(_resign(made, made.manifest, files=moved))
+
+
+def test_a_file_beyond_the_vouched_pieces(make_artifact: Make) -> None:
+    made = make_artifact(8, cells=20)
+    manifest = Manifest.from_signed(made.manifest, made.key.public)
+    more = FileEntry("zz", 5000, bytes(32), manifest.log)
+    log = manifest.log + more.size
+    assembly = _opened(made)
+    assembly.add_manifest(_resign(made, made.manifest, files=(*manifest.files, more), log=log, pieces=-(-log // 1024)))
+    for signed in made.batches[:-1]:
+        assembly.add_batch(signed)
+    with pytest.raises(IntegrityError, match="but the batches hold"):
+        assembly.add_batch(made.batches[-1])
 
 
 def test_a_second_manifest_is_a_contradiction(make_artifact: Make) -> None:
