@@ -70,7 +70,6 @@ class InstallSocket:
     def __init__(self, path: Path, provider: Provider) -> None:
         self.path, self._provider = path, provider
         self._sock: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._expecting: set[Expectation] = set()
 
@@ -89,17 +88,19 @@ class InstallSocket:
         finally:
             os.umask(mask)
         self._sock = sock
-        self._accepting = asyncio.create_task(self._accept(sock), name="install-socket")
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     async def close(self) -> None:
-        tasks = [t for t in (self._accepting, *self._serving) if t is not None]
+        if self._sock is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._sock)
+        self._sock.close()
+        self._sock = None
+        self.path.unlink(missing_ok=True)
+        tasks = tuple(self._serving)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
-            self.path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def expect(self, matches: Callable[[Report], bool], ranks: int) -> Any:
@@ -117,20 +118,27 @@ class InstallSocket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             return probe.connect_ex(str(self.path)) != 0
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        room = asyncio.Semaphore(limits.MAX_INSTALL_CONNECTIONS)
-        while True:
-            await room.acquire()
-            sock, _ = await loop.sock_accept(listener)
-            task = asyncio.create_task(self._serve(sock), name="install-connection")
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-            task.add_done_callback(lambda _: room.release())
+    def _accept(self, listener: socket.socket) -> None:
+        """One connection more. Over the limit it is closed at once: a worker tries again, a flood gains nothing."""
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it went away before it was served
+        if len(self._serving) >= limits.MAX_INSTALL_CONNECTIONS:
+            sock.close()
+            return
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._serving.discard(task)
+            sock.close()  # here, for a task that is cancelled before it began closes nothing
+
+        task = asyncio.create_task(self._serve(sock), name="install-connection")
+        self._serving.add(task)
+        task.add_done_callback(done)
 
     async def _serve(self, sock: socket.socket) -> None:
         """One connection, until the worker closes it or breaks a rule."""
-        with sock, contextlib.suppress(OSError, TimeoutError, EOFError):
+        with contextlib.suppress(OSError, TimeoutError, EOFError):
             sock.setblocking(False)
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():

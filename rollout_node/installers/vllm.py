@@ -50,7 +50,8 @@ class Deadlines:
 
 
 class VllmInstaller:
-    """One server at ``url``. ``ranks``: workers that report to this peer; None: all of the server's.
+    """One server at ``url``. ``run``: the run's id, for versions of another run mean nothing. ``ranks``: workers that
+    report to this peer; None: all of the server's.
 
     ``driver="external"``: somebody else pauses and resumes the engine around ``commit``, and has it paused for the
     first ``stage`` too.
@@ -61,6 +62,7 @@ class VllmInstaller:
         url: str,
         socket: InstallSocket,
         *,
+        run: str = "",
         name: str | None = None,
         kv: Literal["recompute", "keep"] = "recompute",
         driver: Literal["peer", "external"] = "peer",
@@ -69,7 +71,7 @@ class VllmInstaller:
     ) -> None:
         self.name = name or f"vllm:{url}"
         self._url = url.rstrip("/")
-        self._socket = socket
+        self._socket, self._run = socket, run
         self._kv, self._driver = kv, driver
         self._ranks = ranks
         self._deadlines = deadlines or Deadlines()
@@ -95,7 +97,8 @@ class VllmInstaller:
     async def start(self) -> None:
         """Raises RetryableError while the server is down, LocalError when it wasn't started for p2pcast."""
         if self._http is None:
-            self._http = aiohttp.ClientSession()
+            # A connection a command: the server closes idle ones when it likes, and a command that meets that is lost.
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         await self._get("/health")
         if self._ranks is None:
             self._ranks = int((await self._get("/get_world_size"))["world_size"])
@@ -158,7 +161,8 @@ class VllmInstaller:
     async def _init(self) -> list[Report]:
         """Name the engine to its workers; their reports tell what they hold."""
         with self._expecting("init", None) as expectation:
-            await self._post("/init_weight_transfer_engine", {"init_info": {"engine": self._engine}}, self._deadlines.init)
+            info = {"engine": self._engine, "run": self._run}
+            await self._post("/init_weight_transfer_engine", {"init_info": info}, self._deadlines.init)
             return await self._collect(expectation, "init", self._deadlines.request)
 
     async def _begin(self) -> None:
@@ -210,7 +214,7 @@ class VllmInstaller:
     async def _undo(self, version: Version) -> None:
         """Have every rank take its old values back; a failure here leaves ranks without a version, which ``stage`` sees."""
         try:
-            await self._phase("abort", version, self._deadlines.commit)
+            await self._phase("abort", version, self._deadlines.prepare)
             await self._finish(None)
         except P2PCastError as error:
             log.warning("%s: undoing %s: %s", self.name, version, error)
@@ -225,7 +229,7 @@ class VllmInstaller:
             await self._post(f"/pause?mode=keep&clear_cache={clear}", None, self._deadlines.commit)
             yield
         finally:
-            await self._post("/resume", None, self._deadlines.commit)
+            await self._post("/resume")
 
     async def _cached_tokens(self) -> int | None:
         """Tokens in the blocks that running requests hold, rounded up to blocks; from the server's metrics."""

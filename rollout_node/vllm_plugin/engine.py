@@ -38,9 +38,10 @@ log = logging.getLogger("vllm.p2pcast")
 
 @dataclass
 class P2PCastInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """``engine``: the name under which the workers report; the peer gives each engine its own."""
+    """``engine``: the name under which the workers report; the peer gives each engine its own. ``run``: the run's id."""
 
     engine: str = ""
+    run: str = ""
 
 
 @dataclass
@@ -72,7 +73,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         parallel = vllm_config.parallel_config
         self._rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self._incarnation = secrets.token_hex(8)
-        self._engine = ""
+        self._engine = self._run = ""
         self._client = InstallClient(Path(os.environ.get(SOCKET_VARIABLE, "")))
         self._installation: Installation | None = None
         self._job: _Job | None = None
@@ -83,7 +84,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
     def init_transfer_engine(self, init_info: P2PCastInitInfo) -> None:
         """Learn the mapping, unless it is known; report what this rank holds. May be called again at any time."""
         self._engine = init_info.engine
-        self._guard("init", None, self._init)
+        self._guard("init", None, lambda: self._init(init_info.run))
 
     def start_weight_update(self) -> None:
         """Nothing to do: weights change in ``commit`` alone."""
@@ -112,7 +113,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
     # -- phases
 
-    def _init(self) -> dict[str, Any]:
+    def _init(self, run: str) -> dict[str, Any]:
         if self._installation is None:
             if self.device.type == "cpu" and (packed := cpu.check(self.model)):
                 raise LocalError(
@@ -124,6 +125,9 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
                 self._installation = Installation(self.model, self.model_config, layout, derived_parts(self.model))
         found = self._installation
         found.require_layout(Layout.from_document(self._client.layout_document()))
+        if run != self._run:  # versions of another run are other weights
+            self._stop_job()
+            self._run, found.held = run, None
         return {
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),

@@ -82,9 +82,8 @@ class Run:
             raise LocalError(f"{to} isn't staged")
         if self.serve is not None:
             return self.serve
-        if base is None:
-            return self.shadow.path
-        return [self.shadow.patch_path(v) for v in self.chain if base < v <= to]
+        found = [self.shadow.patch_path(v) for v in self.chain if base is not None and base < v <= to]
+        return found or self.shadow.path
 
     def report(self, report: Any) -> None:
         self.reports.append(dict(report))

@@ -257,7 +257,7 @@ def test_a_model_that_needs_more_than_the_layout_has_is_refused(run: Any) -> Non
             del self.scale, self.cast, self.decay
 
     layout = Layout([Tensor(n, *SHAPES[n]) for n in ("embed", "q", "k", "down", "transposed", "norm")])
-    with pytest.raises(IntegrityError, match="reaches 1 .*extra"):
+    with pytest.raises(IntegrityError, match=r"reaches 1 .*extra"):
         Installation(Larger(), None, layout, [])
 
 

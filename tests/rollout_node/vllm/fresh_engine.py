@@ -1,0 +1,30 @@
+"""Run as a script: load each folder named on the command line in a fresh engine; print the greedy completions as JSON.
+
+Standard input: a JSON list of prompts. One engine at a time, one prompt at a time, so that batches don't differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+from vllm import LLM, SamplingParams
+
+
+def main() -> None:
+    prompts, tokens = json.load(sys.stdin)
+    found = []
+    for folder in sys.argv[1:]:
+        engine = LLM(folder, max_model_len=256, max_num_seqs=8, enforce_eager=True, enable_prefix_caching=False)
+        how = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        found.append([engine.generate([p], how, use_tqdm=False)[0].outputs[0].text for p in prompts])
+        engine.llm_engine.engine_core.shutdown()
+        del engine
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

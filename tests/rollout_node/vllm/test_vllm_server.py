@@ -1,0 +1,302 @@
+"""A real vLLM API server (CPU build), driven over HTTP as the peer drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from rollout_node.install_socket import InstallSocket
+from rollout_node.installers.vllm import VllmInstaller
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+
+PROMPTS = ["w5 w6 w7", "w100 w200 w300 w400", "w9"]
+TOKENS = 24
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+
+
+def make_model(folder: Path) -> Path:
+    """A Qwen3 of random weights, wide enough apart that its greedy choices don't hang on rounding."""
+    script = f"""
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+torch.manual_seed(1)
+config = Qwen3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=32, vocab_size=500, max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.3,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0)
+Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained({str(folder)!r})
+words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range(500)}}, unk_token="w0"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained({str(folder)!r})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100, capture_output=True)
+    return folder
+
+
+def state_of(folder: Path) -> tuple[Layout, np.ndarray]:
+    data = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    table = {n: e for n, e in json.loads(data[8 : 8 + size]).items() if n != "__metadata__"}
+    layout = Layout([Tensor(n, e["dtype"], tuple(e["shape"])) for n, e in table.items()], cell_words=5000)
+    spans = [table[t.name]["data_offsets"] for t in layout.tensors]
+    return layout, np.frombuffer(b"".join(data[8 + size + a : 8 + size + b] for a, b in spans), np.uint8)
+
+
+class Server:
+    def __init__(self, model: Path, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.model, self.url = model, f"http://127.0.0.1:{port}"
+        self.install, self.log = folder / "install.sock", folder / "server.log"
+        options = [
+            "--max-model-len",
+            "256",
+            "--max-num-seqs",
+            "8",
+            "--enforce-eager",
+            "--host",
+            "127.0.0.1",
+            "--served-model-name",
+            "m",
+        ]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+        command += [*options, "--weight-transfer-config", '{"backend": "p2pcast"}']
+        with self.log.open("wb") as log:
+            environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": str(self.install)}
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self) -> None:
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=5):
+                    return
+            except (OSError, urllib.error.URLError):
+                assert self.process.poll() is None, self.log.read_text()[-4000:]
+                time.sleep(0.2)
+        raise AssertionError(self.log.read_text()[-4000:])
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
+    folder = tmp_path_factory.mktemp("vllm")
+    found = Server(make_model(folder / "model"), folder)
+    try:
+        found.wait()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def run(server: Server, make_run: Callable[..., Any]) -> Any:
+    return make_run(*state_of(server.model))
+
+
+@pytest.fixture
+async def installer(server: Server, run: Any) -> AsyncIterator[VllmInstaller]:
+    """A peer that has just started, beside an engine that may have been running for long."""
+    install = InstallSocket(server.install, run)
+    await install.start()
+    found = VllmInstaller(server.url, install, run=str(run.folder))
+    try:
+        await found.start()
+        yield found
+    finally:
+        await found.close()
+        await install.close()
+
+
+async def complete(http: aiohttp.ClientSession, url: str, prompt: str, **more: Any) -> str:
+    body = {"model": "m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **more}
+    async with http.post(url + "/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        return str((await response.json())["choices"][0]["text"])
+
+
+async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event) -> int:
+    """Tokens of a long completion. Fails unless it ends as it should."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    tokens, last = 0, None
+    async with http.post(url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                for choice in event["choices"]:
+                    last = choice["finish_reason"] or last
+                    started.set()
+                tokens = (event.get("usage") or {"completion_tokens": tokens})["completion_tokens"]
+    assert last == "length"
+    return tokens
+
+
+def fresh(folders: list[Path], prompts: list[str]) -> list[list[str]]:
+    """Greedy completions of engines that were started from these folders. They compute as a p2pcast engine does."""
+    command = [sys.executable, str(Path(__file__).with_name("fresh_engine.py")), *map(str, folders)]
+    environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": "/nonexistent"}
+    done = subprocess.run(
+        command, input=json.dumps([prompts, TOKENS]), env=environment, text=True, capture_output=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: list[list[str]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+async def test_versions_land_under_load_and_equal_fresh_engines(
+    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
+) -> None:
+    assert not installer.ready
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    assert (installer.ready, installer.committed) == (True, run.version)
+    assert await installer.audit(run.layout, run.digests) == ([], [])
+    folders, texts, recomputed = [], [], []
+    async with aiohttp.ClientSession() as http:
+        began = [asyncio.Event() for _ in range(4)]
+        streams = [asyncio.create_task(stream(http, server.url, f"w{10 + i}", e)) for i, e in enumerate(began)]
+        await asyncio.gather(*(e.wait() for e in began))
+        for seed in range(4):
+            run.step(seed, share=0.05, bits=0x0180)
+            if seed == 2:
+                assert await asyncio.gather(*streams) == [200] * 4
+            await installer.stage(run.version, run.shadow.path)
+            report = await installer.commit(run.version)
+            recomputed.append(report.recomputed_tokens or 0)
+            assert installer.committed == run.version
+            if seed >= 2:
+                folders.append(run.save(server.model, tmp_path / f"v{seed}"))
+                texts.append([await complete(http, server.url, p) for p in PROMPTS])
+        assert recomputed[0] > 0  # the first version met running requests
+        async with http.get(server.url + "/weight_info") as response:
+            assert (await response.json())["weight_version"] == str(run.version)
+    assert await installer.audit(run.layout, run.digests) == ([], [])
+    prepared = [r for r in run.reports if r["phase"] == "prepare"]
+    assert [r["install"] for r in prepared] == ["dense", "sparse", "sparse", "sparse", "sparse"]
+    expected = await asyncio.to_thread(fresh, folders, PROMPTS)
+    assert texts == expected
+    assert len({tuple(t) for t in texts}) == 2
+
+
+async def test_a_restarted_peer_goes_on_where_the_engine_is(server: Server, run: Any, installer: VllmInstaller) -> None:
+    """The engine still holds a version of the last test's run: same numbers, other bytes. This run's must not build on it."""
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    run.step(77, share=0.5, bits=0x0101)
+    again = VllmInstaller(server.url, installer._socket, run=str(run.folder))
+    await again.start()
+    assert (again.committed, again.ready) == (None, False)
+    await again.stage(run.version, run.shadow.path)
+    await again.commit(run.version)
+    assert await again.audit(run.layout, run.digests) == ([], [])
+    await again.close()
+    assert [r["install"] for r in run.reports if r["phase"] == "prepare"] == ["dense", "sparse"]
+
+
+async def test_rollback_brings_every_value_back(
+    server: Server, run: Any, installer: VllmInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    old, digests = run.version, run.digests
+    run.step(6, share=0.3)
+    await installer.stage(run.version, run.shadow.path)
+    monkeypatch.setattr(installer, "_collect", losing_commits(installer._collect))
+    with pytest.raises(RetryableError, match="a rank was lost"):
+        await installer.commit(run.version)
+    monkeypatch.undo()
+    assert (installer.ready, installer.committed) == (False, old)
+    assert [r["held"] for r in run.reports if r["phase"] == "abort"] == [str(old)]
+    async with aiohttp.ClientSession() as http:
+        assert await complete(http, server.url, PROMPTS[0])
+    assert await installer.audit(run.layout, digests) == ([], [])
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    assert await installer.audit(run.layout, run.digests) == ([], [])
+
+
+def losing_commits(collect: Callable[..., Any]) -> Callable[..., Any]:
+    """All ranks here have committed, but one elsewhere has not."""
+
+    async def lose(expectation: Any, phase: str, deadline_s: float) -> Any:
+        reports = await collect(expectation, phase, deadline_s)
+        if phase == "commit":
+            raise RetryableError("a rank was lost")
+        return reports
+
+    return lose
+
+
+async def test_a_refused_version_leaves_the_old_one_running(server: Server, run: Any, installer: VllmInstaller) -> None:
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    old, digests = run.version, run.digests
+    version = run.step(5)
+    damaged = run.folder / "damaged"
+    damaged.write_bytes(run.shadow.patch_path(version).read_bytes()[:-9])
+    run.serve = [damaged]
+    with pytest.raises(IntegrityError):
+        await installer.stage(version, run.shadow.path)
+    assert not installer.ready
+    async with aiohttp.ClientSession() as http:
+        assert await complete(http, server.url, PROMPTS[0])
+        async with http.get(server.url + "/is_paused") as response:
+            assert (await response.json())["is_paused"] is False
+    assert installer.committed == old
+    assert await installer.audit(run.layout, digests) == ([], [])
+    run.serve = None
+    await installer.stage(version, run.shadow.path)
+    await installer.commit(version)
+    assert installer.ready
+    assert await installer.audit(run.layout, run.digests) == ([], [])
+
+
+async def test_commit_without_stage_is_refused(run: Any, installer: VllmInstaller) -> None:
+    with pytest.raises(LocalError, match="isn't staged"):
+        await installer.commit(run.version)
+
+
+async def test_a_server_that_is_down_is_retryable(run: Any, tmp_path: Path) -> None:
+    install = InstallSocket(tmp_path / "s", run)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        installer = VllmInstaller(f"http://127.0.0.1:{unused.getsockname()[1]}", install)
+        with pytest.raises(RetryableError, match="is the server up"):
+            await installer.start()
+    await installer.close()
