@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -52,6 +53,12 @@ def show_address(host: str, port: int) -> str:
 def state_home() -> Path:
     """Where daemons keep their state unless told otherwise (XDG base directories)."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "p2pcast"
+
+
+def default_shadow(state: Path) -> Path:
+    """A folder in tmpfs that belongs to this state folder."""
+    name = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]
+    return Path("/dev/shm") / f"p2pcast-{os.getuid()}-{name}"
 
 
 @contextlib.contextmanager

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-import numpy.typing as npt
 
 from p2pcast import limits
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import Encoded, encode
-from p2pcast.codec.digest import MASK, digest
+from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import P2PCastError
+from p2pcast.offline import state_digest
 from p2pcast.parallel import cores, ordered_map
+from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.node import Holding, Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
@@ -86,8 +87,6 @@ class Publisher:
         self.shadow = await self._rebuild(shadow, held)
 
     async def _rebuild(self, shadow: Shadow | None, held: Version | None) -> Shadow | None:
-        from p2pcast.relay.catchup import Edge, cheapest_path
-
         stored = self.store.artifacts
         for edge in cheapest_path(held, [Edge(s.id, s.base, s.version, s.manifest.log) for s in stored.values()]):
             holding = self.node.holdings[edge.artifact]
@@ -239,13 +238,3 @@ def _add_files(packer: Packer, log: Log, files: dict[str, bytes], known: dict[st
             if contents:
                 log.write(packer.log_bytes, [contents])
             packer.add_file(path, contents, len(contents), name)
-
-
-def state_digest(checkpoint: Checkpoint, layout: Layout) -> int:
-    """Digest of a folder's state: one dense pass on all cores."""
-
-    def one(cell: Cell) -> int:
-        words: npt.NDArray[Any] = checkpoint.words(cell)
-        return digest(words, cell)
-
-    return sum(ordered_map(one, layout.cells, workers=cores(), name="digest")) & MASK

@@ -1,0 +1,93 @@
+"""The ``p2pcast`` command. Each subcommand's module is imported when it is used, so that ``--help`` is quick and nothing heavy is loaded in vain.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable. Errors are one line on stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from p2pcast import logs
+from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
+
+COMMANDS = {
+    "seed": "p2pcast.cli.seed:seed",
+    "join": "p2pcast.cli.join:join",
+    "status": "p2pcast.cli.status:status",
+    "commit": "p2pcast.cli.status:commit",
+    "delta": "p2pcast.cli.delta:delta",
+    "inspect": "p2pcast.cli.inspect:inspect",
+    "verify": "p2pcast.cli.verify:verify",
+    "bench": "p2pcast.cli.bench:bench",
+    "demo": "p2pcast.cli.demo:demo",
+}
+
+
+class LazyGroup(click.Group):
+    """Finds commands in a table of ``name → module:attribute``."""
+
+    def __init__(self, *args: Any, table: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        where = self._table.get(cmd_name)
+        if where is None:
+            return None
+        module, _, attribute = where.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--log-format", type=click.Choice(logs.FORMATS), default="auto", show_default=True, help="Form of the log lines on stderr."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say more.")
+@click.version_option(package_name="p2pcast")
+def cli(log_format: str, verbose: bool) -> None:
+    """Peer-to-peer broadcast of a language model's new weights, from an RL trainer to rollout GPUs over ordinary WAN links."""
+    logs.set_up(log_format, verbose=verbose)
+
+
+def main() -> None:
+    """Run a command and end the process with its exit code."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USAGE)
+    except P2PCastError as error:
+        click.echo(f"p2pcast: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BaseExceptionGroup as group:
+        sys.exit(_first(group))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> int:
+    """A daemon's tasks end together: the reason is the error that is ours."""
+    known, other = group.split(P2PCastError)
+    if other is not None:
+        raise other
+    assert known is not None
+    error: BaseException = known
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, P2PCastError)
+    click.echo(f"p2pcast: {error}", err=True)
+    return error.exit_code

@@ -1,0 +1,93 @@
+"""``p2pcast join``: a peer."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+import uvloop
+
+from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_plaintext
+
+
+@click.command()
+@click.argument("hub", type=Address("", 7077))
+@click.option("--token-file", type=PATH, help="The join token, as `p2pcast seed` wrote it; or P2PCAST_TOKEN.")
+@click.option(
+    "--install",
+    "targets",
+    multiple=True,
+    required=True,
+    metavar="TARGET",
+    help="safetensors:DIR, vllm:URL or exec:CMD; repeatable.",
+)
+@click.option("--base", type=PATH, help="Hugging Face folder that the run began from: then nothing is downloaded at first.")
+@click.option("--state", type=PATH, help="Folder for what this peer keeps on disk.")
+@click.option("--shadow", type=PATH, help="Folder in tmpfs for the state in memory (1 x the model).")
+@click.option(
+    "--listen", type=Address("0.0.0.0"), default="0.0.0.0:0", show_default=True, help="Where other peers reach this one."
+)
+@click.option("--advertise", type=Address(), help="Address that other peers are told, if it differs.")
+@click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:0", show_default=True, help="Status and metrics.")
+@click.option("--region", default="", help="Label of the site; links inside one are taken to be short.")
+@click.option("--name", help="Name in status; the host's by default.")
+@click.option("--stripes", type=click.IntRange(1, 64), default=4, show_default=True, help="TCP connections to the parent.")
+@click.option(
+    "--kv",
+    type=click.Choice(["recompute", "keep"]),
+    default="recompute",
+    show_default=True,
+    help="What an engine does with keys and values of older weights.",
+)
+@click.option("--keep", type=click.IntRange(1), default=3, show_default=True, help="Versions that safetensors:DIR keeps.")
+@plaintext
+def join(
+    hub: tuple[str, int],
+    token_file: Path | None,
+    targets: tuple[str, ...],
+    base: Path | None,
+    state: Path | None,
+    shadow: Path | None,
+    listen: tuple[str, int],
+    advertise: tuple[str, int] | None,
+    http: tuple[str, int],
+    region: str,
+    name: str | None,
+    stripes: int,
+    kv: str,
+    keep: int,
+    plaintext: bool,
+) -> None:
+    """Receive every version from the run at HUB, pass it on, and install it."""
+    from p2pcast.daemon import default_shadow, state_home, until_told
+    from p2pcast.wire.token import Token
+    from rollout_node.peer import Peer, PeerConfig
+    from rollout_node.targets import check
+
+    require_plaintext(plaintext)
+    for target in targets:
+        check(target)
+    named = name or socket.gethostname()
+    folder = state or state_home() / f"peer-{named}"
+    config = PeerConfig(
+        hub=hub,
+        token=Token.parse(read_token(token_file)),
+        targets=targets,
+        state=folder,
+        shadow=shadow or default_shadow(folder),
+        name=named,
+        base=base,
+        region=region,
+        listen=listen,
+        advertise=advertise,
+        http=http,
+        stripes=stripes,
+        kv=kv,
+        keep=keep,
+    )
+
+    async def work() -> None:
+        await until_told(Peer(config).run)
+
+    uvloop.run(work())

@@ -1,0 +1,96 @@
+"""Parameter types and options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from p2pcast.daemon import parse_address, parse_rate
+from p2pcast.errors import UsageError
+from p2pcast.version import Version
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TOKEN_VARIABLE = "P2PCAST_TOKEN"
+PATH = click.Path(path_type=Path)
+
+
+class Address(click.ParamType[tuple[str, int]]):
+    """HOST:PORT."""
+
+    name = "HOST:PORT"
+
+    def __init__(self, default_host: str = "", default_port: int | None = None) -> None:
+        self._host = default_host
+        self._port = default_port
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_address(value, default_host=self._host, default_port=self._port)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Rate(click.ParamType[float]):
+    """Bits per second."""
+
+    name = "RATE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_rate(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+class VersionType(click.ParamType[Version]):
+    """BRANCH.STEP."""
+
+    name = "VERSION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Version:
+        if isinstance(value, Version):
+            return value
+        try:
+            return Version.parse(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+def plaintext(function: F) -> F:
+    """``--plaintext``, which has to be said."""
+    return click.option(
+        "--plaintext",
+        is_flag=True,
+        help="Links without encryption, for loopback and closed networks. Needed until certificates are in place; the token still decides who is admitted, and weights are signed.",
+    )(function)
+
+
+def require_plaintext(given: bool) -> None:
+    if not given:
+        raise UsageError("links cannot be encrypted yet: say --plaintext if this is loopback or a closed network")
+
+
+def read_token(file: Path | None) -> str:
+    """From the file, else from the environment; never from argv. Raises UsageError."""
+    if file is None:
+        text = os.environ.get(TOKEN_VARIABLE, "")
+        if not text:
+            raise UsageError(
+                f"a join token is needed: --token-file FILE (as `p2pcast seed --token-file` wrote it), or {TOKEN_VARIABLE}"
+            )
+        return text
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not a token file") from None

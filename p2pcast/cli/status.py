@@ -1,0 +1,159 @@
+"""``p2pcast status`` and ``p2pcast commit``: talk to a daemon over its HTTP side."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from p2pcast.cli.options import PATH, TOKEN_VARIABLE, VersionType
+from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.version import Version
+
+DEFAULT_URL = "http://127.0.0.1:7078"
+TIMEOUT_S = 10.0
+WATCH_S = 0.5
+
+
+def daemon_url(url: str | None, state: Path | None) -> str:
+    """Where the daemon answers: as given, or as the daemon wrote into its state folder. Raises UsageError."""
+    if url is not None and state is not None:
+        raise UsageError("give --hub or --state, not both")
+    if state is None:
+        return (url or DEFAULT_URL).rstrip("/")
+    try:
+        return str(json.loads((state / "daemon.json").read_text())["http"])
+    except (OSError, ValueError, KeyError):
+        raise RetryableError(f"no daemon runs on the state folder {state}") from None
+
+
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """One request. Raises RetryableError (unreachable), RefusedError, LocalError."""
+    import os
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
+    headers = {"Content-Type": "application/json"}
+    if token := os.environ.get(TOKEN_VARIABLE):
+        headers["Authorization"] = f"Bearer {token.strip()}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            document: dict[str, Any] = json.load(response)
+            return document
+    except urllib.error.HTTPError as error:
+        try:
+            why = json.load(error)["error"]
+        except (ValueError, KeyError, TypeError):
+            why = error.reason
+        kinds = {400: UsageError, 401: RefusedError, 409: RefusedError}
+        raise kinds.get(error.code, LocalError)(f"{url}: {why}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise RetryableError(f"cannot reach the daemon at {url}: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+def table(document: dict[str, Any]) -> Group:
+    """A /status document as a person reads it."""
+    if document.get("role") == "peer":
+        return Group(_peer_heading(document), _engines([document]))
+    return Group(_hub_heading(document), _peers(document), _engines(document.get("peers", [])))
+
+
+def _hub_heading(document: dict[str, Any]) -> str:
+    last = document.get("last") or {}
+    line = f"run {document['run'][:12]}  version {document['version']}  chains {len(document.get('chains', []))}"
+    if last:
+        ratio = last["dense_bytes"] / max(1, last["bytes"])
+        line += f"\n{last['kind']} {last['version']}: {last['bytes'] / 1e3:.1f} kB, {ratio:.0f} x smaller than dense"
+        line += f", {100 * last['changed'] / max(1, last['params']):.2f} % changed"
+        if last.get("time_to_last_s") is not None:
+            line += f", {last['time_to_last_s']:.2f} s to the last peer"
+    for folder, why in document.get("skipped", {}).items():
+        line += f"\nskipped {folder}: {why}"
+    return line
+
+
+def _peer_heading(document: dict[str, Any]) -> str:
+    hub = document["hub"]
+    reach = "" if hub["connected"] else " (out of reach)"
+    return f"{document['name']}  run {document['run'][:12]}  hub {hub['address']}{reach}  staged {document['staged']}"
+
+
+def _peers(document: dict[str, Any]) -> Table:
+    out = Table("peer", "parent", "state", "staged", "committed", "received", "duplicate", "score", "progress")
+    for peer in document.get("peers", []):
+        progress = peer.get("progress")
+        out.add_row(
+            peer["name"],
+            peer["parent"],
+            str(peer.get("state") or ""),
+            str(peer.get("staged") or "-"),
+            str(peer.get("committed") or "-"),
+            f"{(peer.get('bytes_received') or 0) / 1e6:.2f} MB",
+            str(peer.get("bytes_duplicate") or 0),
+            "-" if peer.get("score") is None else f"{peer['score']:.1f}",
+            f"{progress['version']} {progress['pieces']}/{progress['of']}" if progress else "",
+        )
+    return out
+
+
+def _engines(peers: list[dict[str, Any]]) -> Table:
+    out = Table("engine", "at", "ready", "version", "pause", "trouble")
+    for peer in peers:
+        for engine in peer.get("engines") or []:
+            pause = engine.get("pause_s")
+            out.add_row(
+                engine["name"],
+                peer["name"],
+                "yes" if engine["ready"] else "no",
+                str(engine.get("committed") or "-"),
+                "-" if pause is None else f"{1e3 * pause:.1f} ms",
+                (engine.get("error") or "")[:80],
+            )
+    return out
+
+
+@click.command()
+@click.option("--hub", "url", metavar="URL", help=f"The daemon's HTTP address; {DEFAULT_URL} by default.")
+@click.option("--state", type=PATH, help="State folder of a daemon on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--watch", is_flag=True, help="Go on showing it.")
+def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> None:
+    """Show the run as the hub sees it, or a peer as it sees itself."""
+    where = daemon_url(url, state)
+    if not watch:
+        document = ask(where, "/status")
+        if as_json:
+            click.echo(json.dumps(document))
+        else:
+            Console().print(table(document))
+        return
+    if as_json:
+        while True:
+            click.echo(json.dumps(ask(where, "/status")))
+            time.sleep(WATCH_S)
+    with Live(table(ask(where, "/status")), auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(table(ask(where, "/status")), refresh=True)
+
+
+@click.command()
+@click.argument("version", type=VersionType())
+@click.option("--hub", "url", metavar="URL", help=f"The hub's HTTP address; {DEFAULT_URL} by default.")
+@click.option("--state", type=PATH, help="State folder of a hub on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def commit(version: Version, url: str | None, state: Path | None, as_json: bool) -> None:
+    """Let engines switch to VERSION (for a hub that runs with --commit manual)."""
+    answer = ask(daemon_url(url, state), "/commit", {"version": str(version)})
+    click.echo(json.dumps(answer) if as_json else f"engines may switch to {answer['target']}")

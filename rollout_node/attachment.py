@@ -1,0 +1,173 @@
+"""Whom a peer receives from: its parent by plan, an ancestor when that is lost, the hub in the end; and a second link to the hub for what the parent lacks.
+
+Promises: a lost parent is left for the next candidate at once, with what is held stated piece by piece, so nothing is sent twice; a candidate that just
+failed is not tried again before the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from p2pcast.errors import P2PCastError
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.transport.dial import dial
+from p2pcast.wire.connection import Identity
+
+logger = logging.getLogger("p2pcast.peer")
+
+RETRY_MIN_S = 0.1
+RETRY_MAX_S = 3.0
+SHUN_S = 5.0
+"""A candidate that failed is the last choice for so long, unless a new plan names it."""
+
+Place = tuple[bytes, str, int]
+Epoch = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Orders:
+    """The plan as far as it concerns this peer; ``parent`` None: the hub."""
+
+    epoch: Epoch = (0, 0)
+    parent: Place | None = None
+    backups: list[Place] = field(default_factory=list)
+
+
+class Attachment:
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        hub: Callable[[], Place],
+        stripes: int,
+        changed: Callable[[], None],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self.orders = Orders()
+        self.parent: bytes | None = None
+        """The node that feeds us now."""
+        self.live: Upstream | None = None
+        self.pull: Upstream | None = None
+        self.attached_at = 0.0
+        self._node = node
+        self._identity = identity
+        self._hub = hub
+        self._stripes = stripes
+        self._changed = changed
+        self._tls = tls
+        self._shunned: dict[bytes, float] = {}
+        self._moving = False
+        """The link was closed for a new plan: that is no fault of the parent."""
+        self._ordered = asyncio.Event()
+        self._wishes: set[bytes] = set()
+        self._wished = asyncio.Event()
+
+    def order(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
+        """A plan from the hub. Older ones are ignored."""
+        if epoch <= self.orders.epoch:
+            return
+        self.orders = Orders(epoch, parent, backups)
+        wanted = (parent or self._hub())[0]
+        self._shunned.pop(wanted, None)
+        if self.live is not None and self.parent != wanted:
+            self._moving = True
+            self.live.link.close()
+        self._ordered.set()
+        self._changed()
+
+    def fetch(self, artifact: bytes) -> None:
+        """Have an artifact sent by the hub, over a link of its own."""
+        if artifact not in self._wishes:
+            self._wishes.add(artifact)
+            self._wished.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_plan(), name="parent")
+            group.create_task(self._pull(), name="pull")
+
+    async def _follow_plan(self) -> None:
+        await self._ordered.wait()
+        wait_s = RETRY_MIN_S
+        while True:
+            place = self._choose()
+            upstream = await self._attach(place, live=True)
+            if upstream is None:
+                self._shunned[place[0]] = asyncio.get_running_loop().time()
+                if len(self._shunned) > len(self.orders.backups) + 1:
+                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+                    wait_s = min(RETRY_MAX_S, wait_s * 2)
+                continue
+            wait_s = RETRY_MIN_S
+            self.live, self.parent = upstream, place[0]
+            self.attached_at = asyncio.get_running_loop().time()
+            self._changed()
+            error = await upstream.run()
+            self.live = self.parent = None
+            if self._moving:
+                self._moving = False
+            else:
+                self._shunned[place[0]] = asyncio.get_running_loop().time()
+                logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
+
+    def _choose(self) -> Place:
+        """The planned parent, the backups, the hub: the first that has not just failed; else the one that failed longest ago."""
+        now = asyncio.get_running_loop().time()
+        self._shunned = {n: t for n, t in self._shunned.items() if now - t < SHUN_S}
+        hub = self._hub()
+        candidates = [self.orders.parent or hub, *self.orders.backups, hub]
+        return min(candidates, key=lambda c: self._shunned.get(c[0], 0.0))
+
+    async def _pull(self) -> None:
+        while True:
+            await self._wished.wait()
+            self._wished.clear()
+            upstream = await self._attach(self._hub(), live=False)
+            if upstream is None:
+                await asyncio.sleep(RETRY_MAX_S * random.uniform(0.5, 1.5))
+                self._wished.set()
+                continue
+            self.pull = upstream
+            serving = asyncio.ensure_future(upstream.run())
+            try:
+                while not serving.done() and (self._wishes or upstream.wanted):
+                    for artifact in self._wishes:
+                        upstream.want(artifact)
+                    self._wishes.clear()
+                    await asyncio.wait([serving], timeout=0.2)
+            finally:
+                self.pull = None
+                upstream.link.close()
+                await asyncio.wait([serving])
+            if not upstream.wanted:
+                continue
+            # Cut off in the middle: what is still wanted will be wished for again by whoever stages it.
+            await asyncio.sleep(RETRY_MIN_S)
+
+    async def _attach(self, place: Place, *, live: bool) -> Upstream | None:
+        node, host, port = place
+        upstream = Upstream(self._node, live=live)
+        try:
+            link = await dial(
+                upstream,
+                host,
+                port,
+                self._identity,
+                purpose="data",
+                role="child",
+                stripes=self._stripes,
+                expect=node,
+                tls=self._tls,
+            )
+        except P2PCastError as error:
+            logger.info("cannot attach to %s:%d: %s", host, port, error)
+            return None
+        upstream.start(link)
+        return upstream

@@ -1,0 +1,55 @@
+"""What the hub has said about the run's artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from p2pcast.relay.catchup import Edge
+from p2pcast.version import Version
+from p2pcast.wire.messages import Body
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    kind: str
+    base: Version | None
+    version: Version
+    size: int
+    layout: bytes
+    state: int
+    sealed: bool
+    sealed_at: float
+    """When we heard that it is sealed."""
+
+
+class Catalog:
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+        self.complete = asyncio.Event()
+        """The first list has come."""
+
+    def update(self, body: Body, now: float) -> None:
+        for artifact, kind, base, version, size, layout, state, sealed in body["artifacts"]:
+            old = self._entries.get(artifact)
+            since = old.sealed_at if old is not None and old.sealed else now
+            self._entries[artifact] = Entry(
+                kind, None if base is None else Version.of(base), Version.of(version), size, layout, state, sealed, since
+            )
+        for artifact in body["dropped"]:
+            self._entries.pop(artifact, None)
+        self.complete.set()
+
+    def get(self, artifact: bytes) -> Entry | None:
+        return self._entries.get(artifact)
+
+    def edges(self) -> dict[bytes, Edge]:
+        """Sealed artifacts, as ways from version to version."""
+        return {a: Edge(a, e.base, e.version, e.size) for a, e in self._entries.items() if e.sealed}
+
+    def states(self) -> dict[Version, int]:
+        return {e.version: e.state for e in self._entries.values() if e.sealed}
+
+    def whole(self) -> list[tuple[Version, tuple[bytes, int]]]:
+        """Every version with its layout and the digest of its state."""
+        return [(e.version, (e.layout, e.state)) for e in self._entries.values() if e.sealed]

@@ -1,0 +1,133 @@
+"""A peer's control connection to the hub: joins, reports, and passes on what the hub says. Reconnects for as long as the peer lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from p2pcast.errors import P2PCastError, RefusedError, RetryableError
+from p2pcast.transport.dial import dial
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.wire.connection import Event, Identity, Message
+from p2pcast.wire.messages import Body, Type
+
+logger = logging.getLogger("p2pcast.peer")
+
+REPORT_S = 1.0
+SILENCE_S = 5.0
+"""The hub PINGs every second; one that is silent for so long is gone, or cut off."""
+RETRY_MIN_S = 0.2
+RETRY_MAX_S = 5.0
+
+
+class ControlOwner(Protocol):
+    def on_hub_message(self, kind: Type, body: Body) -> None: ...
+    def on_hub_lost(self) -> None: ...
+
+
+class Control:
+    """``join`` and ``report`` make the bodies of those messages when they are needed."""
+
+    def __init__(
+        self,
+        owner: ControlOwner,
+        address: tuple[str, int],
+        identity: Identity,
+        join: Callable[[], Body],
+        report: Callable[[], Body],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._owner = owner
+        self._address = address
+        self._identity = identity
+        self._join = join
+        self._report = report
+        self._tls = tls
+        self._link: Link | None = None
+        self._heard_at = 0.0
+        self._changed = asyncio.Event()
+        self._lost = asyncio.Event()
+        self.hub: bytes = b""
+        """The hub's node, once it has answered."""
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None and not self._link.closed
+
+    async def connect(self) -> None:
+        """Dial and join. Raises RetryableError (unreachable), RefusedError (token, run)."""
+        self._lost.clear()
+        link = await dial(self, *self._address, self._identity, purpose="control", role="peer", tls=self._tls)
+        self.hub = link.remote
+        self._link = link
+        self._heard_at = asyncio.get_running_loop().time()
+        link.send(Type.JOIN, self._join())
+
+    async def run(self) -> None:
+        """Report, and come back whenever the hub is lost. Until cancelled; raises RefusedError when the hub will not have us back."""
+        while True:
+            await self._stay()
+            self._owner.on_hub_lost()
+            wait_s = RETRY_MIN_S
+            while not self.connected:
+                await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+                wait_s = min(RETRY_MAX_S, wait_s * 2)
+                try:
+                    await self.connect()
+                except RefusedError:
+                    raise
+                except P2PCastError as error:
+                    logger.debug("hub: %s", error)
+            logger.info("back at the hub")
+
+    def changed(self) -> None:
+        """Something worth a report at once."""
+        self._changed.set()
+
+    async def leave(self) -> None:
+        if self._link is not None and not self._link.closed:
+            self._link.send(Type.LEAVE, {})
+            self._link.close()
+            await asyncio.sleep(0)
+
+    async def _stay(self) -> None:
+        loop = asyncio.get_running_loop()
+        link = self._link
+        while link is not None and not link.closed:
+            link.send(Type.REPORT, self._report())
+            self._changed.clear()
+            waits = [asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(self._lost.wait())]
+            try:
+                await asyncio.wait(waits, timeout=REPORT_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if loop.time() - self._heard_at > SILENCE_S:
+                link.abort(RetryableError(f"the hub has been silent for {SILENCE_S:.0f} s"))
+
+    # -- LinkOwner
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        if isinstance(event, Message):
+            if event.type is Type.PING:
+                link.send(Type.PONG, {"t": event.body["t"]})
+            elif event.type is not Type.PONG:
+                try:
+                    self._owner.on_hub_message(event.type, event.body)
+                except P2PCastError as error:
+                    link.close(error)
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        if error is not None:
+            logger.warning("hub: %s", error)
+        self._lost.set()
