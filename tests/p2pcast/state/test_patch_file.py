@@ -159,6 +159,42 @@ def test_attacks_on_the_index(world, tmp_path, field, value):
         PatchFile.open(path, world.layout)
 
 
+def crafted(layout, rows: list[tuple[int, int, int, int]], end: int) -> bytes:
+    """Sparse rows (cell, n, offset of positions, offset of words) that say whatever they like; the positions are 0, 1, …"""
+    body = bytearray(end - 128)
+    for _, n, at, _ in rows:
+        body[at - 128 : at - 128 + 4 * n] = np.arange(n, dtype="<u4").tobytes()
+    head = b"p2pp\x01\0\0\0" + layout.layout_id + struct.pack("<IIQQQIIQ40x", 0, 0, 0, 1, end, len(rows), 0, 5)
+    return head + bytes(body) + b"".join(ENTRY.pack(c, 0, n, at, words, 1, 2, n) for c, n, at, words in rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "end", "fine"),
+    [
+        ([(1, 2, 128, 136), (2, 2, 144, 152)], 160, True),
+        ([(2, 2, 128, 136), (3, 2, 144, 152)], 160, True),
+        ([(1, 2, 128, 136), (2, 2, 144, 152)], 168, False),  # a hole before the index
+        ([(1, 2, 128, 136), (2, 2, 152, 160)], 168, False),  # a hole between rows
+        ([(1, 2, 136, 144), (2, 2, 152, 160)], 168, False),  # a hole before the first
+        ([(1, 2, 128, 144)], 152, False),  # a hole inside a row
+        ([(1, 2, 128, 128)], 136, False),  # words that are positions
+        ([(1, 2, 136, 128)], 144, False),  # words before positions
+        ([(1, 2, 128, 136), (2, 2, 128, 136)], 144, False),  # one row for two cells
+        ([(1, 2, 128, 136), (2, 2, 136, 144)], 152, False),  # rows that overlap
+        ([(2, 2, 128, 136), (1, 2, 144, 152)], 160, False),  # cells that descend
+    ],
+)
+def test_rows_must_tile_the_file(world, tmp_path, rows, end, fine):
+    assert [world.layout.cells[c].word_bytes for c in (1, 2, 3)] == [4, 4, 4]
+    path = tmp_path / "p"
+    path.write_bytes(crafted(world.layout, rows, end))
+    if fine:
+        assert len(PatchFile.open(path, world.layout).cells) == len(rows)
+    else:
+        with pytest.raises(IntegrityError, match=r"rows that|out of order"):
+            PatchFile.open(path, world.layout)
+
+
 @pytest.mark.parametrize("positions", [[0, 0], [1, 0], [0, 10], [0, 2**32 - 1], [2**31, 1]])
 def test_attacks_on_the_positions(world, tmp_path, positions):
     cell = world.layout.cells[0]

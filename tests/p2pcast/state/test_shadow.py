@@ -233,6 +233,20 @@ def test_wrong_base_is_refused_before_a_byte_changes(world, tmp_path):
             other.apply(path)
 
 
+def test_a_patch_that_names_another_state_is_refused(world, tmp_path):
+    a = world.state(1)
+    b = world.step(a, 2)
+    with world.filled(tmp_path, a) as shadow:
+        path = world.stage(shadow, a, b, V1, V0)
+        path.chmod(0o600)
+        with path.open("r+b") as file:
+            file.seek(80)
+            file.write(bytes(8))
+        with pytest.raises(IntegrityError, match="do not lead to its state"):
+            shadow.apply(path)
+        assert world.bytes_of(shadow) == a
+
+
 def test_every_damaged_byte_of_a_patch_is_harmless_or_refused_whole(world, tmp_path):
     a = world.state(1)
     b = world.step(a, 2, share=0.02)
