@@ -117,6 +117,12 @@ def test_a_peer_that_feeds_two_halves_its_rate_and_stretch_tells_whom_a_slow_one
     assert slow_amid.stretch == pytest.approx(100.0, rel=1e-2)
 
 
+def test_a_peer_faster_than_the_fleet_is_not_a_reason_to_replan() -> None:
+    members = [Member("a", bps=100 * MBIT), Member("b", bps=1e10), Member("c", bps=100 * MBIT)]
+    plan = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b"})
+    assert predict(plan, members, 25_000_000, 100 * MBIT, NEAR).stretch == pytest.approx(1.0, rel=1e-3)
+
+
 def test_hops_between_regions_take_longer() -> None:
     network = Network(piece_bytes=1, near_rtt_s=0.01, far_rtt_s=0.2, root_region="eu")
     members = [Member("a", "eu", 8.0), Member("b", "us", 8.0), Member("c", "us", 8.0)]

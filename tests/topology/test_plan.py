@@ -211,6 +211,14 @@ def test_a_slow_peer_does_not_hide_the_others_from_the_planner() -> None:
     )
 
 
+def test_what_no_repair_can_mend_is_dealt_anew() -> None:
+    members = fleet(7)
+    parent = {m.id: members[(i - 1) // 2].id if i else ROOT for i, m in enumerate(members)}
+    binary = Plan((1, 1), parent)  # everyone at half rate
+    new = make_plan(members, 100 * MBIT, epoch=(1, 2), previous=binary)
+    assert new.chains == (tuple(m.id for m in members),)
+
+
 def test_ten_thousand_members() -> None:
     """Run for its own sake: anything quadratic would take minutes here. One chain is the deepest that a plan can be."""
     members = fleet(10_000)

@@ -69,6 +69,13 @@ def test_a_replacement_is_appended_at_the_shortest_tail() -> None:
         admit(back, Member("c"), live, uplink_bps=200e6, epoch=(1, 4))
 
 
+def test_a_newcomer_goes_to_the_shortest_chain_whatever_the_ids() -> None:
+    plan = Plan((1, 1), {**line("a", 3), **line("y", 1), **line("z", 2)})
+    members = [Member(p, bps=100e6) for p in plan.order]
+    assert admit(plan, Member("n"), members, uplink_bps=300e6, epoch=(1, 2)).parent["n"] == "y0"
+    assert admit(plan, Member("n"), members, uplink_bps=400e6, epoch=(1, 2)).parent["n"] == ROOT
+
+
 def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "l": "b"}, frozenset("l"))
     members = [Member("a"), Member("b"), Member("l", leaf=True)]
@@ -114,6 +121,8 @@ def test_demote_moves_those_who_hold_others_back_and_nobody_within_the_noise() -
     rates = {"a0": 95.0, "a1": 50.0, "a2": 100.0, "a3": 20.0, "a4": 100.0, "a5": 5.0}
     members = {peer: Member(peer, bps=rate) for peer, rate in rates.items()}
     assert demote(plan, members, rates, 1).chains == (("a0", "a2", "a4", "a5", "a1", "a3"),)
+    swapped = rates | {"a1": 20.0, "a3": 50.0}
+    assert demote(plan, members, swapped, 1).chains == (("a0", "a2", "a4", "a5", "a3", "a1"),)
     assert demote(plan, members, rates | {"a1": 95.0, "a3": 95.0}, 1) == plan
 
 
