@@ -19,8 +19,11 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--old", type=_FOLDER, help="Hugging Face folder of the base; with --new, instead of the built-in training steps.")
 @click.option("--new", type=_FOLDER, help="Hugging Face folder of the next version.")
 @click.option("--codec", type=click.Choice(["auto", "flat", "dense", "raw"]), default="auto", show_default=True)
+@click.option(
+    "--working-set", type=click.IntRange(1, 65536), default=256, show_default=True, metavar="MIB", help="Old state when timing."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def codec(old: Path | None, new: Path | None, codec: str, as_json: bool) -> None:
+def codec(old: Path | None, new: Path | None, codec: str, working_set: int, as_json: bool) -> None:
     """Size and speed of the delta codec, beside the entropy, PULSE's format and a bare scan.
 
     Without --old and --new: pretrained weights under real AdamW steps at 1e-6 and 3e-6.
@@ -32,15 +35,15 @@ def codec(old: Path | None, new: Path | None, codec: str, as_json: bool) -> None
     datasets = iter([bench.folder_dataset(old, new)]) if old is not None and new is not None else bench.trained_datasets()
     if old is None:
         log.info("training: pretrained weights, a few AdamW steps a learning rate")
-    rows = [bench.measure(dataset, codec) for dataset in datasets]
+    rows = [bench.measure(dataset, codec, working_set_bytes=working_set << 20) for dataset in datasets]
     document = bench.report(rows, codec)
     if as_json:
         click.echo(json.dumps(document))
     else:
-        _print(document)
+        _print(document, working_set)
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: dict[str, Any], working_set: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -76,7 +79,7 @@ def _print(document: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "One core; GB/s of the old state's bytes; words tiled to at least 256 MiB. Encode: digests of the old state known, those of the new one "
+        f"One core; GB/s of the old state's bytes; words tiled to at least {working_set} MiB. Encode: digests of the old state known, those of the new one "
         "made. Decode: to a patch, both digests verified. PULSE: the smaller of its 2-D and 1-D forms, zstd-1."
     )
 

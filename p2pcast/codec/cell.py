@@ -1,7 +1,6 @@
 """Coding one cell: compare, pick a codec, check, decode, apply.
 
-Promise: ``decode`` either returns exactly the words that were encoded, with both digests verified, or raises IntegrityError and has written
-nothing. Formats: docs/delta-format.md §2 and §3. Pure; releases the GIL in its dense passes, so cells run in parallel on threads.
+Promise: ``decode`` either returns exactly the words that were encoded, both digests verified, or raises IntegrityError; it writes nothing. Formats: docs/delta-format.md §2 and §3. Pure; releases the GIL in its dense passes, so cells run in parallel on threads.
 """
 
 from __future__ import annotations
@@ -218,8 +217,9 @@ def decode(
 ) -> Patch:
     """The patch that a coded cell stands for.
 
-    With ``old`` (the cell's words) and ``check_before``, one dense pass first verifies that their digest is ``before``; the result is always
-    verified against ``after``. Raises IntegrityError, naming the cell and the cause, and UsageError when the call itself is wrong.
+    With ``old`` (the cell's words) and ``check_before``, a dense pass verifies that their digest is ``before``. ``after`` is always verified: for
+    whole cells by the words themselves, else by what the change adds to ``before`` (so without the check, ``old`` is taken on trust). Raises
+    IntegrityError, naming the cell and the cause, and UsageError when the call itself is wrong.
     """
     was = None if old is None else check_words(old, cell)
     found = CODECS.get(codec)

@@ -1,0 +1,151 @@
+"""The bench: the rival's format loses nothing, the yardstick finds what differs, the report has the keys that others rely on."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from p2pcast.bench import codec as bench
+from p2pcast.bench import pulse
+from p2pcast.bench.reference_scan import compact
+from p2pcast.cli.bench_codec import codec as command
+from p2pcast.codec.layout import Layout, Tensor
+
+SHAPES = st.lists(
+    st.one_of(
+        st.tuples(st.integers(1, 300)),
+        st.tuples(st.integers(1, 900), st.integers(1, 40)),
+        st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 70_000)),
+        st.just(()),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def same(left, right):
+    return all(a.tolist() == c.tolist() and b.tolist() == d.tolist() for (a, b), (c, d) in zip(left, right, strict=True))
+
+
+@given(shapes=SHAPES, seed=st.integers(0, 1 << 32), density=st.sampled_from([0.0, 0.0005, 0.02, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_pulse_loses_nothing(shapes, seed, density):
+    rng = np.random.default_rng(seed)
+    sizes = [math.prod(s) for s in shapes]
+    changes = []
+    for size in sizes:
+        positions = np.flatnonzero(rng.random(size) < density)
+        changes.append((positions, rng.integers(0, 1 << 16, positions.size, dtype=np.uint16)))
+    dtypes = [np.dtype("<u2")] * len(shapes)
+    assert same(pulse.decode_coo(pulse.encode_coo(changes, shapes), shapes, dtypes), changes)
+    assert same(pulse.decode_flat32(pulse.encode_flat32(changes, sizes), sizes, dtypes), changes)
+
+
+def test_pulse_escapes_rows_and_columns_that_do_not_fit():
+    shape = (1000, 70_000)
+    positions = np.array([0, 65_534, 65_534 + 65_535, 254 * 70_000, 509 * 70_000 + 65_535, 999 * 70_000 + 69_999])
+    changes = [(positions, np.arange(6, dtype="<u2"))]
+    assert same(pulse.decode_coo(pulse.encode_coo(changes, [shape]), [shape], ["<u2"]), changes)
+
+
+def test_pulse_of_nothing():
+    changes = [(np.empty(0, np.int64), np.empty(0, "<u2"))]
+    assert same(pulse.decode_coo(pulse.encode_coo(changes, [(5,)]), [(5,)], ["<u2"]), changes)
+    assert same(pulse.decode_flat32(pulse.encode_flat32(changes, [5]), [5], ["<u2"]), changes)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 200, 5000])
+@pytest.mark.parametrize("density", [0, 0.01, 1])
+def test_the_yardstick_finds_what_differs(size, density):
+    rng = np.random.default_rng(size)
+    old = rng.integers(0, 1 << 16, size, dtype=np.uint16)
+    new = old + (rng.random(size) < density).astype(np.uint16)
+    positions = np.empty(size, dtype=np.uint32)
+    assert positions[: compact(old, new, positions)].tolist() == np.flatnonzero(old != new).tolist()
+
+
+def test_entropy_by_hand():
+    """Two exponents of four words: one of four changes (by +1), two of four (by +1, by −1): 3.245 + 4 bits where, 0 + 2 bits how."""
+    old = np.array([0x3F80] * 4 + [0x4000] * 4, dtype="<u2")
+    new = old.copy()
+    new[0] += 1
+    new[4] += 1
+    new[5] -= 1
+    tensor = Tensor("t", "BF16", (8,))
+    assert bench.entropy_bits(tensor, old, new) == pytest.approx(4 * 0.811278 + 4 + 0 + 2, abs=1e-4)
+    assert bench.entropy_bits(tensor, old, old) == 0
+
+
+def a_dataset():
+    rng = np.random.default_rng(0)
+    tensors = [Tensor("a.weight", "BF16", (300, 128)), Tensor("a.bias", "BF16", (128,)), Tensor("n", "F32", (4,))]
+    layout = Layout(tensors, cell_words=10_000)
+    states = [{t.name: rng.integers(0, 1 << 14, t.words).astype(f"<u{t.word_bytes}") for t in layout.tensors}]
+    for _ in range(2):
+        states.append({n: w + (rng.random(w.size) < 0.02).astype(w.dtype) for n, w in states[-1].items()})
+    return bench.Dataset("random", layout, states)
+
+
+KEYS = {
+    "bytes", "pulse_bytes", "entropy_bytes", "ratio_to_pulse", "ratio_to_entropy", "encode_vs_scan", "decode_vs_scan",
+    "scan_gb_s", "encode_gb_s", "decode_gb_s", "dense_bytes", "changed", "params",
+}  # fmt: skip
+
+
+def test_report_adds_up():
+    rows = [bench.measure(a_dataset(), working_set_bytes=1 << 20, repeats=1) for _ in range(2)]
+    document = bench.report(rows, "auto")
+    assert set(document) >= KEYS | {"rows"}
+    for row in document["rows"]:
+        assert set(row) >= KEYS | {"dataset"}
+        assert row["dense_bytes"] == 2 * (2 * (300 * 128 + 128) + 16)
+        assert row["params"] == 2 * (300 * 128 + 128 + 4)
+        assert row["entropy_bytes"] < row["bytes"] < row["pulse_bytes"] < row["dense_bytes"]
+        assert row["encode_vs_scan"] > 0
+    assert document["bytes"] == 2 * rows[0]["bytes"]
+    assert document["ratio_to_pulse"] == rows[0]["ratio_to_pulse"]
+
+
+def write(folder, words):
+    folder.mkdir()
+    save_file({"w": words.view(np.float16).reshape(50, -1), "b": np.zeros(3, np.float32)}, folder / "model.safetensors")
+    return str(folder)
+
+
+def test_command_on_two_folders(tmp_path):
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 1 << 14, 50_000, dtype=np.uint16)
+    old = write(tmp_path / "old", words)
+    new = write(tmp_path / "new", words + (rng.random(words.size) < 0.01).astype(np.uint16))
+    options = ["--old", old, "--new", new, "--working-set", "1"]
+    done = CliRunner().invoke(command, [*options, "--json"], catch_exceptions=False)
+    document = json.loads(done.stdout)
+    assert set(document) >= KEYS
+    assert document["params"] == 50_003
+    assert 0 < document["bytes"] < 3000
+    table = CliRunner().invoke(command, options, catch_exceptions=False)
+    assert table.exit_code == 0
+    assert "PULSE" in table.stdout
+
+
+def test_command_on_equal_folders_has_no_ratios(tmp_path):
+    words = np.arange(50, dtype=np.uint16)
+    folders = [write(tmp_path / name, words) for name in ("old", "new")]
+    done = CliRunner().invoke(
+        command, ["--old", folders[0], "--new", folders[1], "--working-set", "1", "--json"], catch_exceptions=False
+    )
+    document = json.loads(done.stdout)
+    assert (document["bytes"], document["ratio_to_entropy"]) == (0, None)
+
+
+def test_command_wants_both_folders(tmp_path):
+    done = CliRunner().invoke(command, ["--old", str(tmp_path)])
+    assert done.exit_code != 0
+    assert "--old and --new together" in str(done.exception)

@@ -1,0 +1,102 @@
+"""Whatever the bytes: the change that was coded, or IntegrityError. Nothing else, and no more memory than the cell explains."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from p2pcast.codec import cell as codec
+from p2pcast.codec.layout import Cell
+from p2pcast.codec.squash import squash
+from p2pcast.errors import IntegrityError
+
+CASES = {}
+for _width in (1, 2, 4, 8):
+    for _name in ("flat", "dense", "raw"):
+        _rng = np.random.default_rng(_width)
+        _cell = Cell(1, 0, 1000, 3000, _width, 0)
+        _old = _rng.integers(0, 3, 3000).astype(f"<u{_width}")
+        _new = _old + (_rng.random(3000) < 0.2).astype(_old.dtype) * _old.dtype.type(200)
+        CASES[f"{_name}{8 * _width}"] = (_cell, _old, _new, codec.encode(_cell, _old, _new, codec=_name))
+
+
+def decodes_or_refuses(case, payload):
+    """With the true digests; what gets past them must be the true change."""
+    cell, old, new, coded = CASES[case]
+    try:
+        patch = codec.decode(cell, coded.codec, payload, old, coded.before, coded.after)
+    except IntegrityError as error:
+        refusal = str(error)
+    else:
+        target = old.copy()
+        codec.apply(patch, target)
+        assert target.tolist() == new.tolist()
+        return
+    assert "cell 1" in refusal
+
+
+def squashes_or_refuses(case, payload):
+    cell, _, _, coded = CASES[case]
+    try:
+        squash(cell, [(coded.codec, payload, coded.before, coded.after)])
+    except IntegrityError as error:
+        refusal = str(error)
+    else:
+        return
+    assert "cell 1" in refusal
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_truncation(case):
+    payload = CASES[case][3].payload
+    for size in {*range(min(len(payload), 120)), *range(0, len(payload), 41), len(payload) - 1}:
+        decodes_or_refuses(case, payload[:size])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_bit_of_the_head_and_some_of_the_rest(case):
+    payload = CASES[case][3].payload
+    for at in [*range(min(len(payload), 80)), *range(80, len(payload), 97)]:
+        for bit in range(8):
+            damaged = bytearray(payload)
+            damaged[at] ^= 1 << bit
+            decodes_or_refuses(case, bytes(damaged))
+
+
+@given(case=st.sampled_from(sorted(CASES)), payload=st.binary(max_size=200))
+@example(case="flat16", payload=b"")
+@settings(max_examples=300, deadline=None)
+def test_random_bytes(case, payload):
+    decodes_or_refuses(case, payload)
+    squashes_or_refuses(case, payload)
+
+
+@given(case=st.sampled_from(sorted(CASES)), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_spliced_payloads(case, data):
+    """A true head, so that the fuzz gets past the first checks, and something else behind it."""
+    payload = CASES[case][3].payload
+    begin = data.draw(st.integers(0, min(len(payload), 90)))
+    end = data.draw(st.integers(begin, min(len(payload), begin + 20)))
+    middle = data.draw(st.binary(max_size=20))
+    decodes_or_refuses(case, payload[:begin] + middle + payload[end:])
+    squashes_or_refuses(case, payload[:begin] + middle + payload[end:])
+
+
+def test_claims_do_not_make_memory():
+    """Every size field of every payload at its largest: refused within a few times the cell's bytes."""
+    tracemalloc.start()
+    try:
+        for case, (cell, _, _, coded) in CASES.items():
+            payload = coded.payload
+            tracemalloc.reset_peak()
+            base = tracemalloc.get_traced_memory()[0]
+            for at in range(0, min(len(payload), 100), 4):
+                decodes_or_refuses(case, payload[:at] + b"\xff\xff\xff\xff" + payload[at + 4 :])
+            assert tracemalloc.get_traced_memory()[1] - base < 40 * cell.nbytes + (1 << 20)
+    finally:
+        tracemalloc.stop()
