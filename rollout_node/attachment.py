@@ -23,6 +23,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 3.0
+LOOP_RETRY_S = 0.1
+LOOP_TRIES = 20
 SHUN_S = 5.0
 """A candidate that failed is the last choice for so long, unless a new plan names it."""
 
@@ -95,7 +97,7 @@ class Attachment:
 
     async def _follow_plan(self) -> None:
         await self._ordered.wait()
-        wait_s = RETRY_MIN_S
+        wait_s, loops = RETRY_MIN_S, 0
         while True:
             place = self._choose()
             upstream = await self._attach(place, live=True)
@@ -113,7 +115,12 @@ class Attachment:
             self.live = self.parent = None
             if self._moving:
                 self._moving = False
+            elif upstream.looped and loops < LOOP_TRIES:
+                # The parent is still to be moved by the same plan.
+                loops += 1
+                await asyncio.sleep(LOOP_RETRY_S)
             else:
+                loops = 0
                 self._shunned[place[0]] = asyncio.get_running_loop().time()
                 logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
 

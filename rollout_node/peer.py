@@ -91,7 +91,10 @@ class Peer:
         self._still = asyncio.Condition()
         self._readers = 0
         self._news = asyncio.Event()
+        self._begun = asyncio.Event()
         self._welcome: asyncio.Future[Body] | None = None
+        self._early: list[tuple[Type, Body]] | None = []
+        """What the hub said while we were still getting ready."""
         self._transfer: list[int] | None = None
         self._busy = "joining"
         self._sealing: set[asyncio.Task[None]] = set()
@@ -157,6 +160,9 @@ class Peer:
         atomic_write(self.config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
         logger.info("%s joined run %s, status at http://%s/status", self.config.name, self.config.token.run.hex()[:12], http)
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path)
+        early, self._early = self._early or [], None
+        for kind, body in early:
+            self.on_hub_message(kind, body)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
@@ -192,6 +198,8 @@ class Peer:
             self.target = None if body["target"] is None else Version.of(body["target"])
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(body)
+        elif self._early is not None:
+            self._early.append((kind, body))
         elif kind is Type.PLAN:
             parent = None if body["parent"] is None else (body["parent"], body["host"], body["port"])
             self.attachment.order((body["epoch"][0], body["epoch"][1]), parent, [(n, h, p) for n, h, p in body["backups"]])
@@ -270,6 +278,7 @@ class Peer:
     async def _seal(self, holding: Holding) -> None:
         try:
             stored = await self.staging.run(self.store.seal, holding.log, holding.assembly)
+            holding.durable.set()
             for gone in await self.staging.run(self.store.retain, frozenset({stored.id})):
                 self.node.forget(gone.id)
         except P2PCastError as error:
@@ -316,6 +325,7 @@ class Peer:
 
     async def _fetch(self) -> None:
         """Ask for what the way to the newest version needs and nobody sends."""
+        await self._begun.wait()
         while True:
             await asyncio.sleep(0.02)
             self._ask()
@@ -373,6 +383,9 @@ class Peer:
         self.shadow = await self._reopened()
         if self.shadow is None and self._base is not None:
             self.shadow = await self._from_base(*self._base)
+        # Only now is it known what has to come over the wire.
+        self.staged = None if self.shadow is None else self.shadow.version
+        self._begun.set()
         if self.shadow is not None:
             await self._at(self.shadow.version)
 
@@ -426,6 +439,7 @@ class Peer:
             shadow = self.shadow
             assert shadow is not None
             patch = await self.staging.patch(holding, shadow)
+            await holding.durable.wait()
             async with self._moving():
                 await self.staging.apply(shadow, patch)
         await self._at(version)
@@ -436,6 +450,7 @@ class Peer:
             if holding.aborted:
                 raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
             await holding.progress.wait()
+        await holding.durable.wait()
         async with self._moving():
             if self.shadow is not None:
                 self.shadow.close()

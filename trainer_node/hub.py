@@ -266,6 +266,7 @@ class Hub:
             if not self.node.error.done():
                 self.node.error.set_exception(error)
             return
+        holding.durable.set()
         self._announce([holding])
 
     def on_aborted(self, holding: Holding) -> None:

@@ -55,17 +55,20 @@ class Publisher:
         self.node = node
         self.store = store
         self.shadow: Shadow | None = None
+        self.head: Version | None = None
+        """The newest version that is published."""
         self._key = key
         self._staging = staging
         self._folder = shadow_folder
         self._codec = codec
         self._since_anchor = 0
 
-    @property
-    def head(self) -> Version | None:
-        return None if self.shadow is None else self.shadow.version
-
     async def restore(self) -> None:
+        """Take up where an earlier process stopped."""
+        await self._restore()
+        self.head = None if self.shadow is None else self.shadow.version
+
+    async def _restore(self) -> None:
         """The shadow of an earlier process, or the store's newest anchor and the deltas from there."""
         newest = self.store.newest()
         if newest is None:
@@ -124,6 +127,7 @@ class Publisher:
         if self.shadow is None or self.shadow.layout != layout:
             return await self.publish_anchor(version, checkpoint, layout, files)
         published = await self._publish_delta(version, checkpoint, layout, files)
+        self.head = version
         self._since_anchor += 1
         if self._since_anchor >= ANCHOR_EVERY:
             await self._write_anchor(version, layout, files, push=False)
@@ -139,6 +143,7 @@ class Publisher:
             self.shadow = None
         self.shadow = await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None)
         stored = await self._write_anchor(version, layout, files, push=True)
+        self.head = version
         took = asyncio.get_running_loop().time() - started
         return Published(version, "anchor", stored.manifest.log, layout.nbytes, layout.params, layout.params, took)
 
@@ -187,6 +192,8 @@ class Publisher:
             await asyncio.wait([staged])
             self.node.abort(holding)
             raise
+        # The next version's files are compared with this one's, and a shadow ahead of its store could not be explained to anybody.
+        await holding.durable.wait()
         await self._staging.apply(shadow, patch)
         shadow.drop_patches(version)
         return Published(version, "delta", packer.log_bytes, layout.nbytes, changed, layout.params, encode_s)

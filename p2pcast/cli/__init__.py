@@ -16,22 +16,23 @@ from p2pcast import logs
 from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 
 COMMANDS = {
-    "seed": "p2pcast.cli.seed:seed",
-    "join": "p2pcast.cli.join:join",
-    "status": "p2pcast.cli.status:status",
-    "commit": "p2pcast.cli.status:commit",
-    "delta": "p2pcast.cli.delta:delta",
-    "inspect": "p2pcast.cli.inspect:inspect",
-    "verify": "p2pcast.cli.verify:verify",
-    "bench": "p2pcast.cli.bench:bench",
-    "demo": "p2pcast.cli.demo:demo",
+    "seed": ("p2pcast.cli.seed:seed", "Publish every new checkpoint to all peers that join."),
+    "join": ("p2pcast.cli.join:join", "Receive every version of a run, pass it on, install it."),
+    "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
+    "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),
+    "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash deltas in files."),
+    "inspect": ("p2pcast.cli.inspect:inspect", "Say what is in a delta, an anchor or a checkpoint."),
+    "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),
+    "bench": ("p2pcast.cli.bench:bench", "Measure this installation."),
+    "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model here, and check it all."),
 }
+"""Name → (module:attribute, what it does)."""
 
 
 class LazyGroup(click.Group):
-    """Finds commands in a table of ``name → module:attribute``."""
+    """Finds commands in a table and imports them when they run."""
 
-    def __init__(self, *args: Any, table: dict[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
 
@@ -39,12 +40,15 @@ class LazyGroup(click.Group):
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        where = self._table.get(cmd_name)
-        if where is None:
+        if cmd_name not in self._table:
             return None
-        module, _, attribute = where.partition(":")
+        module, _, attribute = self._table[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
 
 
 @click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

@@ -209,16 +209,20 @@ class Downstream:
                     child.link.close(RemoteError(f"artifact {send.artifact.id.hex()} is no longer held here"))
                     return
                 if node.payload(holding, send.index) is None:
-                    piece = holding.assembly.open.piece
-                    known = holding.assembly.piece_bytes(send.index)
-                    size = piece if known is None else known
-                    payload = await loop.run_in_executor(node.disk, holding.log.read, send.index * piece, size)
+                    payload = await loop.run_in_executor(node.disk, _piece, holding, send.index)
                     node.cache.put(holding.id, send.index, payload)
         except P2PCastError as error:
             child.link.close(error)
         finally:
             child.reading = False
         self._pump_all(child)
+
+
+def _piece(holding: Holding, index: int) -> bytes:
+    """A held piece from the log. Before the seal nobody knows whether it is the last and shorter; its end is then the log's."""
+    piece = holding.assembly.open.piece
+    size = holding.assembly.piece_bytes(index)
+    return holding.log.read(index * piece, piece if size is None else size, short=size is None)
 
 
 _TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL}

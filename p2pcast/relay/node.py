@@ -65,6 +65,8 @@ class Holding:
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever more of it can be decoded, or it is whole, or it was aborted: who stages it waits here."""
     aborted: bool = False
+    durable: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the owner once it is sealed in the store."""
     opened_at: float = 0.0
     completed_at: float | None = None
 

@@ -33,6 +33,8 @@ class Upstream:
         self.attached = asyncio.Event()
         self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
         self.bytes_received = 0
+        self.looped = False
+        """The parent hangs below us: so it was between two plans, or it was asked too early."""
         self._watch = ParentWatch.start(asyncio.get_running_loop().time())
 
     def start(self, link: Link) -> None:
@@ -168,6 +170,7 @@ class Upstream:
                 node.add_layout(Layout.from_document(body["document"], body["layout"]))
         elif kind in (Type.ATTACHED, Type.PATH):
             if node.ident in body["path"]:
+                self.looped = True
                 raise RemoteError("attaching here would close a loop")
             if self.live:
                 node.set_path(body["path"])

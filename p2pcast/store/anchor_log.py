@@ -54,12 +54,12 @@ class AnchorLog:
                 self._segments[1][2].write(offset + len(below) - end, [part[len(below) :]])
             offset += len(part)
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
         out = b""
         for start, length, file in self._segments:
             if size and start <= offset < start + length:
                 take = min(size, start + length - offset)
-                part = file.read(offset - start, take)
+                part = file.read(offset - start, take, short=short)
                 out = out + part if out else part
                 offset, size = offset + take, size - take
         return out

@@ -20,8 +20,8 @@ class Log(Protocol):
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         """Put ``parts``, one after the other, at ``offset``. Raises LocalError (full disk …)."""
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly ``size`` bytes. Raises IntegrityError where they are not there."""
+    def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
+        """``size`` bytes. Raises IntegrityError where they are not there; with ``short``, gives what there is."""
 
     def close(self) -> None: ...
 
@@ -50,12 +50,12 @@ class FileLog:
                         rest, done = rest[more:], done + more
                 at += size
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
         with explained("read", self.path):
             data = os.pread(self.fd, size, self._start + offset)
             while len(data) < size and (more := os.pread(self.fd, size - len(data), self._start + offset + len(data))):
                 data += more
-        if len(data) < size:
+        if len(data) < size and not short:
             raise IntegrityError(f"{self.path}: {size} bytes at {offset} of the log are not there: the file was cut short")
         return data
 
