@@ -84,7 +84,8 @@ class Hub:
         self.skipped: dict[str, str] = {}
         """Folder name → why it was not published."""
         self._sealing: set[asyncio.Task[None]] = set()
-        self._broadcast_at: float | None = None
+        self._broadcast: tuple[Version, float] | None = None
+        """The version on its way, and when its publishing began."""
         self.last_broadcast_s: float | None = None
         """From the start of publishing to the last peer that staged it."""
 
@@ -224,7 +225,7 @@ class Hub:
             head = self.publisher.head
             if head is not None and version.branch > head.branch:
                 logger.info("%s came back with other bytes: branch %d begins", found.path.name, version.branch)
-            self._broadcast_at = time.monotonic()
+            self._broadcast = (version, time.monotonic())
             self.last_broadcast_s = None
             done = await self.publisher.publish(version, checkpoint)
             self.published = done
@@ -371,20 +372,19 @@ class Hub:
             now = asyncio.get_running_loop().time()
             for session in list(self.sessions.values()):
                 session.beat(now, SILENCE_S)
-            started = self._broadcast_at
-            if started is not None and time.monotonic() - started > SETTLED_S:
+            if self._broadcast is not None and time.monotonic() - self._broadcast[1] > SETTLED_S:
                 self._settled()
 
     def _check_settled(self) -> None:
-        head = self.publisher.head
-        if self._broadcast_at is None or head is None or self.published is None or self.published.version != head:
+        if self._broadcast is None:
             return
-        if all(s.peer is not None and s.peer.staged == head for s in self.sessions.values()):
-            self.last_broadcast_s = time.monotonic() - self._broadcast_at
+        version, since = self._broadcast
+        if all(s.peer is not None and s.peer.staged == version for s in self.sessions.values()):
+            self.last_broadcast_s = time.monotonic() - since
             self._settled()
 
     def _settled(self) -> None:
-        self._broadcast_at = None
+        self._broadcast = None
         if self.membership.replan(time.monotonic()):
             self._send_plans()
 
