@@ -44,16 +44,17 @@ def _planes(words: npt.NDArray[Any]) -> list[Bytes]:
 def _step_streams(steps: npt.NDArray[Any]) -> list[Bytes]:
     width = steps.dtype.itemsize
     if width == 2:
+        halves = np.empty((steps.size + 1) // 2, dtype=np.uint8)
         small = np.empty(steps.size, dtype=np.uint8)
         large = np.empty(steps.size, dtype=np.uint16)
-        used = kernels.pack_steps16(kernels.readonly(steps), small, large)
-        return [small, large[:used].view(np.uint8)]
+        smalls, larges = kernels.pack_steps16(kernels.readonly(steps), halves, small, large)
+        return [halves, small[:smalls], large[:larges].view(np.uint8)]
     signed = steps.view(f"<i{width}")
     return _planes(((signed << 1) ^ (signed >> (8 * width - 1))).view(steps.dtype) - steps.dtype.type(1))
 
 
 def _step_stream_count(width: int) -> int:
-    return 2 if width == 2 else width
+    return 3 if width == 2 else width
 
 
 def encode_flat(positions: npt.NDArray[np.uint32], steps: npt.NDArray[Any], words: int) -> bytes:
@@ -105,9 +106,10 @@ def _check_sizes(raw: list[int], gap_bytes: int, width: int, changed: int, words
     if len(set(gaps)) != 1 or not changed <= gaps[0] <= most:
         raise IntegrityError(f"{where}: gaps of {gaps} bytes; {changed} to {most} are possible")
     if width == 2:
-        if steps[1] % 2 or steps[1] > 2 * changed:
-            raise IntegrityError(f"{where}: {steps[1]} bytes of large steps for {changed} changed words")
-        steps = steps[:1]
+        halves, small, large = steps
+        if halves != (changed + 1) // 2 or small > changed or large > 2 * small or large % 2:
+            raise IntegrityError(f"{where}: streams of {steps} bytes can't be {changed} steps")
+        return
     if any(size != changed for size in steps):
         raise IntegrityError(f"{where}: streams of {steps} bytes for {changed} steps")
 
@@ -137,8 +139,9 @@ def _steps(streams: list[Bytes], width: int, changed: int, where: str) -> npt.ND
     dtype = word_dtype(width)
     if width == 2:
         steps = np.empty(changed, dtype=dtype)
-        large = kernels.readonly(np.frombuffer(streams[1], dtype=dtype))
-        if not kernels.unpack_steps16(kernels.readonly(streams[0]), large, steps):
+        halves, small = map(kernels.readonly, streams[:2])
+        large = kernels.readonly(np.frombuffer(streams[2], dtype=dtype))
+        if not kernels.unpack_steps16(halves, small, large, steps) or (changed % 2 and halves[-1] >> 4):
             raise IntegrityError(f"{where}: its large steps do not fit its small ones, or a step is zero")
         return steps
     codes = _interleave(streams, width) + dtype.type(1)

@@ -32,6 +32,10 @@ _U27 = np.uint64(27)
 _U30 = np.uint64(30)
 _U31 = np.uint64(31)
 _U32 = np.uint64(32)
+_H1 = np.uint16(1)
+_H4 = np.uint16(4)
+_H8 = np.uint16(8)
+_H15 = np.uint16(15)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _LOW16 = np.uint64(0xFFFF)
 _LANE = np.uint64(BLOCK_LANES - 1)
@@ -289,32 +293,64 @@ def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def pack_steps16(steps, small, large):  # type: ignore[no-untyped-def]
-    """u16 steps to streams A and B of docs §3. Returns how many places of ``large`` are used."""
-    used = 0
-    for k in range(steps.size):
-        step = np.int64(np.int16(steps[k]))
-        code = ((step << 1) ^ (step >> 63)) - 1
-        small[k] = min(code, 255)
-        if code >= 255:
-            large[used] = code
-            used += 1
-    return used
+def _half(step):  # type: ignore[no-untyped-def]
+    """min(z − 1, 15) of a u16 step, in 16-bit arithmetic throughout, so that the loop around it becomes vector code."""
+    sign = np.uint16(-(step >> 15))
+    code = np.uint16(np.uint16(np.uint16(step << 1) ^ sign) - _H1)
+    return min(code, _H15)
 
 
 @_kernel
-def unpack_steps16(small, large, steps):  # type: ignore[no-untyped-def]
-    """Streams A and B to u16 steps. Returns False where B does not belong to A or a step is zero."""
-    used = 0
-    for k in range(small.size):
-        code = np.int64(small[k])
-        if code == 255:
-            if used == large.size:
+def pack_steps16(steps, halves, small, large):  # type: ignore[no-untyped-def]
+    """u16 steps to streams A, B and C of docs §3. Returns how many places of ``small`` and of ``large`` are used."""
+    for pair in range(steps.size // 2):
+        halves[pair] = np.uint8(_half(steps[2 * pair]) | np.uint16(_half(steps[2 * pair + 1]) << _H4))
+    if steps.size % 2:
+        halves[-1] = np.uint8(_half(steps[-1]))
+    smalls = np.uint64(0)
+    larges = np.uint64(0)
+    for k in range(steps.size):
+        if np.uint16(steps[k] + _H8) > _H15:  # outside −8 … 7, which are the codes 0 … 14
+            step = np.int64(np.int16(steps[k]))
+            code = ((step << 1) ^ (step >> 63)) - 1
+            small[smalls] = min(code - 15, 255)
+            smalls += _U1
+            if code >= 270:
+                large[larges] = code
+                larges += _U1
+    return smalls, larges
+
+
+@_kernel
+def _step(half):  # type: ignore[no-untyped-def]
+    """The u16 step of a code below 15."""
+    z = np.uint16(half + _H1)
+    return np.uint16(np.uint16(z >> 1) ^ np.uint16(-(z & 1)))
+
+
+@_kernel
+def unpack_steps16(halves, small, large, steps):  # type: ignore[no-untyped-def]
+    """Streams A, B and C to u16 steps. Returns False where they do not belong together or a step is zero."""
+    for pair in range(steps.size // 2):
+        steps[2 * pair] = _step(np.uint16(halves[pair] & 15))
+        steps[2 * pair + 1] = _step(np.uint16(halves[pair] >> 4))
+    if steps.size % 2:
+        steps[-1] = _step(np.uint16(halves[-1] & 15))
+    smalls = 0
+    larges = 0
+    for k in range(steps.size):
+        if steps[k] == _H8:  # +8 is what code 15, the escape, looks like
+            if smalls == small.size:
                 return False
-            code = np.int64(large[used])
-            used += 1
-            if code < 255 or code == 65535:
-                return False
-        code += 1
-        steps[k] = np.uint16((code >> 1) ^ -(code & 1))
-    return used == large.size
+            code = 15 + np.int64(small[smalls])
+            smalls += 1
+            if code == 270:
+                if larges == large.size:
+                    return False
+                code = np.int64(large[larges])
+                larges += 1
+                if code < 270 or code == 65535:
+                    return False
+            code += 1
+            steps[k] = np.uint16((code >> 1) ^ -(code & 1))
+    return smalls == small.size and larges == large.size

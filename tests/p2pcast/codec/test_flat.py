@@ -39,8 +39,12 @@ def reference_decode(payload):
             gap = 0
     steps = streams[gap_bytes:]
     if width == 2:
-        large = iter(np.frombuffer(steps[1], "<u2").tolist())
-        codes = [a if a < 255 else next(large) for a in steps[0]]
+        halves = [h for byte in steps[0] for h in (byte & 15, byte >> 4)]
+        assert not any(halves[changed:])
+        small, large = iter(steps[1]), iter(np.frombuffer(steps[2], "<u2").tolist())
+        codes = [a if a < 15 else 15 + next(small) for a in halves[:changed]]
+        codes = [next(large) if c == 270 else c for c in codes]
+        assert next(small, None) is None
         assert next(large, None) is None
     else:
         codes = [int.from_bytes(bytes(s), "little") for s in zip(*steps, strict=True)]
@@ -78,8 +82,8 @@ def test_extreme_steps(width):
     assert decode_flat(encode_flat(positions, steps, cell.words), cell)[1].tolist() == steps.tolist()
 
 
-@pytest.mark.parametrize("code", [253, 254, 255, 256, 65533, 65534])
-def test_steps_around_the_border_of_the_two_streams(code):
+@pytest.mark.parametrize("code", [13, 14, 15, 16, 254, 255, 268, 269, 270, 271, 65533, 65534])
+def test_steps_around_the_borders_of_the_streams(code):
     z = code + 1
     step = (z // 2 if z % 2 == 0 else -(z + 1) // 2) % 65536
     payload = encode_flat(np.array([0], np.uint32), np.array([step], "<u2"), 1)
@@ -87,14 +91,20 @@ def test_steps_around_the_border_of_the_two_streams(code):
     assert decode_flat(payload, Cell(0, 0, 0, 1, 2, 0))[1].tolist() == [step]
 
 
-def flat(changed=2, streams=(b"\0\0", b"\0\0", b""), *, version=1, gap=1, width=2, count=None, table=None, tail=b""):
+NO_STEPS = (b"\0", b"", b"")
+"""Streams A, B, C of two steps of −1."""
+
+
+def flat(changed=2, gaps=b"\0\0", steps=NO_STEPS, *, version=1, gap=1, width=2, count=None, table=None, tail=b""):
     """A payload of raw streams, any part of which may be wrong."""
+    streams = (gaps, *steps)
     head = struct.pack("<BBBBI", version, gap, width, len(streams) if count is None else count, changed)
     sizes = table or [(len(s), len(s)) for s in streams]
     return head + b"".join(struct.pack("<II", *s) for s in sizes) + b"".join(streams) + tail
 
 
 CELL = Cell(12, 0, 0, 1000, 2, 0)
+HUGE = 0xFFFFFFFF
 
 
 def test_the_builder_builds_valid_payloads():
@@ -110,27 +120,32 @@ MALFORMED = {
     "gap bytes 0": (flat(gap=0), "gaps of 0 bytes"),
     "gap bytes 3": (flat(gap=3), "gaps of 3 bytes"),
     "other words": (flat(width=4), "words of 4 bytes, the cell's have 2"),
-    "stream missing": (flat(streams=(b"\0\0", b"\0\0")), "2 streams, not 3"),
-    "stream count lies": (flat(count=255), "255 streams, not 3"),
-    "nothing changed": (flat(changed=0, streams=(b"", b"", b"")), "0 changed words"),
-    "too many changed": (flat(changed=1001, streams=(b"\0" * 1001, b"\0" * 1001, b"")), "1001 changed words"),
+    "stream missing": (flat(steps=(b"\0", b"")), "3 streams, not 4"),
+    "stream count lies": (flat(count=255), "255 streams, not 4"),
+    "nothing changed": (flat(0, b"", (b"", b"", b"")), "0 changed words"),
+    "too many changed": (flat(1001, b"\0" * 1001, (b"\0" * 501, b"", b"")), "1001 changed words"),
     "leftover": (flat(tail=b"\0"), "do not fill"),
     "cut": (flat()[:-1], "do not fill"),
-    "short gaps": (flat(streams=(b"\0", b"\0\0", b"")), "gaps of"),
-    "claims 4 GiB of gaps": (flat(table=[(0xFFFFFFFF, 2), (2, 2), (0, 0)]), "gaps of"),
-    "claims 4 GiB of steps": (flat(table=[(2, 2), (0xFFFFFFFF, 2), (0, 0)]), "for 2 steps"),
-    "claims 4 GiB of large steps": (flat(table=[(2, 2), (2, 2), (0xFFFFFFFE, 0)]), "large steps"),
-    "stored in more": (flat(streams=(b"\0\0\0", b"\0\0", b""), table=[(2, 3), (2, 2), (0, 0)]), "stored in 3 bytes"),
-    "not zstd": (flat(streams=(b"\0", b"\0\0", b""), table=[(2, 1), (2, 2), (0, 0)]), "stream 0"),
-    "ends in an escape": (flat(streams=(b"\0\0\xff", b"\0\0", b"")), "gaps make"),
-    "an escape too many": (flat(streams=(b"\0\xff\xff", b"\0\0", b"")), "gaps make 1 positions"),
-    "a gap too many": (flat(streams=(b"\0\0\0", b"\0\0", b"")), "gaps make 3 positions"),
-    "outside": (flat(streams=(b"\xff\xff\xff\xf0\0", b"\0\0", b"")), "outside the cell's 1000 words"),
-    "odd large steps": (flat(streams=(b"\0\0", b"\0\xff", b"\xff")), "large steps"),
-    "large step missing": (flat(streams=(b"\0\0", b"\xff\0", b"")), "large steps do not fit"),
-    "large step left over": (flat(streams=(b"\0\0", b"\0\0", b"\xff\0")), "large steps do not fit"),
-    "large step that is small": (flat(streams=(b"\0\0", b"\0\xff", b"\xfe\0")), "large steps do not fit"),
-    "a step of zero": (flat(streams=(b"\0\0", b"\0\xff", b"\xff\xff")), "a step is zero"),
+    "short gaps": (flat(gaps=b"\0"), "gaps of"),
+    "short steps": (flat(steps=(b"", b"", b"")), "can't be 2 steps"),
+    "claims 4 GiB of gaps": (flat(table=[(HUGE, 2), (1, 1), (0, 0), (0, 0)]), "gaps of"),
+    "claims 4 GiB of halves": (flat(table=[(2, 2), (HUGE, 1), (0, 0), (0, 0)]), "can't be 2 steps"),
+    "claims 4 GiB of small steps": (flat(table=[(2, 2), (1, 1), (HUGE, 0), (0, 0)]), "can't be 2 steps"),
+    "claims 4 GiB of large steps": (flat(table=[(2, 2), (1, 1), (2, 0), (HUGE - 1, 0)]), "can't be 2 steps"),
+    "stored in more": (flat(gaps=b"\0\0\0", table=[(2, 3), (1, 1), (0, 0), (0, 0)]), "stored in 3 bytes"),
+    "not zstd": (flat(gaps=b"\0", table=[(2, 1), (1, 1), (0, 0), (0, 0)]), "stream 0"),
+    "ends in an escape": (flat(gaps=b"\0\0\xff"), "gaps make"),
+    "an escape too many": (flat(gaps=b"\0\xff\xff"), "gaps make 1 positions"),
+    "a gap too many": (flat(gaps=b"\0\0\0"), "gaps make 3 positions"),
+    "outside": (flat(gaps=b"\xff\xff\xff\xf0\0"), "outside the cell's 1000 words"),
+    "padding half set": (flat(1, b"\0", (b"\x10", b"", b"")), "large steps do not fit"),
+    "small step missing": (flat(steps=(b"\x0f", b"", b"")), "large steps do not fit"),
+    "small step left over": (flat(steps=(b"\x0e", b"\0", b"")), "large steps do not fit"),
+    "odd large steps": (flat(steps=(b"\x0f", b"\xff", b"\xff")), "can't be 2 steps"),
+    "large step missing": (flat(steps=(b"\x0f", b"\xff", b"")), "large steps do not fit"),
+    "large step left over": (flat(steps=(b"\x0f", b"\xfe", b"\xff\0")), "large steps do not fit"),
+    "large step that is small": (flat(steps=(b"\x0f", b"\xff", b"\x0d\x01")), "large steps do not fit"),
+    "a step of zero": (flat(steps=(b"\x0f", b"\xff", b"\xff\xff")), "a step is zero"),
 }
 
 
@@ -143,7 +158,7 @@ def test_malformed(name):
 
 @pytest.mark.parametrize("width", [1, 4, 8])
 def test_a_step_of_zero_in_other_widths(width):
-    payload = flat(1, (b"\0",) + (b"\xff",) * width, width=width)
+    payload = flat(1, b"\0", (b"\xff",) * width, width=width)
     with pytest.raises(IntegrityError, match="a step is zero"):
         decode_flat(payload, Cell(0, 0, 0, 10, width, 0))
 
@@ -152,6 +167,6 @@ def test_the_largest_cell_of_escapes_is_bounded():
     """The most gap symbols that a cell allows are taken, one more is not."""
     words = 255 * 4 + 1
     cell = Cell(0, 0, 0, words, 2, 0)
-    assert decode_flat(flat(1, (b"\xff" * 4 + b"\0", b"\0", b"")), cell)[0].tolist() == [words - 1]
+    assert decode_flat(flat(1, b"\xff" * 4 + b"\0"), cell)[0].tolist() == [words - 1]
     with pytest.raises(IntegrityError, match="1 to 5 are possible"):
-        decode_flat(flat(1, (b"\xff" * 5 + b"\0", b"\0", b"")), cell)
+        decode_flat(flat(1, b"\xff" * 5 + b"\0"), cell)

@@ -1,0 +1,326 @@
+"""CPU and memory of a peer in the middle of a chain: source → middle → sink, each a process of its own, over loopback sockets.
+
+The middle one does all that a relay does (receive, verify, forward, write to its store) and nothing else: staging is off. CPU is user + system time of its process
+between attaching and the last stored byte (getrusage), over the payload; memory is its largest anonymous resident set (RssAnon), so page cache does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import multiprocessing
+import resource
+import secrets
+import ssl
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from p2pcast import limits
+from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.codec.cell import DENSE
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.store.log import Log
+from p2pcast.store.store import Store
+from p2pcast.transport.dial import dial
+from p2pcast.transport.link import Link
+from p2pcast.transport.listener import Listener
+from p2pcast.version import Version
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.messages import Body
+from p2pcast.wire.token import Token
+
+SAMPLE_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the three processes share. ``parent``: port of the one above, None for the source."""
+
+    role: str
+    payload_bytes: int
+    stripes: int
+    secret: bytes
+    key: bytes
+    parent: int | None
+    certificate: Path | None
+    """PEM with key and certificate, for TLS."""
+    folder: Path
+
+
+def _context(setup: Setup, *, server: bool) -> ssl.SSLContext | None:
+    if setup.certificate is None:
+        return None
+    if server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(setup.certificate)
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(setup.certificate)
+        context.check_hostname = False
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+class _Relay:
+    """A node with a store and nothing above it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.key = RunKey(setup.key)
+        self.store = Store(setup.folder, self.key.public)
+        self.node = Node(self, secrets.token_bytes(16), self.key.public)
+        self.downstream = Downstream(self.node)
+        self.identity = Identity(self.node.ident, setup.role, Token(run_id(self.key.public), setup.secret))
+        self.listener = Listener(self, self.identity, _context(setup, server=True))
+        cells = max(1, setup.payload_bytes // limits.CELL_WORDS)
+        self.layout = Layout([Tensor("w", "U8", (cells * limits.CELL_WORDS,))])
+        self.node.add_layout(self.layout)
+        self.complete = asyncio.Event()
+
+    # NodeOwner
+    def make_log(self, open_: Open, layout: Layout) -> Log:
+        return self.store.begin(open_, layout)
+
+    def on_opened(self, holding: Holding) -> None: ...
+
+    def on_complete(self, holding: Holding) -> None:
+        self.complete.set()
+
+    def on_aborted(self, holding: Holding) -> None: ...
+
+    def on_offered(self, upstream: Upstream) -> None:
+        for artifact in upstream.offers:
+            upstream.want(artifact)
+
+    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
+
+    # Acceptor
+    def accept_link(self, link: Link, hello: Body) -> None:
+        link.owner = self.downstream
+        self.downstream.accept(link)
+
+    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
+
+    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
+
+    async def publish(self) -> None:
+        """Random payload as one delta, cell by cell."""
+        record = Open(
+            secrets.token_bytes(16),
+            Version(0, 0),
+            DELTA,
+            self.layout.layout_id,
+            limits.PIECE_BYTES,
+            run_id(self.key.public),
+            Version(0, 1),
+        )
+        packer = Packer(self.key, record, self.layout)
+        log = self.store.begin(record, self.layout)
+        holding = self.node.open(packer.open_signed, None, log)
+        random = np.random.default_rng(1)
+        for cell in self.layout.cells:
+            payload = random.bytes(cell.nbytes)
+            log.write(packer.log_bytes, [payload])
+            packer.add_cell(cell.index, DENSE, payload, 0, 1)
+            while (batch := packer.take_batch()) is not None:
+                self.node.add_local(holding, batch)
+            await asyncio.sleep(0)
+        *batches, manifest = packer.seal(len(self.layout.cells))
+        for batch in batches:
+            self.node.add_local(holding, batch)
+        self.node.seal(holding, manifest)
+
+    async def receive(self) -> None:
+        upstream = Upstream(self.node, live=True)
+        assert self.setup.parent is not None
+        link = await dial(
+            upstream,
+            "127.0.0.1",
+            self.setup.parent,
+            self.identity,
+            purpose="data",
+            role="child",
+            stripes=self.setup.stripes,
+            tls=_context(self.setup, server=False),
+        )
+        upstream.start(link)
+        watching = asyncio.ensure_future(upstream.run())
+        whole = asyncio.ensure_future(self.complete.wait())
+        await asyncio.wait([watching, whole], return_when=asyncio.FIRST_COMPLETED)
+        if not whole.done():
+            whole.cancel()
+            raise RetryableError(f"{self.setup.role} lost its parent: {watching.result()}")
+        watching.cancel()
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def anonymous_bytes() -> int:
+    """Anonymous resident memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * limits.KIB
+    return 0
+
+
+class _Peak(threading.Thread):
+    """Samples memory; the largest value seen."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.bytes = 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self.bytes = max(self.bytes, anonymous_bytes())
+
+    def stop(self) -> int:
+        self._ended.set()
+        self.join()
+        return max(self.bytes, anonymous_bytes())
+
+
+def _process(setup: Setup, pipe: Pipe) -> None:
+    async def work() -> None:
+        relay = _Relay(setup)
+        await relay.listener.start("127.0.0.1", 0)
+        running = [asyncio.ensure_future(relay.node.run()), asyncio.ensure_future(relay.downstream.run())]
+        if setup.parent is None:
+            await relay.publish()
+        pipe.send(relay.listener.address[1])
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, pipe.recv)
+        peak = _Peak()
+        peak.start()
+        cpu, began = _cpu_s(), time.monotonic()
+        if setup.parent is not None:
+            await relay.receive()
+        pipe.send({"cpu_s": _cpu_s() - cpu, "wall_s": time.monotonic() - began, "rss": peak.stop()})
+        await loop.run_in_executor(None, pipe.recv)
+        for task in running:
+            task.cancel()
+        relay.downstream.close()
+        await relay.listener.stop()
+        relay.node.close()
+
+    uvloop.run(work())
+
+
+def run_once(payload_bytes: int, stripes: int, *, tls: bool) -> dict[str, Any]:
+    """One transfer through the chain; the middle process's figures."""
+    context = multiprocessing.get_context("spawn")
+    secret, key = secrets.token_bytes(20), secrets.token_bytes(32)
+    with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as name:
+        folder = Path(name)
+        certificate = _certificate(folder / "bench.pem") if tls else None
+        pipes: dict[str, Pipe] = {}
+        processes = []
+        parent: int | None = None
+        try:
+            for role in ("source", "middle", "sink"):
+                ours, theirs = context.Pipe()
+                setup = Setup(role, payload_bytes, stripes, secret, key, parent, certificate, folder / role)
+                process = context.Process(target=_process, args=(setup, theirs), name=f"p2pcast-bench-{role}", daemon=True)
+                process.start()
+                theirs.close()
+                processes.append(process)
+                pipes[role] = ours
+                parent = int(_answer(ours, role))
+            for role in ("sink", "middle", "source"):
+                # The sink first: it waits at the middle, which has nothing yet, so all three run at once.
+                pipes[role].send("go")
+            figures: dict[str, Any] = _answer(pipes["middle"], "middle")
+            _answer(pipes["sink"], "sink")
+            for pipe in pipes.values():
+                pipe.send("end")
+        finally:
+            for process in processes:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+    return figures
+
+
+def _answer(pipe: Pipe, role: str) -> Any:
+    try:
+        if not pipe.poll(300):
+            raise RetryableError(f"the {role} process gave no answer within 300 s")
+        return pipe.recv()
+    except EOFError:
+        raise RetryableError(f"the {role} process ended early; its error stands above") from None
+
+
+def _certificate(path: Path) -> Path:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "p2pcast bench")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.touch(0o600)
+    path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def bench_relay(payload_bytes: int, stripes: int, runs: int) -> dict[str, Any]:
+    """Plaintext and TLS, ``runs`` times each in turn; medians of the CPU figures, the largest memory."""
+    rows: list[dict[str, Any]] = []
+    for number in range(runs):
+        for tls in (False, True):
+            figures = run_once(payload_bytes, stripes, tls=tls)
+            gb = payload_bytes / 1e9
+            rows.append(
+                {
+                    "run": number,
+                    "tls": tls,
+                    "cpu_s_per_gb": round(figures["cpu_s"] / gb, 4),
+                    "gb_s": round(gb / figures["wall_s"], 3),
+                    "peak_rss_bytes": figures["rss"],
+                }
+            )
+
+    def median(tls: bool) -> float:
+        return float(np.median([r["cpu_s_per_gb"] for r in rows if r["tls"] is tls]))
+
+    return {
+        "payload_bytes": payload_bytes,
+        "stripes": stripes,
+        "cpu_s_per_gb_plaintext": median(False),
+        "cpu_s_per_gb_tls": median(True),
+        "peak_rss_bytes": max(r["peak_rss_bytes"] for r in rows),
+        "rows": rows,
+    }
