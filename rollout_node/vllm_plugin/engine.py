@@ -32,6 +32,7 @@ from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu
 from rollout_node.vllm_plugin.audit import digests
 from rollout_node.vllm_plugin.derived import derived_parts
 from rollout_node.vllm_plugin.installation import Installation
+from rollout_node.vllm_plugin.staging import warm
 
 log = logging.getLogger("vllm.p2pcast")
 
@@ -123,6 +124,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             layout = Layout.from_document(self._client.layout_document())
             with set_current_vllm_config(self.vllm_config):
                 self._installation = Installation(self.model, self.model_config, layout, derived_parts(self.model))
+            warm(layout)
         found = self._installation
         found.require_layout(Layout.from_document(self._client.layout_document()))
         if run != self._run:  # versions of another run are other weights

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from p2pcast import limits
-from p2pcast.codec.digest import MASK, digest_change
-from p2pcast.codec.layout import Layout
+from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
+from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError
 from p2pcast.state.patch_file import PatchFile
 from rollout_node.vllm_plugin.mapping import Mapping
@@ -144,3 +144,12 @@ def stage(
                 raise IntegrityError(f"{name}: the engine's live values are not those of {patch.base}; install it anew")
         stager.flush()
     return staged
+
+
+def warm(layout: Layout) -> None:
+    """Have the digest kernels compiled, which takes seconds when no cache is found, before there is anything to delay."""
+    for width in {tensor.word_bytes for tensor in layout.tensors}:
+        word = np.zeros(1, word_dtype(width))
+        cell = Cell(0, 0, 0, 1, width, 0)
+        digest(word, cell)
+        digest_change(np.zeros(1, np.uint32), word, word, cell)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,12 @@ import pytest
 
 from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import MASK, digest, word_dtype
-from p2pcast.codec.layout import Layout
+from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import LocalError
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
+from rollout_node.install_frames import Descriptors
 
 
 class Run:
@@ -72,6 +75,10 @@ class Run:
         shutil.copyfile(self.shadow.path, to / "model.safetensors")
         return to
 
+    @property
+    def files(self) -> Files:
+        return Files(self)
+
     # the Provider
 
     def layout_document(self) -> bytes:
@@ -89,6 +96,28 @@ class Run:
         self.reports.append(dict(report))
 
 
+class Files:
+    """Hands over a run's files without a socket."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def patches(self, base: Version | None, to: Version) -> Descriptors:
+        found = self.run.patches(base, to)
+        paths = [found] if isinstance(found, Path) else found
+        return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path))
+
+
+def state_of(folder: Path) -> tuple[Layout, np.ndarray]:
+    """Layout and canonical state of a Hugging Face folder with one file."""
+    data = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    table = {n: e for n, e in json.loads(data[8 : 8 + size]).items() if n != "__metadata__"}
+    layout = Layout([Tensor(n, e["dtype"], tuple(e["shape"])) for n, e in table.items()], cell_words=5000)
+    spans = [table[t.name]["data_offsets"] for t in layout.tensors]
+    return layout, np.frombuffer(b"".join(data[8 + size + a : 8 + size + b] for a, b in spans), np.uint8)
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> Iterator[Any]:
     runs: list[Run] = []
@@ -100,3 +129,8 @@ def make_run(tmp_path: Path) -> Iterator[Any]:
     yield make
     for run in runs:
         run.shadow.close()
+
+
+@pytest.fixture
+def read_state() -> Any:
+    return state_of

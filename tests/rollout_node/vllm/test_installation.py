@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import torch
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
-from rollout_node.install_frames import Descriptors
+from rollout_node.vllm_plugin import cpu
 from rollout_node.vllm_plugin.audit import compare, digests
+from rollout_node.vllm_plugin.derived import derived_parts
 from rollout_node.vllm_plugin.installation import Installation
 from rollout_node.vllm_plugin.recording import record
 
@@ -80,16 +82,6 @@ def loaded(run: Any, rank: int = 0) -> Toy:
     return toy
 
 
-class Files:
-    def __init__(self, run: Any) -> None:
-        self.run = run
-
-    def patches(self, base: Version | None, to: Version) -> Descriptors:
-        found = self.run.patches(base, to)
-        paths = [found] if isinstance(found, Path) else found
-        return Descriptors([os.open(p, os.O_RDONLY) for p in paths], isinstance(found, Path))
-
-
 def never() -> bool:
     return False
 
@@ -111,7 +103,7 @@ def there(run: Any) -> tuple[Toy, Installation]:
 
 
 def go(installation: Installation, run: Any) -> str:
-    how = installation.prepare(Files(run), run.version, never)
+    how = installation.prepare(run.files, run.version, never)
     assert how is not None
     installation.commit(run.version)
     return str(how["install"])
@@ -155,7 +147,7 @@ def test_prepare_writes_nothing_and_abort_restores(run: Any, there: tuple[Toy, I
     toy, installation = there
     first, before = installation.held, bits(toy)
     run.step(1, share=0.3)
-    assert installation.prepare(Files(run), run.version, never) is not None
+    assert installation.prepare(run.files, run.version, never) is not None
     assert bits(toy) == before
     installation.commit(run.version)
     assert bits(toy) != before
@@ -195,7 +187,7 @@ def test_a_chain_is_taken_back_value_by_value(make_run: Callable[..., Any]) -> N
 def test_a_failing_write_is_rolled_back(run: Any, there: tuple[Toy, Installation], monkeypatch: pytest.MonkeyPatch) -> None:
     toy, installation = there
     run.step(1, share=0.3)
-    how = installation.prepare(Files(run), run.version, never)
+    how = installation.prepare(run.files, run.version, never)
     assert how is not None
     assert installation._next is not None
     installation._next.whole = []
@@ -214,7 +206,7 @@ def test_foreign_edits_are_noticed_before_the_next_commit(run: Any, there: tuple
         toy.qk.add_(1.0)
     run.step(4, share=1.0)
     with pytest.raises(IntegrityError, match="live values"):
-        installation.prepare(Files(run), run.version, never)
+        installation.prepare(run.files, run.version, never)
     assert installation.held is None
     assert go(installation, run) == "dense"
     assert bits(toy) == bits(loaded(run))
@@ -242,10 +234,10 @@ def test_a_gap_in_the_chain_is_refused(run: Any, there: tuple[Toy, Installation]
     second = run.step(2)
     run.serve = [run.shadow.patch_path(second)]
     with pytest.raises(IntegrityError, match="patch against"):
-        installation.prepare(Files(run), second, never)
+        installation.prepare(run.files, second, never)
     run.serve = [run.shadow.patch_path(first)]
     with pytest.raises(IntegrityError, match="end at"):
-        installation.prepare(Files(run), second, never)
+        installation.prepare(run.files, second, never)
     assert (bits(toy), installation.held) == (before, Version(0, 0))
 
 
@@ -276,3 +268,55 @@ def test_audit_sums_ranks_and_counts_replicas_once(run: Any) -> None:
     assert compare(run.layout, entries, run.digests)[0] == ["norm", "down"]
     one = digests(run.layout, *maps[0])
     assert "down" in compare(run.layout, one, run.digests)[1]
+
+
+def test_the_plugin_costs_other_vllm_servers_nothing() -> None:
+    script = (
+        "import sys; from rollout_node.vllm_plugin import register; register(); "
+        "print(sorted({'torch', 'vllm', 'numba', 'numpy'} & set(sys.modules)))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "P2PCAST_SOCK"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+class Packed(torch.nn.Module):
+    """Stands where vLLM's layers stand; ``quant_method`` and hooks as they have them."""
+
+    def __init__(self, method: str | None = None, hook: bool = False) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(0 if method == "empty" else 2), requires_grad=False)
+        if method:
+            self.quant_method = type(method, (), {})()
+        if hook:
+            self.process_weights_after_loading = lambda: None
+
+
+def test_what_computes_from_derived_weights_is_found() -> None:
+    model = torch.nn.Module()
+    model.plain = Packed("UnquantizedLinearMethod")
+    assert derived_parts(model) == []
+    model.fp8 = Packed("Fp8LinearMethod")
+    model.mla = Packed(hook=True)
+    model.experts = Packed("UnquantizedFusedMoEMethod")
+    assert [line.split(":")[0] for line in derived_parts(model)] == ["fp8", "mla", "experts"]
+
+
+def test_packed_cpu_layers_are_found() -> None:
+    model = torch.nn.Module()
+    model.plain = Packed()
+    model.plain.cpu_linear = torch.nn.functional.linear
+    assert cpu.check(model) == []
+    model.emptied = Packed("empty")
+    model.kept = Packed()
+    model.kept.cpu_linear = print
+    assert cpu.check(model) == ["emptied", "kept"]
+
+
+def test_derived_models_are_always_installed_whole(run: Any) -> None:
+    installation = Installation(Toy(), None, run.layout, ["experts: arranged for something else"])
+    installation.held = run.version
+    run.step(1)
+    how = installation.prepare(run.files, run.version, never)
+    assert how is not None
+    assert how["install"] == "dense"

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 
-from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.vllm import VllmInstaller
@@ -39,7 +37,7 @@ ENVIRONMENT = {
 }
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, *, tied: bool = False, dtype: str = "bfloat16") -> Path:
     """A Qwen3 of random weights, wide enough apart that its greedy choices don't hang on rounding."""
     script = f"""
 import torch
@@ -47,24 +45,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 torch.manual_seed(1)
 config = Qwen3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=32, vocab_size=500, max_position_embeddings=512, tie_word_embeddings=False, initializer_range=0.3,
+    head_dim=32, vocab_size=500, max_position_embeddings=512, tie_word_embeddings={tied}, initializer_range=0.3,
     bos_token_id=1, eos_token_id=2, pad_token_id=0)
-Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained({str(folder)!r})
+Qwen3ForCausalLM(config).to(torch.{dtype}).save_pretrained({str(folder)!r})
 words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range(500)}}, unk_token="w0"))
 words.pre_tokenizer = pre_tokenizers.Whitespace()
 PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained({str(folder)!r})
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100, capture_output=True)
     return folder
-
-
-def state_of(folder: Path) -> tuple[Layout, np.ndarray]:
-    data = (folder / "model.safetensors").read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    table = {n: e for n, e in json.loads(data[8 : 8 + size]).items() if n != "__metadata__"}
-    layout = Layout([Tensor(n, e["dtype"], tuple(e["shape"])) for n, e in table.items()], cell_words=5000)
-    spans = [table[t.name]["data_offsets"] for t in layout.tensors]
-    return layout, np.frombuffer(b"".join(data[8 + size + a : 8 + size + b] for a, b in spans), np.uint8)
 
 
 class Server:
@@ -86,6 +75,8 @@ class Server:
             "m",
         ]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+        if "P2PCAST_TEST_TP" in os.environ:
+            options += ["--tensor-parallel-size", os.environ["P2PCAST_TEST_TP"]]
         command += [*options, "--weight-transfer-config", '{"backend": "p2pcast"}']
         with self.log.open("wb") as log:
             environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": str(self.install)}
@@ -124,8 +115,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def run(server: Server, make_run: Callable[..., Any]) -> Any:
-    return make_run(*state_of(server.model))
+def run(server: Server, make_run: Callable[..., Any], read_state: Callable[..., Any]) -> Any:
+    return make_run(*read_state(server.model))
 
 
 @pytest.fixture
@@ -147,6 +138,15 @@ async def complete(http: aiohttp.ClientSession, url: str, prompt: str, **more: A
     async with http.post(url + "/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         return str((await response.json())["choices"][0]["text"])
+
+
+async def load(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, enough: asyncio.Event) -> int:
+    """One streamed completion after the other until ``enough``; how many."""
+    done = 0
+    while not enough.is_set():
+        assert await stream(http, url, prompt, started) == 200
+        done += 1
+    return done
 
 
 async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event) -> int:
@@ -189,13 +189,14 @@ async def test_versions_land_under_load_and_equal_fresh_engines(
     assert await installer.audit(run.layout, run.digests) == ([], [])
     folders, texts, recomputed = [], [], []
     async with aiohttp.ClientSession() as http:
-        began = [asyncio.Event() for _ in range(4)]
-        streams = [asyncio.create_task(stream(http, server.url, f"w{10 + i}", e)) for i, e in enumerate(began)]
+        began, enough = [asyncio.Event() for _ in range(4)], asyncio.Event()
+        streams = [asyncio.create_task(load(http, server.url, f"w{10 + i}", e, enough)) for i, e in enumerate(began)]
         await asyncio.gather(*(e.wait() for e in began))
         for seed in range(4):
             run.step(seed, share=0.05, bits=0x0180)
-            if seed == 2:
-                assert await asyncio.gather(*streams) == [200] * 4
+            if seed == 2:  # the rest on a quiet engine, for batches change rounding
+                enough.set()
+                assert min(await asyncio.gather(*streams)) >= 1
             await installer.stage(run.version, run.shadow.path)
             report = await installer.commit(run.version)
             recomputed.append(report.recomputed_tokens or 0)
@@ -203,7 +204,7 @@ async def test_versions_land_under_load_and_equal_fresh_engines(
             if seed >= 2:
                 folders.append(run.save(server.model, tmp_path / f"v{seed}"))
                 texts.append([await complete(http, server.url, p) for p in PROMPTS])
-        assert recomputed[0] > 0  # the first version met running requests
+        assert sum(recomputed[:2]) > 0  # running requests were met, and recomputed
         async with http.get(server.url + "/weight_info") as response:
             assert (await response.json())["weight_version"] == str(run.version)
     assert await installer.audit(run.layout, run.digests) == ([], [])
@@ -285,6 +286,54 @@ async def test_a_refused_version_leaves_the_old_one_running(server: Server, run:
     await installer.commit(version)
     assert installer.ready
     assert await installer.audit(run.layout, run.digests) == ([], [])
+
+
+async def test_a_running_request_goes_on_with_the_new_weights_alone(server: Server, run: Any, installer: VllmInstaller) -> None:
+    """With kv=recompute the tokens after a switch are those that the new weights give for all that stands before them."""
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    run.step(31, share=0.5, bits=0x0180)
+    await installer.stage(run.version, run.shadow.path)
+    async with aiohttp.ClientSession() as http:
+        ids: list[int] = []
+        at: list[int] = []
+
+        async def switch() -> None:
+            await installer.commit(run.version)
+            at.append(len(ids))
+
+        body = {"model": "m", "prompt": [50, 60, 70], "max_tokens": 250, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "return_token_ids": True}
+        async with asyncio.TaskGroup() as group, http.post(server.url + "/v1/completions", json=body) as response:
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        ids += choice["token_ids"] or []
+                    if len(ids) == 5:
+                        group.create_task(switch())
+        assert len(ids) == 250
+        assert at[0] < 225, "the switch came too late to tell"
+        body |= {"stream": False, "prompt": [50, 60, 70, *ids[:225]], "max_tokens": 25}
+        async with http.post(server.url + "/v1/completions", json=body) as response:
+            again = (await response.json())["choices"][0]["token_ids"]
+    assert again == ids[225:]
+
+
+def test_real_models_bit_for_bit(tmp_path: Path) -> None:
+    """Tied embeddings; a float32 engine; and a float32 checkpoint in a bfloat16 engine, whose loader casts everything."""
+    pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
+    folders = [make_model(tmp_path / "tied", tied=True), make_model(tmp_path / "single", dtype="float32")]
+    command = [sys.executable, str(Path(__file__).with_name("real_models.py")), *map(str, folders), str(tmp_path)]
+    environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": "/nonexistent"}
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    plain = {"packed": [], "derived": [], "reload": 0, "installs": ["dense", "sparse", "sparse"], "audit": [0, 0]}
+    plain |= {"sparse_equal": True, "reload_equal": True, "in_place": True}
+    assert found["tied"] == found["f32"] == plain
+    tensors = found["cast"]["reload"]
+    assert tensors > 20
+    assert found["cast"] == {**plain, "reload": tensors, "audit": [0, tensors]}
 
 
 async def test_commit_without_stage_is_refused(run: Any, installer: VllmInstaller) -> None:
