@@ -110,6 +110,7 @@ HUGE = 0xFFFFFFFF
 def test_the_builder_builds_valid_payloads():
     positions, steps = decode_flat(flat(), CELL)
     assert (positions.tolist(), steps.tolist()) == ([0, 1], [65535, 65535])
+    assert decode_flat(flat(gaps=b"\xff\xff\xff\xe9\0"), CELL)[0].tolist() == [998, 999]
 
 
 MALFORMED = {
@@ -137,7 +138,7 @@ MALFORMED = {
     "ends in an escape": (flat(gaps=b"\0\0\xff"), "gaps make"),
     "an escape too many": (flat(gaps=b"\0\xff\xff"), "gaps make 1 positions"),
     "a gap too many": (flat(gaps=b"\0\0\0"), "gaps make 3 positions"),
-    "outside": (flat(gaps=b"\xff\xff\xff\xf0\0"), "outside the cell's 1000 words"),
+    "outside": (flat(gaps=b"\xff\xff\xff\xea\0"), "outside the cell's 1000 words"),
     "padding half set": (flat(1, b"\0", (b"\x10", b"", b"")), "large steps do not fit"),
     "small step missing": (flat(steps=(b"\x0f", b"", b"")), "large steps do not fit"),
     "small step left over": (flat(steps=(b"\x0e", b"\0", b"")), "large steps do not fit"),
