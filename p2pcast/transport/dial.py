@@ -55,6 +55,9 @@ async def _dial_stripe(
         )
     except OSError as error:
         raise RetryableError(f"cannot reach {host}:{port}: {error.strerror or error}") from None
+    except ValueError:
+        # A name that can't be looked up: a label too long, a NUL. It may have come from somebody else.
+        raise RetryableError(f"cannot reach {host!r}: that is not a host name") from None
     try:
         return stripe, await handshake.done, handshake
     except BaseException:

@@ -6,12 +6,12 @@ import asyncio
 import errno
 import secrets
 import ssl
-from typing import Protocol
+from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.link import Link, LinkOwner
-from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
@@ -25,22 +25,27 @@ class Acceptor(LinkOwner, Protocol):
 class Listener:
     """One listening socket. ``address`` is known once started (port 0 asks for a free one)."""
 
-    def __init__(self, acceptor: Acceptor, identity: Identity, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, acceptor: Acceptor, identity: Identity, tls: ssl.SSLContext | None = None, *, handshake_s: float = HANDSHAKE_S
+    ) -> None:
         self._acceptor = acceptor
         self._identity = identity
         self._tls = tls
+        self._handshake_s = handshake_s
         self._server: asyncio.Server | None = None
         self._waiting: dict[Stripe, None] = {}
         """Connections that have not shown a token yet, oldest first."""
         self._links: dict[tuple[bytes, bytes], Link] = {}
-        self._orphans: dict[tuple[bytes, bytes], list[tuple[Stripe, int]]] = {}
-        """Stripes that came before stripe 0 of their link."""
+        self._orphans: dict[Stripe, Body] = {}
+        """Stripes that came before stripe 0 of their link, oldest first, with their HELLO."""
         self.address: tuple[str, int] = ("", 0)
 
     async def start(self, host: str, port: int) -> None:
         """Raises LocalError when the port can't be had."""
         try:
-            self._server = await asyncio.get_running_loop().create_server(self._protocol, host or None, port, ssl=self._tls)
+            self._server = await asyncio.get_running_loop().create_server(
+                self._protocol, host or None, port, **self._tls_options()
+            )
         except OSError as error:
             reason = "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
             raise LocalError(f"cannot listen on {host}:{port}: {reason}; choose another with --listen HOST:PORT") from None
@@ -50,21 +55,21 @@ class Listener:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        for stripe in list(self._waiting):
+        for stripe in [*self._waiting, *self._orphans]:
             stripe.abort()
-        for orphans in list(self._orphans.values()):
-            for stripe, _ in orphans:
-                stripe.abort()
         for link in list(self._links.values()):
             link.close()
 
+    def _tls_options(self) -> dict[str, Any]:
+        return {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_s}
+
     def _protocol(self) -> Stripe:
-        stripe = Stripe(Connection(Side.LISTENER, self._identity, secrets.token_bytes(32)), self)
-        if len(self._waiting) >= limits.MAX_HANDSHAKES:
-            # The oldest has had the most time: a flood pushes itself out, and an honest peer gets in.
-            next(iter(self._waiting)).abort(RetryableError("too many handshakes at once"))
+        connection = Connection(Side.LISTENER, self._identity, secrets.token_bytes(32))
+        return Stripe(connection, self, handshake_s=self._handshake_s, on_made=self._on_made)
+
+    def _on_made(self, stripe: Stripe) -> None:
+        _make_room(self._waiting)
         self._waiting[stripe] = None
-        return stripe
 
     # -- StripeOwner, until a link takes over
 
@@ -85,20 +90,21 @@ class Listener:
             except P2PCastError as error:
                 link.close(error)
                 return
-            for early, early_number in self._orphans.pop(key, []):
-                self._join(link, early, early_number)
+            for early, early_hello in list(self._orphans.items()):
+                if (early_hello["node"], early_hello["link"]) == key:
+                    del self._orphans[early]
+                    self._join(link, early, early_hello)
         elif link is not None:
-            self._join(link, stripe, number)
-        elif sum(map(len, self._orphans.values())) < limits.MAX_HANDSHAKES:
-            self._orphans.setdefault(key, []).append((stripe, number))
+            self._join(link, stripe, hello)
         else:
-            stripe.close(RetryableError("too many stripes wait for their link"))
+            _make_room(self._orphans)
+            self._orphans[stripe] = hello
 
-    def _join(self, link: Link, stripe: Stripe, number: int) -> None:
-        if link.closed or number in link.stripes or number >= link.expected:
-            stripe.close(RemoteError("that link is closed, or has this stripe"))
+    def _join(self, link: Link, stripe: Stripe, hello: Body) -> None:
+        if link.closed or hello["stripe"] in link.stripes or hello["stripes"] != link.expected:
+            stripe.close(RemoteError("that link is closed, has this stripe, or was to have another number of stripes"))
             return
-        link.add(stripe, number)
+        link.add(stripe, hello["stripe"])
         link.on_writable(stripe)
 
     def on_event(self, stripe: Stripe, event: Event) -> None:
@@ -112,7 +118,12 @@ class Listener:
 
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
         self._waiting.pop(stripe, None)
-        for key, orphans in list(self._orphans.items()):
-            self._orphans[key] = [o for o in orphans if o[0] is not stripe]
-            if not self._orphans[key]:
-                del self._orphans[key]
+        self._orphans.pop(stripe, None)
+
+
+def _make_room(stripes: dict[Stripe, Any]) -> None:
+    """Aborts the oldest when there are too many: it has had the most time. So a flood pushes itself out, and an honest peer gets in."""
+    if len(stripes) >= limits.MAX_HANDSHAKES:
+        oldest = next(iter(stripes))
+        del stripes[oldest]
+        oldest.abort(RetryableError("too many handshakes at once"))

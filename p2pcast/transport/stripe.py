@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
@@ -33,9 +34,19 @@ class StripeOwner(Protocol):
 
 
 class Stripe(asyncio.BufferedProtocol):
-    def __init__(self, connection: Connection, owner: StripeOwner) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        owner: StripeOwner,
+        *,
+        handshake_s: float = HANDSHAKE_S,
+        on_made: Callable[[Stripe], None] | None = None,
+    ) -> None:
+        """``on_made``: called once there is a transport (behind TLS: once TLS is up)."""
         self.connection = connection
         self.owner = owner
+        self._handshake_s = handshake_s
+        self._on_made = on_made
         self.number = 0
         self.writable = False
         self.remote_address: tuple[str, int] = ("", 0)
@@ -54,7 +65,9 @@ class Stripe(asyncio.BufferedProtocol):
         if isinstance(peer, tuple):
             self.remote_address = (str(peer[0]), int(peer[1]))
         tune(transport.get_extra_info("socket"))
-        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_slow)
+        self._deadline = asyncio.get_running_loop().call_later(self._handshake_s, self._too_slow)
+        if self._on_made is not None:
+            self._on_made(self)
         self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -153,7 +166,7 @@ class Stripe(asyncio.BufferedProtocol):
             self._transport.write(out)
 
     def _too_slow(self) -> None:
-        self.close(RemoteError(f"no handshake within {HANDSHAKE_S:.0f} s"))
+        self.close(RemoteError(f"no handshake within {self._handshake_s:g} s"))
 
 
 def tune(sock: Any) -> None:

@@ -143,7 +143,7 @@ class Connection:
         if self.state is not State.CLOSED:
             self._put(
                 Type.ERROR,
-                messages.encode(Type.ERROR, {"code": error.wire_code, "message": str(error)[:1000]}),
+                messages.encode(Type.ERROR, {"code": error.wire_code, "message": _printable(error)}),
             )
 
     def _put(self, kind: Type, body: bytes) -> None:
@@ -226,7 +226,7 @@ class Connection:
             self._start += HEADER_BYTES
             self._begin_piece(size)
             assert self._piece is not None
-            take = min(have, size + HEADER_BYTES)
+            take = min(have, size)
             self._piece[:take] = self._view[self._start : self._start + take]
             self._start += take
             self._fill_piece(take, events)
@@ -262,10 +262,9 @@ class Connection:
         rest = self._filled - size
         self._piece = None
         if rest:
-            # Anything still in scratch follows these bytes, so they go in front of it; there is none when a socket filled the piece.
-            left = self._scratch[self._start : self._end]
-            self._scratch[: rest + len(left)] = bytes(piece[size : size + rest]) + left
-            self._start, self._end = 0, rest + len(left)
+            # A socket filled the piece, so scratch was empty: the beginning of the next header is all there is.
+            self._view[:rest] = piece[size : size + rest]
+            self._start, self._end = 0, rest
 
     def _on_body(self, body: bytes, events: list[Event]) -> None:
         kind = self._type
@@ -327,3 +326,8 @@ class Connection:
             events.append(Established(self._hello, self._remote))
         else:
             events.append(Established(self._hello, self._remote))
+
+
+def _printable(error: P2PCastError) -> str:
+    """Its message, short, and without what UTF-8 can't carry (undecodable bytes of a file name)."""
+    return str(error)[:1000].encode("utf-8", "replace").decode()

@@ -209,9 +209,9 @@ def encode(kind: Type, body: Body) -> bytes:
 
 
 def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
-    """The checked map of a message that is not SIGNED or a PIECE. Raises RemoteError."""
+    """The checked map of a message that is not SIGNED or a PIECE. Memory stays within a small multiple of ``data``. Raises RemoteError."""
     try:
-        body = msgpack.unpackb(data, max_ext_len=0)
+        body = _unpack(data, flat=kind is Type.LAYOUT)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteError(f"{kind.name}: not msgpack ({type(error).__name__})") from None
     if type(body) is not dict:
@@ -222,3 +222,29 @@ def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
         if not check(body[key]):
             raise RemoteError(f"{kind.name}: {key!r} is malformed or out of range")
     return body
+
+
+def _unpack(data: bytes | bytearray | memoryview, *, flat: bool) -> Any:
+    """``flat``: a map of plain values, for bodies so long that even empty containers would add up."""
+    if len(data) > limits.KIB and not flat:
+        # An array is allocated by the length that it claims, before its elements are there, and arrays nest. A dry run finds false claims.
+        dry = msgpack.Unpacker(max_buffer_size=len(data))
+        dry.feed(data)
+        dry.skip()
+    maps = 0
+
+    def count(found: Body) -> Body:
+        nonlocal maps
+        maps += 1
+        if maps > 1:
+            raise ValueError("a map in a map")
+        return found
+
+    return msgpack.unpackb(
+        data,
+        max_ext_len=0,
+        max_str_len=min(len(data), 64 * limits.KIB),
+        max_map_len=min(len(data), limits.KIB),
+        max_array_len=0 if flat else len(data),
+        object_hook=count if flat else None,
+    )

@@ -1,0 +1,42 @@
+"""The wire's own bytes, for good: tests/golden/wire-v1.hex holds a handshake and a piece; a change of any byte is another protocol version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from p2pcast.wire.connection import Piece
+from p2pcast.wire.state import State
+
+FILE = Path(__file__).parents[2] / "golden" / "wire-v1.hex"
+
+
+def golden() -> dict[str, bytes]:
+    lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
+    return {key: bytes.fromhex(value) for key, value in (line.split(": ", 1) for line in lines)}
+
+
+def test_we_write_these_bytes(wires):
+    known = golden()
+    d, li = wires.pair("data", stripe=1, stripes=4)
+    made = {"hello": d.take_output()}
+    li.feed(made["hello"])
+    made["challenge"] = li.take_output()
+    d.feed(made["challenge"])
+    made["proof"] = d.take_output()
+    li.feed(made["proof"])
+    made["ready"] = li.take_output()
+    d.feed(made["ready"])
+    made["piece"] = li.piece_header(258, 66051, 5) + b"piece"
+    assert {k: v.hex(" ") for k, v in made.items()} == {k: v.hex(" ") for k, v in known.items()}
+
+
+def test_we_read_these_bytes(wires):
+    known = golden()
+    d, li = wires.pair("data", stripe=1, stripes=4)
+    d.take_output()
+    (established,) = li.feed(known["hello"] + known["proof"])
+    assert established.hello["stripe"] == 1
+    *_, piece = d.feed(known["challenge"] + known["ready"] + known["piece"])
+    assert isinstance(piece, Piece)
+    assert (piece.handle, piece.index, bytes(piece.payload)) == (258, 66051, b"piece")
+    assert d.state is li.state is State.DATA

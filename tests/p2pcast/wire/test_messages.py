@@ -1,0 +1,210 @@
+"""Message bodies: what the schema names is checked, what it does not name is ignored, and memory stays in proportion."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast import limits
+from p2pcast.errors import RemoteError
+from p2pcast.wire.messages import SCHEMA, SIGNED, Type, decode, encode
+
+V = st.tuples(st.integers(0, limits.MAX_BRANCH), st.integers(0, limits.MAX_STEP)).map(list)
+B16, B32 = st.binary(min_size=16, max_size=16), st.binary(min_size=32, max_size=32)
+HOST, PORT, NAME = st.text(max_size=255), st.integers(0, 65535), st.text(max_size=128)
+EPOCH = st.tuples(st.integers(0, 1 << 62), st.integers(0, 1 << 62)).map(list)
+OPT_V, OPT_NODE, KIND = st.none() | V, st.none() | B16, st.sampled_from(["delta", "anchor"])
+U64 = st.integers(0, (1 << 64) - 1)
+RANGES = st.lists(st.integers(0, limits.MAX_PIECES), max_size=12, unique=True).map(sorted).map(lambda x: x[: len(x) // 2 * 2])
+T63 = st.integers(0, (1 << 63) - 1)
+
+
+def rows(*columns):
+    return st.lists(st.tuples(*columns).map(list), max_size=4)
+
+
+VALUES = {
+    Type.HELLO: {
+        "v": st.integers(0, 1 << 31), "run": B16, "node": B16, "name": NAME, "nonce": B32, "token": st.binary(min_size=8, max_size=8),
+        "purpose": st.sampled_from(["control", "data"]), "role": st.sampled_from(["peer", "child"]), "link": B16,
+        "stripe": st.integers(0, limits.MAX_STRIPES - 1), "stripes": st.integers(1, limits.MAX_STRIPES),
+    },
+    Type.CHALLENGE: {"v": st.integers(0, 1 << 31), "run": B16, "node": B16, "nonce": B32, "proof": B32},
+    Type.PROOF: {"proof": B32},
+    Type.READY: {},
+    Type.ERROR: {"code": st.text(max_size=32), "message": st.text(max_size=1024)},
+    Type.PING: {"t": T63},
+    Type.PONG: {"t": T63},
+    Type.JOIN: {"name": NAME, "region": NAME, "listen": st.tuples(HOST, PORT).map(list), "held": OPT_V},
+    Type.WELCOME: {"key": B32, "epoch": EPOCH, "commit": st.sampled_from(["auto", "manual"]), "target": OPT_V, "host": HOST},
+    Type.REPORT: {"parent": OPT_NODE, "staged": OPT_V, "committed": OPT_V},
+    Type.PLAN: {"epoch": EPOCH, "parent": OPT_NODE, "host": HOST, "port": PORT, "backups": rows(B16, HOST, PORT)},
+    Type.CATALOG: {
+        "artifacts": rows(B16, KIND, OPT_V, V, st.integers(0, limits.MAX_STATE_BYTES), B32, U64, st.booleans()),
+        "dropped": st.lists(B16, max_size=4),
+    },
+    Type.COMMIT: {"version": V},
+    Type.LEAVE: {},
+    Type.LAYOUT: {"layout": B32, "document": st.binary(max_size=3000)},
+    Type.ATTACH: {"live": st.booleans(), "want": rows(B16, RANGES)},
+    Type.ATTACHED: {"path": st.lists(B16, max_size=4), "artifacts": rows(B16, KIND, OPT_V, V, st.booleans())},
+    Type.PATH: {"path": st.lists(B16, max_size=4)},
+    Type.WANT: {"artifact": B16, "have": RANGES},
+    Type.ABORT: {},
+    Type.GONE: {"artifact": B16},
+    Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES)), "stalled": st.booleans()},
+}  # fmt: skip
+MESSAGES = st.sampled_from(sorted(VALUES)).flatmap(lambda t: st.tuples(st.just(t), st.fixed_dictionaries(VALUES[t])))
+
+
+def test_every_message_is_tried():
+    assert set(VALUES) == set(SCHEMA) == set(Type) - SIGNED - {Type.PIECE}
+    for kind, fields in VALUES.items():
+        assert set(fields) == set(SCHEMA[kind])
+
+
+@given(MESSAGES)
+def test_round_trip(message):
+    kind, body = message
+    assert decode(kind, encode(kind, body)) == body
+
+
+@given(MESSAGES)
+def test_the_order_of_keys_does_not_matter_and_others_are_ignored(message):
+    kind, body = message
+    assert encode(kind, body) == encode(kind, dict(reversed(body.items())))
+    later = 1 if kind is Type.LAYOUT else [1, {"x": 2}]
+    assert {k: decode(kind, encode(kind, body | {"later": later}))[k] for k in body} == body
+
+
+@given(MESSAGES, st.data())
+def test_a_missing_field_is_named(message, data):
+    kind, body = message
+    if body:
+        key = data.draw(st.sampled_from(sorted(body)))
+        with pytest.raises(RemoteError, match=f"{kind.name}: '{key}' is missing"):
+            decode(kind, encode(kind, {k: v for k, v in body.items() if k != key}))
+
+
+WRONG = [
+    None, True, False, -1, 1 << 63, (1 << 64) - 1, 1.5, "", "x" * 2000, b"", b"x" * 15, b"x" * 17, [], [[]], [0], [0, 0], [-1, 1], [1, 2, 3],
+    [True, 2], [None, None], {}, {"a": 1}, [1 << 32, 0], [0, 1 << 63], ["", 65536], ["h", -1], [b"x" * 16, [3, 2]], [[b"x" * 16, [3, 3]]],
+    [[b"x" * 16, [0, 1, 1, 2]]], [[b"x" * 16, [0, (1 << 30) + 1]]], [[b"x" * 16, [0]]], [[b"x" * 16, [False, True]]], [[70000, 1]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(VALUES), ids=lambda k: k.name)
+def test_a_wrong_value_is_refused_or_right(kind):
+    """Of many odd values for each field, what passes must be of the field's own kind."""
+    for key in VALUES[kind]:
+        passed = []
+        for wrong in WRONG:
+            body = _sample(kind) | {key: wrong}
+            try:
+                decode(kind, encode(kind, body))
+            except RemoteError as error:
+                assert f"'{key}'" in str(error) or kind is Type.LAYOUT  # noqa: PT017
+            else:
+                passed.append(wrong)
+        assert len({type(x) for x in passed}) <= 2, (key, passed)
+        assert all(p is None or type(p) is not bool or SCHEMA[kind][key](True) for p in passed)
+        assert 1.5 not in passed
+        assert {} not in passed
+
+
+def _sample(kind):
+    zero = {
+        "name": "n",
+        "purpose": "data",
+        "role": "child",
+        "code": "c",
+        "message": "m",
+        "region": "",
+        "host": "",
+        "commit": "auto",
+    }
+    sizes = {
+        "run": 16,
+        "node": 16,
+        "nonce": 32,
+        "token": 8,
+        "link": 16,
+        "proof": 32,
+        "key": 32,
+        "artifact": 16,
+        "layout": 32,
+        "document": 4,
+    }
+    plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
+    lists = {key: [] for key in ("want", "have", "path", "artifacts", "high", "backups", "dropped")}
+    nils = dict.fromkeys(("held", "target", "parent", "staged", "committed"))
+    known = zero | {k: bytes(n) for k, n in sizes.items()} | plain | lists | nils | {"v": 1, "stripe": 0, "t": 0, "port": 0}
+    return {k: known[k] for k in SCHEMA[kind]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (Type.HELLO, "stripe", 64),
+        (Type.HELLO, "stripes", 0),
+        (Type.HELLO, "stripes", 65),
+        (Type.HELLO, "name", "n" * 129),
+        (Type.WANT, "have", [1, 2, 2, 3]),
+        (Type.WANT, "have", [0, limits.MAX_PIECES + 1]),
+        (Type.WANT, "have", list(range(limits.MAX_RANGES + 2))),
+        (Type.PATH, "path", [bytes(16)] * 2 + [bytes(15)]),
+        (Type.COMMIT, "version", [0, 1 << 63]),
+        (Type.COMMIT, "version", [1 << 32, 0]),
+        (Type.WELCOME, "commit", "barrier!"),
+        (Type.ALIVE, "high", [[65536, 1]]),
+    ],
+)
+def test_one_beyond_the_range(kind, key, value):
+    good = _sample(kind)
+    decode(kind, encode(kind, good))
+    with pytest.raises(RemoteError, match=f"'{key}' is malformed or out of range"):
+        decode(kind, encode(kind, good | {key: value}))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", b"\x80\x00", b"\x90", b"\xc0", b"\x01", b"\x81\x01\x02", b"\x81\xa1a", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81\xa1\xff\x00", b"\x81\xa1a\xc7\x00\x05", b"\x81\xa1a\xd6\xff\x00\x00\x00\x00", b"\x81\xc0\xc0", b"\x81\x90\x90", b"\x91" * 2000, b"\x81\xa1a" * 2000],
+    ids=lambda d: d[:8].hex(),
+)  # fmt: skip
+def test_what_is_not_a_msgpack_map(data):
+    for kind in SCHEMA:
+        if SCHEMA[kind] or data not in (b"\x81\xa1a",):
+            with pytest.raises(RemoteError):
+                decode(kind, data)
+
+
+def peak(kind, data):
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteError):
+            decode(kind, data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_arrays_that_claim_more_than_is_there_cost_nothing():
+    """Each header would be given room for 15 728 640 pointers before the next is read."""
+    claim = b"\xdd\x00\x0f\x00\x00"
+    data = b"\x81\xa1a" + claim * 400 + bytes(limits.MIB - 4000)
+    assert peak(Type.CATALOG, data) < 4 * limits.MIB
+    assert peak(Type.HELLO, b"\x81\xa1a" + b"\xdc\x0f\xf0" * 300 + bytes(3000)) < 8 * limits.MIB
+
+
+@pytest.mark.parametrize("junk", [b"\x80", b"\x90", b"\xa1a\x80"], ids=["maps", "arrays", "maps in a map"])
+def test_a_long_layout_message_is_not_a_swarm_of_containers(junk):
+    """A million empty containers would take 64 times the message; LAYOUT may be 64 MiB long."""
+    body = junk * (4 * limits.MIB // len(junk))
+    head = b"\xde\xff\xff" if junk[0] == 0xA1 else b"\x81\xa8document\xdd" + len(body).to_bytes(4, "big")
+    assert peak(Type.LAYOUT, head + body) < 2 * limits.MIB
+    nested = msgpack.packb({"layout": bytes(32), "document": {"a": {}}})
+    assert peak(Type.LAYOUT, nested) < limits.MIB

@@ -1,0 +1,139 @@
+"""The transition table, restated by hand from docs/wire-protocol.md, section 3: what is not in it is refused, coming and going."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from p2pcast.errors import RemoteError
+from p2pcast.wire.connection import HEADER, Connection, Message, Piece
+from p2pcast.wire.messages import MAX_BODY, SCHEMA, SIGNED, Type
+from p2pcast.wire.state import TRANSITIONS, Side, State
+
+D, L = Side.DIALER, Side.LISTENER
+T = Type
+ALLOWED = {
+    (State.HELLO, D): {T.HELLO},
+    (State.CHALLENGE, L): {T.CHALLENGE},
+    (State.PROOF, D): {T.PROOF},
+    (State.READY, L): {T.READY},
+    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.PING, T.PONG},
+    (State.CONTROL, L): {T.WELCOME, T.PLAN, T.CATALOG, T.COMMIT, T.PING, T.PONG},
+    (State.DATA, D): {T.ATTACH, T.WANT, T.PING, T.PONG},
+    (State.DATA, L): {
+        T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.ABORT, T.GONE, T.ALIVE, T.PING, T.PONG,
+    },
+}  # fmt: skip
+EVERY = [(state, side, kind) for state in State for side in Side for kind in Type]
+BAD = [
+    row for row in EVERY if row[2] not in ALLOWED.get(row[:2], set()) and not (row[2] is T.ERROR and row[0] is not State.CLOSED)
+]
+
+V = [1, 2]
+BODIES = {
+    T.PING: {"t": 1},
+    T.PONG: {"t": 1},
+    T.JOIN: {"name": "p", "region": "", "listen": ["", 1], "held": None},
+    T.REPORT: {"parent": None, "staged": None, "committed": V},
+    T.LEAVE: {},
+    T.WELCOME: {"key": bytes(32), "epoch": [1, 1], "commit": "auto", "target": None, "host": "h"},
+    T.PLAN: {"epoch": [1, 2], "parent": None, "host": "", "port": 0, "backups": [[bytes(16), "h", 1]]},
+    T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True]], "dropped": [bytes(16)]},
+    T.COMMIT: {"version": V},
+    T.ATTACH: {"live": True, "want": [[bytes(16), [0, 3, 5, 6]]]},
+    T.WANT: {"artifact": bytes(16), "have": []},
+    T.ATTACHED: {"path": [bytes(16)], "artifacts": [[bytes(16), "anchor", None, V, False]]},
+    T.PATH: {"path": []},
+    T.LAYOUT: {"layout": bytes(32), "document": b"{}"},
+    T.ABORT: {},
+    T.GONE: {"artifact": bytes(16)},
+    T.ALIVE: {"high": [[1, 70000]], "stalled": False},
+}
+
+
+def at(wires, state: State, side: Side) -> Connection:
+    """A connection in a state; the path there is not what is tested here."""
+    d, li = wires.pair()
+    connection = d if side is D else li
+    d.take_output()
+    connection.state = state
+    connection._hello = wires.hello()
+    return connection
+
+
+def frame(kind: Type) -> bytes:
+    body = b"x" if kind in SIGNED or kind is T.PIECE else msgpack.packb(BODIES.get(kind, {}))
+    return HEADER.pack(len(body), kind, 1, 0) + body
+
+
+def test_the_table_is_the_documents():
+    table = {(state, side): {t for s, d, t in TRANSITIONS if (s, d) == (state, side)} for state in State for side in Side}
+    for key, kinds in table.items():
+        assert kinds - {T.ERROR} == ALLOWED.get(key, set())
+        assert (T.ERROR in kinds) == (key[0] is not State.CLOSED)
+    assert all(new is State.CLOSED for (_, _, kind), new in TRANSITIONS.items() if kind is T.ERROR)
+    assert set(SCHEMA) | SIGNED | {T.PIECE} == set(Type) == set(MAX_BODY)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("side", Side)
+def test_what_is_not_in_the_table_is_refused_on_receive(wires, state, side):
+    for kind in (k for s, d, k in BAD if (s, d) == (state, side)):
+        connection = at(wires, state, side.other)
+        with pytest.raises(RemoteError, match=f"{kind.name} from the {side.value} is not for a connection that is"):
+            connection.feed(frame(kind)[: HEADER.size])
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("side", Side)
+def test_what_is_not_in_the_table_is_refused_on_send(wires, state, side):
+    for kind in (k for s, d, k in BAD if (s, d) == (state, side)):
+        connection = at(wires, state, side)
+        if kind is T.PIECE:
+            if state is State.DATA:
+                continue  # the hot path checks the state alone: nobody but the relay sends pieces
+            with pytest.raises(RemoteError):
+                connection.piece_header(1, 0, 1)
+        with pytest.raises(RemoteError):
+            connection.send_signed(kind, b"x", 1)
+        assert connection.state is state
+        assert connection.take_output() == b""
+
+
+@pytest.mark.parametrize(
+    ("purpose", "side", "kind"),
+    [
+        (purpose, side, kind)
+        for purpose, state in (("control", State.CONTROL), ("data", State.DATA))
+        for side in Side
+        for kind in sorted(ALLOWED[state, side])
+    ],
+)
+def test_what_is_in_the_table_arrives(wires, purpose, side, kind):
+    d, li = wires.open(purpose)
+    sender, receiver = (d, li) if side is D else (li, d)
+    before = sender.state
+    if kind is T.PIECE:
+        (event,) = receiver.feed(sender.piece_header(7, 9, 3) + b"abc")
+        assert isinstance(event, Piece)
+        assert (event.handle, event.index, bytes(event.payload)) == (7, 9, b"abc")
+    elif kind in SIGNED:
+        (event,) = receiver.feed(sender.send_signed(kind, b"record", 65535))
+        assert event == Message(kind, {}, 65535, b"record")
+    else:
+        (event,) = receiver.feed(sender.send(kind, BODIES[kind], 3))
+        assert event == Message(kind, BODIES[kind], 3)
+    assert sender.state is receiver.state is before
+
+
+def test_an_error_closes(wires):
+    for purpose in ("control", "data"):
+        d, li = wires.open(purpose)
+        li.fail(RemoteError("why"))
+        with pytest.raises(RemoteError, match="why"):
+            d.feed(li.take_output())
+        assert d.state is li.state is State.CLOSED
+        with pytest.raises(RemoteError):
+            d.send(T.PING, {"t": 1})
+        with pytest.raises(RemoteError):
+            li.feed(frame(T.PING))

@@ -1,0 +1,50 @@
+"""Tokens: text and back, and nothing of the secret in an error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.errors import UsageError
+from p2pcast.wire.token import Token
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=20, max_size=20))
+def test_round_trip(run, secret):
+    token = Token(run, secret)
+    text = str(token)
+    assert text == text.lower()
+    assert "=" not in text
+    assert Token.parse(text) == token
+    assert Token.parse(f"  {text}\n") == token
+    assert len(token.ident) == 8
+
+
+def test_format():
+    assert str(Token(bytes(16), bytes(20))) == "p2pc1-" + "a" * 26 + "-" + "a" * 32
+
+
+GOOD = str(Token(bytes(range(16)), bytes(range(20))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "p2pc1-x", "p2pc1--", GOOD[:-1], GOOD[:-8], GOOD + "aa", GOOD.replace("p2pc1", "p2pc2"), GOOD + "-a", GOOD.replace("b", "1"), "ü" + GOOD, GOOD[:-3] + "é!?"],
+)  # fmt: skip
+def test_what_is_not_a_token_is_not_repeated(text):
+    with pytest.raises(UsageError) as wrong:
+        Token.parse(text)
+    said = str(wrong.value)
+    assert "token" in said
+    assert len(text) < 8 or text not in said
+    assert GOOD.split("-")[2][:8] not in said
+    assert wrong.value.__suppress_context__ or wrong.value.__context__ is None
+
+
+@given(st.text(max_size=80))
+def test_any_text(text):
+    try:
+        Token.parse(text)
+    except UsageError:
+        pass
