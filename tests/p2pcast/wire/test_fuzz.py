@@ -97,7 +97,7 @@ def test_mutations(wires, seed):
     entries = corpus(wires)
     tracemalloc.start()
     try:
-        for _ in range(1500):
+        for _ in range(700):
             state, sender, data = draw.choice(entries)
             feed(target(wires, state, sender), mutated(draw, data))
         assert tracemalloc.get_traced_memory()[1] < 16 * limits.MIB
@@ -107,7 +107,7 @@ def test_mutations(wires, seed):
 
 def test_random_bytes(wires):
     draw = random.Random(9)
-    for n in range(1000):
+    for n in range(600):
         state, side = draw.choice(["new", "data", "control"]), draw.choice(list(Side))
         head = HEADER.pack(draw.randrange(200), draw.choice(list(T)), 1, draw.randrange(9)) if n % 2 else b""
         feed(target(wires, state, side), head + draw.randbytes(draw.randrange(400)))
@@ -122,7 +122,7 @@ def test_random_msgpack(wires):
             [None, True, -5, 1 << 63, "t", b"b" * draw.randrange(40), 0.5, [] if depth > 3 else [value(depth + 1)] * draw.randrange(4), {} if depth > 3 else {"k": value(depth + 1)}]
         )  # fmt: skip
 
-    for _ in range(1500):
+    for _ in range(700):
         kind, body = draw.choice(CORPUS)
         data = encode(kind, body | {draw.choice(sorted(body)): value(0)})
         for state in ("data", "control"):
