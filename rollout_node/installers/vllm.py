@@ -18,7 +18,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -81,7 +81,6 @@ class VllmInstaller:
         self._staged: Version | None = None
         self._installed: CommitReport | None = None
         self._ready = False
-        self._open = False
         self._busy = asyncio.Lock()
 
     @property
@@ -114,13 +113,13 @@ class VllmInstaller:
             self._staged = self._installed = None
             if self._http is None or self._ranks is None:
                 raise LocalError(f"{self.name}: not started")
-            held = {r["held"] for r in await self._init()}
-            if held != {str(self._committed)}:
-                self._ready, self._committed, self._open = False, None, False
+            reports = await self._init()
+            if {r["held"] for r in reports} != {str(self._committed)}:
+                self._ready, self._committed = False, None
             elif version == self._committed:
                 self._staged, self._installed = version, CommitReport(0.0, 0)
                 return
-            await self._begin()
+            await self._begin(reports)
             try:
                 reports = await self._prepare(version)
             except IntegrityError:
@@ -148,7 +147,7 @@ class VllmInstaller:
             version = self._committed
             if version is None or self._staged is not None:
                 raise LocalError(f"{self.name}: an audit needs a committed version and no other staged")
-            await self._begin()
+            await self._begin(await self._init())
             try:
                 reports = await self._phase("audit", version, self._deadlines.prepare)
             finally:
@@ -165,19 +164,16 @@ class VllmInstaller:
             await self._post("/init_weight_transfer_engine", {"init_info": info}, self._deadlines.init)
             return await self._collect(expectation, "init", self._deadlines.request)
 
-    async def _begin(self) -> None:
-        """Open vLLM's update session; one that a dead peer left open is closed first."""
-        if self._open:
-            return
-        try:
+    async def _begin(self, reports: Iterable[Report]) -> None:
+        """Open vLLM's update session, unless the workers say that it is (a peer may have died in the middle).
+
+        It is never tried in vain: with several workers, vLLM leaves an answer unread after an error, and gives it to
+        the next command.
+        """
+        if not any(r["open"] for r in reports):
             await self._post("/start_weight_update")
-        except LocalError:
-            await self._finish(None)
-            await self._post("/start_weight_update")
-        self._open = True
 
     async def _finish(self, version: Version | None) -> None:
-        self._open = False
         await self._post("/finish_weight_update", {"weight_version": str(version)} if version else {})
 
     async def _prepare(self, version: Version) -> list[Report]:
@@ -275,7 +271,7 @@ class VllmInstaller:
         try:
             yield
         except BaseException:
-            self._ready = self._open = False
+            self._ready = False
             self._staged = self._installed = None
             raise
 

@@ -78,7 +78,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         self._client = InstallClient(Path(os.environ.get(SOCKET_VARIABLE, "")))
         self._installation: Installation | None = None
         self._job: _Job | None = None
-        self._lock = threading.Lock()
+        self._open = False
 
     # -- what vLLM calls
 
@@ -88,7 +88,8 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         self._guard("init", None, lambda: self._init(init_info.run))
 
     def start_weight_update(self) -> None:
-        """Nothing to do: weights change in ``commit`` alone."""
+        """Weights change in ``commit`` alone; vLLM's session is only noted, for whoever must know whether one is open."""
+        self._open = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Replaces the base class's, which raises on bad input and synchronises an accelerator that may not be there."""
@@ -106,6 +107,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
     def finish_weight_update(self) -> None:
         """From here on a commit can't be undone, and the overwritten values are let go."""
+        self._open = False
         if self._installation is not None:
             self._installation.finish()
 
@@ -131,6 +133,7 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             self._stop_job()
             self._run, found.held = run, None
         return {
+            "open": self._open,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),
             "reason": next(iter([*found.derived, *found.mapping.reload.values()]), None),

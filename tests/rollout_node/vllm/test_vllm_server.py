@@ -208,7 +208,7 @@ async def test_versions_land_under_load_and_equal_fresh_engines(
         async with http.get(server.url + "/weight_info") as response:
             assert (await response.json())["weight_version"] == str(run.version)
     assert await installer.audit(run.layout, run.digests) == ([], [])
-    prepared = [r for r in run.reports if r["phase"] == "prepare"]
+    prepared = [r for r in run.reports if r["phase"] == "prepare" and r["rank"] == 0]
     assert [r["install"] for r in prepared] == ["dense", "sparse", "sparse", "sparse", "sparse"]
     expected = await asyncio.to_thread(fresh, folders, PROMPTS)
     assert texts == expected
@@ -227,7 +227,7 @@ async def test_a_restarted_peer_goes_on_where_the_engine_is(server: Server, run:
     await again.commit(run.version)
     assert await again.audit(run.layout, run.digests) == ([], [])
     await again.close()
-    assert [r["install"] for r in run.reports if r["phase"] == "prepare"] == ["dense", "sparse"]
+    assert [r["install"] for r in run.reports if r["phase"] == "prepare" and r["rank"] == 0] == ["dense", "sparse"]
 
 
 async def test_rollback_brings_every_value_back(
@@ -243,7 +243,7 @@ async def test_rollback_brings_every_value_back(
         await installer.commit(run.version)
     monkeypatch.undo()
     assert (installer.ready, installer.committed) == (False, old)
-    assert [r["held"] for r in run.reports if r["phase"] == "abort"] == [str(old)]
+    assert [r["held"] for r in run.reports if r["phase"] == "abort" and r["rank"] == 0] == [str(old)]
     async with aiohttp.ClientSession() as http:
         assert await complete(http, server.url, PROMPTS[0])
     assert await installer.audit(run.layout, digests) == ([], [])
