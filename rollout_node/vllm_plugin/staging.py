@@ -76,19 +76,25 @@ class Stager:
         self._rows: dict[int, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
         self._counts: dict[int, int] = {}
 
-    def add(self, storage: int, where: npt.NDArray[np.int64], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Take the changes (storage positions, unsigned words); returns the live words that they will replace."""
+    def add(self, storage: int, where: npt.NDArray[np.int64], new: npt.NDArray[Any], *, sift: bool) -> npt.NDArray[Any]:
+        """Take the changes (storage positions, unsigned words); returns the live words that they will replace.
+
+        ``sift`` drops those that change nothing: most of a dense cell, but only before anything else is staged.
+        """
         words = self._storages.table[storage].words
         narrow = words.numel() <= np.iinfo(np.int32).max
         at = torch.from_numpy(where.astype(np.int32 if narrow else np.int64))
         values = torch.from_numpy(new.view(f"i{new.itemsize}" if new.itemsize > 1 else "u1").copy())
         with torch.inference_mode():
             old = torch.cat([words[part.to(words.device)].cpu() for part in at.split(_CHUNK_VALUES)] or [values[:0]])
+        replaced: npt.NDArray[Any] = old.numpy().view(new.dtype)
+        if sift:
+            differs = torch.from_numpy(np.flatnonzero(new != replaced))
+            at, values, old = at[differs], values[differs], old[differs]
         self._rows.setdefault(storage, []).append((at, values, old))
         self._counts[storage] = self._counts.get(storage, 0) + len(at)
         if self._counts[storage] >= _CHUNK_VALUES:
             self._flush(storage)
-        replaced: npt.NDArray[Any] = old.numpy().view(new.dtype)
         return replaced
 
     def flush(self) -> None:
@@ -135,7 +141,7 @@ def stage(
                 if not len(where):
                     continue
                 new = change.words[chosen]
-                old = stager.add(block.storage, where, new)
+                old = stager.add(block.storage, where, new, sift=number == 0)
                 found += len(where)
                 grown += digest_change(positions[chosen], old, new, cell)
             # The first patch alone meets untouched weights; a cell cut by sharding is seen in part.
