@@ -84,7 +84,9 @@ class InstallSocket:
             sock.listen(limits.MAX_INSTALL_CONNECTIONS)
         except OSError as error:
             sock.close()
-            raise LocalError(f"install socket {self.path}: {error.strerror or error}; choose another path") from None
+            raise LocalError(
+                f"install socket {self.path}: {error.strerror or error}; choose a shorter or another path with --state"
+            ) from None
         finally:
             os.umask(mask)
         self._sock = sock

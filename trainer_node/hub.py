@@ -178,7 +178,12 @@ class Hub:
     def _secret(path: Path) -> bytes:
         with explained("read", path):
             if path.exists():
-                return path.read_bytes()[:SECRET_BYTES]
+                secret = path.read_bytes()
+                if len(secret) != SECRET_BYTES:
+                    raise LocalError(
+                        f"{path} is damaged: restore it from a copy, or remove it (then every peer needs the new token)"
+                    )
+                return secret
         secret = secrets.token_bytes(SECRET_BYTES)
         atomic_write(path, secret, 0o600)
         return secret
