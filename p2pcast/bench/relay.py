@@ -264,8 +264,8 @@ def run_once(payload_bytes: int, stripes: int, *, tls: bool) -> dict[str, Any]:
 
 def _answer(pipe: Pipe, role: str) -> Any:
     try:
-        if not pipe.poll(300):
-            raise RetryableError(f"the {role} process gave no answer within 300 s")
+        if not pipe.poll(60):
+            raise RetryableError(f"the {role} process gave no answer within 60 s")
         return pipe.recv()
     except EOFError:
         raise RetryableError(f"the {role} process ended early; its error stands above") from None

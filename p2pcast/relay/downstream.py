@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.feed import ChildFeeds, Do, Send
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.node import Holding, Node
@@ -14,7 +14,7 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Body, Type
 
-READ_AHEAD_PIECES = 16
+READ_AHEAD_PIECES = 32
 """Pieces that are read from the store at once for a child that lags behind memory."""
 CHILD_SILENCE_S = 15.0
 """A child that has said nothing for so long is gone; the hub has long planned around it."""
@@ -42,6 +42,7 @@ class Downstream:
         self.children: dict[Link, Child] = {}
         self.stalled = False
         """Whether this node itself waits for its parent; goes into ALIVE."""
+        self._loop = asyncio.get_running_loop()
         self._reads: set[asyncio.Task[None]] = set()
         node.downstream = self
 
@@ -73,10 +74,10 @@ class Downstream:
     # -- the node's side
 
     def opened(self, holding: Holding) -> None:
-        for child in self.children.values():
+        for child in list(self.children.values()):
             have = child.wishes.pop(holding.id, None)
             if have is not None or child.live:
-                child.feeds.add(holding.artifact, have or [], live=True)
+                self._feed(child, holding, have or [], live=True)
                 self._pump_all(child)
 
     def piece_held(self, holding: Holding, index: int) -> None:
@@ -91,8 +92,10 @@ class Downstream:
     def aborted(self, holding: Holding) -> None:
         for child in self.children.values():
             feed = child.feeds.drop(holding.artifact)
-            if feed is not None:
+            if feed is not None and feed.opened:
                 child.link.send(Type.ABORT, {}, feed.handle)
+            elif feed is not None:
+                child.link.send(Type.GONE, {"artifact": holding.id})
 
     def path_changed(self) -> None:
         for child in self.children.values():
@@ -117,7 +120,7 @@ class Downstream:
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         child = self.children.get(link)
         if child is not None:
-            child.heard_at = asyncio.get_running_loop().time()
+            child.heard_at = self._loop.time()
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         child = self.children.get(link)
@@ -151,11 +154,17 @@ class Downstream:
     def _want(self, child: Child, artifact: bytes, have: list[int], *, live: bool) -> None:
         holding = self.node.holdings.get(artifact)
         if holding is not None:
-            child.feeds.add(holding.artifact, have, live=live)
+            self._feed(child, holding, have, live=live)
         elif live:
             child.wishes[artifact] = have
         else:
             child.link.send(Type.GONE, {"artifact": artifact})
+
+    def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
+        try:
+            child.feeds.add(holding.artifact, have, live=live)
+        except RetryableError as error:
+            child.link.close(error)
 
     def _pump_all(self, child: Child) -> None:
         if child.attached:
@@ -202,27 +211,43 @@ class Downstream:
         node = self.node
         loop = asyncio.get_running_loop()
         try:
-            for send in child.feeds.upcoming(READ_AHEAD_PIECES):
-                holding = node.holdings.get(send.artifact.id)
-                if holding is None:
-                    # Retention was faster: this link can't be served; the child finds another way.
-                    child.link.close(RemoteError(f"artifact {send.artifact.id.hex()} is no longer held here"))
-                    return
-                if node.payload(holding, send.index) is None:
-                    payload = await loop.run_in_executor(node.disk, _piece, holding, send.index)
-                    node.cache.put(holding.id, send.index, payload)
+            for holding, indices in self._absent(child):
+                pieces = await loop.run_in_executor(node.disk, _pieces, holding, indices)
+                for index, payload in zip(indices, pieces, strict=True):
+                    node.cache.put(holding.id, index, payload)
+                # At once, while they are in memory: beside other children that read, they may soon be pushed out.
+                self._pump_all(child)
         except P2PCastError as error:
             child.link.close(error)
         finally:
             child.reading = False
         self._pump_all(child)
 
+    def _absent(self, child: Child) -> list[tuple[Holding, range]]:
+        """Runs of pieces that the child needs soon and that are not in memory."""
+        runs: list[tuple[Holding, range]] = []
+        for send in child.feeds.upcoming(READ_AHEAD_PIECES):
+            holding = self.node.holdings.get(send.artifact.id)
+            if holding is None:
+                # Retention was faster: this link can't be served; the child finds another way.
+                child.link.close(RemoteError(f"artifact {send.artifact.id.hex()} is no longer held here"))
+                return []
+            if self.node.payload(holding, send.index) is not None:
+                continue
+            if runs and runs[-1][0] is holding and runs[-1][1].stop == send.index:
+                runs[-1] = (holding, range(runs[-1][1].start, send.index + 1))
+            else:
+                runs.append((holding, range(send.index, send.index + 1)))
+        return runs
 
-def _piece(holding: Holding, index: int) -> bytes:
-    """A held piece from the log. Before the seal nobody knows whether it is the last and shorter; its end is then the log's."""
+
+def _pieces(holding: Holding, indices: range) -> list[memoryview]:
+    """Held pieces from the log, in one read. Before the seal nobody knows whether the last is shorter; its end is then the log's."""
     piece = holding.assembly.open.piece
-    size = holding.assembly.piece_bytes(index)
-    return holding.log.read(index * piece, piece if size is None else size, short=size is None)
+    last = holding.assembly.piece_bytes(indices[-1])
+    size = (len(indices) - 1) * piece + (piece if last is None else last)
+    data = memoryview(holding.log.read(indices.start * piece, size, short=last is None))
+    return [data[at * piece : (at + 1) * piece] for at in range(len(indices))]
 
 
 _TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL}

@@ -7,13 +7,14 @@ stripe 0 once nothing else is left. Source of the rules: docs/wire-protocol.md, 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from p2pcast.artifact.records import ANCHOR
-from p2pcast.errors import LocalError
+from p2pcast.errors import RetryableError
 from p2pcast.relay.artifact import Artifact
 
 MAX_HANDLE = 65535
@@ -27,7 +28,7 @@ class Do(Enum):
     SEAL = "seal"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """One frame to send: ``index`` is a piece's number; ``signed`` the record of an OPEN, BATCH or SEAL."""
 
@@ -46,6 +47,8 @@ class Feed:
     handle: int
     live: bool
     queue: deque[int]
+    have: list[int]
+    """Ranges that the child said it holds: they count for pieces that come in here later, too."""
     opened: set[int] = field(default_factory=set)
     batches: set[tuple[int, bytes]] = field(default_factory=set)
     """(stripe, batch) pairs that went out."""
@@ -64,12 +67,12 @@ class ChildFeeds:
         return iter(self._feeds.values())
 
     def add(self, artifact: Artifact, have: list[int], *, live: bool) -> Feed | None:
-        """Begin to send ``artifact`` to a child that holds the pieces ``have``. None when it is on its way already."""
+        """Begin to send ``artifact`` to a child that holds the pieces ``have``. None when it is on its way already. Raises RetryableError."""
         if artifact.id in self._feeds:
             return None
         if self._next_handle > MAX_HANDLE:
-            raise LocalError("this link has used up its handles; it must be made anew")
-        feed = Feed(artifact, self._next_handle, live, deque(artifact.held.lacking(have)))
+            raise RetryableError("this link has used up its handles; it must be made anew")
+        feed = Feed(artifact, self._next_handle, live, deque(artifact.held.lacking(have)), have)
         self._next_handle += 1
         self._feeds[artifact.id] = feed
         return feed
@@ -77,7 +80,7 @@ class ChildFeeds:
     def piece_held(self, artifact: Artifact, index: int) -> bool:
         """A piece was checked and may go on. True when this child waits for it."""
         feed = self._feeds.get(artifact.id)
-        if feed is None:
+        if feed is None or bisect_right(feed.have, index) % 2:
             return False
         feed.queue.append(index)
         return True

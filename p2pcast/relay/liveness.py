@@ -55,6 +55,10 @@ class ParentWatch:
     def paid(self, now: float) -> None:
         self.paid_at = now
 
+    def deaf(self, now: float) -> None:
+        """We have stopped reading: what is not heard meanwhile does not count."""
+        self.heard_at = self.paid_at = self.looked_at = now
+
     def ping_answered(self, rtt_s: float) -> None:
         self.rtt_s = rtt_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * rtt_s
 

@@ -123,7 +123,8 @@ class Node:
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
         self.writeback = WriteBack(self.disk, self._on_stored, self._on_store_failed)
-        self._paused = False
+        self.paused = False
+        """Not reading from parents, because the disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the store does: the daemon ends with it."""
 
@@ -182,6 +183,8 @@ class Node:
     def add_batch(self, holding: Holding, signed: bytes) -> None:
         if holding.assembly.add_batch(signed):
             holding.progress.set()
+        if holding.artifact.complete:
+            self._completed(holding)
 
     def add_local(self, holding: Holding, signed: bytes) -> None:
         """The next batch of our own, whose pieces are in the log already."""
@@ -202,8 +205,8 @@ class Node:
         if self.downstream is not None and self.downstream.children:
             self.cache.put(holding.id, index, payload)
             self.downstream.piece_held(holding, index)
-        if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self._paused:
-            self._paused = True
+        if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self.paused:
+            self.paused = True
             for upstream in self.upstreams:
                 upstream.link.pause_reading()
         if holding.artifact.complete:
@@ -229,6 +232,8 @@ class Node:
             return
         if self.downstream is not None:
             self.downstream.aborted(holding)
+        for upstream in self.upstreams:
+            upstream.wanted.discard(holding.id)
         holding.aborted = True
         holding.progress.set()
         self.owner.on_aborted(holding)
@@ -262,14 +267,18 @@ class Node:
                 holding.stored.add(index)
             holding.progress.set()
             self._finish(holding)
-        if self._paused and self.writeback.backlog_bytes < BACKLOG_LOW_BYTES:
-            self._paused = False
+        self._listen_again()
+
+    def _listen_again(self) -> None:
+        if self.paused and self.writeback.backlog_bytes < BACKLOG_LOW_BYTES:
+            self.paused = False
             for upstream in self.upstreams:
                 upstream.link.resume_reading()
 
     def _on_store_failed(self, artifact: bytes, error: P2PCastError) -> None:
         if artifact in self.holdings and not self.error.done():
             self.error.set_exception(error if isinstance(error, LocalError) else LocalError(str(error)))
+        self._listen_again()
 
     def _finish(self, holding: Holding) -> None:
         if not holding.finished and holding.artifact.complete and holding.stored.count == holding.assembly.pieces:

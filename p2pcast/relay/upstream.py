@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from p2pcast.artifact.records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.artifact import Offer
@@ -17,6 +18,8 @@ from p2pcast.wire.messages import Type
 
 ATTACH_S = 5.0
 """For the parent's answer to ATTACH."""
+MAX_UNNAMED_LAYOUTS = 4
+"""A run has one layout as a rule; stripes may interleave a few."""
 
 
 class Upstream:
@@ -35,12 +38,21 @@ class Upstream:
         self.bytes_received = 0
         self.looped = False
         """The parent hangs below us: so it was between two plans, or it was asked too early."""
-        self._watch = ParentWatch.start(asyncio.get_running_loop().time())
+        self._layouts: dict[bytes, bytes] = {}
+        """Layout → document, of those that came and that no OPEN has named yet."""
+        self._loop = asyncio.get_running_loop()
+        self._watch = ParentWatch.start(self._loop.time())
+        self._active = False
+        """``active`` as of the last look."""
 
     def start(self, link: Link) -> None:
         """The link is up: say what is held, and receive."""
         self.link = link
+        if link.closed:
+            return
         node = self.node
+        if node.paused:
+            link.pause_reading()
         node.upstreams.add(self)
         want: list[list[object]] = []
         if self.live:
@@ -66,7 +78,7 @@ class Upstream:
     @property
     def active(self) -> bool:
         """Whether a transfer runs, or should."""
-        return bool(self.wanted) or any(h is not None and h.completed_at is None for h in self.handles.values())
+        return bool(self.wanted) or any(h is not None and h.completed_at is None and not h.aborted for h in self.handles.values())
 
     async def run(self) -> P2PCastError | None:
         """Watch over the parent until the link ends; the reason, if there is one."""
@@ -79,11 +91,16 @@ class Upstream:
                 now = loop.time()
                 if self.ended.done():
                     break
-                if now - pinged >= (ALIVE_ACTIVE_S if self.active else ALIVE_IDLE_S) * 0.9:
+                self._active = self.active
+                if now - pinged >= (ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S) * 0.9:
                     pinged = now
                     self.link.send(Type.PING, {"t": int(now * 1e6)})
+                if self.node.paused:
+                    # We are not listening, because the disk is behind: silence proves nothing.
+                    self._watch.deaf(now)
+                    continue
                 held = {h: (x.artifact.held.count if x is not None else 1 << 62) for h, x in self.handles.items()}
-                verdict = self._watch.judge(now, active=self.active, held=held, every_s=every_s)
+                verdict = self._watch.judge(now, active=self._active, held=held, every_s=every_s)
                 if verdict is not Verdict.STAY:
                     self.link.abort(RetryableError(f"left parent {self.link.name}: {verdict.value}"))
             return self.ended.result()
@@ -97,13 +114,13 @@ class Upstream:
             if type(event) is Piece:
                 self._on_piece(event)
             elif isinstance(event, Message):
-                self._on_message(event)
+                self._on_message(link, event)
         except P2PCastError as error:
             link.close(error)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
-        now = asyncio.get_running_loop().time()
-        self._watch.heard(now, active=self.active)
+        now = self._loop.time()
+        self._watch.heard(now, active=self._active)
         if payload_bytes:
             self._watch.paid(now)
 
@@ -127,6 +144,8 @@ class Upstream:
             if piece.handle not in self.handles:
                 raise RemoteError(f"PIECE for handle {piece.handle}, which was never opened")
             return
+        if holding.aborted:
+            return  # by the hub's word; the parent has not heard of it yet
         size = len(piece.payload)
         self.bytes_received += size
         offer = holding.artifact.offer(piece.index, piece.payload)
@@ -140,7 +159,7 @@ class Upstream:
         else:
             raise RemoteError(f"piece {piece.index} of {holding.open.version}: {offer.value}")
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, link: Link, message: Message) -> None:
         kind, body, node = message.type, message.body, self.node
         if kind is Type.BATCH:
             if (holding := self._holding(message)) is not None:
@@ -153,8 +172,10 @@ class Upstream:
                 node.seal(holding, message.signed)
                 self.wanted.discard(holding.id)
         elif kind is Type.ABORT:
-            if (holding := self._holding(message)) is not None:
-                self.handles[message.handle] = None
+            # Its OPEN may still be under way on another stripe.
+            holding = self.handles.get(message.handle)
+            self.handles[message.handle] = None
+            if holding is not None:
                 self.wanted.discard(holding.id)
                 if holding.completed_at is None:
                     node.abort(holding)
@@ -162,12 +183,15 @@ class Upstream:
             self._watch.high = dict(body["high"])
             self._watch.stalled = body["stalled"]
         elif kind is Type.PING:
-            self.link.send(Type.PONG, {"t": body["t"]})
+            link.send(Type.PONG, {"t": body["t"]})
         elif kind is Type.PONG:
-            self._watch.ping_answered(max(0.0, asyncio.get_running_loop().time() - body["t"] / 1e6))
+            self._watch.ping_answered(max(0.0, self._loop.time() - body["t"] / 1e6))
         elif kind is Type.LAYOUT:
             if body["layout"] not in node.layouts:
-                node.add_layout(Layout.from_document(body["document"], body["layout"]))
+                # Nobody has signed it; kept only until an OPEN, which follows, has named it.
+                self._layouts[body["layout"]] = body["document"]
+                while len(self._layouts) > MAX_UNNAMED_LAYOUTS:
+                    del self._layouts[next(iter(self._layouts))]
         elif kind in (Type.ATTACHED, Type.PATH):
             if node.ident in body["path"]:
                 self.looped = True
@@ -192,6 +216,11 @@ class Upstream:
         return self.handles[message.handle]
 
     def _open(self, message: Message) -> None:
+        if self._layouts:
+            named = Open.from_signed(message.signed, self.node.run_key).layout
+            document = self._layouts.pop(named, None)
+            if document is not None and named not in self.node.layouts:
+                self.node.add_layout(Layout.from_document(document, named))
         holding = self.node.open(message.signed, self)
         if holding.source is None and holding.completed_at is None and not holding.finished:
             holding.source = self

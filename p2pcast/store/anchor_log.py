@@ -10,6 +10,7 @@ from p2pcast.artifact.records import Manifest
 from p2pcast.checkpoint.folder import SINGLE
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError
 from p2pcast.store.files import explained
 from p2pcast.store.log import FileLog
 
@@ -32,10 +33,10 @@ class AnchorLog:
         weights = FileLog(folder / SINGLE, len(head), create=create)
         self._segments.append((0, layout.nbytes, weights))
         if create:
-            with explained("write", folder / SINGLE):
-                os.pwrite(weights.fd, head, 0)
+            with weights.descriptor() as fd, explained("write", folder / SINGLE):
+                os.pwrite(fd, head, 0)
                 if layout.nbytes:
-                    os.posix_fallocate(weights.fd, len(head), layout.nbytes)
+                    os.posix_fallocate(fd, len(head), layout.nbytes)
             self._segments.append((layout.nbytes, 1 << 62, FileLog(folder / FILES_NAME, 0, create=True)))
 
     def add_files(self, manifest: Manifest) -> None:
@@ -62,12 +63,14 @@ class AnchorLog:
                 part = file.read(offset - start, take, short=short)
                 out = out + part if out else part
                 offset, size = offset + take, size - take
+        if size and not short:
+            raise IntegrityError(f"{self.folder}: {size} bytes at {offset} of the log are not there")
         return out
 
     def sync(self) -> None:
-        with explained("sync", self.folder):
-            for _, _, file in self._segments:
-                os.fsync(file.fd)
+        for _, _, file in self._segments:
+            with file.descriptor() as fd, explained("sync", self.folder):
+                os.fsync(fd)
 
     def close(self) -> None:
         for _, _, file in self._segments:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from p2pcast.errors import IntegrityError
+from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.store.files import explained
 
 IOV_MAX = 512
@@ -34,32 +36,56 @@ class FileLog:
         self._start = start
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL if create else os.O_RDONLY
         with explained("open", path):
-            self.fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closing = False
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """The file descriptor, which stays ours while the block runs: a number that was closed may be another file's a moment later. Raises LocalError."""
+        with self._lock:
+            if self._closing:
+                raise LocalError(f"{self.path} was closed while it was still needed")
+            self._users += 1
+        try:
+            yield self._fd
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._closing and not self._users:
+                os.close(self._fd)
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
-        with explained("write", self.path):
+        with self.descriptor() as fd, explained("write", self.path):
             at = self._start + offset
             for first in range(0, len(parts), IOV_MAX):
                 some = parts[first : first + IOV_MAX]
                 size = sum(len(p) for p in some)
-                done = os.pwritev(self.fd, some, at)
+                done = os.pwritev(fd, some, at)
                 if done < size:
                     rest = memoryview(b"".join(some))[done:]
                     while rest:
-                        more = os.pwrite(self.fd, rest, at + done)
+                        more = os.pwrite(fd, rest, at + done)
                         rest, done = rest[more:], done + more
                 at += size
 
     def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
-        with explained("read", self.path):
-            data = os.pread(self.fd, size, self._start + offset)
-            while len(data) < size and (more := os.pread(self.fd, size - len(data), self._start + offset + len(data))):
+        with self.descriptor() as fd, explained("read", self.path):
+            data = os.pread(fd, size, self._start + offset)
+            while len(data) < size and (more := os.pread(fd, size - len(data), self._start + offset + len(data))):
                 data += more
         if len(data) < size and not short:
             raise IntegrityError(f"{self.path}: {size} bytes at {offset} of the log are not there: the file was cut short")
         return data
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Never waits: a read or write that is under way in another thread ends first."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                if not self._users:
+                    os.close(self._fd)

@@ -5,6 +5,7 @@ Rule (design, section 5; PULSE, appendix G.7): the newest KEEP_DELTAS deltas and
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -35,16 +36,20 @@ def expendable(artifacts: Iterable[Kept], *, deltas: int = KEEP_DELTAS, anchors:
 
 
 def _newest_chain(every: list[Kept]) -> set[bytes]:
-    """The newest version's anchor and the deltas from it, as far back as they go."""
-    chain: set[bytes] = set()
-    at: Version | None = every[0].version if every else None
-    while at is not None:
-        anchor = next((a for a in every if a.version == at and a.base is None), None)
-        if anchor is not None:
-            return chain | {anchor.id}
-        step = next((a for a in every if a.version == at), None)
-        if step is None:
-            return chain
-        chain.add(step.id)
-        at = step.base
-    return chain
+    """The newest version's chain: an anchor and the deltas from it, the fewest; if no anchor is left, as far back as deltas go."""
+    if not every:
+        return set()
+    start = every[0].version
+    ways: dict[Version, list[bytes]] = {start: []}
+    queue = deque([start])
+    longest: list[bytes] = []
+    while queue:
+        at = queue.popleft()
+        for artifact in (a for a in every if a.version == at):
+            way = [*ways[at], artifact.id]
+            if artifact.base is None:
+                return set(way)
+            if artifact.base not in ways:
+                ways[artifact.base] = longest = way
+                queue.append(artifact.base)
+    return set(longest)

@@ -24,7 +24,8 @@ from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import HEADER, P2pdFile, Tail, footer
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import ANCHOR, DELTA, RAW, FileEntry, Manifest, Open, RunKey, run_id
-from p2pcast.checkpoint.folder import write_folder
+from p2pcast.checkpoint.folder import SINGLE, write_folder
+from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
@@ -85,6 +86,9 @@ class Store:
         for path in sorted((root / "anchors").iterdir()):
             if (path / ANCHOR_RECORD).is_file():
                 self._load(path, self._load_anchor)
+            else:
+                # The record is written last: without it the process died in between.
+                shutil.rmtree(path, ignore_errors=True)
 
     # -- reading
 
@@ -131,8 +135,8 @@ class Store:
         if open_.kind == ANCHOR:
             return AnchorLog(path, layout, create=True)
         log = FileLog(path, len(HEADER), create=True)
-        with explained("write", path):
-            os.pwrite(log.fd, HEADER, 0)
+        with log.descriptor() as fd, explained("write", path):
+            os.pwrite(fd, HEADER, 0)
         return log
 
     def seal(self, log: Log, assembly: Assembly) -> Stored:
@@ -153,10 +157,10 @@ class Store:
         else:
             assert isinstance(log, FileLog)
             final = self.root / "deltas" / f"{manifest.version}-{manifest.artifact.hex()[:8]}.p2pd"
-            with explained("write", part):
-                os.lseek(log.fd, len(HEADER) + manifest.log, os.SEEK_SET)
-                write_all(log.fd, tail + footer(tail))
-                os.fsync(log.fd)
+            with log.descriptor() as fd, explained("write", part):
+                os.lseek(fd, len(HEADER) + manifest.log, os.SEEK_SET)
+                write_all(fd, tail + footer(tail))
+                os.fsync(fd)
                 part.replace(final)
         fsync_dir(final.parent)
         return self._add(assembly, final)
@@ -274,4 +278,17 @@ class Store:
             tail = Tail.from_bytes((path / ANCHOR_RECORD).read_bytes(), where)
         if tail.key != self.run_key:
             raise IntegrityError(f"{path}: signed by another run's key")
-        self._add(tail.assembly(Layout.from_document(tail.layout)), path)
+        assembly = tail.assembly(Layout.from_document(tail.layout))
+        stored = Stored(assembly, path)
+        weights = path / SINGLE
+        if not weights.is_file() or weights.stat().st_size != len(header_for(assembly.layout)) + assembly.layout.nbytes:
+            raise IntegrityError(
+                f"{weights}: missing, or not of the size that was sealed; remove {path} to have it fetched again"
+            )
+        for file in stored.manifest.files:
+            small = path / file.path
+            if not small.is_file() or small.stat().st_size != file.size:
+                raise IntegrityError(
+                    f"{small}: missing, or not of the size that was sealed; remove {path} to have it fetched again"
+                )
+        self._add(assembly, path)

@@ -18,6 +18,10 @@ BACKLOG_HIGH_BYTES = 32 * MIB
 """Verified but not yet written: above it a node stops reading from its parent."""
 BACKLOG_LOW_BYTES = 8 * MIB
 
+GATHER_BYTES = 2 * MIB
+GATHER_S = 0.003
+"""A trip to another thread costs as much as a piece: with less than this waiting, it is worth this long to gather more."""
+
 Stored = Callable[[bytes, list[int]], None]
 Failed = Callable[[bytes, P2PCastError], None]
 
@@ -52,20 +56,26 @@ class WriteBack:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
+            if self.backlog_bytes < GATHER_BYTES:
+                await asyncio.sleep(GATHER_S)
             self._wake.clear()
             work, self._pending = self._pending, {}
             self._writing = {artifact: pieces for artifact, (_, _, pieces) in work.items()}
             for artifact, (log, piece_bytes, pieces) in work.items():
                 size = sum(map(len, pieces.values()))
+                error: P2PCastError | None = None
                 try:
                     await loop.run_in_executor(self._executor, _write, log, piece_bytes, pieces)
-                except P2PCastError as error:
-                    self._failed(artifact, error)
-                else:
-                    self._stored(artifact, list(pieces))
+                except P2PCastError as failure:
+                    error = failure
                 finally:
                     self.backlog_bytes -= size
                     del self._writing[artifact]
+                # Told last: who is told looks at the backlog.
+                if error is None:
+                    self._stored(artifact, list(pieces))
+                else:
+                    self._failed(artifact, error)
 
 
 def _write(log: Log, piece_bytes: int, pieces: dict[int, memoryview]) -> None:

@@ -25,6 +25,7 @@ HEADER_BYTES = HEADER.size
 SCRATCH_BYTES = 64 * 1024
 
 _TYPES = {int(t): t for t in Type}
+MAX_PIECE = MAX_BODY[Type.PIECE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Message:
     signed: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """A piece as it came; its hash has not been looked at. ``payload`` is ours alone."""
 
@@ -82,6 +83,7 @@ class Connection:
         expect: bytes | None = None,
     ) -> None:
         self.side = side
+        self.other = side.other
         self.state = State.HELLO
         self._identity = identity
         self._nonce = nonce
@@ -211,26 +213,29 @@ class Connection:
     def _next_frame(self, events: list[Event]) -> bool:
         """Begin or finish the frame at the start of scratch; False when more bytes are needed."""
         size, number, handle, index = HEADER.unpack_from(self._scratch, self._start)
+        if number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE:
+            # The hot path; a piece that fails here is turned away with its reason below.
+            self._start += HEADER_BYTES
+            self._type, self._handle, self._index, self._body_bytes = Type.PIECE, handle, index, size
+            take = min(self._end - self._start, size)
+            piece = self._piece = np.empty(size + HEADER_BYTES, np.uint8).data
+            self._filled = 0
+            if take:
+                piece[:take] = self._view[self._start : self._start + take]
+                self._start += take
+                self._fill_piece(take, events)
+            return self._piece is None
         kind = _TYPES.get(number)
         if kind is None:
             raise RemoteError(f"frame type {number} is unknown")
         if size > MAX_BODY[kind]:
             raise RemoteError(f"{kind.name} of {size} bytes is over the limit of {MAX_BODY[kind]}")
-        if (self.state, self.side.other, kind) not in TRANSITIONS:
-            raise RemoteError(f"{kind.name} from the {self.side.other.value} is not for a connection that is {self.state.value}")
+        if (self.state, self.other, kind) not in TRANSITIONS:
+            raise RemoteError(f"{kind.name} from the {self.other.value} is not for a connection that is {self.state.value}")
         have = self._end - self._start - HEADER_BYTES
         self._type, self._handle, self._index, self._body_bytes = kind, handle, index, size
         if kind is Type.PIECE:
-            if size == 0:
-                raise RemoteError("PIECE without payload")
-            self._start += HEADER_BYTES
-            self._begin_piece(size)
-            assert self._piece is not None
-            take = min(have, size)
-            self._piece[:take] = self._view[self._start : self._start + take]
-            self._start += take
-            self._fill_piece(take, events)
-            return True
+            raise RemoteError("PIECE without payload")
         if have >= size:
             self._start += HEADER_BYTES
             body = bytes(self._view[self._start : self._start + size])
@@ -245,12 +250,8 @@ class Connection:
             self._filled = have
         return False
 
-    def _begin_piece(self, size: int) -> None:
-        # Not zeroed, and with room for the header that follows: in steady state one read brings a payload and the next header.
-        self._piece = np.empty(size + HEADER_BYTES, np.uint8).data
-        self._filled = 0
-
     def _fill_piece(self, count: int, events: list[Event]) -> None:
+        # A piece's buffer has room for the header that follows: in steady state one read brings a payload and the next header.
         piece, size = self._piece, self._body_bytes
         assert piece is not None
         before = min(self._filled, size)
@@ -269,25 +270,25 @@ class Connection:
     def _on_body(self, body: bytes, events: list[Event]) -> None:
         kind = self._type
         if kind in SIGNED:
-            self._move(self.side.other, kind)
+            self._move(self.other, kind)
             events.append(Message(kind, {}, self._handle, body))
             return
         content = messages.decode(kind, body)
         if kind is Type.ERROR:
-            self._move(self.side.other, kind)
+            self._move(self.other, kind)
             error: type[P2PCastError] = RefusedError if content["code"] == RefusedError.wire_code else RemoteError
             raise error(f"the other side says: {content['message']}")
         if kind in (Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY):
             self._handshake(kind, content, body, events)
             return
-        self._move(self.side.other, kind)
+        self._move(self.other, kind)
         events.append(Message(kind, content, self._handle))
 
     # -- handshake
 
     def _handshake(self, kind: Type, content: Body, body: bytes, events: list[Event]) -> None:
         token = self._identity.token
-        self._move(self.side.other, kind)
+        self._move(self.other, kind)
         if kind in (Type.HELLO, Type.CHALLENGE):
             if content["v"] != PROTOCOL_VERSION:
                 raise RefusedError(
