@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": ("p2pcast.cli.inspect:inspect", "Say what is in a delta, an anchor or a checkpoint."),
     "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),
     "bench": ("p2pcast.cli.bench:bench", "Measure this installation."),
+    "lab": ("p2pcast.cli.lab:lab", "Emulated networks; see what this machine can emulate."),
     "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model here, and check it all."),
 }
 """Name → (module:attribute, what it does)."""

