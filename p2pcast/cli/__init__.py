@@ -66,7 +66,7 @@ def cli(log_format: str, verbose: bool) -> None:
 def main() -> None:
     """Run a command and end the process with its exit code."""
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="p2pcast", standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:

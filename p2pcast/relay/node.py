@@ -161,13 +161,22 @@ class Node:
         if layout is None:
             raise IntegrityError(f"artifact {record.artifact.hex()} has a layout that was never sent")
         artifact = Artifact(Assembly(open_signed, self.run_key, layout))
-        holding = Holding(artifact, log or self.owner.make_log(record, layout), source=source)
+        holding = Holding(artifact, log or self._make_log(record, layout), source=source)
         holding.opened_at = asyncio.get_running_loop().time()
         self.holdings[record.artifact] = holding
         self.owner.on_opened(holding)
         if self.downstream is not None:
             self.downstream.opened(holding)
         return holding
+
+    def _make_log(self, record: Open, layout: Layout) -> Log:
+        try:
+            return self.owner.make_log(record, layout)
+        except LocalError as error:
+            # A full disk is no fault of the parent: another one would meet it too.
+            if not self.error.done():
+                self.error.set_exception(error)
+            raise
 
     def add_stored(self, assembly: Assembly, log: Log, *, push: bool = False) -> Holding:
         """An artifact that lies whole in the store; with ``push`` it is new, and live children get it."""

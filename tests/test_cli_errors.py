@@ -1,0 +1,303 @@
+"""What users do wrong and what machines do to them, through real processes: the right exit code and one clear line, never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from p2pcast.wire.token import Token
+
+FAILED, USAGE, REFUSED, UNREACHABLE = 1, 2, 3, 4
+HERE = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--plaintext")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def checkpoint(folder: Path, words: int = 1000) -> Path:
+    folder.mkdir(parents=True)
+    save_file({"w": np.arange(words, dtype=np.uint16)}, folder / "model.safetensors")
+    (folder / "STABLE").touch()
+    return folder
+
+
+def explained(done: subprocess.CompletedProcess[str], code: int, *words: str) -> str:
+    """The one line that says why; log lines may stand before it."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    reasons = [line for line in done.stderr.splitlines() if line.startswith(("p2pcast: ", "Error: "))]
+    assert len(reasons) == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == reasons[0]
+    for word in words:
+        assert word in reasons[0]
+    assert done.stdout == ""
+    return reasons[0]
+
+
+@dataclass(frozen=True)
+class Hub:
+    folder: Path
+    address: str
+    http: str
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    @property
+    def token(self) -> Token:
+        return Token.parse(self.token_file.read_text())
+
+
+@contextlib.contextmanager
+def daemon(until: str, *words: object) -> Iterator[str]:
+    """A daemon that runs meanwhile; yields its log up to the line with ``until``. It has to end well, without a traceback."""
+    command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        log = ""
+        try:
+            for line in process.stderr:
+                log += line
+                if until in line:
+                    break
+            assert until in log, log
+            yield log
+        finally:
+            process.send_signal(signal.SIGTERM)
+            rest = process.stderr.read()
+        assert process.wait(30) == 0
+        assert "Traceback" not in log + rest
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """A real hub, with a version of 4 MB."""
+    folder = tmp_path_factory.mktemp("hub")
+    checkpoint(folder / "checkpoints" / "step_0", 2_000_000)
+    words = ["seed", folder / "checkpoints", "--state", folder / "state", "--shadow", folder / "shadow", *HERE]
+    with daemon("version 0.0", *words, "--token-file", folder / "token") as log:
+        where = re.search(r"listening on (\S+), status at (http://\S+)/status", log)
+        assert where is not None, log
+        yield Hub(folder, where[1], where[2])
+
+
+@pytest.fixture
+def join(p2pcast: Run, hub: Hub, tmp_path: Path) -> Run:
+    """``p2pcast join`` at the hub, into folders of this test; ``token`` None: the hub's."""
+
+    def run(*words: object, token: str | None = None, address: str = hub.address) -> subprocess.CompletedProcess[str]:
+        given = tmp_path / "token"
+        given.write_text(str(hub.token) if token is None else token)
+        folders = ["--state", tmp_path / "state", "--shadow", tmp_path / "shadow", "--install", f"safetensors:{tmp_path / 'out'}"]
+        return p2pcast("join", address, "--token-file", given, *folders, *HERE, *words)
+
+    return run
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 256 KiB."""
+    folder = tmp_path / "tmpfs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "p2pcast-test", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def bound() -> Iterator[str]:
+    """An address that somebody else listens on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield f"127.0.0.1:{other.getsockname()[1]}"
+
+
+# -- the command line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "nonsense"),
+        (["seed"], "CHECKPOINTS"),
+        (["seed", "x", "--plaintext", "--uplink", "fast"], "not a rate"),
+        (["seed", "x", "--plaintext", "--listen", "here:there"], "not an address"),
+        (["seed", "x", "--plaintext", "--chains", "0"], "--chains"),
+        (["seed", "x"], "--plaintext"),
+        (["join", "hub", "--plaintext"], "--install"),
+        (["join", "hub", "--install", "safetensors:x"], "--plaintext"),
+        (["join", "hub", "--install", "tape:x", "--plaintext"], "not an install target"),
+        (["join", "hub", "--install", "safetensors:x", "--plaintext"], "P2PCAST_TOKEN"),
+        (["join", "hub", "--install", "safetensors:x", "--plaintext", "--token-file", "none"], "token file none"),
+        (["commit", "newest"], "BRANCH.STEP"),
+        (["status", "--hub", "elsewhere"], "http://HOST:PORT"),
+        (["status", "--hub", "http://127.0.0.1:1", "--state", "s"], "not both"),
+    ],
+)
+def test_wrong_usage(p2pcast: Run, tmp_path: Path, words: list[str], said: str) -> None:
+    done = p2pcast(*words, cwd=tmp_path, env={"P2PCAST_TOKEN": ""})
+    explained(done, USAGE, said)
+    assert sorted(tmp_path.iterdir()) == []
+
+
+def test_help_names_every_command(p2pcast: Run) -> None:
+    done = p2pcast("--help")
+    assert done.returncode == 0
+    for command in ("seed", "join", "status", "commit", "delta", "inspect", "verify", "bench", "lab", "demo"):
+        assert re.search(rf"^  {command} +\S", done.stdout, re.MULTILINE), command
+    assert p2pcast("--version").stdout.startswith("p2pcast")
+
+
+@pytest.mark.parametrize("token", ["", "secret", "p2pc1-aaaa-bbbb", "p2pc1-!!!!-????", "p2pc2-" + "a" * 26 + "-" + "a" * 32])
+def test_a_malformed_token(join: Run, token: str) -> None:
+    reason = explained(join(token=token), USAGE, "token")
+    assert not token or token not in reason
+
+
+# -- reaching and being admitted
+
+
+def test_nobody_listens(join: Run, bound: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    explained(join(address=f"127.0.0.1:{free}"), UNREACHABLE, str(free), "refused")
+
+
+def test_a_name_that_does_not_exist(join: Run) -> None:
+    explained(join(address="no-such-host.invalid:7077"), UNREACHABLE, "no-such-host.invalid")
+
+
+def test_no_daemon_answers(p2pcast: Run, tmp_path: Path) -> None:
+    explained(p2pcast("status", "--state", tmp_path), UNREACHABLE, str(tmp_path))
+    explained(p2pcast("status", "--hub", "http://127.0.0.1:1"), UNREACHABLE, "http://127.0.0.1:1", "refused")
+    explained(p2pcast("commit", "0.1", "--hub", "http://127.0.0.1:1"), UNREACHABLE)
+
+
+def test_a_wrong_secret(join: Run, hub: Hub) -> None:
+    explained(join(token=str(Token(hub.token.run, bytes(20)))), REFUSED, "token")
+
+
+def test_the_token_of_another_run(join: Run, hub: Hub) -> None:
+    explained(join(token=str(Token(bytes(16), hub.token.secret))), REFUSED, "run")
+
+
+def test_another_base(join: Run, tmp_path: Path) -> None:
+    checkpoint(tmp_path / "base", 10)
+    explained(join("--base", tmp_path / "base"), REFUSED, "base")
+
+
+def test_a_base_that_is_not_there(join: Run, tmp_path: Path) -> None:
+    explained(join("--base", tmp_path / "base"), FAILED, str(tmp_path / "base"))
+
+
+def test_commit_where_the_hub_decides(p2pcast: Run, hub: Hub) -> None:
+    explained(p2pcast("commit", "0.0", "--hub", hub.http), USAGE, "--commit manual")
+
+
+# -- this machine
+
+
+def test_no_checkpoints_folder(p2pcast: Run, tmp_path: Path) -> None:
+    words = ["seed", tmp_path / "none", "--state", tmp_path / "state", "--shadow", tmp_path / "shadow", *HERE]
+    explained(p2pcast(*words), USAGE, str(tmp_path / "none"), "there is no such folder")
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_a_port_in_use(p2pcast: Run, join: Run, tmp_path: Path, bound: str, option: str) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    folders = ["--state", tmp_path / "hub", "--shadow", tmp_path / "hub-shadow"]
+    explained(p2pcast("seed", tmp_path / "checkpoints", *folders, *HERE, option, bound), FAILED, bound, "in use", option)
+    explained(join(option, bound), FAILED, bound, "in use", option)
+
+
+def test_a_state_folder_in_use(p2pcast: Run, join: Run, hub: Hub, tmp_path: Path) -> None:
+    words = ["seed", hub.folder / "checkpoints", "--state", hub.folder / "state", "--shadow", tmp_path / "shadow", *HERE]
+    explained(p2pcast(*words), FAILED, str(hub.folder / "state"), "in use", "--state")
+    explained(join("--state", hub.folder / "state"), FAILED, str(hub.folder / "state"), "in use")
+
+
+def test_a_shadow_in_use(join: Run, hub: Hub) -> None:
+    explained(join("--shadow", hub.folder / "shadow"), FAILED, str(hub.folder / "shadow"))
+
+
+def test_a_state_folder_that_is_a_file(p2pcast: Run, join: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "checkpoints").mkdir()
+    explained(p2pcast("seed", tmp_path / "checkpoints", "--state", tmp_path / "file", *HERE), FAILED, str(tmp_path / "file"))
+    explained(join("--state", tmp_path / "file"), FAILED, str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(("name", "contents"), [("hub.json", b"{"), ("run.key", b"short"), ("token.key", b"short")])
+def test_a_damaged_hub(p2pcast: Run, tmp_path: Path, name: str, contents: bytes) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / name).write_bytes(contents)
+    words = ["seed", tmp_path / "checkpoints", "--state", tmp_path / "state", "--shadow", tmp_path / "shadow", *HERE]
+    explained(p2pcast(*words), FAILED, name)
+
+
+def test_a_token_file_that_cannot_be_written(p2pcast: Run, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    words = ["seed", tmp_path / "checkpoints", "--state", tmp_path / "state", "--shadow", tmp_path / "shadow", *HERE]
+    explained(p2pcast(*words, "--token-file", tmp_path / "none" / "token"), FAILED, str(tmp_path / "none" / "token"))
+
+
+def test_a_state_path_too_long_for_a_socket(join: Run, tmp_path: Path) -> None:
+    explained(join("--state", tmp_path / ("long" * 30)), FAILED, "install socket", "--state")
+
+
+def skipped(log: str, *words: object) -> str:
+    """The one line in which a hub says why it did not publish a folder."""
+    (line,) = [line for line in log.splitlines() if "skipped" in line]
+    for word in words:
+        assert str(word) in line
+    return line
+
+
+@pytest.mark.root
+def test_no_room_for_a_hubs_state(hub: Hub, tmpfs: Path) -> None:
+    """It goes on: what was published before stays available."""
+    words = ["seed", hub.folder / "checkpoints", "--state", tmpfs / "hub", "--shadow", tmpfs.parent / "shadow", *HERE]
+    with daemon("skipped", *words) as log:
+        skipped(log, tmpfs, "no space")
+
+
+@pytest.mark.root
+def test_no_room_for_a_hubs_shadow(hub: Hub, tmpfs: Path) -> None:
+    words = ["seed", hub.folder / "checkpoints", "--state", tmpfs.parent / "state", "--shadow", tmpfs / "hub", *HERE]
+    with daemon("skipped", *words) as log:
+        skipped(log, tmpfs, "free")
+
+
+@pytest.mark.root
+def test_no_room_for_a_peers_state(join: Run, tmpfs: Path) -> None:
+    explained(join("--state", tmpfs / "peer"), FAILED, str(tmpfs), "no space")
+
+
+@pytest.mark.root
+def test_no_room_for_a_peers_shadow(join: Run, tmpfs: Path) -> None:
+    explained(join("--shadow", tmpfs / "peer"), FAILED, str(tmpfs), "free")
+
+
+@pytest.mark.root
+def test_a_full_disk(p2pcast: Run, join: Run, tmpfs: Path) -> None:
+    (tmpfs.parent / "checkpoints").mkdir()
+    with (tmpfs / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, 256 << 10)
+    words = ["seed", tmpfs.parent / "checkpoints", "--state", tmpfs / "hub", "--shadow", tmpfs.parent / "shadow", *HERE]
+    explained(p2pcast(*words), FAILED, str(tmpfs), "no space")
+    explained(join("--state", tmpfs / "peer"), FAILED, str(tmpfs), "no space")
