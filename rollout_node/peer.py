@@ -20,6 +20,7 @@ from prometheus_client.core import Metric
 
 from p2pcast import metrics
 from p2pcast.artifact.records import Open, run_id
+from p2pcast.bell import Bell
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon import Memory, node_id, show_address, state_lock, warm_up
@@ -90,7 +91,7 @@ class Peer:
         self._base: tuple[Checkpoint, int] | None = None
         self._still = asyncio.Condition()
         self._readers = 0
-        self._news = asyncio.Event()
+        self._news = Bell()
         self._begun = asyncio.Event()
         self._welcome: asyncio.Future[Body] | None = None
         self._early: list[tuple[Type, Body]] | None = []
@@ -143,7 +144,7 @@ class Peer:
             self.node, identity, lambda: (hub, *config.hub), config.stripes, self.control.changed, config.tls
         )
         self.socket = InstallSocket(config.state / "install.sock", self)
-        targets = Targets(self.small_files, self.socket, config.state, config.keep, config.kv)
+        targets = Targets(self.small_files, self.socket, config.state, config.keep, config.kv, config.token.run.hex())
         self.runners = [Runner(self, targets.installer(t)) for t in config.targets]
         self.http = HttpServer(
             self.status,
@@ -159,7 +160,7 @@ class Peer:
         http = show_address(*self.http.address)
         atomic_write(self.config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
         logger.info("%s joined run %s, status at http://%s/status", self.config.name, self.config.token.run.hex()[:12], http)
-        logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path)
+        logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path.absolute())
         early, self._early = self._early or [], None
         for kind, body in early:
             self.on_hub_message(kind, body)
@@ -207,7 +208,7 @@ class Peer:
             self.catalog.update(body, asyncio.get_running_loop().time())
             for artifact in body["dropped"]:
                 self._dropped(artifact)
-            self._news.set()
+            self._news.ring()
         elif kind is Type.COMMIT:
             self.target = Version.of(body["version"])
             for runner in self.runners:
@@ -265,7 +266,7 @@ class Peer:
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding: Holding) -> None:
-        self._news.set()
+        self._news.ring()
 
     def on_complete(self, holding: Holding) -> None:
         took = (holding.completed_at or 0.0) - holding.opened_at
@@ -284,17 +285,17 @@ class Peer:
         except P2PCastError as error:
             if not self.node.error.done():
                 self.node.error.set_exception(error)
-        self._news.set()
+        self._news.ring()
 
     def on_aborted(self, holding: Holding) -> None:
         self.store.abandon(holding.log, holding.id)
-        self._news.set()
+        self._news.ring()
 
     def on_offered(self, upstream: Upstream) -> None:
-        self._news.set()
+        self._news.ring()
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:
-        self._news.set()
+        self._news.ring()
 
     # -- Acceptor
 
@@ -327,14 +328,12 @@ class Peer:
         """Ask for what the way to the newest version needs and nobody sends."""
         await self._begun.wait()
         while True:
-            await asyncio.sleep(0.02)
-            self._ask()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await self._news.wait()
-            self._news.clear()
+            waiting = self._ask()
+            await self._news.wait(PATIENCE_S / 4 if waiting else None)
 
-    def _ask(self) -> None:
+    def _ask(self) -> bool:
+        """True when something is missing that may have to be asked for later."""
+        waiting = False
         live, now = self.attachment.live, asyncio.get_running_loop().time()
         for edge in self._path():
             holding = self.node.holdings.get(edge.artifact)
@@ -342,10 +341,13 @@ class Peer:
                 continue
             if live is not None and edge.artifact in live.offers:
                 live.want(edge.artifact)
-            elif (entry := self.catalog.get(edge.artifact)) is not None and entry.sealed:
+                continue
+            waiting = True
+            if (entry := self.catalog.get(edge.artifact)) is not None and entry.sealed:
                 waited = now - max(entry.sealed_at, self.attachment.attached_at)
                 if live is None or waited > PATIENCE_S:
                     self.attachment.fetch(edge.artifact)
+        return waiting
 
     # -- staging
 
@@ -357,7 +359,7 @@ class Peer:
             holding = self.node.holdings.get(path[0].artifact) if path else None
             if holding is None:
                 self._set_busy("current" if self.staged is not None and not path else "waiting")
-                await self._wait_for_news()
+                await self._news.wait()
                 continue
             try:
                 await self._advance(holding)
@@ -366,16 +368,6 @@ class Peer:
                 logger.info("%s", error)
             except IntegrityError as error:
                 await self._refused(holding, error)
-
-    async def _wait_for_news(self) -> None:
-        while True:
-            await asyncio.sleep(0.01)
-            path = self._path()
-            if path and path[0].artifact in self.node.holdings:
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await self._news.wait()
 
     async def _begin(self) -> None:
         """The shadow of an earlier process if it is good, else the base folder, else nothing: then an anchor comes over the wire."""
@@ -577,7 +569,7 @@ class Peer:
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
             "digests": {} if shadow is None or self.staged is None else {str(self.staged): f"{shadow.state_digest:016x}"},
             "children": [c.link.name for c in self.downstream.children.values()],
-            "socket": str(self.socket.path),
+            "socket": str(self.socket.path.absolute()),
             "shadow": str(self.config.shadow),
             "pid": os.getpid(),
             **report,

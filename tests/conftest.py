@@ -1,4 +1,4 @@
-"""What all tests share: how skips count, Hypothesis profiles, running the command, and networks of one's own.
+"""What all tests share: how skips count, Hypothesis profiles, running the command, and a machine of one's own.
 
 A test marked ``root`` is skipped where this process is not root or may not make a network namespace. With ``P2PCAST_NO_SKIPS=1`` (CI sets it)
 every other skip is a failure: a test that silently stopped running proves nothing. Tests that need root in their own way may skip with a reason that says so.
@@ -62,24 +62,14 @@ def pytest_make_collect_report() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def own_network() -> list[str]:
-    """Words before a command that give it a network of its own, with nothing but loopback: the usual ports are free there."""
+def own_machine() -> list[str]:
+    """Words before a command that give it loopback, processes and a /dev/shm of its own: the usual ports are free there, and nothing of it stays."""
+    inside = 'ip link set lo up && mount -t tmpfs p2pcast-test /dev/shm && exec "$@"'
     for flags in (["--net"], ["--net", "--user", "--map-root-user"]):
-        words = [
-            "unshare",
-            *flags,
-            "--kill-child",
-            "--fork",
-            "--pid",
-            "--mount-proc",
-            "sh",
-            "-c",
-            'ip link set lo up && exec "$@"',
-            "sh",
-        ]
+        words = ["unshare", *flags, "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inside, "sh"]
         if not subprocess.run([*words, "true"], capture_output=True).returncode:
             return words
-    pytest.skip("this machine gives no network namespaces, not even to users")
+    pytest.skip("only root can make a network of its own on this machine")
 
 
 @pytest.fixture
