@@ -22,12 +22,13 @@ def check(text: str) -> None:
 class Targets:
     """What installers need of their peer."""
 
-    def __init__(self, files: SmallFiles, socket: InstallSocket, state: Path, keep: int, kv: str) -> None:
+    def __init__(self, files: SmallFiles, socket: InstallSocket, state: Path, keep: int, kv: str, run: str) -> None:
         self._files = files
         self._socket = socket
         self._state = state
         self._keep = keep
         self._kv = kv
+        self._run = run
         self._commands = 0
 
     def installer(self, text: str) -> Installer:
@@ -41,7 +42,7 @@ class Targets:
         if kind == "vllm":
             from rollout_node.installers.vllm import VllmInstaller
 
-            return VllmInstaller(rest, self._socket, kv="keep" if self._kv == "keep" else "recompute")
+            return VllmInstaller(rest, self._socket, run=self._run, kv="keep" if self._kv == "keep" else "recompute")
         from rollout_node.installers.command import CommandInstaller
 
         self._commands += 1

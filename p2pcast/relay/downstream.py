@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.feed import ChildFeeds, Do, Send
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
@@ -43,6 +44,8 @@ class Downstream:
         self.stalled = False
         """Whether this node itself waits for its parent; goes into ALIVE."""
         self._loop = asyncio.get_running_loop()
+        self._bell = Bell()
+        """Rings when a transfer begins."""
         self._reads: set[asyncio.Task[None]] = set()
         node.downstream = self
 
@@ -59,12 +62,14 @@ class Downstream:
     async def run(self) -> None:
         """Keepalives, until cancelled."""
         loop = asyncio.get_running_loop()
+        active = False
         while True:
-            await asyncio.sleep(ALIVE_ACTIVE_S)
+            await self._bell.wait(ALIVE_ACTIVE_S if active else ALIVE_IDLE_S / 2)
+            active = any(child.feeds for child in self.children.values())
             now = loop.time()
             for child in list(self.children.values()):
-                active = any(True for _ in child.feeds)
-                if child.attached and now - child.alive_at >= (ALIVE_ACTIVE_S if active else ALIVE_IDLE_S) * 0.9:
+                every_s = ALIVE_ACTIVE_S if child.feeds else ALIVE_IDLE_S
+                if child.attached and now - child.alive_at >= every_s * 0.9:
                     child.alive_at = now
                     high = [[feed.handle, feed.artifact.held.count] for feed in child.feeds]
                     child.link.send(Type.ALIVE, {"high": high, "stalled": self.stalled})
@@ -80,10 +85,14 @@ class Downstream:
                 self._feed(child, holding, have or [], live=True)
                 self._pump_all(child)
 
-    def piece_held(self, holding: Holding, index: int) -> None:
+    def piece_held(self, holding: Holding, index: int) -> bool:
+        """Hand a piece on. True when a child could not take it yet."""
+        waiting = False
         for child in self.children.values():
             if child.feeds.piece_held(holding.artifact, index):
                 self._pump_all(child)
+                waiting = waiting or child.feeds.waiting
+        return waiting
 
     def sealed(self, holding: Holding) -> None:
         for child in self.children.values():
@@ -163,6 +172,7 @@ class Downstream:
     def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
         try:
             child.feeds.add(holding.artifact, have, live=live)
+            self._bell.ring()
         except RetryableError as error:
             child.link.close(error)
 

@@ -63,6 +63,9 @@ class ChildFeeds:
         self._feeds: dict[bytes, Feed] = {}
         self._next_handle = 1
 
+    def __bool__(self) -> bool:
+        return bool(self._feeds)
+
     def __iter__(self) -> Iterator[Feed]:
         return iter(self._feeds.values())
 
@@ -84,6 +87,11 @@ class ChildFeeds:
             return False
         feed.queue.append(index)
         return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether pieces are in line."""
+        return any(feed.queue for feed in self._feeds.values())
 
     def drop(self, artifact: Artifact) -> Feed | None:
         """An artifact was aborted: nothing more of it goes out."""

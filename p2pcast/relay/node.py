@@ -123,6 +123,8 @@ class Node:
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
         self.writeback = WriteBack(self.disk, self._on_stored, self._on_store_failed)
+        self.handing: tuple[bytes, int, memoryview] | None = None
+        """The piece that is being handed to the children at this moment; it is cached only if one of them can't take it yet."""
         self.paused = False
         """Not reading from parents, because the disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -211,9 +213,10 @@ class Node:
         self.bytes_received += len(payload)
         assembly = holding.assembly
         self.writeback.submit(holding.id, holding.log, assembly.open.piece, index, payload)
-        if self.downstream is not None and self.downstream.children:
+        self.handing = (holding.id, index, payload)
+        if self.downstream is not None and self.downstream.piece_held(holding, index):
             self.cache.put(holding.id, index, payload)
-            self.downstream.piece_held(holding, index)
+        self.handing = None
         if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self.paused:
             self.paused = True
             for upstream in self.upstreams:
@@ -259,6 +262,9 @@ class Node:
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
         """A held piece, if it is in memory."""
+        now = self.handing
+        if now is not None and now[1] == index and now[0] == holding.id:
+            return now[2]
         return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
 
     def set_path(self, path: list[bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from p2pcast.artifact.records import Open
+from p2pcast.bell import Bell
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.artifact import Offer
@@ -42,6 +43,8 @@ class Upstream:
         """Layout → document, of those that came and that no OPEN has named yet."""
         self._loop = asyncio.get_running_loop()
         self._watch = ParentWatch.start(self._loop.time())
+        self._bell = Bell()
+        """Rings when a transfer begins, and at the end."""
         self._active = False
         """``active`` as of the last look."""
 
@@ -72,6 +75,7 @@ class Upstream:
                 return
             holding.source = self
         self.wanted.add(artifact)
+        self._bell.ring()
         have = [] if holding is None else holding.artifact.held.ranges()
         self.link.send(Type.WANT, {"artifact": artifact, "have": have})
 
@@ -86,12 +90,15 @@ class Upstream:
         pinged = 0.0
         try:
             while not self.ended.done():
-                every_s = ALIVE_ACTIVE_S
-                await asyncio.wait([self.ended], timeout=every_s)
+                every_s = ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S / 2
+                await self._bell.wait(every_s)
                 now = loop.time()
                 if self.ended.done():
                     break
-                self._active = self.active
+                began, self._active = self.active and not self._active, self.active
+                if began:
+                    # Until now the parent had no reason to speak often.
+                    self._watch.deaf(now)
                 if now - pinged >= (ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S) * 0.9:
                     pinged = now
                     self.link.send(Type.PING, {"t": int(now * 1e6)})
@@ -134,6 +141,7 @@ class Upstream:
                 holding.source = None
         if not self.ended.done():
             self.ended.set_result(error)
+            self._bell.ring()
         self.node.owner.on_upstream_lost(self, error)
 
     # -- receiving
@@ -225,6 +233,8 @@ class Upstream:
         if holding.source is None and holding.completed_at is None and not holding.finished:
             holding.source = self
         self.handles[message.handle] = holding
+        if not self._active:
+            self._bell.ring()
         self.offers.setdefault(
             holding.id, (holding.open.kind, holding.open.base, holding.open.version, holding.artifact.complete)
         )
