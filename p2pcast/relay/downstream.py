@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.feed import ChildFeeds, Do, Send
@@ -17,6 +18,8 @@ from p2pcast.wire.messages import Body, Type
 
 READ_AHEAD_PIECES = 32
 """Pieces that are read from the store at once for a child that lags behind memory."""
+READ_AHEAD_BYTES = 4 * limits.MIB
+"""And their bytes: an anchor's pieces are large, and every lagging child has as much in flight."""
 CHILD_SILENCE_S = 15.0
 """A child that has said nothing for so long is gone; the hub has long planned around it."""
 
@@ -236,6 +239,8 @@ class Downstream:
     def _absent(self, child: Child) -> list[tuple[Holding, range]]:
         """Runs of pieces that the child needs soon and that are not in memory."""
         runs: list[tuple[Holding, range]] = []
+        # Never more than memory will still hold when all of it is here: else the first are pushed out by the last, and nothing moves.
+        room = min(READ_AHEAD_BYTES, self.node.cache.most_bytes // 2)
         for send in child.feeds.upcoming(READ_AHEAD_PIECES):
             holding = self.node.holdings.get(send.artifact.id)
             if holding is None:
@@ -244,6 +249,9 @@ class Downstream:
                 return []
             if self.node.payload(holding, send.index) is not None:
                 continue
+            room -= holding.open.piece
+            if runs and room < 0:
+                break
             if runs and runs[-1][0] is holding and runs[-1][1].stop == send.index:
                 runs[-1] = (holding, range(runs[-1][1].start, send.index + 1))
             else:

@@ -88,7 +88,7 @@ class PieceCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._pieces: OrderedDict[tuple[bytes, int], bytes | memoryview] = OrderedDict()
-        self._most = most_bytes
+        self.most_bytes = most_bytes
         self._bytes = 0
 
     def put(self, artifact: bytes, index: int, payload: bytes | memoryview) -> None:
@@ -96,7 +96,7 @@ class PieceCache:
             return
         self._pieces[artifact, index] = payload
         self._bytes += len(payload)
-        while self._bytes > self._most:
+        while self._bytes > self.most_bytes:
             _, old = self._pieces.popitem(last=False)
             self._bytes -= len(old)
 

@@ -6,15 +6,17 @@ import asyncio
 import secrets
 import ssl
 
-from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.stripe import Stripe
-from p2pcast.wire.connection import Connection, Established, Event, Identity
+from p2pcast.wire.connection import Connection, Established, Event, Identity, Piece
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
 
 DIAL_S = 5.0
 """To connect and shake hands, all stripes together."""
+MAX_EARLY = 16
+"""Messages that may come before the other stripes are up."""
 
 
 class _Handshake:
@@ -23,6 +25,7 @@ class _Handshake:
     def __init__(self) -> None:
         self.done: asyncio.Future[Established] = asyncio.get_running_loop().create_future()
         self.early: list[Event] = []
+        self.error: P2PCastError | None = None
 
     def on_established(self, stripe: Stripe, event: Established) -> None:
         if not self.done.done():
@@ -31,6 +34,8 @@ class _Handshake:
     def on_event(self, stripe: Stripe, event: Event) -> None:
         # The listener may speak right behind its READY, before the dialler has woken up.
         self.early.append(event)
+        if len(self.early) > MAX_EARLY or isinstance(event, Piece):
+            stripe.close(RemoteError("the listener speaks before it was spoken to"))
 
     def on_read(self, stripe: Stripe, payload_bytes: int) -> None:
         pass
@@ -39,8 +44,9 @@ class _Handshake:
         pass
 
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
+        self.error = error or RetryableError("the other side closed the connection during the handshake")
         if not self.done.done():
-            self.done.set_exception(error or RetryableError("the other side closed the connection during the handshake"))
+            self.done.set_exception(self.error)
 
 
 async def _dial_stripe(
@@ -104,6 +110,10 @@ async def dial(
         _abandon(tasks)
         raise
     results = [task.result() for task in tasks]
+    for stripe, _, handshake in results:
+        if stripe.closed:
+            _abandon(tasks)
+            raise handshake.error or RetryableError(f"{host}:{port} closed the connection at once")
     established = results[0][1]
     link = Link(owner, established.remote, f"{host}:{port}", stripes)
     for number, (stripe, _, _) in enumerate(results):
@@ -112,8 +122,6 @@ async def dial(
         for event in handshake.early:
             if not link.closed:
                 owner.on_link_event(link, stripe, event)
-        if stripe.closed:
-            link.on_closed(stripe, None)
     return link
 
 
