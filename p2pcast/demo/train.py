@@ -230,6 +230,17 @@ def report(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, **facts}), flush=True)
 
 
+def may_publish(go_file: Path | None, step: int) -> bool:
+    """Whether ``step`` may be published: the file, once it is there, names the last step that may be; an empty one bounds nothing."""
+    if go_file is None:
+        return True
+    try:
+        last = go_file.read_text().strip()
+    except FileNotFoundError:
+        return False
+    return not last or step <= int(last)
+
+
 def train(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -249,9 +260,6 @@ def train(options: argparse.Namespace) -> None:
     say(f"base: {params:,} parameters, loss {loss:.3f}, {right:.0%} of unseen sums right")
     report("base", step=0, path=str(base), loss=loss, accuracy=right, params=params)
 
-    while options.go_file is not None and not options.go_file.exists():
-        time.sleep(WAIT_POLL_S)
-
     last_s = float("-inf")
     for step in range(1, options.versions * options.every + 1):
         loss_now, reward = policy_loss(model, train_set.draw(PROMPTS_PER_STEP, generator), generator)
@@ -261,6 +269,8 @@ def train(options: argparse.Namespace) -> None:
         weights = snapshot(model)
         changed = changed_values(published, weights)
         right = accuracy(model, held_out)
+        while not may_publish(options.go_file, step):
+            time.sleep(WAIT_POLL_S)
         time.sleep(max(0.0, last_s + options.pace_s - time.monotonic()))
         last_s = time.monotonic()
         folder = options.out / f"step_{step}"
@@ -287,7 +297,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=_positive, default=1)
     add("--seed", type=int, default=0)
     add("--pace-s", type=float, default=0.0, metavar="SECONDS", help="publish no oftener than this")
-    add("--go-file", type=Path, metavar="FILE", help="wait after base/ until this file exists")
+    add(
+        "--go-file",
+        type=Path,
+        metavar="FILE",
+        help="wait for this file after base/; it may hold the last step to publish for now",
+    )
     options = parser.parse_args(arguments)
     if options.hidden % 128:
         parser.error("--hidden must be a multiple of 128: heads have 64 dimensions and share keys and values in pairs")

