@@ -89,6 +89,11 @@ class Attachment:
             self._wishes.add(artifact)
             self._wished.set()
 
+    def unfetch(self, artifact: bytes) -> bool:
+        """The parent has it after all. False when the hub was asked already: then it must not be asked of the parent too."""
+        self._wishes.discard(artifact)
+        return self.pull is None or artifact not in self.pull.wanted
+
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:

@@ -340,7 +340,8 @@ class Peer:
             if holding is not None and (holding.completed_at is not None or holding.source is not None):
                 continue
             if live is not None and edge.artifact in live.offers:
-                live.want(edge.artifact)
+                if self.attachment.unfetch(edge.artifact):
+                    live.want(edge.artifact)
                 continue
             waiting = True
             if (entry := self.catalog.get(edge.artifact)) is not None and entry.sealed:
