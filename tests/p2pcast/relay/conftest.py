@@ -1,0 +1,111 @@
+"""Artifacts with random payloads, made by the real packer."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import blake3
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.relay.artifact import Artifact
+from p2pcast.relay.pieces import PieceSet
+from p2pcast.version import Version
+
+KEY = RunKey(bytes([9]) * 32)
+LAYOUT = Layout([Tensor("w", "BF16", (64, 65536))], cell_words=65536)
+"""64 cells of 128 KiB."""
+
+
+class Made(NamedTuple):
+    open: bytes
+    batches: list[bytes]
+    manifest: bytes
+    log: bytes
+    id: bytes
+
+    def pieces(self, size: int) -> list[bytes]:
+        return [self.log[at : at + size] for at in range(0, len(self.log), size)]
+
+
+class Maker:
+    key = KEY
+    layout = LAYOUT
+
+    @staticmethod
+    def make(sizes: list[int], *, step: int = 1, piece: int = 65536, seed: int = 0, kind: str = "delta", files: int = 0) -> Made:
+        """``sizes``: of the cells' payloads. Batches are taken as soon as they are there."""
+        draw = random.Random(f"{seed} {step} {sizes}")
+        base = Version(0, step - 1) if kind == "delta" else None
+        record = Open(draw.randbytes(16), base, kind, LAYOUT.layout_id, piece, run_id(KEY.public), Version(0, step))
+        packer = Packer(KEY, record, LAYOUT)
+        log, batches, state = b"", [], 0
+        for cell, size in enumerate(sizes):
+            payload = draw.randbytes(size)
+            log += payload
+            after = draw.getrandbits(64)
+            state += after
+            packer.add_cell(cell, 1 if kind == "anchor" else 3, payload, 0 if kind == "anchor" else 1, after)
+            while (batch := packer.take_batch()) is not None:
+                batches.append(batch)
+        for n in range(files):
+            contents = draw.randbytes(100 * n)
+            packer.add_file(f"f{n}.json", contents, len(contents), blake3.blake3(contents).digest())
+            log += contents
+        *rest, manifest = packer.seal(state % 2**64)
+        return Made(packer.open_signed, batches + rest, manifest, log, record.artifact)
+
+    @classmethod
+    def anchor(cls, *, step: int = 0, files: int = 3) -> Made:
+        return cls.make([c.nbytes for c in LAYOUT.cells], step=step, piece=1 << 20, kind="anchor", files=files)
+
+    @staticmethod
+    def artifact(made: Made, *, batches: int | None = None, held: int | None = None, sealed: bool = True) -> Artifact:
+        """As a node knows it after ``batches`` batches (all) and the first ``held`` pieces (all)."""
+        assembly = Assembly(made.open, KEY.public, LAYOUT)
+        for batch in made.batches[:batches]:
+            assembly.add_batch(batch)
+        if sealed:
+            assembly.add_manifest(made.manifest)
+        return Artifact(assembly, PieceSet(assembly.linked_pieces if held is None else held))
+
+
+@pytest.fixture(scope="session")
+def maker() -> type[Maker]:
+    return Maker
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key, as files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "p2pcast test")])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "cert.pem", folder / "key.pem"

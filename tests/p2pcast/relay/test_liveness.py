@@ -1,0 +1,153 @@
+"""When a child leaves its parent. Time is a number here."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pcast.relay.liveness import ALIVE_ACTIVE_S, IDLE_SILENCE_S, SILENCE_FLOOR_S, STALL_FLOOR_S, ParentWatch, Verdict
+
+EVERY = ALIVE_ACTIVE_S
+
+
+class Clock:
+    """Looks at the parent every 50 ms; ``seen`` says what it did in each of them."""
+
+    def __init__(self, *, rtt_s: float | None = None):
+        self.now = 100.0
+        self.watch = ParentWatch.start(self.now)
+        if rtt_s is not None:
+            self.watch.ping_answered(rtt_s)
+        self.held: dict[int, int] = {}
+
+    def run(self, seconds: float, *, heard=False, paid=False, active=True) -> tuple[Verdict, float]:
+        """Until a verdict other than STAY, or for so long; how long it took."""
+        begin = self.now
+        while self.now - begin < seconds - 1e-9:
+            self.now += EVERY
+            if heard or paid:
+                self.watch.heard(self.now, active=active)
+            if paid:
+                self.watch.paid(self.now)
+            verdict = self.watch.judge(self.now, active=active, held=self.held, every_s=EVERY)
+            if verdict is not Verdict.STAY:
+                return verdict, self.now - begin
+        return Verdict.STAY, self.now - begin
+
+
+def test_total_silence_in_a_transfer():
+    clock = Clock()
+    assert clock.run(3, paid=True)[0] is Verdict.STAY
+    verdict, took = clock.run(3)
+    assert verdict is Verdict.SILENT
+    assert SILENCE_FLOOR_S < took <= SILENCE_FLOOR_S + 2 * EVERY
+
+
+def test_silence_without_a_transfer_takes_longer():
+    clock = Clock()
+    verdict, took = clock.run(20, active=False)
+    assert verdict is Verdict.SILENT
+    assert IDLE_SILENCE_S < took <= IDLE_SILENCE_S + 2 * EVERY
+    clock = Clock()
+    for _ in range(20):
+        assert clock.run(1.0, active=False)[0] is Verdict.STAY
+        clock.watch.heard(clock.now, active=False)
+
+
+def test_far_parents_may_be_silent_for_four_round_trips():
+    clock = Clock(rtt_s=0.3)
+    verdict, took = clock.run(5)
+    assert verdict is Verdict.SILENT
+    assert 1.2 < took <= 1.2 + 2 * EVERY
+
+
+def test_a_jittery_link_is_measured_by_its_own_habit():
+    """Gaps of 200 ms all along: a gap of 400 ms is no death. After a smooth while it is."""
+    clock = Clock()
+    for _ in range(20):
+        assert clock.run(0.2)[0] is Verdict.STAY
+        clock.watch.heard(clock.now, active=True)
+    assert clock.run(0.4)[0] is Verdict.STAY
+    clock.watch.heard(clock.now, active=True)
+    assert clock.run(10, paid=True)[0] is Verdict.STAY
+    verdict, took = clock.run(3)
+    assert verdict is Verdict.SILENT
+    assert took <= SILENCE_FLOOR_S + 2 * EVERY
+
+
+def test_jitter_never_buys_more_than_four_floors():
+    clock = Clock(rtt_s=1.0)
+    for _ in range(20):
+        assert clock.run(3.5)[0] is Verdict.STAY
+        clock.watch.heard(clock.now, active=True)
+    clock.watch.rtt_s = 0.0
+    verdict, took = clock.run(10)
+    assert verdict is Verdict.SILENT
+    assert took <= 4 * SILENCE_FLOOR_S + 2 * EVERY
+
+
+def test_ahead_but_not_sending():
+    clock = Clock()
+    clock.watch.high, clock.held = {1: 10}, {1: 4}
+    verdict, took = clock.run(5, heard=True)
+    assert verdict is Verdict.STALLED
+    assert STALL_FLOOR_S < took <= STALL_FLOOR_S + 2 * EVERY
+
+
+@pytest.mark.parametrize(
+    ("high", "held", "stalled"),
+    [({1: 10}, {1: 4}, True), ({1: 4}, {1: 4}, False), ({1: 3}, {1: 4}, False), ({}, {1: 4}, False), ({2: 10}, {1: 4}, False)],
+    ids=["its own parent stalls", "level", "behind", "says nothing", "a handle not opened yet"],
+)
+def test_not_its_fault(high, held, stalled):
+    clock = Clock()
+    clock.watch.high, clock.held, clock.watch.stalled = high, held, stalled
+    assert clock.run(30, heard=True)[0] is Verdict.STAY
+    # And the second begins only once it is its fault.
+    clock.watch.high, clock.held, clock.watch.stalled = {1: 10}, {1: 4}, False
+    verdict, took = clock.run(5, heard=True)
+    assert verdict is Verdict.STALLED
+    assert took > STALL_FLOOR_S
+
+
+def test_payload_keeps_it():
+    clock = Clock()
+    clock.watch.high, clock.held = {1: 10}, {1: 4}
+    assert clock.run(30, paid=True)[0] is Verdict.STAY
+
+
+def test_far_parents_may_stall_for_eight_round_trips():
+    clock = Clock(rtt_s=0.5)
+    clock.watch.high, clock.held = {1: 10}, {1: 4}
+    verdict, took = clock.run(20, heard=True)
+    assert verdict is Verdict.STALLED
+    assert took > 4.0
+
+
+def test_the_time_that_our_own_loop_missed_does_not_count():
+    clock = Clock()
+    clock.run(1, paid=True)
+    clock.watch.high, clock.held = {1: 10}, {1: 4}
+    clock.now += 30.0
+    assert clock.watch.judge(clock.now, active=True, held=clock.held, every_s=EVERY) is Verdict.STAY
+    verdict, took = clock.run(5)
+    assert verdict is Verdict.SILENT
+    assert took > SILENCE_FLOOR_S - 3 * EVERY
+
+
+def test_while_we_do_not_read_silence_proves_nothing():
+    clock = Clock()
+    clock.watch.high, clock.held = {1: 10}, {1: 4}
+    for _ in range(200):
+        clock.now += EVERY
+        clock.watch.deaf(clock.now)
+    verdict, took = clock.run(5)
+    assert verdict is Verdict.SILENT
+    assert took > SILENCE_FLOOR_S
+
+
+def test_round_trips_are_smoothed():
+    watch = ParentWatch.start(0.0)
+    watch.ping_answered(0.1)
+    assert watch.rtt_s == 0.1
+    watch.ping_answered(0.9)
+    assert watch.rtt_s == pytest.approx(0.2)
