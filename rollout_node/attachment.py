@@ -108,7 +108,7 @@ class Attachment:
             upstream = await self._attach(place, live=True)
             if upstream is None:
                 self._shunned[place[0]] = asyncio.get_running_loop().time()
-                if len(self._shunned) > len(self.orders.backups) + 1:
+                if self._all_shunned():
                     await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
                     wait_s = min(RETRY_MAX_S, wait_s * 2)
                 continue
@@ -133,9 +133,15 @@ class Attachment:
         """The planned parent, the backups, the hub: the first that has not just failed; else the one that failed longest ago."""
         now = asyncio.get_running_loop().time()
         self._shunned = {n: t for n, t in self._shunned.items() if now - t < SHUN_S}
+        return min(self._candidates(), key=lambda c: self._shunned.get(c[0], 0.0))
+
+    def _candidates(self) -> list[Place]:
         hub = self._hub()
-        candidates = [self.orders.parent or hub, *self.orders.backups, hub]
-        return min(candidates, key=lambda c: self._shunned.get(c[0], 0.0))
+        return [self.orders.parent or hub, *self.orders.backups, hub]
+
+    def _all_shunned(self) -> bool:
+        """There is nobody left to try at once."""
+        return all(node in self._shunned for node, _, _ in self._candidates())
 
     async def _pull(self) -> None:
         while True:
