@@ -375,6 +375,10 @@ class Peer:
         await self.catalog.complete.wait()
         self.shadow = await self._reopened()
         if self.shadow is None and self._base is not None:
+            # A hub that has just started is still making that very version.
+            while not self.catalog.whole():
+                self._set_busy("waiting")
+                await self._news.wait()
             self.shadow = await self._from_base(*self._base)
         # Only now is it known what has to come over the wire.
         self.staged = None if self.shadow is None else self.shadow.version

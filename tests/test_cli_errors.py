@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -61,8 +62,11 @@ class Hub:
 
 
 @contextlib.contextmanager
-def daemon(until: str, *words: object) -> Iterator[str]:
-    """A daemon that runs meanwhile; yields its log up to the line with ``until``. It has to end well, without a traceback."""
+def daemon(until: str, *words: object, at: tuple[str, Callable[[], object]] = ("", str)) -> Iterator[str]:
+    """A daemon that runs meanwhile; yields its log up to the line with ``until``. It has to end well, without a traceback.
+
+    ``at``: what to do once a line holds some words.
+    """
     command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -70,6 +74,8 @@ def daemon(until: str, *words: object) -> Iterator[str]:
         try:
             for line in process.stderr:
                 log += line
+                if at[0] and at[0] in line:
+                    at[1]()
                 if until in line:
                     break
             assert until in log, log
@@ -301,3 +307,19 @@ def test_a_full_disk(p2pcast: Run, join: Run, tmpfs: Path) -> None:
     words = ["seed", tmpfs.parent / "checkpoints", "--state", tmpfs / "hub", "--shadow", tmpfs.parent / "shadow", *HERE]
     explained(p2pcast(*words), FAILED, str(tmpfs), "no space")
     explained(join("--state", tmpfs / "peer"), FAILED, str(tmpfs), "no space")
+
+
+def test_a_base_that_the_hub_is_still_to_publish(tmp_path: Path) -> None:
+    """A hub admits peers before its first version is whole: who brings a base waits for it, and is not refused."""
+    base = checkpoint(tmp_path / "base", 3000)
+    (tmp_path / "checkpoints").mkdir()
+    hub_words = ["--state", tmp_path / "hub", "--shadow", tmp_path / "hub-shadow", "--token-file", tmp_path / "token", *HERE]
+    with daemon("join with", "seed", tmp_path / "checkpoints", *hub_words) as log:
+        where = re.search(r"listening on (\S+),", log)
+        assert where is not None
+        words = ["--state", tmp_path / "peer", "--shadow", tmp_path / "peer-shadow", "--token-file", tmp_path / "token", *HERE]
+        words += ["--base", base, "--install", f"safetensors:{tmp_path / 'out'}"]
+        published = tmp_path / "checkpoints" / "step_0"
+        with daemon("committed", "join", where[1], *words, at=("joined run", lambda: shutil.copytree(base, published))) as peer:
+            assert "nothing to download" in peer
+    assert (tmp_path / "out" / "step_0" / "model.safetensors").exists()

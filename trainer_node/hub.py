@@ -234,6 +234,8 @@ class Hub:
             self.last_broadcast_s = None
             done = await self.publisher.publish(version, checkpoint)
             self.published = done
+            # Deltas are announced as they open and seal; an anchor lies whole in the store at once.
+            self._announce(h for h in self.node.holdings.values() if h.open.base is None and h.open.version == version)
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s does not travel: %s", found.path.name, path, why)
             logger.info(
