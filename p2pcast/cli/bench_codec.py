@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from p2pcast.cli.options import console, output, write_document
 from p2pcast.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,8 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--working-set", type=click.IntRange(1, 65536), default=256, show_default=True, metavar="MIB", help="Old state when timing."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def codec(old: Path | None, new: Path | None, codec: str, working_set: int, as_json: bool) -> None:
+@output
+def codec(old: Path | None, new: Path | None, codec: str, working_set: int, as_json: bool, output: Path | None) -> None:
     """Size and speed of the delta codec, beside the entropy, PULSE's format and a bare scan.
 
     Without --old and --new: pretrained weights under real AdamW steps at 1e-6 and 3e-6.
@@ -37,6 +39,7 @@ def codec(old: Path | None, new: Path | None, codec: str, working_set: int, as_j
         log.info("training: pretrained weights, a few AdamW steps a learning rate")
     rows = [bench.measure(dataset, codec, working_set_bytes=working_set << 20) for dataset in datasets]
     document = bench.report(rows, codec)
+    write_document(document, output)
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -44,7 +47,6 @@ def codec(old: Path | None, new: Path | None, codec: str, working_set: int, as_j
 
 
 def _print(document: dict[str, Any], working_set: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"delta codec ({document['codec']})")
@@ -76,9 +78,9 @@ def _print(document: dict[str, Any], working_set: int) -> None:
             _text(row["decode_gb_s"]),
             _text(row["decode_vs_scan"]),
         )
-    console = Console()
-    console.print(table)
-    console.print(
+    out = console()
+    out.print(table)
+    out.print(
         f"One core; GB/s of the old state's bytes; words tiled to at least {working_set} MiB. Encode: digests of the old state known, those of the new one "
         "made. Decode: to a patch, both digests verified. PULSE: the smaller of its 2-D and 1-D forms, zstd-1."
     )

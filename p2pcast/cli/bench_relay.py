@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
+
+from p2pcast.cli.options import Rate, console, output, write_document
 
 
 @click.command()
-@click.option("--payload", type=click.IntRange(4), default=1024, show_default=True, help="MiB to send through the chain.")
+@click.option("--payload", type=click.IntRange(4), default=512, show_default=True, help="MiB to send through the chain.")
+@click.option("--rate", type=Rate(), default="1gbit", show_default=True, help="At which the source produces.")
 @click.option("--stripes", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def relay(payload: int, stripes: int, runs: int, as_json: bool) -> None:
+@output
+def relay(payload: int, rate: float, stripes: int, runs: int, as_json: bool, output: Path | None) -> None:
     """CPU per GB and memory of a peer that receives, verifies, stores and forwards; staging is off."""
     from p2pcast.bench.relay import bench_relay
 
-    result = bench_relay(payload << 20, stripes, runs)
+    result = bench_relay(payload << 20, rate, stripes, runs)
+    write_document(result, output)
     if as_json:
         click.echo(json.dumps(result))
         return
@@ -35,6 +40,6 @@ def relay(payload: int, stripes: int, runs: int, as_json: bool) -> None:
         table.add_row(
             str(row["run"]), "TLS" if row["tls"] else "plaintext", f"{row['cpu_s_per_gb']:.2f}", f"{row['gb_s']:.2f}", memory
         )
-    Console().print(table)
+    console().print(table)
     plain, tls = result["cpu_s_per_gb_plaintext"], result["cpu_s_per_gb_tls"]
     click.echo(f"median CPU: plaintext {plain:.2f} s/GB, TLS {tls:.2f} s/GB; peak {result['peak_rss_bytes'] / 2**20:.0f} MiB")

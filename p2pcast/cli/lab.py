@@ -6,6 +6,8 @@ import json
 
 import click
 
+from p2pcast.cli.options import console
+
 SCENARIOS = [{"name": "doctor", "what": "what network emulation this machine can do, each thing tried for real"}]
 """What `p2pcast lab NAME` runs."""
 
@@ -38,14 +40,13 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(document(checks)))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table("", "works", "why", "what would make it work")
     for check in checks:
         table.add_row(check.name, "[green]yes" if check.ok else "[red]no", escape(check.reason), escape(check.install))
-    Console().print(table)
+    console().print(table)
     every = backends(checks)
     for backend in every:
         lacks = f"; lacks {', '.join(backend.lacks)}" if backend.lacks else ""

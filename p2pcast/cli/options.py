@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from p2pcast.daemon import parse_address, parse_rate
 from p2pcast.errors import UsageError
+from p2pcast.store.files import atomic_write
 from p2pcast.version import Version
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 TOKEN_VARIABLE = "P2PCAST_TOKEN"
 PATH = click.Path(path_type=Path)
+PIPED_COLUMNS = 160
 
 
 class Address(click.ParamType[tuple[str, int]]):
@@ -72,6 +77,22 @@ def plaintext(function: F) -> F:
         is_flag=True,
         help="Links without encryption, for loopback and closed networks. Needed until certificates are in place; the token still decides who is admitted, and weights are signed.",
     )(function)
+
+
+def console() -> Console:
+    """Where tables go. A pipe or a file has no width of its own: there nothing is squeezed into 80 columns."""
+    return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+
+
+def output(function: F) -> F:
+    """``--output FILE``, for commands that measure: the table for people goes to stdout, the document to a file."""
+    return click.option("-o", "--output", type=PATH, help="Write the JSON document to this file too.")(function)
+
+
+def write_document(document: dict[str, Any], file: Path | None) -> None:
+    """Raises LocalError."""
+    if file is not None:
+        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n")
 
 
 def require_plaintext(given: bool) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, TOKEN_VARIABLE, VersionType
+from p2pcast.cli.options import PATH, TOKEN_VARIABLE, VersionType, console
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
 
@@ -136,13 +136,13 @@ def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> N
         if as_json:
             click.echo(json.dumps(document))
         else:
-            Console().print(table(document))
+            console().print(table(document))
         return
     if as_json:
         while True:
             click.echo(json.dumps(ask(where, "/status")))
             time.sleep(WATCH_S)
-    with Live(table(ask(where, "/status")), auto_refresh=False) as live:
+    with Live(table(ask(where, "/status")), console=console(), auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_S)
             live.update(table(ask(where, "/status")), refresh=True)
