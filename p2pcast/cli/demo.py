@@ -30,7 +30,7 @@ from p2pcast.errors import EXIT_FAILED
 def demo(folder: Path, versions: int, peers: int, pace: float, no_vllm: bool, keep: bool, as_json: bool) -> None:
     """Train a small Qwen3, broadcast its versions to peers and a live vLLM server, kill a peer on the way, and check every byte."""
     from p2pcast.demo.board import Board
-    from p2pcast.demo.run import Options
+    from p2pcast.demo.cast import Options
     from p2pcast.demo.run import demo as run
 
     board = Board(Console(stderr=as_json))

