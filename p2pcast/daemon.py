@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pcast import limits
 from p2pcast.codec.cell import apply, decode, encode
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell
@@ -24,6 +26,7 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.store.files import atomic_write, explained
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -129,6 +132,14 @@ async def until_told(work: Callable[[], Awaitable[None]]) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def keep_freed_memory() -> None:
+    """Buffers of pieces come and go all the time: without this, the allocator gives each back to the kernel and pays for fresh pages (glibc; elsewhere nothing)."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
 
 
 def warm_up(widths: Iterable[int] = (2,)) -> None:

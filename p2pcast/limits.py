@@ -54,6 +54,8 @@ MAX_RANGES = 1 << 16
 """Numbers in a HAVE: 32 768 gaps. Pieces arrive nearly in order, so real ones hold a few."""
 MAX_CATALOG = 4096
 """Artifacts that one message may name."""
+MAX_LAYOUTS = 64
+"""Layouts that a child may say it knows. A run has one as a rule."""
 MAX_PEERS = 16384
 """Nodes that one message may name."""
 MIN_PIECE_BYTES = KIB

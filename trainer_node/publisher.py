@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from p2pcast.store.log import Log
 from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+
+EMIT_S = 0.01
+"""Pieces are vouched for this often: every peer checks a signature a batch, which costs as much as hashing a MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ class _Encoding:
     def run(self) -> tuple[int, int]:
         """(words changed, growth of the state's digest)."""
         changed = growth = 0
-        packer = self._packer
+        packer, emitted = self._packer, time.monotonic()
         for coded in ordered_map(self._encode, self._shadow.layout.cells, workers=cores(), name="encode"):
             if coded is None:
                 continue
@@ -227,8 +231,10 @@ class _Encoding:
             packer.add_cell(coded.cell, coded.codec, coded.payload, coded.before, coded.after)
             changed += coded.changed
             growth += coded.after - coded.before
-            while (batch := packer.take_batch()) is not None:
-                self._emit(batch)
+            if time.monotonic() - emitted > EMIT_S:
+                while (batch := packer.take_batch()) is not None:
+                    self._emit(batch)
+                emitted = time.monotonic()
         return changed, growth
 
     def _encode(self, cell: Cell) -> Encoded | None:

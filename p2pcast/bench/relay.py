@@ -1,6 +1,8 @@
 """CPU and memory of a peer in the middle of a chain: source → middle → sink, each a process of its own, over loopback sockets.
 
-The middle one does all that a relay does (receive, verify, forward, write to its store) and nothing else: staging is off. CPU is user + system time of its process
+The source produces at a set rate, as an encoder does, so that the processes do not starve each other of cores: what is asked is the work per byte, and a
+chain that is faster than its peers' cores would measure their queues. The middle one does all that a relay does (receive, verify, forward, write to its
+store) and nothing else: staging is off. CPU is user + system time of its process
 between attaching and the last stored byte (getrusage), over the payload; memory is its largest anonymous resident set (RssAnon), so page cache does not count.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import multiprocessing
+import os
 import resource
 import secrets
 import ssl
@@ -28,6 +31,7 @@ from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.codec.cell import DENSE
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.daemon import keep_freed_memory
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Holding, Node
@@ -42,7 +46,9 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
 from p2pcast.wire.token import Token
 
-SAMPLE_S = 0.02
+SAMPLE_S = 0.05
+CELL_BYTES = limits.MIB
+"""Payload a cell, and a signed batch: what an encoder on a few cores puts out in 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Setup:
 
     role: str
     payload_bytes: int
+    rate_bps: float
     stripes: int
     secret: bytes
     key: bytes
@@ -85,10 +92,11 @@ class _Relay:
         self.downstream = Downstream(self.node)
         self.identity = Identity(self.node.ident, setup.role, Token(run_id(self.key.public), setup.secret))
         self.listener = Listener(self, self.identity, _context(setup, server=True))
-        cells = max(1, setup.payload_bytes // limits.CELL_WORDS)
-        self.layout = Layout([Tensor("w", "U8", (cells * limits.CELL_WORDS,))])
+        cells = max(1, setup.payload_bytes // CELL_BYTES)
+        self.layout = Layout([Tensor("w", "U8", (cells * CELL_BYTES,))], cell_words=CELL_BYTES)
         self.node.add_layout(self.layout)
         self.complete = asyncio.Event()
+        self.attached = asyncio.Event()
 
     # NodeOwner
     def make_log(self, open_: Open, layout: Layout) -> Log:
@@ -111,6 +119,7 @@ class _Relay:
     def accept_link(self, link: Link, hello: Body) -> None:
         link.owner = self.downstream
         self.downstream.accept(link)
+        self.attached.set()
 
     def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
 
@@ -135,13 +144,15 @@ class _Relay:
         log = self.store.begin(record, self.layout)
         holding = self.node.open(packer.open_signed, None, log)
         random = np.random.default_rng(1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         for cell in self.layout.cells:
             payload = random.bytes(cell.nbytes)
             log.write(packer.log_bytes, [payload])
             packer.add_cell(cell.index, DENSE, payload, 0, 1)
             while (batch := packer.take_batch()) is not None:
                 self.node.add_local(holding, batch)
-            await asyncio.sleep(0)
+            await asyncio.sleep(max(0.0, began + 8 * packer.log_bytes / self.setup.rate_bps - loop.time()))
         *batches, manifest = packer.seal(len(self.layout.cells))
         for batch in batches:
             self.node.add_local(holding, batch)
@@ -168,6 +179,13 @@ class _Relay:
             whole.cancel()
             raise RetryableError(f"{self.setup.role} lost its parent: {watching.result()}")
         watching.cancel()
+
+
+def _pin(role: str) -> None:
+    """The middle process has a core of its own, if there are two: what is asked is its work, not the price of being moved about."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[-1:] if role == "middle" else cores[:-1])
 
 
 def _cpu_s() -> float:
@@ -202,12 +220,13 @@ class _Peak(threading.Thread):
 
 
 def _process(setup: Setup, pipe: Pipe) -> None:
+    _pin(setup.role)
+    keep_freed_memory()
+
     async def work() -> None:
         relay = _Relay(setup)
         await relay.listener.start("127.0.0.1", 0)
         running = [asyncio.ensure_future(relay.node.run()), asyncio.ensure_future(relay.downstream.run())]
-        if setup.parent is None:
-            await relay.publish()
         pipe.send(relay.listener.address[1])
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, pipe.recv)
@@ -216,6 +235,9 @@ def _process(setup: Setup, pipe: Pipe) -> None:
         cpu, began = _cpu_s(), time.monotonic()
         if setup.parent is not None:
             await relay.receive()
+        else:
+            await relay.attached.wait()
+            await relay.publish()
         pipe.send({"cpu_s": _cpu_s() - cpu, "wall_s": time.monotonic() - began, "rss": peak.stop()})
         await loop.run_in_executor(None, pipe.recv)
         for task in running:
@@ -227,7 +249,7 @@ def _process(setup: Setup, pipe: Pipe) -> None:
     uvloop.run(work())
 
 
-def run_once(payload_bytes: int, stripes: int, *, tls: bool) -> dict[str, Any]:
+def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool) -> dict[str, Any]:
     """One transfer through the chain; the middle process's figures."""
     context = multiprocessing.get_context("spawn")
     secret, key = secrets.token_bytes(20), secrets.token_bytes(32)
@@ -240,7 +262,7 @@ def run_once(payload_bytes: int, stripes: int, *, tls: bool) -> dict[str, Any]:
         try:
             for role in ("source", "middle", "sink"):
                 ours, theirs = context.Pipe()
-                setup = Setup(role, payload_bytes, stripes, secret, key, parent, certificate, folder / role)
+                setup = Setup(role, payload_bytes, rate_bps, stripes, secret, key, parent, certificate, folder / role)
                 process = context.Process(target=_process, args=(setup, theirs), name=f"p2pcast-bench-{role}", daemon=True)
                 process.start()
                 theirs.close()
@@ -296,12 +318,12 @@ def _certificate(path: Path) -> Path:
     return path
 
 
-def bench_relay(payload_bytes: int, stripes: int, runs: int) -> dict[str, Any]:
+def bench_relay(payload_bytes: int, rate_bps: float, stripes: int, runs: int) -> dict[str, Any]:
     """Plaintext and TLS, ``runs`` times each in turn; medians of the CPU figures, the largest memory."""
     rows: list[dict[str, Any]] = []
     for number in range(runs):
         for tls in (False, True):
-            figures = run_once(payload_bytes, stripes, tls=tls)
+            figures = run_once(payload_bytes, rate_bps, stripes, tls=tls)
             gb = payload_bytes / 1e9
             rows.append(
                 {
@@ -318,6 +340,7 @@ def bench_relay(payload_bytes: int, stripes: int, runs: int) -> dict[str, Any]:
 
     return {
         "payload_bytes": payload_bytes,
+        "rate_bps": rate_bps,
         "stripes": stripes,
         "cpu_s_per_gb_plaintext": median(False),
         "cpu_s_per_gb_tls": median(True),

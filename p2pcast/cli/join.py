@@ -60,7 +60,7 @@ def join(
     plaintext: bool,
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it."""
-    from p2pcast.daemon import default_shadow, state_home, until_told
+    from p2pcast.daemon import default_shadow, keep_freed_memory, state_home, until_told
     from p2pcast.wire.token import Token
     from rollout_node.peer import Peer, PeerConfig
     from rollout_node.targets import check
@@ -86,6 +86,8 @@ def join(
         kv=kv,
         keep=keep,
     )
+
+    keep_freed_memory()
 
     async def work() -> None:
         await until_told(Peer(config).run)

@@ -48,7 +48,7 @@ def seed(
     plaintext: bool,
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join."""
-    from p2pcast.daemon import default_shadow, state_home, until_told
+    from p2pcast.daemon import default_shadow, keep_freed_memory, state_home, until_told
     from trainer_node.hub import Hub, HubConfig
 
     require_plaintext(plaintext)
@@ -67,6 +67,8 @@ def seed(
         codec=codec,
         token_file=token_file or (folder / "token"),
     )
+
+    keep_freed_memory()
 
     async def work() -> None:
         await until_told(Hub(config).run)

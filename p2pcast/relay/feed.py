@@ -1,7 +1,7 @@
 """What to send next to a child. Pure: it knows numbers, never bytes.
 
-Promises: a piece is handed out once to a child, on whichever stripe asks first (work-conserving); on every stripe the OPEN (with the layout, for an anchor) comes before all
-else of its artifact and a piece's BATCH before the piece, so each stripe can be read alone; live artifacts go before catch-up; SEAL goes out on
+Promises: a piece is handed out once to a child, on whichever stripe asks first (work-conserving); on every stripe the OPEN (behind the layout, where the child does not
+know it) comes before all else of its artifact and a piece's BATCH before the piece, so each stripe can be read alone; live artifacts go before catch-up; SEAL goes out on
 stripe 0 once nothing else is left. Source of the rules: docs/wire-protocol.md, section 5.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from p2pcast.artifact.records import ANCHOR
 from p2pcast.errors import RetryableError
 from p2pcast.relay.artifact import Artifact
 
@@ -62,6 +61,10 @@ class ChildFeeds:
     def __init__(self) -> None:
         self._feeds: dict[bytes, Feed] = {}
         self._next_handle = 1
+        self.layouts: frozenset[bytes] = frozenset()
+        """Those that the child knows without us."""
+        self._told: set[tuple[int, bytes]] = set()
+        """(stripe, layout) pairs that went out."""
 
     def __bool__(self) -> bool:
         return bool(self._feeds)
@@ -118,7 +121,9 @@ class ChildFeeds:
             artifact, handle = feed.artifact, feed.handle
             if stripe not in feed.opened and (feed.queue or stripe == 0):
                 feed.opened.add(stripe)
-                if artifact.open.kind == ANCHOR:
+                layout = artifact.open.layout
+                if layout not in self.layouts and (stripe, layout) not in self._told:
+                    self._told.add((stripe, layout))
                     out.append(Send(Do.LAYOUT, artifact, handle))
                 out.append(Send(Do.OPEN, artifact, handle, signed=artifact.assembly.open_signed))
             if feed.queue:

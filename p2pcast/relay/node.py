@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from p2pcast.relay.downstream import Downstream
     from p2pcast.relay.upstream import Upstream
 
-CACHE_BYTES = 32 * limits.MIB
+CACHE_BYTES = 16 * limits.MIB
 """Pieces kept in memory for children, the newest ones; older ones come from the store."""
 DISK_THREADS = 2
 """One for writing, one for children that read old pieces."""
@@ -234,6 +234,7 @@ class Node:
         if holding.completed_at is None:
             holding.completed_at = asyncio.get_running_loop().time()
             holding.source = None
+            self.writeback.flush()
             if self.downstream is not None:
                 self.downstream.sealed(holding)
         self._finish(holding)

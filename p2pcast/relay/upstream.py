@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from p2pcast import limits
 from p2pcast.artifact.records import Open
 from p2pcast.bell import Bell
 from p2pcast.codec.layout import Layout
@@ -63,7 +64,8 @@ class Upstream:
                 holding.source = self
                 self.wanted.add(holding.id)
                 want.append([holding.id, holding.artifact.held.ranges()])
-        link.send(Type.ATTACH, {"live": self.live, "want": want})
+        known = list(node.layouts)[-limits.MAX_LAYOUTS :]
+        link.send(Type.ATTACH, {"live": self.live, "layouts": known, "want": want})
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier."""

@@ -2,11 +2,15 @@
 
 Promises: what waits is bounded (``backlog_bytes`` against BACKLOG_HIGH_BYTES tells the owner to stop reading); neighbouring pieces go out in one system call; until
 a piece is on disk, it can be had from here.
+
+A trip to another thread costs a dozen hand-overs of the interpreter lock, and large writes cost the kernel a third of small ones: so pieces gather, for
+GATHER_S at most, unless somebody waits for the last of them (``flush``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 
@@ -17,11 +21,11 @@ from p2pcast.store.log import Log
 BACKLOG_HIGH_BYTES = 32 * MIB
 """Verified but not yet written: above it a node stops reading from its parent."""
 BACKLOG_LOW_BYTES = 8 * MIB
+STEP_BYTES = 4 * MIB
+"""Written in one trip to the disk's thread."""
+GATHER_S = 0.01
 
-GATHER_BYTES = 2 * MIB
-GATHER_S = 0.003
-"""A trip to another thread costs as much as a piece: with less than this waiting, it is worth this long to gather more."""
-
+Pieces = dict[int, memoryview]
 Stored = Callable[[bytes, list[int]], None]
 Failed = Callable[[bytes, P2PCastError], None]
 
@@ -33,9 +37,11 @@ class WriteBack:
         self._executor = executor
         self._stored = stored
         self._failed = failed
-        self._pending: dict[bytes, tuple[Log, int, dict[int, memoryview]]] = {}
-        self._writing: dict[bytes, dict[int, memoryview]] = {}
+        self._pending: dict[bytes, tuple[Log, int, Pieces]] = {}
+        self._writing: tuple[bytes, Pieces] = (b"", {})
         self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        """Enough has gathered."""
         self.backlog_bytes = 0
 
     def submit(self, artifact: bytes, log: Log, piece_bytes: int, index: int, payload: memoryview) -> None:
@@ -44,49 +50,66 @@ class WriteBack:
         self._pending[artifact][2][index] = payload
         self.backlog_bytes += len(payload)
         self._wake.set()
+        if self.backlog_bytes >= STEP_BYTES:
+            self._full.set()
+
+    def flush(self) -> None:
+        """Write what waits now: nothing will follow soon."""
+        self._full.set()
 
     def get(self, artifact: bytes, index: int) -> memoryview | None:
         """A piece that is not known to be on disk yet."""
         pending = self._pending.get(artifact)
         payload = pending[2].get(index) if pending else None
-        return payload if payload is not None else self._writing.get(artifact, {}).get(index)
+        if payload is None and self._writing[0] == artifact:
+            payload = self._writing[1].get(index)
+        return payload
 
     async def run(self) -> None:
         """Until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
-            if self.backlog_bytes < GATHER_BYTES:
-                await asyncio.sleep(GATHER_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._full.wait()
             self._wake.clear()
-            work, self._pending = self._pending, {}
-            self._writing = {artifact: pieces for artifact, (_, _, pieces) in work.items()}
-            for artifact, (log, piece_bytes, pieces) in work.items():
-                size = sum(map(len, pieces.values()))
-                error: P2PCastError | None = None
-                try:
-                    await loop.run_in_executor(self._executor, _write, log, piece_bytes, pieces)
-                except P2PCastError as failure:
-                    error = failure
-                finally:
-                    self.backlog_bytes -= size
-                    del self._writing[artifact]
-                # Told last: who is told looks at the backlog.
-                if error is None:
-                    self._stored(artifact, list(pieces))
-                else:
-                    self._failed(artifact, error)
+            self._full.clear()
+            while self._pending:
+                await self._write_some()
+
+    async def _write_some(self) -> None:
+        """One step of the artifact that has waited longest."""
+        artifact, (log, piece_bytes, pieces) = next(iter(self._pending.items()))
+        step = dict(sorted(pieces.items())[: max(1, STEP_BYTES // piece_bytes)])
+        for index in step:
+            del pieces[index]
+        if not pieces:
+            del self._pending[artifact]
+        self._writing = (artifact, step)
+        error: P2PCastError | None = None
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, _write, log, piece_bytes, step)
+        except P2PCastError as failure:
+            error = failure
+        finally:
+            self.backlog_bytes -= sum(map(len, step.values()))
+            self._writing = (b"", {})
+        # Told last: who is told looks at the backlog.
+        if error is None:
+            self._stored(artifact, list(step))
+        else:
+            self._failed(artifact, error)
 
 
-def _write(log: Log, piece_bytes: int, pieces: dict[int, memoryview]) -> None:
+def _write(log: Log, piece_bytes: int, pieces: Pieces) -> None:
     run: list[memoryview] = []
     first = -1
-    for index in sorted(pieces):
+    for index, payload in pieces.items():
         if run and index != first + len(run):
             log.write(first * piece_bytes, run)
             run = []
         if not run:
             first = index
-        run.append(pieces[index])
+        run.append(payload)
     if run:
         log.write(first * piece_bytes, run)

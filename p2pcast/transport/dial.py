@@ -102,6 +102,10 @@ async def dial(
                             )
                         )
             except* P2PCastError as failed:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # To a task group its children's errors come first; to our caller the end does.
+                    raise asyncio.CancelledError from None
                 raise failed.exceptions[0] from None
     except TimeoutError:
         _abandon(tasks)

@@ -23,6 +23,9 @@ from p2pcast.wire.token import DIALER_LABEL, LISTENER_LABEL, Token
 HEADER = struct.Struct("<IHHI")
 HEADER_BYTES = HEADER.size
 SCRATCH_BYTES = 64 * 1024
+"""What a connection costs that has not shown a token."""
+ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
+"""A child's buffer: one read brings up to four pieces of a delta, and their payloads stay where they came to lie."""
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
@@ -93,17 +96,17 @@ class Connection:
         self._hello: Body = {}
         self._remote = b""
         self._challenge: Body = {}
-        self._scratch = bytearray(SCRATCH_BYTES)
-        self._view = memoryview(self._scratch)
+        self._buffer = memoryview(bytearray(SCRATCH_BYTES))
         self._start = self._end = 0
-        self._large: bytearray | None = None  # a control body too long for scratch
-        self._piece: memoryview | None = None  # payload being read, with room for the next header
-        self._filled = 0
-        self._body_bytes = 0
-        self._handle = self._index = 0
-        self._type = Type.PIECE
-        self.payload_bytes = 0
-        """Piece payload received so far, unfinished pieces included."""
+        """Bytes received and not yet taken."""
+        self._need = HEADER_BYTES
+        """Size of the frame at the start, as far as it is known."""
+        self._shared = False
+        """Payloads of this buffer are in other hands: its used part may not be written again."""
+        self._last_piece = 0
+        """Size of the last piece's frame: the next is likely to be like it."""
+        self._paid = 0
+        self._in_piece = False
         if side is Side.DIALER:
             if hello is None:
                 raise ValueError("a dialer needs a hello")
@@ -167,35 +170,61 @@ class Connection:
 
     # -- receiving
 
+    @property
+    def payload_bytes(self) -> int:
+        """Piece payload received so far, an unfinished piece included."""
+        return self._paid + (max(0, self._end - self._start - HEADER_BYTES) if self._in_piece else 0)
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go."""
-        if self._piece is not None:
-            return self._piece[self._filled :]
-        if self._large is not None:
-            return memoryview(self._large)[self._filled :]
-        if self._start == self._end:
+        room = len(self._buffer)
+        if self._start == self._end and not self._shared and room <= 2 * MAX_PIECE:
             self._start = self._end = 0
-        elif self._end > SCRATCH_BYTES // 2:
-            left = self._end - self._start
-            self._scratch[:left] = self._scratch[self._start : self._end]
-            self._start, self._end = 0, left
-        return self._view[self._end :]
+        elif self._start == self._end and room > 2 * MAX_PIECE:
+            # A layout came through: its room is given back.
+            self._shared = True
+            self._renew()
+            room = len(self._buffer)
+        elif self._start + self._need > room:
+            self._renew()
+            room = len(self._buffer)
+        # What would not fit behind this frame is left to the socket, but for its header: so hardly anything is ever copied into the next buffer.
+        frame_end = self._start + self._need
+        return self._buffer[self._end : room if frame_end + self._need <= room else max(frame_end + HEADER_BYTES, self._end + 1)]
+
+    def _renew(self) -> None:
+        """Room for the frame that has begun: in place, unless payloads of this buffer are in other hands."""
+        begun = self._buffer[self._start : self._end]
+        if self._shared or self._need > len(self._buffer):
+            usual = ARENA_BYTES if self.state is State.DATA and self.side is Side.DIALER else SCRATCH_BYTES
+            # Not zeroed: it is written before it is read.
+            self._buffer = np.empty(max(usual, self._last_piece + HEADER_BYTES, self._need + HEADER_BYTES), np.uint8).data
+            self._shared = False
+        self._buffer[: len(begun)] = begun
+        self._start, self._end = 0, len(begun)
 
     def received(self, count: int) -> list[Event]:
         """``count`` bytes were put into the last buffer. Raises RemoteError or RefusedError; then the connection is over."""
         events: list[Event] = []
-        if self._piece is not None:
-            self._fill_piece(count, events)
-        elif self._large is not None:
-            self._filled += count
-            if self._filled == self._body_bytes:
-                body, self._large = bytes(self._large), None
-                self._on_body(body, events)
-        else:
-            self._end += count
-        while self._piece is None and self._large is None and self._end - self._start >= HEADER_BYTES:
-            if not self._next_frame(events):
-                break
+        self._end += count
+        self._in_piece = False
+        while (have := self._end - self._start) >= HEADER_BYTES:
+            size, number, handle, index = HEADER.unpack_from(self._buffer, self._start)
+            if not (number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE):
+                if not self._control(size, number, handle, have, events):
+                    return events
+                continue
+            self._need = HEADER_BYTES + size
+            if have < self._need:
+                self._in_piece = True
+                return events
+            payload = self._buffer[self._start + HEADER_BYTES : self._start + self._need]
+            events.append(Piece(handle, index, payload))
+            self._shared = True
+            self._paid += size
+            self._start += self._need
+            self._last_piece = self._need
+        self._need = HEADER_BYTES
         return events
 
     def feed(self, data: bytes | memoryview) -> list[Event]:
@@ -210,21 +239,8 @@ class Connection:
             view = view[take:]
         return events
 
-    def _next_frame(self, events: list[Event]) -> bool:
-        """Begin or finish the frame at the start of scratch; False when more bytes are needed."""
-        size, number, handle, index = HEADER.unpack_from(self._scratch, self._start)
-        if number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE:
-            # The hot path; a piece that fails here is turned away with its reason below.
-            self._start += HEADER_BYTES
-            self._type, self._handle, self._index, self._body_bytes = Type.PIECE, handle, index, size
-            take = min(self._end - self._start, size)
-            piece = self._piece = np.empty(size + HEADER_BYTES, np.uint8).data
-            self._filled = 0
-            if take:
-                piece[:take] = self._view[self._start : self._start + take]
-                self._start += take
-                self._fill_piece(take, events)
-            return self._piece is None
+    def _control(self, size: int, number: int, handle: int, have: int, events: list[Event]) -> bool:
+        """The frame at the start of the buffer, if it is whole; False when more bytes are needed. A piece that comes here is out of place."""
         kind = _TYPES.get(number)
         if kind is None:
             raise RemoteError(f"frame type {number} is unknown")
@@ -232,46 +248,21 @@ class Connection:
             raise RemoteError(f"{kind.name} of {size} bytes is over the limit of {MAX_BODY[kind]}")
         if (self.state, self.other, kind) not in TRANSITIONS:
             raise RemoteError(f"{kind.name} from the {self.other.value} is not for a connection that is {self.state.value}")
-        have = self._end - self._start - HEADER_BYTES
-        self._type, self._handle, self._index, self._body_bytes = kind, handle, index, size
         if kind is Type.PIECE:
             raise RemoteError("PIECE without payload")
-        if have >= size:
-            self._start += HEADER_BYTES
-            body = bytes(self._view[self._start : self._start + size])
-            self._start += size
-            self._on_body(body, events)
-            return True
-        if HEADER_BYTES + size > SCRATCH_BYTES // 2:
-            self._large = bytearray(size)
-            self._start += HEADER_BYTES
-            self._large[:have] = self._view[self._start : self._end]
-            self._start = self._end = 0
-            self._filled = have
-        return False
+        self._need = HEADER_BYTES + size
+        if have < self._need:
+            return False
+        body = bytes(self._buffer[self._start + HEADER_BYTES : self._start + self._need])
+        self._start += self._need
+        self._need = HEADER_BYTES
+        self._on_body(kind, handle, body, events)
+        return True
 
-    def _fill_piece(self, count: int, events: list[Event]) -> None:
-        # A piece's buffer has room for the header that follows: in steady state one read brings a payload and the next header.
-        piece, size = self._piece, self._body_bytes
-        assert piece is not None
-        before = min(self._filled, size)
-        self._filled += count
-        self.payload_bytes += min(self._filled, size) - before
-        if self._filled < size:
-            return
-        events.append(Piece(self._handle, self._index, piece[:size]))
-        rest = self._filled - size
-        self._piece = None
-        if rest:
-            # A socket filled the piece, so scratch was empty: the beginning of the next header is all there is.
-            self._view[:rest] = piece[size : size + rest]
-            self._start, self._end = 0, rest
-
-    def _on_body(self, body: bytes, events: list[Event]) -> None:
-        kind = self._type
+    def _on_body(self, kind: Type, handle: int, body: bytes, events: list[Event]) -> None:
         if kind in SIGNED:
             self._move(self.other, kind)
-            events.append(Message(kind, {}, self._handle, body))
+            events.append(Message(kind, {}, handle, body))
             return
         content = messages.decode(kind, body)
         if kind is Type.ERROR:
@@ -282,7 +273,7 @@ class Connection:
             self._handshake(kind, content, body, events)
             return
         self._move(self.other, kind)
-        events.append(Message(kind, content, self._handle))
+        events.append(Message(kind, content, handle))
 
     # -- handshake
 
