@@ -86,6 +86,8 @@ class Hub:
         self._sealing: set[asyncio.Task[None]] = set()
         self._broadcast: tuple[Version, float] | None = None
         """The version on its way, and when its publishing began."""
+        self._awaited: set[str] = set()
+        """Peers that were there then and have not staged it yet."""
         self.last_broadcast_s: float | None = None
         """From the start of publishing to the last peer that staged it."""
 
@@ -231,6 +233,7 @@ class Hub:
             if head is not None and version.branch > head.branch:
                 logger.info("%s came back with other bytes: branch %d begins", found.path.name, version.branch)
             self._broadcast = (version, time.monotonic())
+            self._awaited = set(self.sessions)
             self.last_broadcast_s = None
             done = await self.publisher.publish(version, checkpoint)
             self.published = done
@@ -386,7 +389,9 @@ class Hub:
         if self._broadcast is None:
             return
         version, since = self._broadcast
-        if all(s.peer is not None and s.peer.staged == version for s in self.sessions.values()):
+        peers = {ident: s.peer for ident, s in self.sessions.items()}
+        self._awaited = {i for i in self._awaited if (p := peers.get(i)) is not None and (p.staged is None or p.staged < version)}
+        if not self._awaited:
             self.last_broadcast_s = time.monotonic() - since
             self._settled()
 
