@@ -89,34 +89,30 @@ async def dial(
     Raises RetryableError (unreachable, too slow), RefusedError (token, run, identity), RemoteError (protocol).
     """
     link_id = secrets.token_bytes(16)
-    tasks: list[asyncio.Task[tuple[Stripe, Established, _Handshake]]] = []
+    hellos: list[Body] = [
+        {"purpose": purpose, "role": role, "link": link_id, "stripe": number, "stripes": stripes} for number in range(stripes)
+    ]
+    # Neither TaskGroup nor gather: when a child fails at the moment when we are cancelled, they raise its error, and the caller
+    # would go on as if nobody had told it to end.
+    tasks = [
+        asyncio.create_task(_dial_stripe(host, port, identity, hello, expect, tls), name=f"dial {host}:{port} {number}")
+        for number, hello in enumerate(hellos)
+    ]
     try:
         async with asyncio.timeout(timeout_s):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for number in range(stripes):
-                        hello: Body = {"purpose": purpose, "role": role, "link": link_id, "stripe": number, "stripes": stripes}
-                        tasks.append(
-                            group.create_task(
-                                _dial_stripe(host, port, identity, hello, expect, tls), name=f"dial {host}:{port} {number}"
-                            )
-                        )
-            except* P2PCastError as failed:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    # To a task group its children's errors come first; to our caller the end does.
-                    raise asyncio.CancelledError from None
-                raise failed.exceptions[0] from None
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
     except TimeoutError:
-        _abandon(tasks)
+        await _abandon(tasks)
         raise RetryableError(f"no answer from {host}:{port} within {timeout_s:.0f} s") from None
     except BaseException:
-        _abandon(tasks)
+        await _abandon(tasks)
         raise
     results = [task.result() for task in tasks]
     for stripe, _, handshake in results:
         if stripe.closed:
-            _abandon(tasks)
+            await _abandon(tasks)
             raise handshake.error or RetryableError(f"{host}:{port} closed the connection at once")
     established = results[0][1]
     link = Link(owner, established.remote, f"{host}:{port}", stripes)
@@ -129,7 +125,13 @@ async def dial(
     return link
 
 
-def _abandon(tasks: list[asyncio.Task[tuple[Stripe, Established, _Handshake]]]) -> None:
+async def _abandon(tasks: list[asyncio.Task[tuple[Stripe, Established, _Handshake]]]) -> None:
+    """End those that still dial, and close what the others brought up."""
     for task in tasks:
-        if task.done() and not task.cancelled() and task.exception() is None:
-            task.result()[0].abort()
+        task.cancel()
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        for task in tasks:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                task.result()[0].abort()

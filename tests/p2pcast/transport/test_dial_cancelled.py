@@ -1,0 +1,43 @@
+"""Whoever cancels a dial gets a cancelled task, even if the connection is refused at that very moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from p2pcast.errors import RetryableError
+from p2pcast.transport.dial import dial
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.token import SECRET_BYTES, Token
+
+STEPS = 40
+"""Turns of the loop: more than a refused dial takes."""
+
+
+class NoOwner:
+    """Nothing happens on a link that never comes to be."""
+
+    def on_link_event(self, link: Any, stripe: Any, event: Any) -> None: ...
+    def on_link_read(self, link: Any, payload_bytes: int) -> None: ...
+    def on_link_writable(self, link: Any, stripe: Any) -> None: ...
+    def on_link_closed(self, link: Any, error: Any) -> None: ...
+
+
+async def test_a_cancelled_dial_never_goes_on_as_a_failed_one() -> None:
+    identity = Identity(bytes(16), "p1", Token(bytes(32), bytes(SECRET_BYTES)))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        ends = set()
+        for turns in range(STEPS):
+            task = asyncio.create_task(dial(NoOwner(), "127.0.0.1", port, identity, purpose="data", role="child", stripes=4))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            told = task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled() == told, f"cancelled after {turns} turns"
+            ends.add(told)
+            if not told:
+                assert isinstance(task.exception(), RetryableError)
+        assert ends == {True, False}, "the dial has to be met before and after its end"
