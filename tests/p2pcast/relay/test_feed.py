@@ -21,8 +21,8 @@ STRIPES = 3
 class Reader:
     """Reads each stripe by itself, as a child may have to, and checks the rules of docs/wire-protocol.md, section 5."""
 
-    def __init__(self, maker):
-        self.maker = maker
+    def __init__(self, maker, *, knows: bool = False):
+        self.maker, self.knows = maker, knows
         self.assemblies: dict[tuple[int, int], Assembly] = {}
         self.layouts: set[int] = set()
         self.got: dict[bytes, list[int]] = {}
@@ -34,10 +34,12 @@ class Reader:
         public, layout = self.maker.key.public, self.maker.layout
         assert artifact not in self.sealed, "nothing follows a SEAL"
         if send.what is Do.LAYOUT:
+            assert stripe not in self.layouts, "once a stripe"
+            assert not self.knows
             self.layouts.add(stripe)
         elif send.what is Do.OPEN:
             assert key not in self.assemblies, "OPEN once a stripe"
-            assert send.artifact.open.kind == "delta" or stripe in self.layouts
+            assert stripe in self.layouts or self.knows, "the document of the layout came first"
             self.assemblies[key] = Assembly(send.signed, public, layout)
             self.together.setdefault(artifact, Assembly(send.signed, public, layout))
         elif send.what is Do.BATCH:
@@ -136,16 +138,19 @@ def test_a_live_artifact_that_waits_does_not_hold_up_catch_up(maker):
     assert reader.together.keys() == {old.id, waiting.id}, "its OPEN went out at once"
 
 
-def test_an_anchor_brings_its_layout_on_every_stripe(maker):
+@pytest.mark.parametrize("knows", [False, True])
+def test_the_layout_comes_once_on_every_stripe_unless_the_child_has_it(maker, knows):
     artifact = maker.artifact(maker.anchor())
-    feeds, reader = ChildFeeds(), Reader(maker)
+    feeds, reader = ChildFeeds(), Reader(maker, knows=knows)
+    if knows:
+        feeds.layouts = frozenset({maker.layout.layout_id})
     feeds.add(artifact, [], live=False)
     turn = 0
     while list(feeds):
         for send in feeds.next(turn % STRIPES):
             reader.read(turn % STRIPES, send)
         turn += 1
-    assert reader.layouts == set(range(STRIPES))
+    assert reader.layouts == (set() if knows else set(range(STRIPES)))
     assert sorted(reader.got[artifact.id]) == list(range(artifact.assembly.pieces))
 
 
@@ -154,7 +159,7 @@ def test_an_empty_delta_is_open_and_seal(maker):
     feeds = ChildFeeds()
     feeds.add(artifact, [], live=True)
     assert feeds.next(1) == []
-    assert [s.what for s in feeds.next(0)] == [Do.OPEN, Do.SEAL]
+    assert [s.what for s in feeds.next(0)] == [Do.LAYOUT, Do.OPEN, Do.SEAL]
 
 
 def test_a_child_that_holds_all_gets_batches_and_seal(maker):
