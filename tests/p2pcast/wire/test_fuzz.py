@@ -16,7 +16,7 @@ from p2pcast.wire.state import Side
 T = Type
 CORPUS = [
     (T.PING, {"t": 5}),
-    (T.ATTACH, {"live": True, "want": [[bytes(16), [0, 4, 9, 12]]]}),
+    (T.ATTACH, {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 4, 9, 12]]]}),
     (T.WANT, {"artifact": bytes(16), "have": [1, 2]}),
     (T.ATTACHED, {"path": [bytes(16)], "artifacts": [[bytes(16), "delta", [0, 1], [0, 2], True]]}),
     (T.LAYOUT, {"layout": bytes(32), "document": b"{}" * 40}),

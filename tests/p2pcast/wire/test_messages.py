@@ -50,7 +50,7 @@ VALUES = {
     Type.COMMIT: {"version": V},
     Type.LEAVE: {},
     Type.LAYOUT: {"layout": B32, "document": st.binary(max_size=3000)},
-    Type.ATTACH: {"live": st.booleans(), "want": rows(B16, RANGES)},
+    Type.ATTACH: {"live": st.booleans(), "layouts": st.lists(B32, max_size=4), "want": rows(B16, RANGES)},
     Type.ATTACHED: {"path": st.lists(B16, max_size=4), "artifacts": rows(B16, KIND, OPT_V, V, st.booleans())},
     Type.PATH: {"path": st.lists(B16, max_size=4)},
     Type.WANT: {"artifact": B16, "have": RANGES},

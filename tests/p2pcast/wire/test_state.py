@@ -40,7 +40,7 @@ BODIES = {
     T.PLAN: {"epoch": [1, 2], "parent": None, "host": "", "port": 0, "backups": [[bytes(16), "h", 1]]},
     T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True]], "dropped": [bytes(16)]},
     T.COMMIT: {"version": V},
-    T.ATTACH: {"live": True, "want": [[bytes(16), [0, 3, 5, 6]]]},
+    T.ATTACH: {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 3, 5, 6]]]},
     T.WANT: {"artifact": bytes(16), "have": []},
     T.ATTACHED: {"path": [bytes(16)], "artifacts": [[bytes(16), "anchor", None, V, False]]},
     T.PATH: {"path": []},
