@@ -22,6 +22,8 @@ READ_AHEAD_PIECES = 32
 """Pieces that are read from the store at once for a child that lags behind memory."""
 READ_AHEAD_BYTES = 4 * limits.MIB
 """And their bytes: an anchor's pieces are large, and every lagging child has as much in flight."""
+BURST_BYTES = 128 * limits.KIB
+"""Handed to one stripe in one write: two pieces of a delta."""
 CHILD_SILENCE_S = 15.0
 """A child that has said nothing for so long is gone; the hub has long planned around it."""
 
@@ -90,18 +92,24 @@ class Downstream:
                 self._feed(child, holding, have or [], live=True)
                 self._pump_all(child)
 
-    def piece_held(self, holding: Holding, index: int) -> bool:
-        """Hand a piece on. True when a child could not take it yet."""
-        waiting = False
+    def line_up(self, holding: Holding, index: int) -> bool:
+        """A piece may go on: put it in line for every child that lacks it. True when there is one. ``pump`` follows."""
+        wanted = False
         for child in self.children.values():
-            if child.feeds.piece_held(holding.artifact, index):
+            wanted = child.feeds.piece_held(holding.artifact, index) or wanted
+        return wanted
+
+    def pump(self) -> bool:
+        """Send what the sockets take. True when a child has pieces left in line."""
+        waiting = False
+        for child in list(self.children.values()):
+            if child.feeds:
                 self._pump_all(child)
                 waiting = waiting or child.feeds.waiting
         return waiting
 
     def sealed(self, holding: Holding) -> None:
-        for child in self.children.values():
-            self._pump_all(child)
+        self.pump()
 
     def aborted(self, holding: Holding) -> None:
         for child in self.children.values():
@@ -190,24 +198,37 @@ class Downstream:
 
     def _pump(self, child: Child, stripe: Stripe) -> bool:
         """Fill a stripe. False when there is nothing left to send, or it has to be read first."""
-        feeds, holdings = child.feeds, self.node.holdings
         while stripe.writable:
+            parts: list[bytes | memoryview] = []
+            more = self._gather(child, stripe, parts)
+            if parts:
+                stripe.write(*parts)
+            if not more:
+                return False
+        return True
+
+    def _gather(self, child: Child, stripe: Stripe, parts: list[bytes | memoryview]) -> bool:
+        """Frames for one write. False when there is nothing behind them yet."""
+        feeds, holdings, connection = child.feeds, self.node.holdings, stripe.connection
+        room = BURST_BYTES
+        while room > 0:
             sends = feeds.next(stripe.number)
             if not sends:
                 return False
             for send in sends:
-                if send.what is Do.PIECE:
-                    holding = holdings.get(send.artifact.id)
-                    payload = self.node.payload(holding, send.index) if holding is not None else None
-                    if payload is None:
-                        feeds.put_back(send)
-                        self._read_ahead(child)
-                        return False
-                    header = stripe.connection.piece_header(send.handle, send.index, len(payload))
-                    stripe.write(header, payload)
-                    child.bytes_sent += len(payload)
-                else:
-                    stripe.write(self._frame(stripe, send))
+                if send.what is not Do.PIECE:
+                    parts.append(self._frame(stripe, send))
+                    continue
+                holding = holdings.get(send.artifact.id)
+                payload = self.node.payload(holding, send.index) if holding is not None else None
+                if payload is None:
+                    feeds.put_back(send)
+                    self._read_ahead(child)
+                    return False
+                size = len(payload)
+                parts += (connection.piece_header(send.handle, send.index, size), payload)
+                child.bytes_sent += size
+                room -= size
         return True
 
     def _frame(self, stripe: Stripe, send: Send) -> bytes:

@@ -123,8 +123,8 @@ class Node:
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
         self.writeback = WriteBack(self.disk, self._on_stored, self._on_store_failed)
-        self.handing: tuple[bytes, int, memoryview] | None = None
-        """The piece that is being handed to the children at this moment; it is cached only if one of them can't take it yet."""
+        self._fresh: dict[tuple[bytes, int], memoryview] = {}
+        """Pieces of the read that is being worked on."""
         self.paused = False
         """Not reading from parents, because the disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -205,24 +205,32 @@ class Node:
             holding.artifact.held.add(index)
             holding.stored.add(index)
             if self.downstream is not None:
-                self.downstream.piece_held(holding, index)
+                self.downstream.line_up(holding, index)
+        if self.downstream is not None:
+            self.downstream.pump()
         holding.progress.set()
 
     def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None:
-        """A piece that was verified and is new."""
+        """A piece that was verified and is new. ``forward`` follows, once all that came with it is here."""
         self.bytes_received += len(payload)
         assembly = holding.assembly
         self.writeback.submit(holding.id, holding.log, assembly.open.piece, index, payload)
-        self.handing = (holding.id, index, payload)
-        if self.downstream is not None and self.downstream.piece_held(holding, index):
-            self.cache.put(holding.id, index, payload)
-        self.handing = None
+        if self.downstream is not None and self.downstream.line_up(holding, index):
+            self._fresh[holding.id, index] = payload
         if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self.paused:
             self.paused = True
             for upstream in self.upstreams:
                 upstream.link.pause_reading()
         if holding.artifact.complete:
             self._completed(holding)
+
+    def forward(self) -> None:
+        """Hand the new pieces to the children; what they can't take yet is kept in memory for them."""
+        if self._fresh and self.downstream is not None:
+            if self.downstream.pump():
+                for (artifact, index), payload in self._fresh.items():
+                    self.cache.put(artifact, index, payload)
+            self._fresh.clear()
 
     def seal(self, holding: Holding, signed: bytes) -> None:
         holding.assembly.add_manifest(signed)
@@ -263,9 +271,9 @@ class Node:
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
         """A held piece, if it is in memory."""
-        now = self.handing
-        if now is not None and now[1] == index and now[0] == holding.id:
-            return now[2]
+        fresh = self._fresh.get((holding.id, index))
+        if fresh is not None:
+            return fresh
         return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
 
     def set_path(self, path: list[bytes]) -> None:

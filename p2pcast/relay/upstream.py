@@ -128,6 +128,7 @@ class Upstream:
             link.close(error)
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        self.node.forward()
         now = self._loop.time()
         self._watch.heard(now, active=self._active)
         if payload_bytes:
@@ -137,6 +138,7 @@ class Upstream:
         pass
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self.node.forward()
         self.node.upstreams.discard(self)
         for holding in self.node.holdings.values():
             if holding.source is self:
