@@ -140,7 +140,7 @@ def _sample(kind):
         "document": 4,
     }
     plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
-    lists = {key: [] for key in ("want", "have", "path", "artifacts", "high", "backups", "dropped")}
+    lists = {key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped")}
     nils = dict.fromkeys(("held", "target", "parent", "staged", "committed"))
     known = zero | {k: bytes(n) for k, n in sizes.items()} | plain | lists | nils | {"v": 1, "stripe": 0, "t": 0, "port": 0}
     return {k: known[k] for k in SCHEMA[kind]}
