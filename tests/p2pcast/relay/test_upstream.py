@@ -1,0 +1,198 @@
+"""What a parent may say, and what a child makes of it, message by message."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pcast.artifact import RunKey
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
+from p2pcast.store.store import Store
+from p2pcast.transport.link import Link
+from p2pcast.wire.connection import Message, Piece
+from p2pcast.wire.messages import Type
+
+
+class Heard(Link):
+    """A link without stripes that keeps what was to be sent."""
+
+    def __init__(self, owner):
+        super().__init__(owner, b"r" * 16, "remote", 1)
+        self.said = []
+
+    def send(self, kind, body, handle=0):
+        self.said.append((kind, body, handle))
+
+
+class Owner:
+    def __init__(self, store):
+        self.store = store
+        self.make_log = store.begin
+        self.aborted = []
+        self.lost = []
+
+    def on_opened(self, holding): ...
+    def on_complete(self, holding): ...
+    def on_offered(self, upstream): ...
+
+    def on_aborted(self, holding):
+        self.store.abandon(holding.log, holding.id)
+        self.aborted.append(holding.id)
+
+    def on_upstream_lost(self, upstream, error):
+        self.lost.append(error)
+
+
+@pytest.fixture
+async def child(maker, tmp_path):
+    """(node, upstream, link): a node that has just attached, live."""
+    node = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
+    Downstream(node)
+    upstream = Upstream(node, live=True)
+    link = Heard(upstream)
+    upstream.start(link)
+    yield node, upstream, link
+    node.close()
+
+
+def hear(upstream, link, kind, body=None, handle=0, signed=b""):
+    upstream.on_link_event(link, None, Message(kind, body or {}, handle, signed))
+
+
+async def test_an_abort_may_overtake_its_open(child, maker):
+    """They may come on different stripes: the OPEN that follows is then ignored, and the link goes on."""
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    made = maker.make([5000] * 3, piece=1024)
+    hear(upstream, link, Type.ABORT, handle=7)
+    hear(upstream, link, Type.OPEN, handle=7, signed=made.open)
+    hear(upstream, link, Type.BATCH, handle=7, signed=made.batches[0])
+    upstream.on_link_event(link, None, Piece(7, 0, memoryview(made.pieces(1024)[0])))
+    assert not link.closed
+    assert node.holdings == {}
+    assert not upstream.active
+
+
+async def test_layouts_that_nobody_has_signed_do_not_pile_up(child, maker):
+    node, upstream, link = child
+    for n in range(50):
+        other = Layout([Tensor(f"t{n}", "BF16", (4, 4))])
+        hear(upstream, link, Type.LAYOUT, {"layout": other.layout_id, "document": other.document})
+    assert node.layouts == {}
+    assert len(upstream._layouts) <= MAX_UNNAMED_LAYOUTS
+    made = maker.make([5000] * 3)
+    hear(upstream, link, Type.LAYOUT, {"layout": maker.layout.layout_id, "document": maker.layout.document})
+    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    assert not link.closed
+    assert list(node.layouts) == [maker.layout.layout_id]
+    assert list(node.holdings) == [made.id]
+
+
+async def test_a_layout_that_is_not_what_it_is_called_is_refused(child, maker):
+    node, upstream, link = child
+    other = Layout([Tensor("t", "BF16", (4, 4))])
+    hear(upstream, link, Type.LAYOUT, {"layout": maker.layout.layout_id, "document": other.document})
+    hear(upstream, link, Type.OPEN, handle=1, signed=maker.make([1]).open)
+    assert link.closed
+    assert link.error.wire_code == "integrity"
+    assert node.layouts == {}
+
+
+async def test_what_was_never_opened(child, maker):
+    made = maker.make([5000] * 3)
+    for message in (
+        Message(Type.BATCH, {}, 3, made.batches[0]),
+        Message(Type.SEAL, {}, 3, made.manifest),
+        Piece(3, 0, memoryview(b"x")),
+    ):
+        node, _, _ = child
+        upstream = Upstream(node, live=True)
+        link = Heard(upstream)
+        upstream.start(link)
+        upstream.on_link_event(link, None, message)
+        assert link.closed
+        assert "never opened" in str(link.error)
+
+
+async def test_forgeries_end_the_link(child, maker):
+    node, _, _ = child
+    node.add_layout(maker.layout)
+    made = maker.make([5000] * 30, piece=1024)
+    forged = bytearray(made.open)
+    forged[-1] ^= 1
+    for messages in (
+        [(Type.OPEN, bytes(forged))],
+        [(Type.OPEN, made.open), (Type.BATCH, made.batches[0][:-1])],
+        [(Type.OPEN, made.open), (Type.SEAL, made.manifest[:40])],
+        [(Type.OPEN, made.open), (Type.BATCH, maker.make([9] * 30, step=8).batches[0])],
+    ):
+        upstream = Upstream(node, live=True)
+        link = Heard(upstream)
+        upstream.start(link)
+        for kind, signed in messages:
+            assert not link.closed
+            hear(upstream, link, kind, handle=1, signed=signed)
+        assert link.error.wire_code == "integrity"
+        assert upstream.ended.done()
+    assert Store(node.owner.store.root, RunKey(bytes([9]) * 32).public).artifacts == {}
+
+
+async def test_pieces_of_what_the_hub_has_dropped_are_ignored(child, maker):
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    made = maker.make([5000] * 30, piece=1024)
+    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    hear(upstream, link, Type.BATCH, handle=1, signed=made.batches[0])
+    assert upstream.active
+    node.abort(node.holdings[made.id])
+    upstream.on_link_event(link, None, Piece(1, 0, memoryview(made.pieces(1024)[0])))
+    assert not link.closed
+    assert node.bytes_received == 0
+    assert not upstream.active
+    assert node.owner.aborted == [made.id]
+
+
+async def test_a_parent_that_speaks_first_is_answered(child):
+    """Before ``start`` there is no link yet but the one that the event came by."""
+    node, _, _ = child
+    upstream = Upstream(node, live=True)
+    link = Heard(upstream)
+    hear(upstream, link, Type.PING, {"t": 4})
+    assert link.said == [(Type.PONG, {"t": 4}, 0)]
+
+
+async def test_a_link_that_closed_before_it_began_claims_nothing(child, maker):
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    made = maker.make([5000] * 3)
+    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    link.close()
+    assert [h.id for h in node.wants()] == [made.id]
+    late = Upstream(node, live=True)
+    dead = Heard(late)
+    dead.close()
+    late.start(dead)
+    assert [h.id for h in node.wants()] == [made.id], "it is still free for the next parent"
+    assert node.upstreams == set()
+
+
+async def test_a_child_that_never_saw_the_open_is_told_that_it_is_gone(child, maker):
+    node, _, _ = child
+    node.add_layout(maker.layout)
+    downstream = node.downstream
+    link = Heard(downstream)
+    downstream.accept(link)
+    wish = maker.make([5000] * 3)
+    downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": [[wish.id, [0, 2]]]}))
+    holding = node.open(wish.open, None)
+    (feed,) = downstream.children[link].feeds
+    assert feed.have == [0, 2], "a wish is kept with what the child holds"
+    node.abort(holding)
+    assert [said[0] for said in link.said] == [Type.ATTACHED, Type.GONE]
+    downstream.on_link_event(link, None, Message(Type.WANT, {"artifact": b"?" * 16, "have": []}))
+    assert link.said[-1] == (Type.GONE, {"artifact": b"?" * 16}, 0)
+    downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": []}))
+    assert link.closed
+    assert "twice" in str(link.error)
