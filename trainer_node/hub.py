@@ -13,7 +13,7 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,7 @@ class Hub:
             )  # fmt: skip
             await self._retain()
         self.skipped.pop(found.path.name, None)
-        self.memory.update(published=self.memory["published"] | {str(found.step): found.fingerprint})
+        await self.staging.run(self.memory.update, published=self.memory["published"] | {str(found.step): found.fingerprint})
 
     async def _retain(self) -> None:
         gone = await self.staging.run(self.store.retain)
@@ -266,7 +266,10 @@ class Hub:
         self._announce([holding])
 
     def on_complete(self, holding: Holding) -> None:
-        task = asyncio.get_running_loop().create_task(self._seal(holding), name=f"seal {holding.open.version}")
+        self._later(self._seal(holding), f"seal {holding.open.version}")
+
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._sealing.add(task)
         task.add_done_callback(self._sealing.discard)
 
@@ -281,7 +284,7 @@ class Hub:
         self._announce([holding])
 
     def on_aborted(self, holding: Holding) -> None:
-        self.store.abandon(holding.log, holding.id)
+        self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
         self._send_all(Type.CATALOG, {"artifacts": [], "dropped": [holding.id]})
 
     def on_offered(self, upstream: Upstream) -> None: ...
@@ -430,7 +433,7 @@ class Hub:
         version = Version.parse(str(body.get("version", "")))
         if version not in {s.version for s in self.store.artifacts.values()}:
             raise RefusedError(f"version {version} is not one of this run's; see `p2pcast status`")
-        self.memory.update(target=list(version))
+        await self.staging.run(self.memory.update, target=list(version))
         self._send_all(Type.COMMIT, {"version": list(version)})
         return {"target": str(version)}
 

@@ -29,6 +29,7 @@ import uvloop
 from p2pcast import limits
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.bench import bare
 from p2pcast.codec.cell import DENSE
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.daemon import keep_freed_memory
@@ -65,6 +66,8 @@ class Setup:
     certificate: Path | None
     """PEM with key and certificate, for TLS."""
     folder: Path
+    bare: bool = False
+    """Not p2pcast, but the least that any relay does (``p2pcast.bench.bare``)."""
 
 
 def _context(setup: Setup, *, server: bool) -> ssl.SSLContext | None:
@@ -188,9 +191,10 @@ def _pin(role: str) -> None:
         os.sched_setaffinity(0, cores[-1:] if role == "middle" else cores[:-1])
 
 
-def _cpu_s() -> float:
+def _cpu_s() -> tuple[float, float]:
+    """(in user mode, in the kernel)."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    return used.ru_utime, used.ru_stime
 
 
 def anonymous_bytes() -> int:
@@ -222,60 +226,100 @@ class _Peak(threading.Thread):
 def _process(setup: Setup, pipe: Pipe) -> None:
     _pin(setup.role)
     keep_freed_memory()
-
-    async def work() -> None:
-        relay = _Relay(setup)
-        await relay.listener.start("127.0.0.1", 0)
-        running = [asyncio.ensure_future(relay.node.run()), asyncio.ensure_future(relay.downstream.run())]
-        pipe.send(relay.listener.address[1])
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, pipe.recv)
-        peak = _Peak()
-        peak.start()
-        cpu, began = _cpu_s(), time.monotonic()
-        if setup.parent is not None:
-            await relay.receive()
-        else:
-            await relay.attached.wait()
-            await relay.publish()
-        pipe.send({"cpu_s": _cpu_s() - cpu, "wall_s": time.monotonic() - began, "rss": peak.stop()})
-        await loop.run_in_executor(None, pipe.recv)
-        for task in running:
-            task.cancel()
-        relay.downstream.close()
-        await relay.listener.stop()
-        relay.node.close()
-
-    uvloop.run(work())
+    uvloop.run(_bare(setup, pipe) if setup.bare else _whole(setup, pipe))
 
 
-def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool) -> dict[str, Any]:
+class _Meter:
+    """CPU, time and memory of this process between making it and ``figures``."""
+
+    def __init__(self) -> None:
+        self._peak = _Peak()
+        self._peak.start()
+        self._cpu, self._began = _cpu_s(), time.monotonic()
+
+    def figures(self) -> dict[str, float]:
+        user_s, kernel_s = (after - before for after, before in zip(_cpu_s(), self._cpu, strict=True))
+        return {"user_s": user_s, "kernel_s": kernel_s, "wall_s": time.monotonic() - self._began, "rss": self._peak.stop()}
+
+
+async def _told(pipe: Pipe) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+
+
+async def _whole(setup: Setup, pipe: Pipe) -> None:
+    relay = _Relay(setup)
+    await relay.listener.start("127.0.0.1", 0)
+    running = [asyncio.ensure_future(relay.node.run()), asyncio.ensure_future(relay.downstream.run())]
+    pipe.send(relay.listener.address[1])
+    await _told(pipe)
+    meter = _Meter()
+    if setup.parent is not None:
+        await relay.receive()
+    else:
+        await relay.attached.wait()
+        await relay.publish()
+    pipe.send(meter.figures())
+    await _told(pipe)
+    for task in running:
+        task.cancel()
+    relay.downstream.close()
+    await relay.listener.stop()
+    relay.node.close()
+
+
+async def _bare(setup: Setup, pipe: Pipe) -> None:
+    loop = asyncio.get_running_loop()
+    size = setup.payload_bytes
+    if setup.role == "source":
+        pipe.send(setup.parent)
+        await _told(pipe)
+        assert setup.parent is not None
+        await bare.send(setup.parent, size, setup.rate_bps)
+        return
+    node: bare.Counter | bare.Forwarder
+    if setup.role == "sink":
+        node = bare.Counter(size)
+    else:
+        assert setup.parent is not None
+        child, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", setup.parent)
+        node = bare.Forwarder(size, child, setup.folder)
+    server = await loop.create_server(lambda: node, "127.0.0.1", 0)
+    pipe.send(server.sockets[0].getsockname()[1])
+    await _told(pipe)
+    meter = _Meter()
+    await node.done.wait()
+    pipe.send(meter.figures())
+    await _told(pipe)
+
+
+def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, bare: bool = False) -> dict[str, Any]:
     """One transfer through the chain; the middle process's figures."""
     context = multiprocessing.get_context("spawn")
     secret, key = secrets.token_bytes(20), secrets.token_bytes(32)
+    # Who dials whom decides the order: a peer dials its parent, a bare sender its child.
+    order = ("sink", "middle", "source") if bare else ("source", "middle", "sink")
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as name:
         folder = Path(name)
         certificate = _certificate(folder / "bench.pem") if tls else None
         pipes: dict[str, Pipe] = {}
         processes = []
-        parent: int | None = None
+        above: int | None = None
         try:
-            for role in ("source", "middle", "sink"):
+            for role in order:
                 ours, theirs = context.Pipe()
-                setup = Setup(role, payload_bytes, rate_bps, stripes, secret, key, parent, certificate, folder / role)
+                setup = Setup(role, payload_bytes, rate_bps, stripes, secret, key, above, certificate, folder / role, bare)
                 process = context.Process(target=_process, args=(setup, theirs), name=f"p2pcast-bench-{role}", daemon=True)
                 process.start()
                 theirs.close()
                 processes.append(process)
                 pipes[role] = ours
-                parent = int(_answer(ours, role))
+                above = int(_answer(ours, role))
             for role in ("sink", "middle", "source"):
-                # The sink first: it waits at the middle, which has nothing yet, so all three run at once.
                 pipes[role].send("go")
             figures: dict[str, Any] = _answer(pipes["middle"], "middle")
             _answer(pipes["sink"], "sink")
-            for pipe in pipes.values():
-                pipe.send("end")
+            for role in ("sink", "middle") if bare else pipes:
+                pipes[role].send("end")
         finally:
             for process in processes:
                 process.join(5)
@@ -319,31 +363,36 @@ def _certificate(path: Path) -> Path:
 
 
 def bench_relay(payload_bytes: int, rate_bps: float, stripes: int, runs: int) -> dict[str, Any]:
-    """Plaintext and TLS, ``runs`` times each in turn; medians of the CPU figures, the largest memory."""
+    """Bare, plaintext and TLS in turn, ``runs`` times; medians of the CPU figures (seconds a GB), the largest memory (bytes)."""
     rows: list[dict[str, Any]] = []
     for number in range(runs):
-        for tls in (False, True):
-            figures = run_once(payload_bytes, rate_bps, stripes, tls=tls)
+        for link in ("bare", "plaintext", "tls"):
+            figures = run_once(payload_bytes, rate_bps, stripes, tls=link == "tls", bare=link == "bare")
             gb = payload_bytes / 1e9
             rows.append(
                 {
                     "run": number,
-                    "tls": tls,
-                    "cpu_s_per_gb": round(figures["cpu_s"] / gb, 4),
+                    "link": link,
+                    "cpu_s_per_gb": round((figures["user_s"] + figures["kernel_s"]) / gb, 4),
+                    "kernel_s_per_gb": round(figures["kernel_s"] / gb, 4),
                     "gb_s": round(gb / figures["wall_s"], 3),
                     "peak_rss_bytes": figures["rss"],
                 }
             )
 
-    def median(tls: bool) -> float:
-        return float(np.median([r["cpu_s_per_gb"] for r in rows if r["tls"] is tls]))
+    def median(link: str) -> float:
+        return float(np.median([r["cpu_s_per_gb"] for r in rows if r["link"] == link]))
 
+    bare_s = median("bare")
     return {
         "payload_bytes": payload_bytes,
         "rate_bps": rate_bps,
         "stripes": stripes,
-        "cpu_s_per_gb_plaintext": median(False),
-        "cpu_s_per_gb_tls": median(True),
-        "peak_rss_bytes": max(r["peak_rss_bytes"] for r in rows),
+        "cpu_s_per_gb_bare": bare_s,
+        "cpu_s_per_gb_plaintext": median("plaintext"),
+        "cpu_s_per_gb_tls": median("tls"),
+        "plaintext_to_bare": round(median("plaintext") / bare_s, 3),
+        "tls_to_bare": round(median("tls") / bare_s, 3),
+        "peak_rss_bytes": max(r["peak_rss_bytes"] for r in rows if r["link"] != "bare"),
         "rows": rows,
     }

@@ -31,15 +31,23 @@ def relay(payload: int, rate: float, stripes: int, runs: int, as_json: bool, out
         "run",
         "link",
         "CPU s/GB",
+        "of it kernel",
         "GB/s",
         "peak anonymous memory",
         title=f"{payload} MiB over {stripes} stripes, middle of three processes",
     )
     for row in result["rows"]:
-        memory = f"{row['peak_rss_bytes'] / 2**20:.0f} MiB"
         table.add_row(
-            str(row["run"]), "TLS" if row["tls"] else "plaintext", f"{row['cpu_s_per_gb']:.2f}", f"{row['gb_s']:.2f}", memory
+            str(row["run"]),
+            row["link"],
+            f"{row['cpu_s_per_gb']:.2f}",
+            f"{row['kernel_s_per_gb']:.2f}",
+            f"{row['gb_s']:.2f}",
+            f"{row['peak_rss_bytes'] / 2**20:.0f} MiB",
         )
     console().print(table)
-    plain, tls = result["cpu_s_per_gb_plaintext"], result["cpu_s_per_gb_tls"]
-    click.echo(f"median CPU: plaintext {plain:.2f} s/GB, TLS {tls:.2f} s/GB; peak {result['peak_rss_bytes'] / 2**20:.0f} MiB")
+    click.echo(
+        f"median CPU: bare {result['cpu_s_per_gb_bare']:.2f} s/GB (read, hash, send, write), "
+        f"plaintext {result['cpu_s_per_gb_plaintext']:.2f} ({result['plaintext_to_bare']:.2f} x bare), "
+        f"TLS {result['cpu_s_per_gb_tls']:.2f} ({result['tls_to_bare']:.2f} x bare); peak {result['peak_rss_bytes'] / 2**20:.0f} MiB"
+    )

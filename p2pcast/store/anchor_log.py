@@ -28,16 +28,10 @@ class AnchorLog:
         self._segments: list[tuple[int, int, FileLog]] = []
         """(offset in the log, size, file), ascending."""
         if create:
-            with explained("create", folder):
-                folder.mkdir(parents=True)
-        weights = FileLog(folder / SINGLE, len(head), create=create)
-        self._segments.append((0, layout.nbytes, weights))
-        if create:
-            with weights.descriptor() as fd, explained("write", folder / SINGLE):
-                os.pwrite(fd, head, 0)
-                if layout.nbytes:
-                    os.posix_fallocate(fd, len(head), layout.nbytes)
-            self._segments.append((layout.nbytes, 1 << 62, FileLog(folder / FILES_NAME, 0, create=True)))
+            weights = FileLog(folder / SINGLE, len(head), head=head, allocate_bytes=layout.nbytes)
+            self._segments = [(0, layout.nbytes, weights), (layout.nbytes, 1 << 62, FileLog(folder / FILES_NAME, 0, head=b""))]
+        else:
+            self._segments = [(0, layout.nbytes, FileLog(folder / SINGLE, len(head)))]
 
     def add_files(self, manifest: Manifest) -> None:
         """The small files of a finished folder."""

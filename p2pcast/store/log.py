@@ -29,14 +29,15 @@ class Log(Protocol):
 
 
 class FileLog:
-    """A log that lies in one file from ``start`` on."""
+    """A log that lies in one file from ``start`` on. The file is opened, or made, by whoever first uses it: that may take its time, and is not for an event loop."""
 
-    def __init__(self, path: Path, start: int, *, create: bool = False) -> None:
+    def __init__(self, path: Path, start: int, *, head: bytes | None = None, allocate_bytes: int = 0) -> None:
+        """With ``head`` the file does not exist yet and is to begin with these bytes; room for ``allocate_bytes`` of the log is then taken at once."""
         self.path = path
         self._start = start
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL if create else os.O_RDONLY
-        with explained("open", path):
-            self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._head = head
+        self._allocate_bytes = allocate_bytes
+        self._fd = -1
         self._lock = threading.Lock()
         self._users = 0
         self._closing = False
@@ -47,16 +48,37 @@ class FileLog:
         with self._lock:
             if self._closing:
                 raise LocalError(f"{self.path} was closed while it was still needed")
+            if self._fd < 0:
+                self._open()
             self._users += 1
         try:
             yield self._fd
         finally:
             self._release()
 
+    def _open(self) -> None:
+        if self._head is None:
+            with explained("open", self.path):
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            return
+        with explained("create", self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                if self._head:
+                    os.pwrite(fd, self._head, 0)
+                if self._allocate_bytes:
+                    os.posix_fallocate(fd, self._start, self._allocate_bytes)
+            except BaseException:
+                os.close(fd)
+                self.path.unlink(missing_ok=True)
+                raise
+            self._fd = fd
+
     def _release(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._closing and not self._users:
+            if self._closing and not self._users and self._fd >= 0:
                 os.close(self._fd)
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
@@ -87,5 +109,5 @@ class FileLog:
         with self._lock:
             if not self._closing:
                 self._closing = True
-                if not self._users:
+                if not self._users and self._fd >= 0:
                     os.close(self._fd)

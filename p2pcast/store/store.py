@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ class Store:
         self.run_key = run_key
         self.damaged: list[tuple[Path, str]] = []
         """What was found and can't be used, with the reason; it is left where it is."""
-        self.artifacts: dict[bytes, Stored] = {}
+        self.artifacts: Mapping[bytes, Stored] = {}
+        """Replaced whole at each change: other threads may be looking at it."""
         with explained("create", root):
             for name in ("deltas", "anchors", "files"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -130,14 +131,11 @@ class Store:
     # -- receiving
 
     def begin(self, open_: Open, layout: Layout) -> Log:
-        """A log for an artifact that comes in. Raises LocalError."""
+        """A log for an artifact that comes in; nothing is touched before it is written to."""
         path = self.root / "partial" / open_.artifact.hex()
         if open_.kind == ANCHOR:
             return AnchorLog(path, layout, create=True)
-        log = FileLog(path, len(HEADER), create=True)
-        with log.descriptor() as fd, explained("write", path):
-            os.pwrite(fd, HEADER, 0)
-        return log
+        return FileLog(path, len(HEADER), head=HEADER)
 
     def seal(self, log: Log, assembly: Assembly) -> Stored:
         """Everything is in the log: make it durable under its name. The log stays readable. Raises LocalError, IntegrityError."""
@@ -235,7 +233,8 @@ class Store:
         for artifact in expendable(self.artifacts.values()):
             if artifact in spare:
                 continue
-            stored = self.artifacts.pop(artifact)
+            stored = self.artifacts[artifact]
+            self.artifacts = {a: s for a, s in self.artifacts.items() if a != artifact}
             if stored.path.is_dir():
                 shutil.rmtree(stored.path, ignore_errors=True)
             else:
@@ -252,7 +251,7 @@ class Store:
 
     def _add(self, assembly: Assembly, path: Path) -> Stored:
         stored = Stored(assembly, path)
-        self.artifacts[stored.id] = stored
+        self.artifacts = {**self.artifacts, stored.id: stored}
         return stored
 
     def _keep(self, contents: bytes, file: FileEntry) -> None:

@@ -186,7 +186,11 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.COMMIT: {"version": version},
     Type.LEAVE: {},
     Type.LAYOUT: {"layout": binary(32), "document": lambda x: type(x) is bytes},
-    Type.ATTACH: {"live": flag, "layouts": row(binary(32), limits.MAX_LAYOUTS), "want": row(fields(artifact, ranges), limits.MAX_CATALOG)},
+    Type.ATTACH: {
+        "live": flag,
+        "layouts": row(binary(32), limits.MAX_LAYOUTS),
+        "want": row(fields(artifact, ranges), limits.MAX_CATALOG),
+    },
     Type.ATTACHED: {
         "path": path,
         "artifacts": row(fields(artifact, kind, optional(version), version, flag), limits.MAX_CATALOG),

@@ -50,8 +50,7 @@ class FolderInstaller:
     async def stage(self, version: Version, shadow: Path) -> None:
         cancelled = threading.Event()
         try:
-            files = self._files(version)
-            await self._run(lambda: self._folders.stage(version, shadow, files, cancelled))
+            await self._run(lambda: self._folders.stage(version, shadow, self._files(version), cancelled))
         except BaseException:
             cancelled.set()
             self._ready = False

@@ -260,7 +260,7 @@ def test_a_finished_anchor_read_past_its_end(store):
 
 
 def test_a_file_log(tmp_path):
-    log = FileLog(tmp_path / "x", len(HEADER), create=True)
+    log = FileLog(tmp_path / "x", len(HEADER), head=HEADER)
     parts = [bytes([n % 251]) * (n % 7) for n in range(3 * IOV_MAX)]
     log.write(10, parts)
     whole = b"".join(parts)
@@ -269,7 +269,7 @@ def test_a_file_log(tmp_path):
     with pytest.raises(IntegrityError, match="cut short"):
         log.read(10 + len(whole) - 3, 9)
     with pytest.raises(LocalError, match="exists already"):
-        FileLog(tmp_path / "x", 0, create=True)
+        FileLog(tmp_path / "x", 0, head=b"").write(0, [b"y"])
     log.close()
     log.close()
     with pytest.raises(LocalError, match="was closed while it was still needed"):
@@ -278,7 +278,7 @@ def test_a_file_log(tmp_path):
 
 def test_closing_a_log_waits_for_whoever_is_in_it(tmp_path):
     """The number of a file that was closed may be another file's a moment later: a write must never land there."""
-    log = FileLog(tmp_path / "x", 0, create=True)
+    log = FileLog(tmp_path / "x", 0, head=b"")
     inside, may_go, closed = threading.Event(), threading.Event(), threading.Event()
     numbers: list[int] = []
 
