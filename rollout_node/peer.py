@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ class Peer:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self.control.run(), name="control")
-            group.create_task(self.attachment.run(), name="attachment")
+            group.create_task(self._attach(), name="attachment")
             group.create_task(self._stage(), name="staging")
             group.create_task(self._fetch(), name="fetching")
             for runner in self.runners:
@@ -272,7 +272,10 @@ class Peer:
         took = (holding.completed_at or 0.0) - holding.opened_at
         if holding.assembly.manifest is not None and took > 0:
             self._transfer = [holding.assembly.manifest.log, int(took * 1e6)]
-        task = asyncio.get_running_loop().create_task(self._seal(holding), name=f"seal {holding.open.version}")
+        self._later(self._seal(holding), f"seal {holding.open.version}")
+
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._sealing.add(task)
         task.add_done_callback(self._sealing.discard)
 
@@ -288,7 +291,7 @@ class Peer:
         self._news.ring()
 
     def on_aborted(self, holding: Holding) -> None:
-        self.store.abandon(holding.log, holding.id)
+        self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
         self._news.ring()
 
     def on_offered(self, upstream: Upstream) -> None:
@@ -324,6 +327,12 @@ class Peer:
         }
         return cheapest_path(self.staged, edges.values())
 
+    async def _attach(self) -> None:
+        # A whole state that the hub pushes is not for one that has it on disk: that becomes known first.
+        if self._base is not None:
+            await self._begun.wait()
+        await self.attachment.run()
+
     async def _fetch(self) -> None:
         """Ask for what the way to the newest version needs and nobody sends."""
         await self._begun.wait()
@@ -342,6 +351,8 @@ class Peer:
             if live is not None and edge.artifact in live.offers:
                 if self.attachment.unfetch(edge.artifact):
                     live.want(edge.artifact)
+                else:
+                    waiting = True
                 continue
             waiting = True
             if (entry := self.catalog.get(edge.artifact)) is not None and entry.sealed:
