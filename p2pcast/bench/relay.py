@@ -151,7 +151,7 @@ class _Relay:
         began = loop.time()
         for cell in self.layout.cells:
             payload = random.bytes(cell.nbytes)
-            log.write(packer.log_bytes, [payload])
+            await loop.run_in_executor(None, log.write, packer.log_bytes, [payload])
             packer.add_cell(cell.index, DENSE, payload, 0, 1)
             while (batch := packer.take_batch()) is not None:
                 self.node.add_local(holding, batch)
