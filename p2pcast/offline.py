@@ -11,10 +11,9 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,10 @@ from p2pcast.version import Version
 
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 _SHOWN = 10
+
+
+Seen = Callable[[int, int], None]
+"""Told how many bytes of the state were looked at more, and of how many in all; from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,15 @@ def require_same(expected: Layout, found: Layout, what: str) -> None:
     raise IntegrityError(f"{what}: the tensors differ, so no delta fits (it takes a whole anchor):\n  {listed}{more}")
 
 
+def _unseen(done: int, total: int) -> None: ...
+
+
 def diff(
     old: Path | str,
     new: Path | str,
     out: Path | str,
     *,
+    seen: Seen = _unseen,
     codec: str = "auto",
     cell_words: int = limits.CELL_WORDS,
     workers: int | None = None,
@@ -110,6 +117,7 @@ def diff(
 
     def code(cell: Cell) -> tuple[int, Encoded | None]:
         words = was.words(cell)
+        seen(cell.nbytes, layout.nbytes)
         before = digest(words, cell)
         coded = encode(cell, words, now.words(cell), before=before, codec=codec)
         if coded is not None and coded.codec != RAW and len(coded.payload) > cell.nbytes:
@@ -140,7 +148,9 @@ def _add(writer: P2pdWriter, coded: Encoded | None, tally: Counter[str]) -> int:
     return coded.changed
 
 
-def apply_file(base: Path | str, delta: Path | str, out: Path | str, *, workers: int | None = None) -> Version:
+def apply_file(
+    base: Path | str, delta: Path | str, out: Path | str, *, seen: Seen = _unseen, workers: int | None = None
+) -> Version:
     """Write folder ``out`` = ``base`` + the delta in a file; its version. Raises IntegrityError (wrong base, damage), LocalError."""
     checkpoint = Checkpoint.open(base)
     with P2pdFile.open(delta) as file:
@@ -151,6 +161,7 @@ def apply_file(base: Path | str, delta: Path | str, out: Path | str, *, workers:
 
         def words_of(cell: Cell) -> npt.NDArray[Any]:
             words = checkpoint.words(cell)
+            seen(cell.nbytes, file.layout.nbytes)
             placed = table.get(cell.index)
             if placed is None:
                 reached[cell.index] = digest(words, cell)
@@ -200,7 +211,7 @@ def _small_files(base: Checkpoint, file: P2pdFile) -> dict[str, bytes]:
     return out
 
 
-def squash_files(paths: Sequence[Path | str], out: Path | str, *, workers: int | None = None) -> Written:
+def squash_files(paths: Sequence[Path | str], out: Path | str, *, seen: Seen = _unseen, workers: int | None = None) -> Written:
     """Write one delta that does what the given ones do, oldest first. Raises IntegrityError when they do not follow each other."""
     if not paths:
         raise UsageError("nothing to squash: name at least one .p2pd file")
@@ -219,6 +230,7 @@ def squash_files(paths: Sequence[Path | str], out: Path | str, *, workers: int |
         changed = 0
 
         def join(cell: Cell) -> Encoded | None:
+            seen(cell.nbytes, layout.nbytes)
             links = [
                 (p.codec, f.read_cell(p), p.before, p.after)
                 for f, table in zip(files, tables, strict=True)
@@ -268,28 +280,31 @@ def _file_source(files: Sequence[P2pdFile], entry: FileEntry) -> bytes | None:
     return None
 
 
-def cell_digests(checkpoint: Checkpoint, layout: Layout, *, workers: int | None = None) -> Iterable[int]:
+def cell_digests(checkpoint: Checkpoint, layout: Layout, *, seen: Seen = _unseen, workers: int | None = None) -> Iterable[int]:
     """The digest of every cell of a folder, in order, at memory speed."""
-    return ordered_map(partial(_cell_digest, checkpoint), layout.cells, workers=workers or cores(), name="digest")
+
+    def one(cell: Cell) -> int:
+        seen(cell.nbytes, layout.nbytes)
+        return digest(checkpoint.words(cell), cell)
+
+    return ordered_map(one, layout.cells, workers=workers or cores(), name="digest")
 
 
-def _cell_digest(checkpoint: Checkpoint, cell: Cell) -> int:
-    return digest(checkpoint.words(cell), cell)
-
-
-def state_digest(checkpoint: Checkpoint, layout: Layout | None = None, *, workers: int | None = None) -> int:
+def state_digest(
+    checkpoint: Checkpoint, layout: Layout | None = None, *, seen: Seen = _unseen, workers: int | None = None
+) -> int:
     """Digest of a folder's whole state; the same however the layout is cut."""
-    return sum(cell_digests(checkpoint, layout or checkpoint.layout(), workers=workers)) & MASK
+    return sum(cell_digests(checkpoint, layout or checkpoint.layout(), seen=seen, workers=workers)) & MASK
 
 
-def verify_folder(folder: Path | str, delta: Path | str, *, workers: int | None = None) -> Verified:
+def verify_folder(folder: Path | str, delta: Path | str, *, seen: Seen = _unseen, workers: int | None = None) -> Verified:
     """Compare a folder with the state after the delta in a file: tensors, digest, small files. Raises IntegrityError, LocalError."""
     checkpoint = Checkpoint.open(folder)
     with P2pdFile.open(delta) as file:
         require_same(file.layout, checkpoint.layout(), f"{folder} against {delta}")
         expected = {p.cell: p.after for p in file.assembly.directory}
         state, wrong = 0, []
-        for cell, found in zip(file.layout.cells, cell_digests(checkpoint, file.layout, workers=workers), strict=True):
+        for cell, found in zip(file.layout.cells, cell_digests(checkpoint, file.layout, seen=seen, workers=workers), strict=True):
             state = (state + found) & MASK
             if expected.get(cell.index, found) != found:
                 wrong.append(f"{cell_name(file.layout, cell)} differs")
@@ -306,7 +321,9 @@ def verify_folder(folder: Path | str, delta: Path | str, *, workers: int | None 
         return Verified(state, file.manifest.version, faults)
 
 
-def verify_digests(folder: Path | str, status: Any, *, version: Version | None = None, workers: int | None = None) -> Verified:
+def verify_digests(
+    folder: Path | str, status: Any, *, version: Version | None = None, seen: Seen = _unseen, workers: int | None = None
+) -> Verified:
     """Compare a folder with a hub's ``/status``: ``digests`` maps ``branch.step`` to the state's digest in hex.
 
     ``version``: insist on that one; else any that the hub knows will do, the newest first. Raises LocalError when the status has no digests.
@@ -321,7 +338,7 @@ def verify_digests(folder: Path | str, status: Any, *, version: Version | None =
         except (UsageError, TypeError, ValueError):
             raise IntegrityError(f"the hub's status: digests: {str(text)[:40]!r} is not a version with a digest in hex") from None
     checkpoint = Checkpoint.open(folder)
-    state = state_digest(checkpoint, workers=workers)
+    state = state_digest(checkpoint, seen=seen, workers=workers)
     wanted = sorted(digests, reverse=True) if version is None else [version]
     for candidate in wanted:
         if digests.get(candidate) == state:

@@ -27,6 +27,7 @@ from p2pcast.daemon import Memory, node_id, show_address, state_lock, warm_up
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.http import Document, HttpServer
 from p2pcast.offline import state_digest
+from p2pcast.progress import Meter
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Holding, Node
@@ -436,7 +437,15 @@ class Peer:
         self.node.add_layout(layout)
         await self.staging.run(self.store.keep_files, await self.staging.run(checkpoint.small_files))
         logger.info("base %s is version %s: nothing to download", checkpoint.folder, version)
+        self._say_room(layout)
         return await self.staging.new_shadow(self.config.shadow, layout, version, checkpoint.words, state)
+
+    def _say_room(self, layout: Layout) -> None:
+        logger.info(
+            "the state takes %.2f GB of memory in %s, and each version's changes beside it",
+            layout.nbytes / 1e9,
+            self.config.shadow,
+        )
 
     async def _advance(self, holding: Holding) -> None:
         version = holding.open.version
@@ -453,11 +462,17 @@ class Peer:
         await self._at(version)
 
     async def _fill(self, holding: Holding) -> None:
-        while not holding.finished:
-            holding.progress.clear()
-            if holding.aborted:
-                raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
-            await holding.progress.wait()
+        layout, seen = holding.assembly.layout, 0
+        self._say_room(layout)
+        with Meter(f"version {holding.open.version}") as meter:
+            while not holding.finished:
+                holding.progress.clear()
+                if holding.aborted:
+                    raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
+                await holding.progress.wait()
+                held = holding.artifact.held.count * holding.open.piece
+                meter(held - seen, max(held, layout.nbytes))
+                seen = held
         await holding.durable.wait()
         async with self._moving():
             if self.shadow is not None:

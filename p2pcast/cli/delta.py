@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from p2pcast import offline
+from p2pcast.progress import Meter
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -27,7 +28,7 @@ def delta() -> None:
 @click.option("-o", "--output", required=True, type=_FOLDER, help="The .p2pd file to write.")
 @click.option(
     "--codec",
-    type=click.Choice(["auto", "context", "flat", "dense"]),
+    type=click.Choice(["auto", "flat", "dense"]),
     default="auto",
     show_default=True,
     help="How changed cells are coded; auto takes the smallest for each.",
@@ -35,7 +36,8 @@ def delta() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def diff_command(old: Path, new: Path, output: Path, codec: str, as_json: bool) -> None:
     """Write the lossless delta from folder OLD to folder NEW."""
-    made = offline.diff(old, new, output, codec=codec)
+    with Meter("diff") as seen:
+        made = offline.diff(old, new, output, codec=codec, seen=seen)
     _report(made, "encode_s", as_json)
 
 
@@ -46,7 +48,8 @@ def diff_command(old: Path, new: Path, output: Path, codec: str, as_json: bool) 
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def apply_command(base: Path, file: Path, output: Path, as_json: bool) -> None:
     """Write folder BASE with the delta in FILE applied. A wrong BASE is refused."""
-    version = offline.apply_file(base, file, output)
+    with Meter("apply") as seen:
+        version = offline.apply_file(base, file, output, seen=seen)
     if as_json:
         click.echo(json.dumps({"path": str(output), "version": str(version)}))
     else:
@@ -59,7 +62,9 @@ def apply_command(base: Path, file: Path, output: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def squash_command(files: tuple[Path, ...], output: Path, as_json: bool) -> None:
     """Join consecutive deltas, oldest first, into one that does the same."""
-    _report(offline.squash_files(files, output), "squash_s", as_json)
+    with Meter("squash") as seen:
+        made = offline.squash_files(files, output, seen=seen)
+    _report(made, "squash_s", as_json)
 
 
 def _report(made: offline.Written, seconds_key: str, as_json: bool) -> None:

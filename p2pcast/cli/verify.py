@@ -12,6 +12,7 @@ import click
 
 from p2pcast import limits, offline
 from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError
+from p2pcast.progress import Meter
 from p2pcast.version import Version
 
 _TIMEOUT_S = 10.0
@@ -29,9 +30,12 @@ def verify(folder: Path, against: str, version_text: str | None, token_file: Pat
     """Compare FOLDER's digest with the state that FILE leads to, or with a hub's versions. Exit code 3 when it differs."""
     version = None if version_text is None else Version.parse(version_text)
     if against.startswith(("http://", "https://")):
-        found = offline.verify_digests(folder, fetch_status(against, token_file), version=version)
+        status = fetch_status(against, token_file)
+        with Meter("verify") as seen:
+            found = offline.verify_digests(folder, status, version=version, seen=seen)
     else:
-        found = offline.verify_folder(folder, against)
+        with Meter("verify") as seen:
+            found = offline.verify_folder(folder, against, seen=seen)
     if as_json:
         document = {
             "ok": not found.faults,
