@@ -67,7 +67,8 @@ class Attachment:
         self._moving = False
         """The link was closed for a new plan: that is no fault of the parent."""
         self._ordered = asyncio.Event()
-        self._wishes: set[bytes] = set()
+        self._wishes: dict[bytes, None] = {}
+        """In the order in which they are needed."""
         self._wished = asyncio.Event()
 
     def order(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
@@ -86,13 +87,13 @@ class Attachment:
     def fetch(self, artifact: bytes) -> None:
         """Have an artifact sent by the hub, over a link of its own."""
         if artifact not in self._wishes:
-            self._wishes.add(artifact)
+            self._wishes[artifact] = None
             self._wished.set()
 
     def unfetch(self, artifact: bytes) -> bool:
         """The parent has it after all. False when the hub was asked already: then it must not be asked of the parent too."""
-        self._wishes.discard(artifact)
-        return self.pull is None or artifact not in self.pull.wanted
+        self._wishes.pop(artifact, None)
+        return self.pull is None or self.pull.link.closed or artifact not in self.pull.wanted
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -1,0 +1,296 @@
+"""A hub and peers as tasks of one event loop, over loopback; states are written and read back with the safetensors library, never with our own reader."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import safetensors
+import uvloop
+
+from p2pcast.version import Version
+from p2pcast.wire.token import Token
+from rollout_node.peer import Peer, PeerConfig
+from trainer_node.hub import Hub, HubConfig
+
+DEADLINE_S = 20.0
+POLL_S = 0.01
+
+State = dict[str, tuple[str, tuple[int, ...], bytes]]
+"""Name → dtype as the safetensors library calls it, shape, contents."""
+
+WIDTHS = {"bfloat16": 2, "float32": 4, "uint8": 1, "float64": 8, "int64": 8}
+SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "model.embed.weight": ("bfloat16", (311, 97)),
+    "model.norm.weight": ("float32", (53,)),
+    "model.odd": ("uint8", (1013,)),
+    "model.scalar": ("float32", ()),
+    "model.scalar16": ("bfloat16", ()),
+    "model.nothing": ("bfloat16", (0, 5)),
+    "model.wide": ("float64", (7, 3)),
+    "model.ids": ("int64", (5,)),
+}
+
+
+def first_state(seed: int = 0, shapes: Mapping[str, tuple[str, tuple[int, ...]]] = SHAPES) -> State:
+    """Random bits: every exponent, infinities and NaNs with payloads among them."""
+    draw = np.random.default_rng(seed)
+    state = {n: (d, s, draw.bytes(int(np.prod(s)) * WIDTHS[d])) for n, (d, s) in shapes.items()}
+    name, (dtype, shape, contents) = next(iter(state.items()))
+    odd_nans = bytes.fromhex("c17fa5ffff7f0080")
+    return state | {name: (dtype, shape, odd_nans + contents[len(odd_nans) :])}
+
+
+def trained(state: State, seed: int, share: float = 0.01) -> State:
+    """Another state: about ``share`` of the words of each tensor have other bits. 1: every one, 0: none."""
+    draw = np.random.default_rng(seed)
+    out: State = {}
+    for name, (dtype, shape, contents) in state.items():
+        width = WIDTHS[dtype]
+        words = np.frombuffer(contents, f"<u{width}").copy()
+        chosen = draw.random(len(words)) < share
+        words[chosen] ^= draw.integers(1, 200, chosen.sum(), dtype=words.dtype)
+        out[name] = (dtype, shape, words.tobytes())
+    return out
+
+
+def write(folder: Path, state: State, files: Mapping[str, bytes] | None = None) -> Path:
+    """A checkpoint, complete from the moment it has its name."""
+    part = folder.with_name(f".{folder.name}.new")
+    part.mkdir(parents=True)
+    kept = {n: np.frombuffer(c, np.uint8) for n, (_, _, c) in state.items()}
+    specs = {
+        n: safetensors.TensorSpec(dtype=d, shape=list(s), data_ptr=kept[n].ctypes.data, data_len=kept[n].nbytes)
+        for n, (d, s, _) in state.items()
+    }
+    (part / "model.safetensors").write_bytes(safetensors.serialize(specs))
+    for path, contents in (files or {}).items():
+        (part / path).parent.mkdir(parents=True, exist_ok=True)
+        (part / path).write_bytes(contents)
+    (part / "STABLE").touch()
+    if folder.exists():
+        shutil.rmtree(folder)
+    part.rename(folder)
+    return folder
+
+
+_NAMES = {"BF16": "bfloat16", "F32": "float32", "U8": "uint8", "F64": "float64", "I64": "int64"}
+
+
+def read(folder: Path) -> State:
+    found = safetensors.deserialize((folder / "model.safetensors").read_bytes())
+    return {n: (_NAMES[t["dtype"]], tuple(t["shape"]), bytes(t["data"])) for n, t in found}
+
+
+def small_files(folder: Path) -> dict[str, bytes]:
+    paths = [p for p in folder.rglob("*") if p.is_file() and p.name not in ("STABLE", "model.safetensors")]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in paths}
+
+
+class Swarm:
+    """One run. Everything it starts it ends; an unexpected end of a daemon fails whatever is being waited for."""
+
+    def __init__(self, folder: Path, tmpfs: Path) -> None:
+        self.folder = folder
+        self.tmpfs = tmpfs
+        self.checkpoints = folder / "checkpoints"
+        self.checkpoints.mkdir()
+        self.hub: Hub = None  # type: ignore[assignment]  # once hub_up() was called
+        self.address = ("127.0.0.1", 0)
+        self.peers: dict[str, Peer] = {}
+        self.steps: dict[int, tuple[State, dict[str, bytes]]] = {}
+        """What was last written under each step."""
+        self._tasks: dict[Hub | Peer, asyncio.Task[None]] = {}
+
+    # -- daemons
+
+    async def hub_up(self, **options: Any) -> Hub:
+        config = HubConfig(
+            checkpoints=self.checkpoints,
+            state=self.folder / "hub",
+            shadow=self.tmpfs / "hub",
+            listen=self.address,
+            http=("127.0.0.1", 0),
+            token_file=self.folder / "token",
+            **options,
+        )
+        self.hub = hub = Hub(config)
+        self._start(hub)
+        await self.until(lambda: (self.folder / "hub" / "daemon.json").exists(), "the hub answers")
+        self.address = hub.listener.address
+        return hub
+
+    def peer_config(self, name: str, **options: Any) -> PeerConfig:
+        given: dict[str, Any] = {
+            "hub": self.address,
+            "token": Token.parse((self.folder / "token").read_text()),
+            "targets": (f"safetensors:{self.out(name)}",),
+            "state": self.folder / name,
+            "shadow": self.tmpfs / name,
+            "name": name,
+            "listen": ("127.0.0.1", 0),
+            "stripes": 2,
+            "keep": 100,
+        }
+        return PeerConfig(**given | options)
+
+    def peer_begun(self, name: str, **options: Any) -> Peer:
+        peer = self.peers[name] = Peer(self.peer_config(name, **options))
+        self._start(peer)
+        return peer
+
+    async def peer_up(self, name: str, **options: Any) -> Peer:
+        peer = self.peer_begun(name, **options)
+        await self.until(lambda: (self.folder / name / "daemon.json").exists(), f"{name} answers")
+        return peer
+
+    async def peers_up(self, *names: str, **options: Any) -> list[Peer]:
+        return [await self.peer_up(name, **options) for name in names]
+
+    async def down(self, daemon: Hub | Peer) -> None:
+        """As SIGTERM does it."""
+        task = self._tasks.pop(daemon)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=DEADLINE_S)
+        assert done, f"{daemon} does not end: {task.get_stack()}"
+        if not task.cancelled():
+            task.result()
+        if isinstance(daemon, Peer):
+            self.peers.pop(daemon.config.name, None)
+
+    async def ended(self, daemon: Hub | Peer) -> BaseException:
+        """The error that a daemon ends with by itself."""
+        task = self._tasks.pop(daemon)
+        if isinstance(daemon, Peer):
+            self.peers.pop(daemon.config.name, None)
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([task])
+        error = task.exception()
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        assert error is not None
+        return error
+
+    async def all_down(self) -> None:
+        for daemon in list(self._tasks):
+            await self.down(daemon)
+
+    def _start(self, daemon: Hub | Peer) -> None:
+        self._tasks[daemon] = asyncio.create_task(daemon.run())
+
+    # -- what happens
+
+    def publish(self, step: int, state: State, files: Mapping[str, bytes] | None = None) -> None:
+        kept = dict(files or {"config.json": b'{"a": 1}'})
+        write(self.checkpoints / f"step_{step}", state, kept)
+        self.steps[step] = (state, kept)
+
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            for daemon, task in self._tasks.items():
+                if task.done():
+                    raise AssertionError(f"{daemon} ended while waiting until {what}") from task.exception()
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}; {self.picture()}"
+            await asyncio.sleep(POLL_S)
+
+    async def published(self, version: str) -> None:
+        """The hub is through with it, as its /status says."""
+        wanted = Version.parse(version)
+        await self.until(
+            lambda: self.hub.published is not None and self.hub.published.version == wanted, f"{version} is published"
+        )
+
+    async def live(self, version: str, *peers: Peer) -> None:
+        """Committed by ``peers`` (all), and known to be so at the hub; then what they installed is compared."""
+        wanted = Version.parse(version)
+        chosen = peers or tuple(self.peers.values())
+        await self.until(lambda: all(p.committed == wanted for p in chosen), f"{version} is live")
+        for peer in chosen:
+            self.check(peer, wanted.step)
+
+    def check(self, peer: Peer, step: int) -> None:
+        """Its folder step_N is what was written, tensor by tensor and file by file."""
+        state, files = self.steps[step]
+        folder = self.out(peer.config.name) / f"step_{step}"
+        assert read(folder) == state
+        assert small_files(folder) == files
+        assert folder.joinpath("STABLE").exists()
+        assert read(self.out(peer.config.name) / "latest").keys() == state.keys()
+
+    def out(self, name: str) -> Path:
+        return self.folder / f"{name}-out"
+
+    def versions(self, kind: str = "") -> list[str]:
+        """What the hub's store holds, of a kind."""
+        return [str(v) for v in sorted(s.version for s in self.hub.store.artifacts.values() if kind in s.kind)]
+
+    def picture(self) -> str:
+        peers = [(n, str(p.staged), p._busy, p.error, [r.status() for r in p.runners]) for n, p in self.peers.items()]
+        return f"hub {self.hub.publisher.head}, skipped {self.hub.skipped}, peers {peers}"
+
+    # -- HTTP
+
+    async def get(self, daemon: Hub | Peer, path: str) -> tuple[int, str]:
+        return await self._ask("GET", daemon, path, None)
+
+    async def status(self, daemon: Hub | Peer) -> dict[str, Any]:
+        async with aiohttp.ClientSession() as session, session.get(_url(daemon, "/status")) as answer:
+            assert answer.status == 200
+            document: dict[str, Any] = await answer.json()
+            return document
+
+    async def post(self, daemon: Hub | Peer, path: str, body: Any) -> tuple[int, str]:
+        return await self._ask("POST", daemon, path, body)
+
+    async def _ask(self, method: str, daemon: Hub | Peer, path: str, body: Any) -> tuple[int, str]:
+        given = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with aiohttp.ClientSession() as session, session.request(method, _url(daemon, path), **given) as answer:
+            return answer.status, await answer.text()
+
+
+def _url(daemon: Hub | Peer, path: str) -> str:
+    host, port = daemon.http.address
+    return f"http://{host}:{port}{path}"
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that daemons run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def tmpfs() -> Iterator[Path]:
+    """A folder in tmpfs, for shadows; nothing of it stays."""
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path, tmpfs: Path) -> AsyncIterator[Swarm]:
+    swarm = Swarm(tmp_path, tmpfs)
+    yield swarm
+    await swarm.all_down()
+
+
+class States:
+    """How tests make states and look at them."""
+
+    first = staticmethod(first_state)
+    trained = staticmethod(trained)
+    write = staticmethod(write)
+    read = staticmethod(read)
+    shapes = SHAPES
+
+
+@pytest.fixture(scope="session")
+def states() -> type[States]:
+    return States
