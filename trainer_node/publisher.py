@@ -35,7 +35,7 @@ from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
 
-EMIT_S = 0.01
+EMIT_S = 0.02
 """Pieces are vouched for this often: every peer checks a signature a batch, which costs as much as hashing a MiB."""
 
 

@@ -23,7 +23,7 @@ BACKLOG_HIGH_BYTES = 32 * MIB
 BACKLOG_LOW_BYTES = 8 * MIB
 STEP_BYTES = 4 * MIB
 """Written in one trip to the disk's thread."""
-GATHER_S = 0.01
+GATHER_S = 0.005
 
 Pieces = dict[int, memoryview]
 Stored = Callable[[bytes, list[int]], None]
