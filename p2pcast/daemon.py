@@ -12,16 +12,11 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from p2pcast import limits
-from p2pcast.codec.cell import apply, decode, encode
-from p2pcast.codec.digest import word_dtype
-from p2pcast.codec.layout import Cell
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.store.files import atomic_write, explained
 
@@ -140,15 +135,3 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
-
-
-def warm_up(widths: Iterable[int] = (2,)) -> None:
-    """Before a daemon takes part: load the compiled kernels for these word widths (bytes), which hold the interpreter for long the first time."""
-    for width in widths:
-        old = np.zeros(256, word_dtype(width))
-        new = old.copy()
-        new[[1, 200]] = 3
-        cell = Cell(0, 0, 0, len(old), width, 0)
-        coded = encode(cell, old, new, codec="flat")
-        assert coded is not None
-        apply(decode(cell, coded.codec, coded.payload, old, coded.before, coded.after), old)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -77,7 +78,7 @@ class HttpServer:
     ) -> web.StreamResponse:
         if request.path not in OPEN_PATHS and not _on_loopback(request.remote):
             given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self._bearer}".encode()):
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._bearer}".encode()):
                 return web.json_response({"error": "a bearer token is needed off loopback: the run's join token"}, status=401)
         try:
             return await handler(request)
@@ -103,7 +104,8 @@ class HttpServer:
         return handle
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        return web.json_response(self._status())
+        # Peers report what they like; what is no JSON must not cost the whole answer.
+        return web.Response(text=json.dumps(self._status(), default=repr, skipkeys=True), content_type="application/json")
 
     async def _get_health(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

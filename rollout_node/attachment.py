@@ -56,7 +56,8 @@ class Attachment:
         """The node that feeds us now."""
         self.live: Upstream | None = None
         self.pull: Upstream | None = None
-        self.attached_at = 0.0
+        self.moved_at = 0.0
+        """When a parent was last found or lost."""
         self._node = node
         self._identity = identity
         self._hub = hub
@@ -101,24 +102,37 @@ class Attachment:
             group.create_task(self._follow_plan(), name="parent")
             group.create_task(self._pull(), name="pull")
 
+    @property
+    def receiving(self) -> bool:
+        """Whether the parent is sending something just now."""
+        live = self.live
+        return live is not None and any(h is not None and h.completed_at is None and not h.aborted for h in live.handles.values())
+
     async def _follow_plan(self) -> None:
         await self._ordered.wait()
+        loop = asyncio.get_running_loop()
         wait_s, loops = RETRY_MIN_S, 0
         while True:
-            place = self._choose()
+            if self._all_shunned():
+                await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+                wait_s = min(RETRY_MAX_S, wait_s * 2)
+            orders, place = self.orders, self._choose()
             upstream = await self._attach(place, live=True)
             if upstream is None:
-                self._shunned[place[0]] = asyncio.get_running_loop().time()
-                if self._all_shunned():
-                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
-                    wait_s = min(RETRY_MAX_S, wait_s * 2)
+                self._shunned[place[0]] = loop.time()
                 continue
-            wait_s = RETRY_MIN_S
             self.live, self.parent = upstream, place[0]
-            self.attached_at = asyncio.get_running_loop().time()
+            self.moved_at = loop.time()
+            if self.orders is not orders and (self.orders.parent or self._hub())[0] != place[0]:
+                # While we dialled, a new plan has come.
+                self._moving = True
+                upstream.link.close()
             self._changed()
             error = await upstream.run()
             self.live = self.parent = None
+            attached_s, self.moved_at = loop.time() - self.moved_at, loop.time()
+            if attached_s > RETRY_MAX_S:
+                wait_s = RETRY_MIN_S
             if self._moving:
                 self._moving = False
             elif upstream.looped and loops < LOOP_TRIES:
@@ -127,7 +141,7 @@ class Attachment:
                 await asyncio.sleep(LOOP_RETRY_S)
             else:
                 loops = 0
-                self._shunned[place[0]] = asyncio.get_running_loop().time()
+                self._shunned[place[0]] = loop.time()
                 logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
 
     def _choose(self) -> Place:

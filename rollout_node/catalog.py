@@ -28,8 +28,18 @@ class Catalog:
         self._entries: dict[bytes, Entry] = {}
         self.complete = asyncio.Event()
         """The first list has come."""
+        self._anew = True
 
-    def update(self, body: Body, now: float) -> None:
+    def begin(self) -> None:
+        """The hub welcomes us: what it lists next is all it has, and what it has dropped meanwhile is not told again."""
+        self._anew = True
+
+    def update(self, body: Body, now: float) -> bool:
+        """True when this was the whole list."""
+        anew, self._anew = self._anew, False
+        if anew:
+            listed = {artifact for artifact, *_ in body["artifacts"]}
+            self._entries = {a: e for a, e in self._entries.items() if a in listed}
         for artifact, kind, base, version, size, layout, state, sealed in body["artifacts"]:
             old = self._entries.get(artifact)
             since = old.sealed_at if old is not None and old.sealed else now
@@ -39,6 +49,7 @@ class Catalog:
         for artifact in body["dropped"]:
             self._entries.pop(artifact, None)
         self.complete.set()
+        return anew
 
     def get(self, artifact: bytes) -> Entry | None:
         return self._entries.get(artifact)

@@ -54,6 +54,8 @@ class Control:
         self._lost = asyncio.Event()
         self.hub: bytes = b""
         """The hub's node, once it has answered."""
+        self.joined_at = 0.0
+        """When it was last dialled with success, by the loop's clock."""
 
     @property
     def connected(self) -> bool:
@@ -65,7 +67,7 @@ class Control:
         link = await dial(self, *self._address, self._identity, purpose="control", role="peer", tls=self._tls)
         self.hub = link.remote
         self._link = link
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self.joined_at = asyncio.get_running_loop().time()
         link.send(Type.JOIN, self._join())
 
     async def run(self) -> None:

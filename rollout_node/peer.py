@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from p2pcast.artifact.records import Open, run_id
 from p2pcast.bell import Bell
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon import Memory, node_id, show_address, state_lock, warm_up
+from p2pcast.codec.warm import warm_up
+from p2pcast.daemon import Memory, node_id, show_address, state_lock
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.http import Document, HttpServer
 from p2pcast.offline import state_digest
@@ -56,6 +58,11 @@ PATIENCE_S = 2.0
 """How long a parent may take to open an artifact that the hub has sealed, before it is fetched from the hub."""
 KEPT_PATCHES = 16
 """Patches kept for an engine that lags behind; one further back is filled densely."""
+
+
+REFUSED_S = 0.5
+REFUSED_MAX_S = 60.0
+"""Before an artifact that was refused is tried again; twice as long each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,8 @@ class Peer:
         self._transfer: list[int] | None = None
         self._busy = "joining"
         self._sealing: set[asyncio.Task[None]] = set()
+        self._refusals: Counter[bytes] = Counter()
+        """Artifact → how often it was refused."""
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -198,6 +207,9 @@ class Peer:
         if kind is Type.WELCOME:
             self.commits = body["commit"]
             self.target = None if body["target"] is None else Version.of(body["target"])
+            self.catalog.begin()
+            for runner in self.runners:
+                runner.wake()
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(body)
         elif self._early is not None:
@@ -206,8 +218,13 @@ class Peer:
             parent = None if body["parent"] is None else (body["parent"], body["host"], body["port"])
             self.attachment.order((body["epoch"][0], body["epoch"][1]), parent, [(n, h, p) for n, h, p in body["backups"]])
         elif kind is Type.CATALOG:
-            self.catalog.update(body, asyncio.get_running_loop().time())
-            for artifact in body["dropped"]:
+            whole = self.catalog.update(body, asyncio.get_running_loop().time())
+            dropped = body["dropped"]
+            if whole:
+                # A hub that died forgets what it had not sealed. What opened since we dialled it may be newer than its list.
+                since = self.control.joined_at
+                dropped = [h.id for h in self.node.holdings.values() if self.catalog.get(h.id) is None and h.opened_at < since]
+            for artifact in dropped:
                 self._dropped(artifact)
             self._news.ring()
         elif kind is Type.COMMIT:
@@ -284,7 +301,8 @@ class Peer:
         try:
             stored = await self.staging.run(self.store.seal, holding.log, holding.assembly)
             holding.durable.set()
-            for gone in await self.staging.run(self.store.retain, frozenset({stored.id})):
+            needed = frozenset({stored.id, *(edge.artifact for edge in self._path())})
+            for gone in await self.staging.run(self.store.retain, needed):
                 self.node.forget(gone.id)
         except P2PCastError as error:
             if not self.node.error.done():
@@ -357,8 +375,9 @@ class Peer:
                 continue
             waiting = True
             if (entry := self.catalog.get(edge.artifact)) is not None and entry.sealed:
-                waited = now - max(entry.sealed_at, self.attachment.attached_at)
-                if live is None or waited > PATIENCE_S:
+                # A parent that is busy with an earlier one will come to it; one that is lost is replaced in a moment.
+                waited = now - max(entry.sealed_at, self.attachment.moved_at)
+                if waited > PATIENCE_S and not self.attachment.receiving:
                     self.attachment.fetch(edge.artifact)
         return waiting
 
@@ -488,20 +507,23 @@ class Peer:
         self._drop_patches()
         for runner in self.runners:
             runner.wake()
-        following = self._path()
-        ahead = self.node.holdings.get(following[0].artifact) if following else None
-        if ahead is not None and ahead.finished and version != self.target:
-            return
-        while not all(r.settled(version) for r in self.runners):
+        while not (self._superseded(version) or all(r.settled(version) for r in self.runners)):
             async with self._still:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.5):
                         await self._still.wait()
 
+    def _superseded(self, version: Version) -> bool:
+        """Whether the next version is here already: then no engine, and be it one that hangs, is waited for."""
+        following = self._path()
+        ahead = self.node.holdings.get(following[0].artifact) if following else None
+        return ahead is not None and ahead.finished and version != self.target
+
     async def _refused(self, holding: Holding, error: IntegrityError) -> None:
         """A version that does not fit what we hold, or a shadow that rotted: heal by starting over from what is whole."""
         self.error = str(error)
         logger.error("version %s refused: %s", holding.open.version, error)
+        rotten = 0
         if self.shadow is not None and holding.open.base == self.staged:
             async with self._moving():
                 rotten = await self._rotten(self.shadow)
@@ -509,7 +531,13 @@ class Peer:
                     logger.error("%d cells of the shadow have rotted; it is made anew", rotten)
                 self.shadow.close()
                 self.shadow = self.staged = None
-        await asyncio.sleep(1.0)
+        if not rotten and holding.finished:
+            # It was whole when it came in: then it has been damaged on our disk.
+            self.node.forget(holding.id)
+            await self.staging.run(self.store.discard, holding.id)
+            self._news.ring()
+        self._refusals[holding.id] += 1
+        await asyncio.sleep(min(REFUSED_MAX_S, REFUSED_S * 2 ** (self._refusals[holding.id] - 1)))
 
     def _drop_patches(self) -> None:
         """Those that every engine has behind it, and those too far back."""

@@ -20,6 +20,9 @@ logger = logging.getLogger("p2pcast.peer")
 RETRY_S = 2.0
 """Before a failed start, stage or commit is tried again."""
 
+STAGE_S = 1800.0
+"""The shadow is held still for one installer for so long at most: time for 140 GB at 80 MB/s. One that hangs must not stop the others for ever."""
+
 
 class RunnerOwner(Protocol):
     def held_still(self) -> AbstractAsyncContextManager[tuple[Version, Path] | None]:
@@ -63,6 +66,10 @@ class Runner:
                     if not isinstance(error, RetryableError) or str(error) != self.error:
                         logger.warning("%s: %s", self.installer.name, error)
                     self.error = str(error)
+                except Exception as error:  # an installer's own fault must not end the relay
+                    done = False
+                    logger.exception("%s failed", self.installer.name)
+                    self.error = f"{type(error).__name__}: {error}"
                 self._owner.on_installed()
                 try:
                     async with asyncio.timeout(None if done else RETRY_S):
@@ -84,22 +91,27 @@ class Runner:
             version, path = shadow
             if self.staged != version and not (installer.committed == version and installer.ready):
                 try:
-                    await installer.stage(version, path)
+                    async with asyncio.timeout(STAGE_S):
+                        await installer.stage(version, path)
                     self.staged = version
-                except P2PCastError:
+                except TimeoutError:
+                    self.staged = None
+                    raise RetryableError(f"staging version {version} took longer than {STAGE_S:.0f} s") from None
+                except BaseException:
                     self.staged = None
                     raise
                 finally:
                     self._tried = version
-        if self.staged is not None and self._owner.may_commit(self.staged):
-            version = self.staged
-            try:
-                self.report = await installer.commit(version)
-            except P2PCastError:
-                self.staged = None
-                raise
-            self.versions.append(version)
-            logger.info("%s: version %s committed, pause %.1f ms", installer.name, version, 1e3 * self.report.pause_s)
+        ready = self.staged
+        if ready is None or (installer.committed == ready and installer.ready) or not self._owner.may_commit(ready):
+            return True
+        try:
+            self.report = await installer.commit(ready)
+        except BaseException:
+            self.staged = None
+            raise
+        self.versions.append(ready)
+        logger.info("%s: version %s committed, pause %.1f ms", installer.name, ready, 1e3 * self.report.pause_s)
         return True
 
     def status(self) -> dict[str, Any]:

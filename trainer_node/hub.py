@@ -24,7 +24,8 @@ from p2pcast import metrics
 from p2pcast.artifact.records import Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon import Memory, node_id, show_address, state_lock, warm_up
+from p2pcast.codec.warm import warm_up
+from p2pcast.daemon import Memory, node_id, show_address, state_lock
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, UsageError
 from p2pcast.http import Document, HttpServer
 from p2pcast.relay.downstream import Downstream
@@ -108,7 +109,7 @@ class Hub:
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
         self.key = RunKey.load_or_create(state / "run.key")
-        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}})
+        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
         self.token = Token(run_id(self.key.public), self._secret(state / "token.key"))
         self.ident = node_id(self.memory)
@@ -202,21 +203,24 @@ class Hub:
         self._announce(self.node.holdings.values())
 
     async def _watch(self) -> None:
-        async for event in watch(self.config.checkpoints):
-            if isinstance(event, Damaged):
-                self._skip(event.path, event.reason)
-                continue
-            if self.memory["published"].get(str(event.step)) == event.fingerprint:
-                continue
-            try:
-                await self._publish(event)
-            except (LocalError, P2PCastError) as error:
-                if not event.path.exists():
-                    self._skip(event.path, "it was deleted while it was read")
-                elif isinstance(error, LocalError) and self.node.error.done():
-                    raise
-                else:
-                    self._skip(event.path, str(error))
+        async with contextlib.aclosing(watch(self.config.checkpoints)) as events:
+            async for event in events:
+                if isinstance(event, Damaged):
+                    self._skip(event.path, event.reason)
+                elif self.memory["published"].get(str(event.step)) != event.fingerprint:
+                    await self._take(event)
+
+    async def _take(self, found: Found) -> None:
+        """Publish a folder; what is wrong with it costs that version alone."""
+        try:
+            await self._publish(found)
+        except P2PCastError as error:
+            if not found.path.exists():
+                self._skip(found.path, "it was deleted while it was read")
+            elif isinstance(error, LocalError) and self.node.error.done():
+                raise
+            else:
+                self._skip(found.path, str(error))
 
     def _skip(self, path: Path, why: str) -> None:
         self.skipped[path.name] = why
@@ -224,7 +228,7 @@ class Hub:
 
     async def _publish(self, found: Found) -> None:
         checkpoint = await self.staging.run(Checkpoint.open, found.path)
-        same = await self.publisher.unchanged(found.step, checkpoint)
+        same = await self.publisher.unchanged(found.step, checkpoint, self.memory["marks"].get(str(found.step)))
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
         else:
@@ -248,7 +252,11 @@ class Hub:
             )  # fmt: skip
             await self._retain()
         self.skipped.pop(found.path.name, None)
-        await self.staging.run(self.memory.update, published=self.memory["published"] | {str(found.step): found.fingerprint})
+        step = str(found.step)
+        facts = {"published": self.memory["published"] | {step: found.fingerprint}}
+        if same is None:
+            facts["marks"] = self.memory["marks"] | {step: self.publisher.mark_of(version)}
+        await self.staging.run(self.memory.update, **facts)
 
     async def _retain(self) -> None:
         gone = await self.staging.run(self.store.retain)

@@ -7,6 +7,7 @@ goes bad half-way is aborted everywhere and nothing of it stays; a step that com
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import Encoded, encode
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import P2PCastError
+from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.offline import state_digest
 from p2pcast.parallel import cores, ordered_map
 from p2pcast.relay.catchup import Edge, cheapest_path
@@ -34,6 +35,8 @@ from p2pcast.store.log import Log
 from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.hub")
 
 EMIT_S = 0.02
 """Pieces are vouched for this often: every peer checks a signature a batch, which costs as much as hashing a MiB."""
@@ -114,15 +117,20 @@ class Publisher:
             return Version(0, step)
         return Version(head.branch, step) if step > head.step else Version(head.branch + 1, step)
 
-    async def unchanged(self, step: int, checkpoint: Checkpoint) -> Version | None:
-        """The version that already has exactly these weights under this step, if there is one."""
-        known = {s.version: s.manifest for s in self.store.artifacts.values() if s.version.step == step}
+    def mark_of(self, version: Version) -> str | None:
+        """Layout and digest of a version that is still kept, as text to be remembered."""
+        manifest = self.store.manifest(version)
+        return None if manifest is None else _mark(manifest.layout, manifest.state)
+
+    async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
+        """The newest version of this step, if it has exactly these weights. ``remembered``: its mark, for when retention has removed it."""
+        newest = max((s.version for s in self.store.artifacts.values() if s.version.step == step), default=None)
+        mark = remembered if newest is None else self.mark_of(newest)
         layout = checkpoint.layout()
-        known = {v: m for v, m in known.items() if m.layout == layout.layout_id}
-        if not known:
+        if mark is None or not mark.startswith(layout.layout_id.hex()):
             return None
         state = await self._staging.run(state_digest, checkpoint, layout)
-        return max((v for v, m in known.items() if m.state == state), default=None)
+        return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
 
     async def publish(self, version: Version, checkpoint: Checkpoint) -> Published:
         """Publish a folder as ``version``. Raises LocalError, IntegrityError; then the version was never sealed."""
@@ -134,7 +142,11 @@ class Publisher:
         self.head = version
         self._since_anchor += 1
         if self._since_anchor >= ANCHOR_EVERY:
-            await self._write_anchor(version, layout, files, push=False)
+            try:
+                await self._write_anchor(version, layout, files, push=False)
+            except LocalError as error:
+                # The version is out; the next one tries again.
+                logger.warning("no anchor of version %s: %s", version, error)
         return published
 
     async def publish_anchor(
@@ -146,7 +158,13 @@ class Publisher:
             self.shadow.close()
             self.shadow = None
         self.shadow = await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None)
-        stored = await self._write_anchor(version, layout, files, push=True)
+        try:
+            stored = await self._write_anchor(version, layout, files, push=True)
+        except BaseException:
+            # A delta against what was never published could be read by nobody.
+            self.shadow.close()
+            self.shadow = None
+            raise
         self.head = version
         took = asyncio.get_running_loop().time() - started
         return Published(version, "anchor", stored.manifest.log, layout.nbytes, layout.params, layout.params, took)
@@ -154,10 +172,10 @@ class Publisher:
     async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes], *, push: bool) -> Stored:
         shadow = self.shadow
         assert shadow is not None
-        self._since_anchor = 0
         stored = await self._staging.run(
             self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files
         )
+        self._since_anchor = 0
         self.node.add_stored(stored.assembly, self.store.open_log(stored), push=push)
         return stored
 
@@ -205,6 +223,10 @@ class Publisher:
     def _emit(self, holding: Holding, signed: bytes) -> None:
         if not holding.aborted:
             self.node.add_local(holding, signed)
+
+
+def _mark(layout: bytes, state: int) -> str:
+    return f"{layout.hex()} {state:016x}"
 
 
 class _Encoding:

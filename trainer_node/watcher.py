@@ -15,7 +15,7 @@ import asyncio
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,7 +221,7 @@ class Watch:
             del self._told[name]
 
 
-async def watch(path: Path, *, poll_s: float = POLL_S, check: Callable[[Path], None] = check_checkpoint) -> AsyncIterator[Event]:
+async def watch(path: Path, *, poll_s: float = POLL_S, check: Callable[[Path], None] = check_checkpoint) -> AsyncGenerator[Event, None]:
     """Events for ever; the folders that exist come first, ascending. Close it (``contextlib.aclosing``) to stop.
 
     ``path`` may be made later. Raises LocalError when it can't be listed. Disk work runs in a thread of its own.

@@ -29,7 +29,7 @@ ENGINE_ENVIRONMENT = {
 FEW_THREADS = {"OMP_NUM_THREADS": "1"}
 BACKGROUND = 5
 """Niceness of what may wait."""
-KERNELS = "from p2pcast.daemon import warm_up; warm_up()"
+KERNELS = "from p2pcast.codec.warm import warm_up; warm_up()"
 """Compiles them into numba's cache, once instead of in every daemon."""
 IMPORTS = "import vllm.entrypoints.openai.api_server"
 """Reads vLLM's many files from disk while the trainer computes."""

@@ -184,6 +184,7 @@ class Node:
         """An artifact that lies whole in the store; with ``push`` it is new, and live children get it."""
         every = assembly.pieces
         holding = Holding(Artifact(assembly, PieceSet(every)), log, PieceSet(every), finished=True)
+        holding.durable.set()
         holding.opened_at = holding.completed_at = asyncio.get_running_loop().time()
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding

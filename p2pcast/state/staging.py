@@ -19,6 +19,7 @@ import numpy.typing as npt
 from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell, Layout
+from p2pcast.codec.warm import warm_up_for
 from p2pcast.errors import RetryableError
 from p2pcast.parallel import cores
 from p2pcast.relay.node import Holding
@@ -82,6 +83,7 @@ class Staging:
         """A new shadow, filled with a whole state; ``state``: the digest that it must have."""
 
         def make() -> Shadow:
+            warm_up_for(layout)
             shadow = Shadow.create(folder, layout)
             try:
                 shadow.fill(version, words_of, state, workers=self.workers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,8 @@ class Store:
         """What was found and can't be used, with the reason; it is left where it is."""
         self.artifacts: Mapping[bytes, Stored] = {}
         """Replaced whole at each change: other threads may be looking at it."""
+        self._changing = threading.Lock()
+        """Several artifacts may be sealed at once, and retention must not take a small file whose version is being sealed for left over."""
         with explained("create", root):
             for name in ("deltas", "anchors", "files"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -139,6 +142,10 @@ class Store:
 
     def seal(self, log: Log, assembly: Assembly) -> Stored:
         """Everything is in the log: make it durable under its name. The log stays readable. Raises LocalError, IntegrityError."""
+        with self._changing:
+            return self._seal(log, assembly)
+
+    def _seal(self, log: Log, assembly: Assembly) -> Stored:
         manifest = assembly.manifest
         assert manifest is not None
         assert assembly.manifest_signed is not None
@@ -229,17 +236,17 @@ class Store:
 
     def retain(self, spare: frozenset[bytes] = frozenset()) -> list[Stored]:
         """Remove what may go, but nothing in ``spare``; what was removed."""
-        gone: list[Stored] = []
-        for artifact in expendable(self.artifacts.values()):
-            if artifact in spare:
-                continue
-            stored = self.artifacts[artifact]
-            self.artifacts = {a: s for a, s in self.artifacts.items() if a != artifact}
-            if stored.path.is_dir():
-                shutil.rmtree(stored.path, ignore_errors=True)
-            else:
-                stored.path.unlink(missing_ok=True)
-            gone.append(stored)
+        with self._changing:
+            return self._retain(spare)
+
+    def discard(self, artifact: bytes) -> None:
+        """Remove one that turned out to be damaged."""
+        with self._changing:
+            if artifact in self.artifacts:
+                self._remove(artifact)
+
+    def _retain(self, spare: frozenset[bytes]) -> list[Stored]:
+        gone = [self._remove(artifact) for artifact in expendable(self.artifacts.values()) if artifact not in spare]
         if gone:
             used = {file.hash.hex() for s in self.artifacts.values() for file in s.manifest.files}
             for path in (self.root / "files").iterdir():
@@ -252,6 +259,15 @@ class Store:
     def _add(self, assembly: Assembly, path: Path) -> Stored:
         stored = Stored(assembly, path)
         self.artifacts = {**self.artifacts, stored.id: stored}
+        return stored
+
+    def _remove(self, artifact: bytes) -> Stored:
+        stored = self.artifacts[artifact]
+        self.artifacts = {a: s for a, s in self.artifacts.items() if a != artifact}
+        if stored.path.is_dir():
+            shutil.rmtree(stored.path, ignore_errors=True)
+        else:
+            stored.path.unlink(missing_ok=True)
         return stored
 
     def _keep(self, contents: bytes, file: FileEntry) -> None:
