@@ -221,7 +221,9 @@ class Watch:
             del self._told[name]
 
 
-async def watch(path: Path, *, poll_s: float = POLL_S, check: Callable[[Path], None] = check_checkpoint) -> AsyncGenerator[Event, None]:
+async def watch(
+    path: Path, *, poll_s: float = POLL_S, check: Callable[[Path], None] = check_checkpoint
+) -> AsyncGenerator[Event, None]:
     """Events for ever; the folders that exist come first, ascending. Close it (``contextlib.aclosing``) to stop.
 
     ``path`` may be made later. Raises LocalError when it can't be listed. Disk work runs in a thread of its own.
