@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from prometheus_client.core import Metric
 
 from p2pcast import metrics
 from p2pcast.artifact.records import Open, run_id
@@ -49,6 +46,7 @@ from rollout_node.attachment import Attachment
 from rollout_node.catalog import Catalog
 from rollout_node.control import Control
 from rollout_node.install_socket import InstallSocket
+from rollout_node.peer_view import PeerView
 from rollout_node.runner import Runner
 from rollout_node.targets import Targets
 
@@ -89,6 +87,7 @@ class Peer:
 
     def __init__(self, config: PeerConfig) -> None:
         self.config = config
+        self.view = PeerView(self)
         self.shadow: Shadow | None = None
         self.staged: Version | None = None
         self.target: Version | None = None
@@ -105,7 +104,7 @@ class Peer:
         self._early: list[tuple[Type, Body]] | None = []
         """What the hub said while we were still getting ready."""
         self._transfer: list[int] | None = None
-        self._busy = "joining"
+        self.busy = "joining"
         self._sealing: set[asyncio.Task[None]] = set()
         self._refusals: Counter[bytes] = Counter()
         """Artifact → how often it was refused."""
@@ -158,8 +157,8 @@ class Peer:
         self.runners = [Runner(self, targets.installer(t)) for t in config.targets]
         self.http = HttpServer(
             self.status,
-            self._ready,
-            metrics.registry(lambda: metrics.node_families(self.node), self._families),
+            self.view.ready,
+            metrics.registry(lambda: metrics.node_families(self.node), self.view.families),
             {},
             str(config.token),
         )
@@ -251,32 +250,17 @@ class Peer:
 
     def _report(self) -> Body:
         transfer, self._transfer = self._transfer, None
-        return {
-            "parent": self.attachment.parent,
-            "epoch": list(self.attachment.orders.epoch),
-            "staged": None if self.staged is None else list(self.staged),
-            "committed": None if (c := self.committed) is None else list(c),
-            "state": self._busy,
-            "progress": self._progress(),
-            "bytes_received": self.node.bytes_received,
-            "bytes_duplicate": self.node.bytes_duplicate,
-            "transfer": transfer,
-            "engines": [r.status() for r in self.runners],
-            "error": self.error,
-        }
+        return self.view.report(transfer)
+
+    def status(self) -> Document:
+        """As served at /status."""
+        return self.view.status()
 
     @property
     def committed(self) -> Version | None:
         """The version that all installers are at, at least."""
         every = [r.installer.committed for r in self.runners]
         return None if not every or None in every else min(v for v in every if v is not None)
-
-    def _progress(self) -> Document | None:
-        live = [h for h in self.node.holdings.values() if h.completed_at is None]
-        if not live:
-            return None
-        newest = max(live, key=lambda h: h.open.version)
-        return {"version": str(newest.open.version), "pieces": newest.artifact.held.count, "of": newest.assembly.pieces}
 
     # -- NodeOwner
 
@@ -550,8 +534,8 @@ class Peer:
             shadow.drop_patches(behind)
 
     def _set_busy(self, what: str) -> None:
-        if what != self._busy:
-            self._busy = what
+        if what != self.busy:
+            self.busy = what
             self.control.changed()
 
     # -- RunnerOwner, Provider
@@ -607,60 +591,3 @@ class Peer:
 
     def report(self, report: Mapping[str, Any]) -> None:
         logger.debug("engine: %s", dict(report))
-
-    # -- HTTP
-
-    def _ready(self) -> tuple[bool, str]:
-        if self.staged is None:
-            return False, "no version is staged"
-        waiting = [r.installer.name for r in self.runners if not r.installer.ready]
-        return not waiting, f"no verified weights in {', '.join(waiting)}" if waiting else ""
-
-    def status(self) -> Document:
-        report = self._report_for_status()
-        shadow = self.shadow
-        return {
-            "role": "peer",
-            "run": self.config.token.run.hex(),
-            "name": self.config.name,
-            "node": self.ident.hex(),
-            "hub": {"address": show_address(*self.config.hub), "connected": self.control.connected},
-            "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
-            "digests": {} if shadow is None or self.staged is None else {str(self.staged): f"{shadow.state_digest:016x}"},
-            "children": [c.link.name for c in self.downstream.children.values()],
-            "socket": str(self.socket.path.absolute()),
-            "shadow": str(self.config.shadow),
-            "pid": os.getpid(),
-            **report,
-        }
-
-    def _report_for_status(self) -> Document:
-        parent = self.attachment.parent
-        return {
-            "parent": None if parent is None else parent.hex(),
-            "epoch": list(self.attachment.orders.epoch),
-            "staged": None if self.staged is None else str(self.staged),
-            "committed": None if (c := self.committed) is None else str(c),
-            "state": self._busy,
-            "progress": self._progress(),
-            "bytes_received": self.node.bytes_received,
-            "bytes_duplicate": self.node.bytes_duplicate,
-            "engines": [r.status() for r in self.runners],
-            "error": self.error,
-        }
-
-    def _families(self) -> Iterable[Metric]:
-        yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(self.control.connected))
-        if self.staged is not None:
-            yield metrics.gauge("p2pcast_peer_staged_step", "Step of the version staged", self.staged.step)
-        if self.committed is not None:
-            yield metrics.gauge("p2pcast_peer_committed_step", "Step of the version that all engines use", self.committed.step)
-        engines = [(r.installer.name, r) for r in self.runners]
-        yield metrics.labelled(
-            "p2pcast_peer_engine_ready", "Whether an engine holds verified weights", ["engine"],
-            (([n], float(r.installer.ready)) for n, r in engines),
-        )  # fmt: skip
-        yield metrics.labelled(
-            "p2pcast_peer_commit_pause_seconds", "Pause of an engine's last commit", ["engine"],
-            (([n], r.report.pause_s) for n, r in engines if r.report is not None),
-        )  # fmt: skip

@@ -241,7 +241,7 @@ class Swarm:
         return [str(v) for v in sorted(s.version for s in self.hub.store.artifacts.values() if kind in s.kind)]
 
     def picture(self) -> str:
-        peers = [(n, str(p.staged), p._busy, p.error, [r.status() for r in p.runners]) for n, p in self.peers.items()]
+        peers = [(n, str(p.staged), p.busy, p.error, [r.status() for r in p.runners]) for n, p in self.peers.items()]
         return f"hub {self.hub.publisher.head}, skipped {self.hub.skipped}, peers {peers}"
 
     # -- HTTP
