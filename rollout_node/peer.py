@@ -111,11 +111,9 @@ class Peer:
 
     async def run(self) -> None:
         with state_lock(self.config.state):
-            await self._join()
-            try:
+            async with contextlib.AsyncExitStack() as self._ends:
+                await self._join()
                 await self._serve()
-            finally:
-                await self._close()
 
     # -- beginning and end
 
@@ -124,11 +122,15 @@ class Peer:
         config = self.config
         self.memory = Memory(config.state / "peer.json", {"node": "", "run": ""})
         self.ident = node_id(self.memory)
+        self._ends.callback(self._let_shadow_go)
         self.staging = Staging()
+        self._ends.callback(self.staging.close)
         identity = Identity(self.ident, config.name, config.token)
         self.listener = Listener(self, identity, config.tls)
         await self.listener.start(*config.listen)
+        self._ends.push_async_callback(self.listener.stop)
         self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls)
+        self._ends.push_async_callback(self.control.leave)
         if config.base is not None:
             self._base = await self._read_base(config.base)
         await self.staging.run(warm_up)
@@ -145,7 +147,9 @@ class Peer:
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self, self.ident, welcome["key"])
+        self._ends.callback(self.node.close)
         self.downstream = Downstream(self.node)
+        self._ends.callback(self.downstream.close)
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         hub = self.control.hub
@@ -164,10 +168,15 @@ class Peer:
         )
 
     async def _serve(self) -> None:
+        self._ends.push_async_callback(self.http.stop)
         await self.http.start(*self.config.http)
+        self._ends.push_async_callback(self.socket.close)
         await self.socket.start()
         http = show_address(*self.http.address)
+        self._ends.callback((self.config.state / "daemon.json").unlink, missing_ok=True)
         atomic_write(self.config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
+        # First of all the hub is told, so that nobody else is sent here.
+        self._ends.push_async_callback(self.control.leave)
         logger.info("%s joined run %s, status at http://%s/status", self.config.name, self.config.token.run.hex()[:12], http)
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path.absolute())
         early, self._early = self._early or [], None
@@ -183,22 +192,13 @@ class Peer:
             for runner in self.runners:
                 group.create_task(runner.run(), name=runner.installer.name)
 
-    async def _close(self) -> None:
-        with contextlib.suppress(OSError):
-            (self.config.state / "daemon.json").unlink(missing_ok=True)
-        await self.control.leave()
-        await self.http.stop()
-        await self.listener.stop()
-        await self.socket.close()
-        self.downstream.close()
-        self.node.close()
-        self.staging.close()
-        if self.shadow is not None:
-            self.shadow.close()
-
     async def _read_base(self, folder: Path) -> tuple[Checkpoint, int]:
         checkpoint = await self.staging.run(Checkpoint.open, folder)
         return checkpoint, await self.staging.run(state_digest, checkpoint, checkpoint.layout())
+
+    def _let_shadow_go(self) -> None:
+        if self.shadow is not None:
+            self.shadow.close()
 
     # -- what the hub says
 

@@ -1,0 +1,234 @@
+"""What is lost and comes back: peers, shadows, the hub, artifacts; and what retention may not break."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from p2pcast.errors import RefusedError
+from p2pcast.store import retention
+from p2pcast.wire.token import Token
+from trainer_node import publisher
+
+
+async def started(swarm, states, *names, steps=2):
+    """A run with some versions that all peers have; the newest state."""
+    state = states.first()
+    await swarm.hub_up()
+    await swarm.peers_up(*names)
+    for step in range(1, steps + 1):
+        state = states.trained(state, step)
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")
+    return state
+
+
+async def test_a_peer_comes_back_with_its_shadow(swarm, states):
+    state = await started(swarm, states, "a", "b")
+    await swarm.down(swarm.peers["a"])
+    back = await swarm.peer_up("a")
+    await swarm.live("0.2")
+    assert back.node.bytes_received == 0
+    await swarm.down(back)
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+    back = await swarm.peer_up("a")
+    await swarm.live("0.3")
+    assert back.node.bytes_received == swarm.hub.published.bytes
+
+
+async def test_a_peer_whose_shadow_was_lost_fills_it_from_its_disk(swarm, states, tmpfs):
+    state = await started(swarm, states, "a", "b")
+    await swarm.down(swarm.peers["a"])
+    shutil.rmtree(tmpfs / "a")
+    back = await swarm.peer_up("a")
+    await swarm.live("0.2")
+    assert back.node.bytes_received == 0
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+
+
+async def test_a_shadow_that_rotted_between_two_runs_is_made_anew(swarm, states, tmpfs):
+    await started(swarm, states, "a")
+    await swarm.down(swarm.peers["a"])
+    weights = tmpfs / "a" / "model.safetensors"
+    rotten = bytearray(weights.read_bytes())
+    rotten[-1000] ^= 4
+    weights.write_bytes(rotten)
+    await swarm.peer_up("a")
+    await swarm.live("0.2")
+
+
+async def test_a_shadow_that_rots_under_way_is_made_anew(swarm, states, tmpfs):
+    state = await started(swarm, states, "a")
+    peer = swarm.peers["a"]
+    with (tmpfs / "a" / "model.safetensors").open("r+b") as file:
+        file.seek(-40_000, 2)
+        file.write(b"rotten")
+    swarm.publish(3, states.trained(state, 3, share=0.5))
+    await swarm.live("0.3")
+    assert peer.error is None
+
+
+async def test_an_artifact_damaged_on_a_peers_disk_is_fetched_again(swarm, states, tmpfs):
+    await started(swarm, states, "a", "b")
+    await swarm.down(swarm.peers["a"])
+    shutil.rmtree(tmpfs / "a")
+    weights = swarm.folder / "a" / "anchors" / "0.1" / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(-1000, 2)
+        file.write(b"damage")
+    await swarm.peer_up("a")
+    await swarm.live("0.2")
+
+
+async def test_a_peer_that_lost_everything(swarm, states, tmpfs):
+    await started(swarm, states, "a", "b")
+    await swarm.down(swarm.peers["a"])
+    shutil.rmtree(tmpfs / "a")
+    shutil.rmtree(swarm.folder / "a")
+    await swarm.peer_up("a")
+    await swarm.live("0.2")
+
+
+async def test_the_hub_restarts_and_nothing_is_sent_twice(swarm, states):
+    state = await started(swarm, states, "a", "b", "c")
+    run, epoch = swarm.hub.token.run, swarm.hub.membership.plan.epoch
+    received = {n: p.node.bytes_received for n, p in swarm.peers.items()}
+    await swarm.down(swarm.hub)
+    await swarm.hub_up()
+    assert swarm.hub.token.run == run
+    assert str(swarm.hub.publisher.head) == "0.2"
+    await swarm.until(lambda: len(swarm.hub.sessions) == 3, "all peers are back")
+    await swarm.until(lambda: all(p.attachment.live is not None for p in swarm.peers.values()), "all have parents")
+    assert swarm.hub.membership.plan.epoch > epoch
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+    for name, peer in swarm.peers.items():
+        assert peer.node.bytes_received - received[name] == swarm.hub.published.bytes
+        assert peer.node.bytes_duplicate == 0
+
+
+async def test_the_hub_restarts_without_its_shadow(swarm, states, tmpfs):
+    state = await started(swarm, states, "a")
+    await swarm.down(swarm.hub)
+    shutil.rmtree(tmpfs / "hub")
+    await swarm.hub_up()
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+
+
+async def test_old_folders_that_look_new_are_not_published_again(swarm, states, monkeypatch):
+    """Another mount, other inodes: the hub restarts and all fingerprints differ, of versions too that retention has removed."""
+    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
+    monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
+    monkeypatch.setattr(publisher, "ANCHOR_EVERY", 2)
+    await started(swarm, states, "a", steps=4)
+    assert "0.2" not in swarm.versions()
+    await swarm.down(swarm.hub)
+    kept = dict(swarm.steps)
+    for step, (state, files) in kept.items():
+        swarm.publish(step, state, files)
+    await swarm.hub_up()
+    seen = dict(swarm.hub.memory["published"])
+    await swarm.until(lambda: all(swarm.hub.memory["published"][k] != seen[k] for k in seen), "the hub has looked at all again")
+    assert str(swarm.hub.publisher.head) == "0.4"
+
+
+async def test_what_the_hub_never_sealed_is_forgotten(swarm, states):
+    """The hub dies in the middle of a version: what peers hold of it goes when the hub is back without it."""
+    state = await started(swarm, states, "a", "b")
+    hub = swarm.hub
+    record, log = begin_unsealed(hub)
+    holding = hub.node.open(record, None, log)
+    await swarm.until(lambda: all(holding.id in p.node.holdings for p in swarm.peers.values()), "peers receive it")
+    await swarm.until(lambda: all(p.busy == "receiving" for p in swarm.peers.values()), "peers decode it")
+    await swarm.down(hub)
+    await swarm.hub_up()
+    await swarm.until(lambda: all(holding.id not in p.node.holdings for p in swarm.peers.values()), "peers forget it")
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+
+
+def begin_unsealed(hub):
+    """The first record of a version of which no more will come."""
+    from p2pcast import limits
+    from p2pcast.artifact import Open, Packer, run_id
+    from p2pcast.version import Version
+
+    layout, base = hub.publisher.shadow.layout, hub.publisher.head
+    record = Open(bytes(16), base, "delta", layout.layout_id, limits.PIECE_BYTES, run_id(hub.key.public), Version(0, 9))
+    return Packer(hub.key, record, layout).open_signed, hub.store.begin(record, layout)
+
+
+async def test_an_anchor_that_cannot_be_stored_is_not_built_upon(swarm, states):
+    await swarm.hub_up()
+    await swarm.peer_up("a")
+    anchors = swarm.folder / "hub" / "anchors"
+    anchors.rmdir()
+    anchors.write_text("not a folder")
+    state = states.first()
+    swarm.publish(1, state)
+    await swarm.until(lambda: "step_1" in swarm.hub.skipped, "the first folder is skipped")
+    assert str(anchors) in swarm.hub.skipped["step_1"]
+    anchors.unlink()
+    anchors.mkdir()
+    swarm.publish(2, states.trained(state, 2))
+    await swarm.live("0.2")
+    assert swarm.versions("anchor") == ["0.2"]
+
+
+async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states, monkeypatch):
+    monkeypatch.setattr(publisher, "ANCHOR_EVERY", 2)
+    state = await started(swarm, states, "a")
+    anchors = swarm.folder / "hub" / "anchors"
+    anchors.rename(anchors.with_name("aside"))
+    anchors.write_text("not a folder")
+    swarm.publish(3, state)
+    await swarm.live("0.3")
+    anchors.unlink()
+    anchors.with_name("aside").rename(anchors)
+    swarm.publish(4, states.trained(state, 4))
+    await swarm.live("0.4")
+    assert swarm.hub.skipped == {}
+    assert swarm.versions("anchor") == ["0.1", "0.4"]
+
+
+@pytest.mark.parametrize("every", [2, 100])
+async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, every):
+    monkeypatch.setattr(publisher, "ANCHOR_EVERY", every)
+    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
+    monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
+    state = await started(swarm, states, "a", steps=5)
+    late = await swarm.peer_up("b")
+    await swarm.live("0.5", late)
+    for step in (6, 7):
+        state = states.trained(state, step)
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")
+    later = await swarm.peer_up("c")
+    await swarm.live("0.7", later)
+    if every == 2:
+        assert len(swarm.versions()) < 5
+
+
+async def test_a_late_joiner_takes_the_newest_anchor(swarm, states, monkeypatch):
+    monkeypatch.setattr(publisher, "ANCHOR_EVERY", 3)
+    await started(swarm, states, "a", steps=6)
+    assert swarm.versions("anchor") == ["0.1", "0.4"]
+    late = await swarm.peer_up("b")
+    await swarm.live("0.6", late)
+    held = sorted(str(s.version) for s in late.store.artifacts.values())
+    assert held[0] in ("0.1", "0.4")
+    sizes = {str(s.version): s.manifest.log for s in swarm.hub.store.artifacts.values() if str(s.version) in held}
+    assert late.node.bytes_received == sum(s.manifest.log for s in late.store.artifacts.values())
+    assert len(sizes) == len(held)
+
+
+async def test_a_wrong_token_is_refused(swarm, states):
+    await swarm.hub_up()
+    good = Token.parse((swarm.folder / "token").read_text())
+    for wrong in (Token(good.run, bytes(20)), Token(bytes(16), good.secret)):
+        assert isinstance(await swarm.ended(swarm.peer_begun("a", token=wrong)), RefusedError)
+    assert not swarm.hub.sessions
