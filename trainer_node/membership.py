@@ -21,6 +21,10 @@ RATED_BYTES = 1 << 20
 """Transfers below this say whether a peer works, but nothing about its rate."""
 
 
+MAX_HISTORY = 4096
+"""Peers that are gone and still remembered; the longest gone are forgotten first."""
+
+
 @dataclass(slots=True)
 class Peer:
     """A peer as the hub knows it. ``ident``: its node in hex, the planner's id."""
@@ -72,7 +76,10 @@ class Membership:
             return
         if failed:
             peer.transfers = peer.transfers.record(now, 0, 0.0, False)
+        self._history.pop(ident, None)
         self._history[ident] = peer.transfers
+        if len(self._history) > MAX_HISTORY:
+            del self._history[next(iter(self._history))]
         self.plan = excise(self.plan, [ident], epoch=self._next())
 
     def moved(self, ident: str, parent: str, epoch: Epoch) -> bool:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import pytest
+
+from p2pcast.errors import RetryableError
+from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
+from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
 from rollout_node import attachment
 from rollout_node.attachment import Attachment
 
+TOKEN = Token(bytes(16), bytes(20))
 HUB, PARENT, BACKUP = (bytes([n]) * 16 for n in (1, 2, 3))
 
 
@@ -73,3 +79,157 @@ async def test_everybody_is_tried_before_the_first_wait(monkeypatch):
     tried = await tries(monkeypatch, attach, 5)
     assert tried[:3] == [PARENT, BACKUP, HUB]
     assert isinstance(tried[3], float)
+
+
+# -- with real parents
+
+
+class Parent:
+    """A node that others attach to, on a socket of its own. Nothing is ever sent."""
+
+    def __init__(self, ident: bytes) -> None:
+        self.ident = ident
+        self.node = Node(None, ident, bytes(32))  # type: ignore[arg-type]
+        self.downstream = Downstream(self.node)
+        self.listener = Listener(self, Identity(ident, "parent", TOKEN))
+
+    async def start(self) -> tuple[bytes, str, int]:
+        await self.listener.start("127.0.0.1", 0)
+        return (self.ident, *self.listener.address)
+
+    def accept_link(self, link, hello) -> None:
+        link.owner = self.downstream
+        self.downstream.accept(link)
+
+    async def stop(self) -> None:
+        await self.listener.stop()
+        self.downstream.close()
+        self.node.close()
+
+
+@pytest.fixture
+async def parents():
+    made = [Parent(i) for i in (HUB, PARENT, BACKUP)]
+    places = [await p.start() for p in made]
+    yield made, places
+    for parent in made:
+        await parent.stop()
+
+
+@pytest.fixture
+async def attached(parents):
+    """An attachment whose hub is the first of the parents, and its reports: whom it hung below whenever it told of a change."""
+    _, places = parents
+    node = Node(Quiet(), bytes([9]) * 16, bytes(32))
+    reports: list[bytes | None] = []
+    attach = Attachment(
+        node, Identity(node.ident, "me", TOKEN), lambda: places[0], 2, lambda: reports.append(attach.parent), None
+    )
+    task = asyncio.create_task(attach.run())
+    yield attach, reports
+    task.cancel()
+    await asyncio.wait([task])
+    node.close()
+
+
+class Quiet:
+    """Wants to know nothing of its node."""
+
+    def on_offered(self, upstream) -> None: ...
+
+    def on_upstream_lost(self, upstream, error) -> None: ...
+
+
+async def until(condition) -> None:
+    deadline = asyncio.get_running_loop().time() + 30
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def test_it_follows_the_plan_and_ignores_older_ones(parents, attached):
+    _, (_, parent, backup) = parents
+    attach, _ = attached
+    attach.order((1, 5), parent, [])
+    await until(lambda: attach.parent == PARENT)
+    attach.order((1, 5), backup, [])
+    attach.order((1, 4), backup, [])
+    assert attach.orders.parent == parent
+    attach.order((2, 0), backup, [])
+    await until(lambda: attach.parent == BACKUP)
+    attach.order((2, 1), None, [])
+    await until(lambda: attach.parent == HUB)
+
+
+async def test_a_lost_parent_is_left_for_the_next_and_not_returned_to(parents, attached):
+    (_, parent, _), (_, place, backup) = parents
+    attach, _ = attached
+    attach.order((1, 1), place, [backup])
+    await until(lambda: attach.parent == PARENT)
+    parent.downstream.close()
+    await until(lambda: attach.parent == BACKUP)
+
+
+async def test_a_new_plan_lifts_the_blame(parents, attached):
+    (_, parent, _), (_, place, backup) = parents
+    attach, _ = attached
+    attach.order((1, 1), place, [backup])
+    await until(lambda: attach.parent == PARENT)
+    parent.downstream.close()
+    await until(lambda: attach.parent == BACKUP)
+    attach.order((1, 2), place, [backup])
+    await until(lambda: attach.parent == PARENT)
+
+
+async def test_a_plan_that_comes_while_it_dials_is_followed(parents, attached, monkeypatch):
+    _, (_, place, backup) = parents
+    attach, reports = attached
+    real = attach._attach
+
+    async def meanwhile(where, *, live):
+        upstream = await real(where, live=live)
+        if where[0] == PARENT and attach.orders.epoch == (1, 1):
+            attach.order((1, 2), backup, [])
+        return upstream
+
+    monkeypatch.setattr(attach, "_attach", meanwhile)
+    attach.order((1, 1), place, [])
+    await until(lambda: attach.parent == BACKUP)
+    assert reports[-1] == BACKUP
+
+
+async def test_a_hub_that_hangs_up_at_once_is_not_hammered(parents, attached, monkeypatch):
+    (hub, _, _), _ = parents
+    attach, _ = attached
+    waits: list[float] = []
+    enough = asyncio.Event()
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) >= 8:
+            enough.set()
+        await real_sleep(0)
+
+    def hang_up(link, hello) -> None:
+        raise RetryableError("not now")
+
+    monkeypatch.setattr(hub, "accept_link", hang_up)
+    monkeypatch.setattr(attachment.asyncio, "sleep", sleep)
+    attach.order((1, 1), None, [])
+    async with asyncio.timeout(30):
+        await enough.wait()
+    assert waits[0] < waits[-1]
+    assert waits[-1] >= 0.5 * attachment.RETRY_MAX_S
+
+
+async def test_a_loop_is_left_without_blame(parents, attached):
+    """Two plans cross: the parent still hangs below us. It is asked again until it has been moved."""
+    (_, parent, _), (_, place, backup) = parents
+    attach, _ = attached
+    parent.node.path = [HUB, attach._node.ident, PARENT]
+    attach.order((1, 1), place, [backup])
+    await until(lambda: not parent.downstream.children and attach.parent is None and attach.moved_at > 0)
+    parent.node.path = [HUB, PARENT]
+    await until(lambda: attach.parent == PARENT and attach._node.path == [HUB, PARENT, attach._node.ident])
+    assert PARENT not in attach._shunned

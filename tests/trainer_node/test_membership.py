@@ -1,0 +1,192 @@
+"""Who takes part and whom they follow, without sockets or clocks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topology.tree import ROOT
+from trainer_node import membership
+from trainer_node.membership import RATED_BYTES, Membership, Peer
+
+GBIT = 1e9
+
+
+def peer(name: str, region: str = "") -> Peer:
+    return Peer(name.encode().hex(), name, region, "host", 1, 0.0)
+
+
+def ident(name: str) -> str:
+    return name.encode().hex()
+
+
+def joined(names: str, chains: int | None = 1, incarnation: int = 1) -> Membership:
+    members = Membership(incarnation, GBIT, chains)
+    for name in names:
+        members.join(peer(name), 0.0)
+    return members
+
+
+def links(members: Membership) -> dict[str, str]:
+    return {bytes.fromhex(p).decode(): bytes.fromhex(above).decode() for p, above in members.plan.parent.items()}
+
+
+def test_a_newcomer_goes_to_the_tail_and_nobody_moves():
+    members = joined("abc")
+    assert links(members) == {"a": "", "b": "a", "c": "b"}
+    before, epoch = links(members), members.plan.epoch
+    members.join(peer("d"), 1.0)
+    assert links(members) == before | {"d": "c"}
+    assert members.plan.epoch > epoch
+
+
+def test_only_the_orphans_of_the_dead_move():
+    members = joined("abcd")
+    members.leave(ident("b"), 1.0, failed=True)
+    assert links(members) == {"a": "", "c": "a", "d": "c"}
+    members.leave(ident("a"), 1.0)
+    assert links(members) == {"c": "", "d": "c"}
+    members.leave(ident("nobody"), 1.0)
+    assert len(members.plan) == 2
+
+
+def test_a_peer_that_joins_twice_is_there_once():
+    members = joined("ab")
+    members.join(peer("a"), 1.0)
+    assert sorted(links(members)) == ["a", "b"]
+    assert members.plan.parent[ident("b")] in (ROOT, ident("a"))
+
+
+def test_a_peer_that_moved_by_itself_is_believed():
+    members = joined("abc")
+    epoch = members.plan.epoch
+    members.peers[ident("c")].sent_epoch = epoch
+    assert members.moved(ident("c"), ident("a"), epoch)
+    assert links(members) == {"a": "", "b": "a", "c": "a"}
+    assert members.plan.epoch > epoch
+    assert members.peers[ident("c")].parent == ident("a")
+
+
+def test_a_report_from_before_the_newest_plan_is_not():
+    members = joined("abc")
+    members.peers[ident("c")].sent_epoch = members.plan.epoch
+    plan = members.plan
+    assert not members.moved(ident("c"), ident("a"), (1, 0))
+    assert members.plan is plan
+
+
+def test_a_report_of_what_is_planned_changes_nothing():
+    members = joined("ab")
+    plan = members.plan
+    assert not members.moved(ident("b"), ident("a"), plan.epoch)
+    assert members.plan is plan
+
+
+def test_impossible_reports_are_not_adopted():
+    members = joined("abcd")
+    plan, epoch = members.plan, members.plan.epoch
+    assert not members.moved(ident("a"), ident("c"), epoch)  # a loop
+    assert not members.moved(ident("c"), ident("stranger"), epoch)
+    assert not members.moved(ident("stranger"), ident("a"), epoch)
+    assert members.plan is plan
+    assert members.moved(ident("c"), ident("a"), epoch)
+    assert not members.moved(ident("d"), ident("a"), members.plan.epoch)  # feeds two already
+
+
+def test_epochs_of_a_restarted_hub_are_newer():
+    before = joined("abcdef", incarnation=3)
+    after = joined("", incarnation=4)
+    assert after.plan.epoch > before.plan.epoch
+    after.join(peer("a"), 0.0)
+    assert after.plan.epoch > before.plan.epoch
+
+
+def test_a_peer_that_flaps_keeps_its_history():
+    members = joined("ab")
+    members.transferred(ident("a"), 1.0, 10 * RATED_BYTES, 1.0)
+    good = members.score(ident("a"), 1.0)
+    assert good is not None
+    for _ in range(4):
+        members.leave(ident("a"), 1.0, failed=True)
+        members.join(peer("a"), 1.0)
+    worse = members.score(ident("a"), 1.0)
+    assert worse is not None
+    assert worse.total < good.total
+    assert worse.speed == good.speed
+    assert worse.stability == 0.0
+
+
+def test_history_is_bounded(monkeypatch):
+    monkeypatch.setattr(membership, "MAX_HISTORY", 2)
+    members = joined("abc")
+    for name in "abc":
+        members.transferred(ident(name), 1.0, 10 * RATED_BYTES, 1.0)
+    for name in "abc":
+        members.leave(ident(name), 1.0)
+    for name in "abc":
+        members.join(peer(name), 1.0)
+    assert [members.peers[ident(n)].transfers.good for n in "abc"] == [0, 1, 1]
+
+
+def test_leaving_well_is_no_failure():
+    members = joined("a")
+    members.transferred(ident("a"), 1.0, 10 * RATED_BYTES, 1.0)
+    before = members.score(ident("a"), 2.0)
+    members.leave(ident("a"), 2.0)
+    members.join(peer("a"), 2.0)
+    assert members.score(ident("a"), 2.0) == before
+
+
+def test_small_transfers_say_nothing_about_the_rate():
+    members = joined("a")
+    members.transferred(ident("a"), 1.0, RATED_BYTES - 1, 1.0)
+    assert members.peers[ident("a")].transfers.bps is None
+    members.transferred(ident("a"), 1.0, RATED_BYTES, 1.0)
+    assert members.peers[ident("a")].transfers.bps == 8 * RATED_BYTES
+
+
+def test_replanning_changes_nothing_without_a_reason():
+    members = joined("abcd")
+    plan = members.plan
+    assert not members.replan(1.0)
+    assert members.plan is plan
+
+
+def test_a_slow_head_is_moved_to_the_end():
+    members = joined("abcd")
+    for name, rate in zip("abcd", (2, 100, 100, 100), strict=True):
+        for _ in range(5):
+            members.transferred(ident(name), 1.0, rate * RATED_BYTES, 1.0)
+    epoch = members.plan.epoch
+    assert members.replan(2.0)
+    assert members.plan.epoch > epoch
+    assert members.plan.children(ident("a")) == ()
+    assert not members.replan(2.0)
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["join", "leave", "fail", "move", "measure", "replan"]), st.sampled_from("abcdef"), st.integers(0, 6)
+)
+
+
+@given(st.lists(ACTIONS, max_size=60), st.sampled_from([None, 1, 2]))
+def test_whatever_happens_all_members_are_in_the_plan_and_epochs_grow(actions, chains):
+    members = Membership(1, GBIT, chains)
+    epoch = members.plan.epoch
+    for now, (what, name, number) in enumerate(actions):
+        plan = members.plan
+        if what == "join":
+            members.join(peer(name), now)
+        elif what in ("leave", "fail"):
+            members.leave(ident(name), now, failed=what == "fail")
+        elif what == "move":
+            members.moved(ident(name), (ROOT, *map(ident, "abcdef"))[number], members.plan.epoch)
+        elif what == "measure":
+            members.transferred(ident(name), now, (number + 1) * RATED_BYTES, 1.0)
+        else:
+            members.replan(now)
+        assert set(members.plan.parent) == set(members.peers)
+        assert members.plan.epoch >= epoch
+        if dict(members.plan.parent) != dict(plan.parent):
+            assert members.plan.epoch > plan.epoch
+        epoch = members.plan.epoch
