@@ -327,8 +327,13 @@ class Peer:
         edges = self.catalog.edges() | {
             h.id: Edge(h.id, h.open.base, h.open.version, h.assembly.manifest.log if h.assembly.manifest else 0)
             for h in self.node.holdings.values()
+            if self._may_complete(h)
         }
         return cheapest_path(self.staged, edges.values())
+
+    def _may_complete(self, holding: Holding) -> bool:
+        """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
+        return holding.completed_at is not None or holding.source is not None or self.catalog.get(holding.id) is not None
 
     async def _attach(self) -> None:
         # A whole state that the hub pushes is not for one that has it on disk: that becomes known first.
