@@ -103,9 +103,14 @@ class Attachment:
             group.create_task(self._pull(), name="pull")
 
     @property
+    def feeding(self) -> Upstream | None:
+        """The link to the parent, unless it has just been closed."""
+        return None if self.live is None or self.live.link.closed else self.live
+
+    @property
     def receiving(self) -> bool:
         """Whether the parent is sending something just now."""
-        live = self.live
+        live = self.feeding
         return live is not None and any(h is not None and h.completed_at is None and not h.aborted for h in live.handles.values())
 
     async def _follow_plan(self) -> None:

@@ -351,7 +351,7 @@ class Peer:
     def _ask(self) -> bool:
         """True when something is missing that may have to be asked for later."""
         waiting = False
-        live, now = self.attachment.live, asyncio.get_running_loop().time()
+        live, now = self.attachment.feeding, asyncio.get_running_loop().time()
         for edge in self._path():
             holding = self.node.holdings.get(edge.artifact)
             if holding is not None and (holding.completed_at is not None or holding.source is not None):

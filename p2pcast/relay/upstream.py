@@ -68,8 +68,8 @@ class Upstream:
         link.send(Type.ATTACH, {"live": self.live, "layouts": known, "want": want})
 
     def want(self, artifact: bytes) -> None:
-        """Ask for an artifact that opened earlier."""
-        if artifact in self.wanted:
+        """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""
+        if artifact in self.wanted or self.link.closed:
             return
         holding = self.node.holdings.get(artifact)
         if holding is not None:

@@ -126,12 +126,12 @@ async def test_old_folders_that_look_new_are_not_published_again(swarm, states, 
     monkeypatch.setattr(publisher, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
     assert "0.2" not in swarm.versions()
+    seen = dict(swarm.hub.memory["published"])
     await swarm.down(swarm.hub)
     kept = dict(swarm.steps)
     for step, (state, files) in kept.items():
         swarm.publish(step, state, files)
     await swarm.hub_up()
-    seen = dict(swarm.hub.memory["published"])
     await swarm.until(lambda: all(swarm.hub.memory["published"][k] != seen[k] for k in seen), "the hub has looked at all again")
     assert str(swarm.hub.publisher.head) == "0.4"
 

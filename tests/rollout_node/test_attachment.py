@@ -233,3 +233,19 @@ async def test_a_loop_is_left_without_blame(parents, attached):
     parent.node.path = [HUB, PARENT]
     await until(lambda: attach.parent == PARENT and attach._node.path == [HUB, PARENT, attach._node.ident])
     assert PARENT not in attach._shunned
+
+
+async def test_nothing_is_asked_of_a_parent_that_was_just_left(parents, attached):
+    """Between the end of a link and the next parent: who was asked then would be waited for for ever."""
+    _, (_, place, backup) = parents
+    attach, _ = attached
+    attach.order((1, 1), place, [])
+    await until(lambda: attach.parent == PARENT)
+    left = attach.live
+    assert attach.feeding is left
+    attach.order((1, 2), backup, [])
+    assert attach.live is left
+    assert attach.feeding is None
+    left.want(bytes(16))
+    assert left.wanted == set()
+    await until(lambda: attach.parent == BACKUP)
