@@ -1,275 +1,473 @@
-"""Publishing: a checkpoint folder becomes a version, and goes out while it is still being encoded.
+"""``Publisher``: a training process publishes its live tensors, each rank what it owns.
 
-Promises: what is published decodes to exactly the folder's bytes (the hub stages its own artifact, as a peer does, before the next version starts); a folder that
-goes bad half-way is aborted everywhere and nothing of it stays; a step that comes back unchanged is not published again.
+    with Publisher("hub:7077", token_file="token", base="Qwen3-8B") as publisher:
+        for step in range(1, steps):
+            …                                                            # forward, backward
+            handle = publisher.publish(step, model.named_parameters())   # on all ranks, in the same order
+            …                                                            # whatever leaves the weights alone
+            handle.wait_snapshot()
+            optimiser.step()
+
+Promises: ``publish`` copies and returns; once ``wait_snapshot`` has returned the tensors may change, and the version is what they held. Comparing, coding and
+sending go on in threads, a cell goes out while later ones are still being compared. A version is at the hub whole, or nowhere. No rank waits for one that died:
+the hub tells the others, whose waits raise RetryableError, and the next ``publish`` begins anew. torch.distributed is used when a Publisher is made, and to
+gather tensors that are placed in an unusual way; for nothing else.
 """
 
 from __future__ import annotations
 
-import asyncio
+import atexit
+import ipaddress
 import logging
+import os
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal, TypeVar
 
 import blake3
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from p2pcast import limits
-from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.cell import Encoded, encode
-from p2pcast.codec.digest import MASK
-from p2pcast.codec.layout import Cell, Layout
-from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.codec.cell import RAW, Encoded, digest, encode
+from p2pcast.codec.layout import Layout
+from p2pcast.codec.warm import warm_up, warm_up_for
+from p2pcast.daemon import parse_address
+from p2pcast.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.limits import MAX_STEP
 from p2pcast.offline import state_digest
 from p2pcast.parallel import cores, ordered_map
-from p2pcast.relay.catchup import Edge, cheapest_path
-from p2pcast.relay.node import Holding, Node
-from p2pcast.state.shadow import Shadow
-from p2pcast.state.staging import Staging
-from p2pcast.store.log import Log
-from p2pcast.store.retention import ANCHOR_EVERY
-from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+from p2pcast.wire.messages import Body, Type
+from p2pcast.wire.token import Token
+from trainer_node.coding import encode_on_device
+from trainer_node.handle import Handle
+from trainer_node.shards import Holding, Part, dealt, holding
+from trainer_node.snapshot import Copy, Rooms, slots_for
+from trainer_node.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
+from trainer_node.uplink import Heard, Ranked, Uplink
 
-logger = logging.getLogger("p2pcast.hub")
+logger = logging.getLogger("p2pcast.publisher")
 
-EMIT_S = 0.02
-"""Pieces are vouched for this often: every peer checks a signature a batch, which costs as much as hashing a MiB."""
+DEFAULT_PORT = 7077
+TOKEN_VARIABLE = "P2PCAST_TOKEN"
+GROUP_BYTES = 16
+GATHER_S = 60.0
+"""For all ranks to reach the hub."""
+PASSED_S = 0.02
+PASSED_CELLS = 64
+"""In a stretch without changes the hub is told this often how far this rank is: a cell goes out once all ranks have passed it."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A version that is sealed. ``encode_s``: from the first cell to the last; sizes in bytes."""
+class World:
+    """This rank among those that publish together. ``numbers``: the global ranks of all, in order."""
 
-    version: Version
-    kind: str
-    bytes: int
-    dense_bytes: int
-    changed: int
-    params: int
-    encode_s: float
+    rank: int
+    numbers: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What follows from names, shapes, dtypes and placements (the ``key``); made anew only when one of them changes."""
+
+    key: Any
+    layout: Layout
+    holdings: list[Holding]
+    parts: list[Part]
+    rooms: Rooms
 
 
 class Publisher:
-    """Turns folders into artifacts of ``node``. One version at a time."""
+    """All ranks of ``group`` (None: of the default process group; without torch.distributed there is one rank) make one, and call ``publish`` in the same order.
 
-    def __init__(self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, codec: str = "auto") -> None:
-        self.node = node
-        self.store = store
-        self.shadow: Shadow | None = None
-        self.head: Version | None = None
-        """The newest version that is published."""
-        self._key = key
-        self._staging = staging
-        self._folder = shadow_folder
-        self._codec = codec
-        self._since_anchor = 0
+    ``hub``: HOST:PORT. The token comes from ``token_file``, else from ``$P2PCAST_TOKEN``. ``base``: a Hugging Face folder; it decides names, shapes and dtypes, its
+    small files go with the first version, and if the hub's newest version is that state, the first version is a delta against it. ``dtype``: what floating tensors
+    become where neither base nor hub says. ``rename``: from names as the model has them (wrappers' parts taken out) to names of the checkpoint. ``previous``: where
+    the last version's words are kept when tensors are on a GPU, 1 × this rank's share twice over; tensors on the CPU have theirs on the CPU. ``plaintext`` must be
+    said for a hub that is not on this machine: links are not encrypted yet.
 
-    async def restore(self) -> None:
-        """Take up where an earlier process stopped."""
-        await self._restore()
-        self.head = None if self.shadow is None else self.shadow.version
+    To publish from one rank of several, as a loop that gathers by itself may want to, give ``group`` a group of that rank alone.
 
-    async def _restore(self) -> None:
-        """The shadow of an earlier process, or the store's newest anchor and the deltas from there."""
-        newest = self.store.newest()
-        if newest is None:
-            return
-        manifest = self.store.manifest(newest)
-        layout = next(s.assembly.layout for s in self.store.artifacts.values() if s.version == newest)
-        assert manifest is not None
-        try:
-            shadow = await self._staging.run(Shadow.open, self._folder, layout)
-        except P2PCastError:
-            shadow = None
-        if shadow is not None and shadow.version == newest and shadow.state_digest == manifest.state:
-            self.shadow = shadow
-            return
-        held = None
-        if shadow is not None:
-            known = self.store.manifest(shadow.version)
-            held = shadow.version if known is not None and known.state == shadow.state_digest else None
-        self.shadow = await self._rebuild(shadow, held)
-
-    async def _rebuild(self, shadow: Shadow | None, held: Version | None) -> Shadow | None:
-        stored = self.store.artifacts
-        for edge in cheapest_path(held, [Edge(s.id, s.base, s.version, s.manifest.log) for s in stored.values()]):
-            holding = self.node.holdings[edge.artifact]
-            if edge.base is None:
-                if shadow is not None:
-                    shadow.close()
-                shadow = await self._staging.fill(holding, self._folder)
-            else:
-                assert shadow is not None
-                await self._staging.apply(shadow, await self._staging.patch(holding, shadow))
-                shadow.drop_patches(edge.version)
-        return shadow
-
-    def version_for(self, step: int) -> Version:
-        """Where a folder ``step_<step>`` with new bytes goes: on, or into a new branch when the trainer has gone back."""
-        head = self.head
-        if head is None:
-            return Version(0, step)
-        return Version(head.branch, step) if step > head.step else Version(head.branch + 1, step)
-
-    def mark_of(self, version: Version) -> str | None:
-        """Layout and digest of a version that is still kept, as text to be remembered."""
-        manifest = self.store.manifest(version)
-        return None if manifest is None else _mark(manifest.layout, manifest.state)
-
-    async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
-        """The newest version of this step, if it has exactly these weights. ``remembered``: its mark, for when retention has removed it."""
-        newest = max((s.version for s in self.store.artifacts.values() if s.version.step == step), default=None)
-        mark = remembered if newest is None else self.mark_of(newest)
-        layout = checkpoint.layout()
-        if mark is None or not mark.startswith(layout.layout_id.hex()):
-            return None
-        state = await self._staging.run(state_digest, checkpoint, layout)
-        return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
-
-    async def publish(self, version: Version, checkpoint: Checkpoint) -> Published:
-        """Publish a folder as ``version``. Raises LocalError, IntegrityError; then the version was never sealed."""
-        layout = checkpoint.layout()
-        files = await self._staging.run(checkpoint.small_files)
-        if self.shadow is None or self.shadow.layout != layout:
-            return await self.publish_anchor(version, checkpoint, layout, files)
-        published = await self._publish_delta(version, checkpoint, layout, files)
-        self.head = version
-        self._since_anchor += 1
-        if self._since_anchor >= ANCHOR_EVERY:
-            try:
-                await self._write_anchor(version, layout, files, push=False)
-            except LocalError as error:
-                # The version is out; the next one tries again.
-                logger.warning("no anchor of version %s: %s", version, error)
-        return published
-
-    async def publish_anchor(
-        self, version: Version, checkpoint: Checkpoint, layout: Layout, files: dict[str, bytes]
-    ) -> Published:
-        """A whole state: the run's first, or the first of another layout."""
-        started = asyncio.get_running_loop().time()
-        if self.shadow is not None:
-            self.shadow.close()
-            self.shadow = None
-        self.shadow = await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None)
-        try:
-            stored = await self._write_anchor(version, layout, files, push=True)
-        except BaseException:
-            # A delta against what was never published could be read by nobody.
-            self.shadow.close()
-            self.shadow = None
-            raise
-        self.head = version
-        took = asyncio.get_running_loop().time() - started
-        return Published(version, "anchor", stored.manifest.log, layout.nbytes, layout.params, layout.params, took)
-
-    async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes], *, push: bool) -> Stored:
-        shadow = self.shadow
-        assert shadow is not None
-        stored = await self._staging.run(
-            self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files
-        )
-        self._since_anchor = 0
-        self.node.add_stored(stored.assembly, self.store.open_log(stored), push=push)
-        return stored
-
-    async def _publish_delta(
-        self, version: Version, checkpoint: Checkpoint, layout: Layout, files: dict[str, bytes]
-    ) -> Published:
-        shadow = self.shadow
-        assert shadow is not None
-        base = shadow.version
-        record = Open(
-            secrets.token_bytes(16), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(self._key.public), version
-        )
-        packer = Packer(self._key, record, layout)
-        log = self.store.begin(record, layout)
-        holding = self.node.open(packer.open_signed, None, log)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        staged = asyncio.ensure_future(self._staging.patch(holding, shadow))
-        try:
-            job = _Encoding(
-                checkpoint, shadow, packer, log, self._codec, lambda b: loop.call_soon_threadsafe(self._emit, holding, b)
-            )
-            changed, growth = await self._staging.run(job.run)
-            encode_s = loop.time() - started
-            before = self.store.manifest(base)
-            known = {} if before is None else {f.path: f.hash for f in before.files}
-            await self._staging.run(_add_files, packer, log, files, known)
-            *batches, manifest = packer.seal((shadow.state_digest + growth) & MASK)
-            for signed in batches:
-                self.node.add_local(holding, signed)
-            await self._staging.run(self.store.keep_files, files)
-            self.node.seal(holding, manifest)
-            patch = await staged
-        except BaseException:
-            staged.cancel()
-            await asyncio.wait([staged])
-            self.node.abort(holding)
-            raise
-        # The next version's files are compared with this one's, and a shadow ahead of its store could not be explained to anybody.
-        await holding.durable.wait()
-        await self._staging.apply(shadow, patch)
-        shadow.drop_patches(version)
-        return Published(version, "delta", packer.log_bytes, layout.nbytes, changed, layout.params, encode_s)
-
-    def _emit(self, holding: Holding, signed: bytes) -> None:
-        if not holding.aborted:
-            self.node.add_local(holding, signed)
-
-
-def _mark(layout: bytes, state: int) -> str:
-    return f"{layout.hex()} {state:016x}"
-
-
-class _Encoding:
-    """Encodes cell after cell on all cores and appends them to the log, in one thread of its own."""
+    Raises UsageError, LocalError and IntegrityError (the base), RefusedError (the token), RetryableError (the hub is out of reach, or not all ranks came).
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, shadow: Shadow, packer: Packer, log: Log, codec: str, emit: Callable[[bytes], Any]
+        self,
+        hub: str,
+        *,
+        token_file: str | os.PathLike[str] | None = None,
+        base: str | os.PathLike[str] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        group: Any = None,
+        rename: Rename | None = None,
+        previous: Literal["gpu", "pinned"] = "gpu",
+        plaintext: bool = False,
     ) -> None:
-        self._checkpoint = checkpoint
-        self._shadow = shadow
-        self._packer = packer
-        self._log = log
-        self._codec = codec
-        self._emit = emit
+        # First what all ranks do together: an error further down on one of them must not leave the others waiting in it.
+        self._world = _world(group)
+        self._drawn = _shared_secret(self._world, group)
+        if previous not in ("gpu", "pinned"):
+            raise UsageError(f"previous={previous!r}: it is 'gpu' or 'pinned'")
+        if not dtype.is_floating_point:
+            raise UsageError(f"dtype={dtype}: floating tensors stay floating; give torch.bfloat16 or another floating dtype")
+        self._address = _address(hub, plaintext)
+        self._token = _token(None if token_file is None else Path(token_file))
+        self._dtype = dtype
+        self._rename = rename
+        self._on_device = previous == "gpu"
+        self._base = None if base is None else Checkpoint.open(Path(base))
+        self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        warm_up()
+        self._calls = 0
+        """How often ``publish`` was called: the same on all ranks, so a new connection's group can be named without asking anybody."""
+        self._serial = 0
+        """Of the next version on this connection."""
+        self._told: bytes | None = None
+        """The layout that the hub has from this connection."""
+        self._plan: Plan | None = None
+        self._version: Version | None = None
+        """The version that ``plan.rooms.previous`` is, and ``marks`` are digests of."""
+        self._marks: list[int] = []
+        self._last: Handle | None = None
+        self._closed = False
+        self._uplink, ranked = self._connect()
+        self._known = self._tables(ranked)
+        atexit.register(self._hang_up)
 
-    def run(self) -> tuple[int, int]:
-        """(words changed, growth of the state's digest)."""
-        changed = growth = 0
-        packer, emitted = self._packer, time.monotonic()
-        for coded in ordered_map(self._encode, self._shadow.layout.cells, workers=cores(), name="encode"):
-            if coded is None:
-                continue
-            self._log.write(packer.log_bytes, [coded.payload])
-            packer.add_cell(coded.cell, coded.codec, coded.payload, coded.before, coded.after)
-            changed += coded.changed
-            growth += coded.after - coded.before
-            if time.monotonic() - emitted > EMIT_S:
-                while (batch := packer.take_batch()) is not None:
-                    self._emit(batch)
-                emitted = time.monotonic()
-        return changed, growth
+    def __enter__(self) -> Publisher:
+        return self
 
-    def _encode(self, cell: Cell) -> Encoded | None:
-        old, new = self._shadow.words(cell), self._checkpoint.words(cell)
-        return encode(cell, old, new, before=self._shadow.mark(cell.index), codec=self._codec)
-
-
-def _add_files(packer: Packer, log: Log, files: dict[str, bytes], known: dict[str, bytes]) -> None:
-    for path, contents in sorted(files.items()):
-        name = blake3.blake3(contents).digest()
-        if known.get(path) == name:
-            packer.add_file(path, None, len(contents), name)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if error is None:
+            self.close()
         else:
-            if contents:
-                log.write(packer.log_bytes, [contents])
-            packer.add_file(path, contents, len(contents), name)
+            self._hang_up()
+
+    def publish(self, step: int, named_tensors: NamedTensors) -> Handle:
+        """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
+
+        Waits until the version before is stored or aborted, takes the snapshot (see ``Handle.wait_snapshot``) and returns. ``step`` not greater than the newest
+        version's opens a branch. Raises UsageError listing every difference of names and shapes.
+        """
+        return self._begin(step, named_tensors, resume=False)
+
+    def resume(self, step: int, named_tensors: NamedTensors) -> Handle:
+        """As ``publish``, after a crash: always opens a branch, so that what was published before and is no longer true is left behind."""
+        return self._begin(step, named_tensors, resume=True)
+
+    def close(self) -> None:
+        """Wait until the last version is stored or aborted, and end the connection."""
+        if self._last is not None and not self._closed:
+            self._last.wait_over()
+        self._hang_up(in_peace=True)
+
+    def _hang_up(self, *, in_peace: bool = False) -> None:
+        """At once: a version that is not stored yet is aborted."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self._hang_up)
+            self._uplink.close(in_peace=in_peace)
+
+    # -- in the caller's thread
+
+    def _begin(self, step: int, named_tensors: NamedTensors, *, resume: bool) -> Handle:
+        if self._closed:
+            raise UsageError("this publisher is closed")
+        if self._last is not None:
+            self._last.wait_over()
+        self._calls += 1
+        handle = self._last = Handle(step)
+        try:
+            if not 0 <= step <= MAX_STEP:
+                raise UsageError(f"step {step} is out of range")
+            plan = self._prepare(named(named_tensors, self._rename))
+        except BaseException as error:
+            self._give_up(handle, error)
+            raise
+        # A daemon, so that a training process that fails elsewhere can end; what it was publishing is then aborted.
+        threading.Thread(target=self._work, args=(handle, plan, resume), name=f"p2pcast publish {step}", daemon=True).start()
+        return handle
+
+    def _prepare(self, live: list[Live]) -> Plan:
+        """The plan for these tensors, with the snapshot begun."""
+        pairs = fit(live, self._known, self._dtype)
+        cuda = next((one.tensor.device for one, _ in pairs if one.tensor.device.type == "cuda"), None)
+        key = (cuda, sorted((tensor.name, tensor.dtype, tensor.shape, _placing(one.tensor)) for one, tensor in pairs))
+        tensors = {tensor.name: one for one, tensor in pairs}
+        if self._plan is None or self._plan.key != key:
+            # What was kept of another plan does not fit.
+            self._plan, self._version, self._marks = None, None, []
+            layout = self._layout(Layout(tensor for _, tensor in pairs))
+            holdings = [holding(tensors[t.name].tensor, self._world.numbers) for t in layout.tensors]
+            self._plan = self._planned(key, layout, holdings, cuda)
+        plan = self._plan
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for number, part in enumerate(plan.parts):
+            pieces.setdefault(part.cell.tensor, []).append((number, part.source))
+        copies: list[Copy] = []
+        for number, held in enumerate(plan.holdings):
+            one = tensors[plan.layout.tensors[number].name]
+            if held.gather and self._world.rank in held.holders:
+                copies.append(Copy(_gatherer(one.tensor), pieces.get(number, []), at_once=True))
+            elif number in pieces:
+                copies.append(Copy(one.local, pieces[number]))
+        plan.rooms.begin(copies, cuda)
+        return plan
+
+    def _planned(self, key: Any, layout: Layout, holdings: list[Holding], cuda: torch.device | None) -> Plan:
+        parts = dealt(layout, holdings, self._world.rank)
+        dtypes = [TORCH_DTYPES[t.dtype] for t in layout.tensors]
+        slots, segments = slots_for([(p.cell.words, p.cell.word_bytes, dtypes[p.cell.tensor]) for p in parts])
+        rooms = Rooms(slots, segments, cuda if self._on_device else None, pinned=cuda is not None and not self._on_device)
+        return Plan(key, layout, holdings, parts, rooms)
+
+    def _layout(self, layout: Layout) -> Layout:
+        """Cut into cells as the hub's is, where the tensors are the same."""
+        return self._hub_layout if self._hub_layout is not None and self._hub_layout.tensors == layout.tensors else layout
+
+    def _tables(self, ranked: Ranked) -> list[Known]:
+        """What live tensors have to match; the first decides dtypes."""
+        self._hub_layout = None
+        out: list[Known] = []
+        if self._base is not None:
+            out.append(Known.of(f"the base {self._base.folder}", self._base.layout().tensors))
+        if ranked.document is not None:
+            self._hub_layout = Layout.from_document(ranked.document, ranked.layout)
+            out.append(Known.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors))
+        return out
+
+    # -- connection
+
+    def _connect(self) -> tuple[Uplink, Ranked]:
+        world = self._world
+        group = blake3.blake3(self._drawn + self._calls.to_bytes(8, "little")).digest(length=GROUP_BYTES)
+        uplink = Uplink(self._address, self._token, f"{socket.gethostname()} rank {world.rank}")
+        ranked = uplink.open(group, world.rank, world.ranks, GATHER_S)
+        self._serial, self._told = 0, ranked.layout
+        return uplink, ranked
+
+    def _connected(self) -> Uplink:
+        """The connection, made anew if it is over: the hub was restarted, or a rank was lost and is back."""
+        if self._uplink.over and not self._closed:
+            self._uplink.close()
+            self._uplink, _ = self._connect()
+        return self._uplink
+
+    def _give_up(self, handle: Handle, error: BaseException) -> None:
+        """This rank has nothing to send for this version: the others must not wait for it."""
+        self._uplink.abandon(self._serial, _reason(error))
+        self._serial += 1
+        handle.finish(error)
+
+    # -- in a thread
+
+    def _work(self, handle: Handle, plan: Plan, resume: bool) -> None:
+        try:
+            plan.rooms.finish()
+            handle.taken()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, somebody waits for the handle, and will raise it
+            self._give_up(handle, error)
+            return
+        try:
+            uplink = handle.uplink = self._connected()
+        except BaseException as error:  # noqa: BLE001
+            handle.finish(error)
+            return
+        serial = self._serial
+        self._serial += 1
+        try:
+            self._deliver(handle, uplink, serial, plan, resume)
+        except BaseException as error:  # noqa: BLE001
+            if serial not in uplink.heard.aborted:
+                uplink.abandon(serial, _reason(error))
+            handle.finish(error)
+        else:
+            handle.finish()
+
+    def _deliver(self, handle: Handle, uplink: Uplink, serial: int, plan: Plan, resume: bool) -> None:
+        layout = plan.layout
+        first = self._world.rank == 0
+        if self._told != layout.layout_id:
+            warm_up_for(layout)
+            if first:
+                uplink.send(Type.LAYOUT, {"layout": layout.layout_id, "document": layout.document})
+            self._told = layout.layout_id
+        uplink.send(Type.BEGIN, {"serial": serial, "step": handle.step, "layout": layout.layout_id, "resume": resume})
+        self._take_base(plan, uplink)
+        begun = self._answer(handle, uplink, serial, lambda heard: heard.begun.get(serial))
+        handle.version = begun.version
+        coded = begun.base is not None and begun.base == self._version
+        marks, sent = self._send_parts(uplink, serial, plan, coded=coded)
+        if first and begun.base is None and self._base is not None:
+            for path, contents in self._base.small_files().items():
+                uplink.send(Type.FILE, {"serial": serial, "path": path, "contents": contents}, len(contents))
+        uplink.send(Type.DONE, {"serial": serial, "parts": sent})
+        handle.durable = self._answer(handle, uplink, serial, lambda heard: heard.durable.get(serial))
+        plan.rooms.keep()
+        self._version, self._marks = handle.durable.version, marks
+        # What has been published once is what the next must be: a tensor that was forgotten does not begin another model.
+        self._known = self._known or [Known.of(f"version {self._version}", layout.tensors)]
+
+    def _answer(self, handle: Handle, uplink: Uplink, serial: int, look: Callable[[Heard], Found | None]) -> Found:
+        """What the hub says next of this version. Raises RetryableError when it says that there will be none."""
+
+        def heard_of(heard: Heard) -> tuple[Found | None, str] | None:
+            if serial in heard.aborted:
+                return None, heard.aborted[serial]
+            found = look(heard)
+            return None if found is None else (found, "")
+
+        answer = uplink.wait(heard_of)
+        assert answer is not None
+        found, reason = answer
+        if found is None:
+            raise RetryableError(f"step {handle.step} was not published: {reason}")
+        return found
+
+    def _take_base(self, plan: Plan, uplink: Uplink) -> None:
+        """Where the hub's newest version is the base folder's state, this rank's share of it is the previous state."""
+        ranked = uplink.heard.ranked
+        if self._base is None or self._version is not None or ranked is None or ranked.state is None:
+            return
+        base, self._base_seen = self._base, True
+        if base.layout().tensors != plan.layout.tensors or state_digest(base, plan.layout) != ranked.state:
+            return
+        cells = [part.cell for part in plan.parts]
+        plan.rooms.fill_previous(lambda number: base.words(cells[number]))
+        self._marks = list(ordered_map(lambda cell: digest(base.words(cell), cell), cells, workers=self._workers, name="base"))
+        self._version = ranked.head
+
+    def _send_parts(self, uplink: Uplink, serial: int, plan: Plan, *, coded: bool) -> tuple[list[int], int]:
+        """Every part that changed, in order; all parts, as they are, if not ``coded``. Returns (digests of all parts, how many were sent)."""
+        parts, cells = plan.parts, len(plan.layout.cells)
+        marks = list(self._marks) if coded else [0] * len(parts)
+        sent = told = 0
+        told_at = time.monotonic()
+
+        def code(number: int) -> Body | None:
+            return self._coded(plan, number) if coded else self._whole(plan, number)
+
+        for number, body in enumerate(ordered_map(code, range(len(parts)), workers=self._workers, name="p2pcast encode")):
+            now = time.monotonic()
+            if serial in uplink.heard.aborted:
+                break  # the next question to the hub raises
+            if body is not None:
+                uplink.send(Type.CELL, {"serial": serial, **body}, len(body["payload"]))
+                marks[number] = body["after"]
+                sent += 1
+                told, told_at = parts[number].cell.index, now
+                continue
+            reached = parts[number + 1].cell.index if number + 1 < len(parts) else cells
+            if reached > told and (now - told_at > PASSED_S or reached - told >= PASSED_CELLS):
+                uplink.send(Type.PASSED, {"serial": serial, "cell": reached})
+                told, told_at = reached, now
+        return marks, sent
+
+    def _coded(self, plan: Plan, number: int) -> Body | None:
+        """A part against the previous state; None where nothing changed."""
+        part, rooms, slot = plan.parts[number], plan.rooms, plan.rooms.slots[number]
+        assert rooms.previous is not None
+        before = self._marks[number]
+        found: Encoded | None
+        if rooms.device is None:
+            found = encode(part.cell, rooms.previous.words(slot), rooms.next.words(slot), before=before)
+        else:
+            with rooms.on_stream():
+                found = encode_on_device(part.cell, rooms.previous.tensor(slot), rooms.next.tensor(slot), before)
+        if found is None:
+            return None
+        return _cell(part, found.codec, found.before, found.after, found.changed, found.payload)
+
+    def _whole(self, plan: Plan, number: int) -> Body:
+        """A part as it is."""
+        part, rooms = plan.parts[number], plan.rooms
+        with rooms.on_stream():
+            words = rooms.next.words(rooms.slots[number])
+        return _cell(part, RAW, None, digest(words, part.cell), part.cell.words, words.data.cast("B"))
+
+
+def _cell(part: Part, codec: int, before: int | None, after: int, changed: int, payload: bytes | memoryview) -> Body:
+    cell = part.cell
+    return {
+        "cell": cell.index, "start": part.at, "words": cell.words, "codec": codec, "before": before, "after": after, "changed": changed, "payload": payload
+    }  # fmt: skip
+
+
+def _placing(tensor: torch.Tensor) -> str:
+    return f"{tensor.device_mesh} {tensor.placements}" if isinstance(tensor, DTensor) else ""
+
+
+def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Collective, on all ranks that hold a shard of it."""
+
+    def gather() -> torch.Tensor:
+        assert isinstance(tensor, DTensor)
+        return tensor.full_tensor()
+
+    return gather
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, P2PCastError) else f"{type(error).__name__}: {error}"
+
+
+def _world(group: Any) -> World:
+    if not (dist.is_available() and dist.is_initialized()):
+        if group is not None:
+            raise UsageError("a group was given, but torch.distributed is not initialised")
+        return World(0, (0,))
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise UsageError("this rank is not in the group that was given: only its members make a Publisher")
+    return World(rank, tuple(dist.get_process_group_ranks(group or dist.group.WORLD)))
+
+
+def _shared_secret(world: World, group: Any) -> bytes:
+    """The same random bytes on all ranks."""
+    box: list[Any] = [secrets.token_bytes(GROUP_BYTES)]
+    if world.ranks > 1:
+        dist.broadcast_object_list(box, src=world.numbers[0], group=group)
+    drawn: bytes = box[0]
+    return drawn
+
+
+def _address(hub: str, plaintext: bool) -> tuple[str, int]:
+    host, port = parse_address(hub, default_host="127.0.0.1", default_port=DEFAULT_PORT)
+    try:
+        here = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    if not here and not plaintext:
+        raise UsageError(f"links cannot be encrypted yet: say plaintext=True if the network to {host} is closed to others")
+    return host, port
+
+
+def _token(file: Path | None) -> Token:
+    """Never repeats it. Raises UsageError."""
+    if file is None:
+        text = os.environ.get(TOKEN_VARIABLE, "")
+        if not text:
+            raise UsageError(
+                f"a join token is needed: token_file (as `p2pcast seed --token-file` wrote it), or ${TOKEN_VARIABLE}"
+            )
+        return Token.parse(text)
+    try:
+        return Token.parse(file.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not a token file") from None

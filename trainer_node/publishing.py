@@ -1,0 +1,297 @@
+"""Publishing: a checkpoint folder, or what a trainer's ranks bring, becomes a version, and goes out while it is still being encoded.
+
+Promises: what is published decodes to exactly the folder's bytes (the hub stages its own artifact, as a peer does, before the next version starts); a version that
+goes bad half-way is aborted everywhere and nothing of it stays; a step that comes back unchanged in a folder is not published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.digest import MASK
+from p2pcast.codec.join import assemble
+from p2pcast.codec.layout import Layout
+from p2pcast.codec.warm import warm_up_for
+from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.offline import state_digest
+from p2pcast.relay.catchup import Edge, cheapest_path
+from p2pcast.relay.node import Holding, Node
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from p2pcast.store.retention import ANCHOR_EVERY
+from p2pcast.store.store import Store, Stored
+from p2pcast.version import Version
+from trainer_node.packing import Incoming, Packing, each, encode_folder, join_incoming
+
+logger = logging.getLogger("p2pcast.hub")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is sealed. ``encode_s``: from the first cell to the last; sizes in bytes."""
+
+    version: Version
+    kind: str
+    bytes: int
+    dense_bytes: int
+    changed: int
+    params: int
+    encode_s: float
+
+
+class Publishing:
+    """Turns folders and what ranks bring into artifacts of ``node``. One version at a time: who publishes holds ``turn``."""
+
+    def __init__(self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, codec: str = "auto") -> None:
+        self.node = node
+        self.store = store
+        self.shadow: Shadow | None = None
+        self.head: Version | None = None
+        """The newest version that is published."""
+        self.turn = asyncio.Lock()
+        self._key = key
+        self._staging = staging
+        self._folder = shadow_folder
+        self._codec = codec
+        self._since_anchor = 0
+
+    async def restore(self) -> None:
+        """Take up where an earlier process stopped."""
+        await self._restore()
+        self.head = None if self.shadow is None else self.shadow.version
+
+    async def _restore(self) -> None:
+        """The shadow of an earlier process, or the store's newest anchor and the deltas from there."""
+        newest = self.store.newest()
+        if newest is None:
+            return
+        manifest = self.store.manifest(newest)
+        layout = next(s.assembly.layout for s in self.store.artifacts.values() if s.version == newest)
+        assert manifest is not None
+        try:
+            shadow = await self._staging.run(Shadow.open, self._folder, layout)
+        except P2PCastError:
+            shadow = None
+        if shadow is not None and shadow.version == newest and shadow.state_digest == manifest.state:
+            self.shadow = shadow
+            return
+        held = None
+        if shadow is not None:
+            known = self.store.manifest(shadow.version)
+            held = shadow.version if known is not None and known.state == shadow.state_digest else None
+        self.shadow = await self._rebuild(shadow, held)
+
+    async def _rebuild(self, shadow: Shadow | None, held: Version | None) -> Shadow | None:
+        stored = self.store.artifacts
+        for edge in cheapest_path(held, [Edge(s.id, s.base, s.version, s.manifest.log) for s in stored.values()]):
+            holding = self.node.holdings[edge.artifact]
+            if edge.base is None:
+                if shadow is not None:
+                    shadow.close()
+                shadow = await self._staging.fill(holding, self._folder)
+            else:
+                assert shadow is not None
+                await self._staging.apply(shadow, await self._staging.patch(holding, shadow))
+                shadow.drop_patches(edge.version)
+        return shadow
+
+    def version_for(self, step: int, *, resume: bool = False) -> Version:
+        """Where new bytes of a step go: on, or into a new branch when the trainer has gone back, or says that it resumes."""
+        head = self.head
+        if head is None:
+            return Version(0, step)
+        return Version(head.branch, step) if step > head.step and not resume else Version(head.branch + 1, step)
+
+    async def base_for(self, layout: Layout) -> Version | None:
+        """What a version of this layout is coded against; None: it begins with a whole state."""
+        if self.shadow is None and self.head is not None:
+            # A whole state that came to nothing has taken the shadow's place.
+            await self._restore()
+        return self.shadow.version if self.shadow is not None and self.shadow.layout == layout else None
+
+    def mark_of(self, version: Version) -> str | None:
+        """Layout and digest of a version that is still kept, as text to be remembered."""
+        manifest = self.store.manifest(version)
+        return None if manifest is None else _mark(manifest.layout, manifest.state)
+
+    async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
+        """The newest version of this step, if it has exactly these weights. ``remembered``: its mark, for when retention has removed it."""
+        newest = max((s.version for s in self.store.artifacts.values() if s.version.step == step), default=None)
+        mark = remembered if newest is None else self.mark_of(newest)
+        layout = checkpoint.layout()
+        if mark is None or not mark.startswith(layout.layout_id.hex()):
+            return None
+        state = await self._staging.run(state_digest, checkpoint, layout)
+        return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
+
+    async def publish(self, version: Version, checkpoint: Checkpoint) -> Published:
+        """Publish a folder as ``version``. Raises LocalError, IntegrityError; then the version was never sealed."""
+        layout = checkpoint.layout()
+        files = await self._staging.run(checkpoint.small_files)
+        if self.shadow is None or self.shadow.layout != layout:
+            return await self.publish_anchor(version, checkpoint, layout, files)
+        shadow = self.shadow
+
+        async def made(packing: Packing) -> dict[str, bytes] | None:
+            await self._staging.run(encode_folder, checkpoint, shadow, packing, self._codec)
+            return files
+
+        done = await self._publish_delta(version, shadow, made)
+        await self.write_due_anchor()
+        return done
+
+    async def receive(self, version: Version, layout: Layout, incoming: Incoming) -> Published:
+        """Publish what ranks bring as ``version``: changes against ``base_for(layout)``, or a whole state. Where no small files come, they stay as they are.
+        ``write_due_anchor`` should follow, once the ranks have been told.
+
+        Raises what ``incoming`` ended with, and as ``publish`` does; then the version was never sealed.
+        """
+        before, shadow = self.head, self.shadow
+        if shadow is not None and shadow.layout == layout:
+
+            async def made(packing: Packing) -> dict[str, bytes] | None:
+                await join_incoming(incoming, shadow, packing, self._codec, self._staging)
+                return incoming.files
+
+            return await self._publish_delta(version, shadow, made)
+
+        async def filled() -> tuple[Shadow, dict[str, bytes]]:
+            shadow = await self._staging.run(self._empty_shadow, layout)
+            try:
+                with shadow.filling(version) as put:
+                    await each(incoming, lambda c: put(c.cell, assemble(c.cell, c.parts)), lambda row, idle: None, self._staging)
+                if incoming.files is not None or before is None:
+                    return shadow, incoming.files or {}
+                return shadow, await self._staging.run(self.store.small_files, before)
+            except BaseException:
+                shadow.close()
+                raise
+
+        return await self._publish_anchor(version, layout, filled)
+
+    async def publish_anchor(
+        self, version: Version, checkpoint: Checkpoint, layout: Layout, files: dict[str, bytes]
+    ) -> Published:
+        """A whole state from a folder: the run's first, or the first of another layout."""
+
+        async def filled() -> tuple[Shadow, dict[str, bytes]]:
+            return await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None), files
+
+        return await self._publish_anchor(version, layout, filled)
+
+    async def _publish_anchor(
+        self, version: Version, layout: Layout, filled: Callable[[], Awaitable[tuple[Shadow, dict[str, bytes]]]]
+    ) -> Published:
+        """``filled``: the new shadow, at ``version``, and the version's small files."""
+        started = asyncio.get_running_loop().time()
+        if self.shadow is not None:
+            self.shadow.close()
+            self.shadow = None
+        self.shadow, files = await filled()
+        try:
+            stored = await self._write_anchor(version, layout, files, push=True)
+        except BaseException:
+            # A delta against what was never published could be read by nobody.
+            self.shadow.close()
+            self.shadow = None
+            raise
+        self.head = version
+        took = asyncio.get_running_loop().time() - started
+        return Published(version, "anchor", stored.manifest.log, layout.nbytes, layout.params, layout.params, took)
+
+    def _empty_shadow(self, layout: Layout) -> Shadow:
+        warm_up_for(layout)
+        return Shadow.create(self._folder, layout)
+
+    async def write_due_anchor(self) -> None:
+        """Every ANCHOR_EVERY versions, the newest as a whole state too."""
+        if self._since_anchor < ANCHOR_EVERY or self.shadow is None:
+            return
+        version = self.shadow.version
+        try:
+            files = await self._staging.run(self.store.small_files, version)
+            await self._write_anchor(version, self.shadow.layout, files, push=False)
+        except LocalError as error:
+            # The version is out; the next one tries again.
+            logger.warning("no anchor of version %s: %s", version, error)
+
+    async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes], *, push: bool) -> Stored:
+        shadow = self.shadow
+        assert shadow is not None
+        stored = await self._staging.run(
+            self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files
+        )
+        self._since_anchor = 0
+        self.node.add_stored(stored.assembly, self.store.open_log(stored), push=push)
+        return stored
+
+    async def _publish_delta(
+        self, version: Version, shadow: Shadow, made: Callable[[Packing], Awaitable[dict[str, bytes] | None]]
+    ) -> Published:
+        """``made`` adds all cells, and gives the version's small files; None: those of the base stay."""
+        base, layout = shadow.version, shadow.layout
+        record = Open(
+            secrets.token_bytes(16), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(self._key.public), version
+        )
+        packer = Packer(self._key, record, layout)
+        log = self.store.begin(record, layout)
+        holding = self.node.open(packer.open_signed, None, log)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        packing = Packing(packer, log, lambda batch: loop.call_soon_threadsafe(self._emit, holding, batch))
+        staged = asyncio.ensure_future(self._staging.patch(holding, shadow))
+        making = asyncio.ensure_future(made(packing))
+        try:
+            await asyncio.wait([making, staged], return_when=asyncio.FIRST_COMPLETED)
+            if not making.done():
+                # Staging ends before there is a seal only when it fails.
+                staged.result()
+            files = making.result()
+            encode_s = loop.time() - started
+            before = self.store.manifest(base)
+            known = () if before is None else before.files
+            if files is None:
+                packing.repeat_files(known)
+            else:
+                await self._staging.run(packing.add_files, files, {f.path: f.hash for f in known})
+            *batches, manifest = packer.seal((shadow.state_digest + packing.growth) & MASK)
+            for signed in batches:
+                self.node.add_local(holding, signed)
+            if files is not None:
+                await self._staging.run(self.store.keep_files, files)
+            self.node.seal(holding, manifest)
+            patch = await staged
+        except BaseException:
+            packing.stop()
+            making.cancel()
+            staged.cancel()
+            await asyncio.wait([making, staged])
+            for task in (making, staged):
+                if not task.cancelled():
+                    task.exception()
+            self.node.abort(holding)
+            raise
+        # The next version's files are compared with this one's, and a shadow ahead of its store could not be explained to anybody.
+        await holding.durable.wait()
+        await self._staging.apply(shadow, patch)
+        shadow.drop_patches(version)
+        self.head = version
+        self._since_anchor += 1
+        return Published(version, "delta", packer.log_bytes, layout.nbytes, packing.changed, layout.params, encode_s)
+
+    def _emit(self, holding: Holding, signed: bytes) -> None:
+        if not holding.aborted:
+            self.node.add_local(holding, signed)
+
+
+def _mark(layout: bytes, state: int) -> str:
+    return f"{layout.hex()} {state:016x}"
