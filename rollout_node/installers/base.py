@@ -1,8 +1,9 @@
 """What the peer asks of everything that installs weights.
 
-The order is ``start``, then for each version ``stage`` and ``commit``, then ``close``. A version may be staged and never
-committed: the next ``stage`` supersedes it. Errors are p2pcast's own kinds; after one ``ready`` is False until a later
-``commit`` succeeds, and ``committed`` is never a version that isn't wholly in use.
+The order is ``start``, then for each version ``stage`` and ``commit``, then ``close``; between them, now and then,
+``check`` and ``audit``, one call at a time. A version may be staged and never committed: the next ``stage`` supersedes it.
+Errors are p2pcast's own kinds; after one ``ready`` is False until a later ``commit`` succeeds, and ``committed`` is never a
+version that isn't wholly in use.
 """
 
 from __future__ import annotations
@@ -12,17 +13,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from p2pcast.codec.layout import Layout
 from p2pcast.version import Version
 
 
 @dataclass(frozen=True, slots=True)
 class CommitReport:
     """``pause_s``: how long nothing was generated. ``recomputed_tokens``: tokens whose keys and values are computed anew
-    because of the switch, at most; None when unknown. ``detail``: the installer's own figures, fit for JSON."""
+    because of the switch, at most; None when unknown. ``detail``: the installer's own figures, fit for JSON. ``dense``:
+    the whole state was written into a running engine, not what changed alone: then it is audited before it is used."""
 
     pause_s: float
     recomputed_tokens: int | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    dense: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """A target's own weights, digested where they lie. ``wrong``: names of the tensors that aren't those of ``version``;
+    ``unknown``: of those that can't be told from here."""
+
+    version: Version
+    wrong: list[str]
+    unknown: list[str]
 
 
 class Installer(Protocol):
@@ -36,8 +50,21 @@ class Installer(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def commit_needs_shadow(self) -> bool:
+        """Whether the next ``commit`` reads the shadow: then its caller holds it still at the staged version meanwhile."""
+        ...
+
     async def start(self) -> None:
         """Get in touch with the target. Raises RetryableError when it isn't there (yet)."""
+        ...
+
+    async def check(self) -> None:
+        """Does the target still hold ``committed``? If not, ``ready`` is False and ``committed`` None afterwards.
+
+        Cheap: it is called about once a second while nothing else is done. Raises RetryableError when the target is out
+        of reach: then ``ready`` is False until a later ``check`` finds ``committed`` there, or a ``commit`` succeeds.
+        """
         ...
 
     async def stage(self, version: Version, shadow: Path) -> None:
@@ -47,6 +74,14 @@ class Installer(Protocol):
 
     async def commit(self, version: Version) -> CommitReport:
         """Switch to the staged version. After an error the old version is in use, or ``ready`` is False."""
+        ...
+
+    async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
+        """Compare the target's own weights with the digests (docs/delta-format.md, section 2) of ``committed``, by number
+        of the tensor. What was staged may be lost: stage it again. When a tensor is wrong, ``committed`` is None and
+        ``ready`` False afterwards, and the next ``stage`` and ``commit`` write the whole state.
+
+        O(model). Raises LocalError when nothing is committed, RetryableError when the target is out of reach."""
         ...
 
     async def close(self) -> None: ...

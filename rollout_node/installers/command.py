@@ -2,8 +2,9 @@
 
 Staging writes the version's folder into ``scratch``; committing runs the command, without a shell, with
 ``P2PCAST_VERSION`` (branch.step), ``P2PCAST_STEP``, ``P2PCAST_DIR`` (the version's folder) and ``P2PCAST_SHADOW`` (the
-safetensors file in memory, good for the time of the command). Exit status 0 means: in use. The folder of the last version
-in use stays, whatever later ones come to. What the command prints is in ``scratch/command.log``.
+safetensors file in memory, held still for the time of the command). Exit status 0 means: in use. The folder of the last version
+in use stays, whatever later ones come to. What the command prints is in ``scratch/command.log``. Nobody here can look
+into what the command feeds: so it is never found out of step, and an audit can tell nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import shlex
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from p2pcast import limits
+from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError, P2PCastError, UsageError
 from p2pcast.store.files import explained
 from p2pcast.version import Version
-from rollout_node.installers.base import CommitReport
+from rollout_node.installers.base import Audit, CommitReport
 from rollout_node.installers.folder import FolderInstaller, SmallFiles
 
 LOG_NAME = "command.log"
@@ -61,11 +64,17 @@ class CommandInstaller:
     def ready(self) -> bool:
         return self._ready
 
+    @property
+    def commit_needs_shadow(self) -> bool:
+        return True
+
     async def start(self) -> None:
         """Raises LocalError when there is no such command or the scratch folder can't be used."""
         if shutil.which(self._argv[0]) is None:
             raise LocalError(f"{self.name}: there is no command {self._argv[0]!r}, or it may not be run")
         await self._folders.start()
+
+    async def check(self) -> None: ...
 
     async def stage(self, version: Version, shadow: Path) -> None:
         try:
@@ -90,6 +99,11 @@ class CommandInstaller:
         await self._folders.settle(version)
         self._committed, self._ready = version, True
         return CommitReport(took_s, detail={"command_s": round(took_s, 6), "folder": str(folder)})
+
+    async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
+        if self._committed is None:
+            raise LocalError(f"{self.name}: no version is in use here, so there is nothing to audit")
+        return Audit(self._committed, [], [t.name for t in layout.tensors])
 
     async def close(self) -> None:
         await self._folders.close()

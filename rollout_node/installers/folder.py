@@ -1,6 +1,7 @@
 """``safetensors:DIR``: every version as an ordinary Hugging Face folder, for whoever reads weights from disk.
 
 Staging writes the folder under a hidden name; committing is two renames. The layout of DIR: ``rollout_node.installers.step_folders``.
+A folder that somebody removed or gave another version is noticed within a second; one whose bytes changed, by an audit.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from p2pcast.errors import P2PCastError
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.version import Version
-from rollout_node.installers.base import CommitReport
+from rollout_node.installers.base import Audit, CommitReport
 from rollout_node.installers.step_folders import StepFolders
 
 SmallFiles = Callable[[Version], Mapping[str, bytes]]
@@ -43,9 +45,18 @@ class FolderInstaller:
     def ready(self) -> bool:
         return self._ready
 
+    @property
+    def commit_needs_shadow(self) -> bool:
+        return False
+
     async def start(self) -> None:
         """Raises LocalError when the folder can't be used."""
         await self._run(self._folders.start)
+
+    async def check(self) -> None:
+        committed = self._committed
+        if committed is not None and not await self._run(lambda: self._folders.holds(committed)):
+            self._committed, self._ready = None, False
 
     async def stage(self, version: Version, shadow: Path) -> None:
         cancelled = threading.Event()
@@ -79,6 +90,16 @@ class FolderInstaller:
             self._committed, self._ready = version, True
 
         await self._run(work)
+
+    async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
+        """Reads the installed checkpoint back, on all cores."""
+        version = self._committed
+        if version is None:
+            raise LocalError(f"{self.name}: no version is in use here, so there is nothing to audit")
+        wrong = await self._run(lambda: self._folders.differing(version, layout, digests))
+        if wrong:
+            self._committed, self._ready = None, False
+        return Audit(version, wrong, [])
 
     async def close(self) -> None:
         """Discards what was staged and not committed. May be repeated."""

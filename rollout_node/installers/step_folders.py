@@ -19,7 +19,11 @@ from pathlib import Path
 
 from p2pcast import limits
 from p2pcast.artifact.records import path_fault
-from p2pcast.errors import IntegrityError, LocalError, RetryableError, UsageError
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.digest import MASK
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError, UsageError
+from p2pcast.offline import cell_digests
 from p2pcast.store.files import atomic_write, explained, fsync_dir, part_path, write_all
 from p2pcast.version import Version
 
@@ -77,6 +81,26 @@ class StepFolders:
     def path_of(self, version: Version) -> Path:
         return self.folder / f"step_{version.step}"
 
+    def holds(self, version: Version) -> bool:
+        """Whether this version's checkpoint stands where it was put, as far as its ``STABLE`` tells."""
+        return self._version_in(self.path_of(version)) == version
+
+    def differing(self, version: Version, layout: Layout, digests: Mapping[int, int]) -> list[str]:
+        """Names of the tensors that stand there otherwise than their digests (by number) say; all of them when there is no such checkpoint."""
+        names = [t.name for t in layout.tensors]
+        try:
+            found = Checkpoint.open(self.path_of(version))
+        except P2PCastError as error:
+            log.warning("%s", error)
+            return names
+        if found.layout().tensors != layout.tensors:
+            log.warning("%s: its tensors are not the version's", found.folder)
+            return names
+        sums = [0] * len(names)
+        for cell, value in zip(layout.cells, cell_digests(found, layout), strict=True):
+            sums[cell.tensor] += value
+        return [n for i, n in enumerate(names) if sums[i] & MASK != digests.get(i, 0)]
+
     def stage(self, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
         """Write the checkpoint under a hidden name, from the safetensors file ``shadow`` and the small ``files``.
 
@@ -84,6 +108,9 @@ class StepFolders:
         ours), IntegrityError (a small file's path) and RetryableError once ``cancelled`` is set.
         """
         self.discard()
+        if not self._is_locked():  # somebody removed the whole folder, or put another in its place
+            self.close()
+            self.start()
         for path in files:
             fault = path_fault(path)
             if fault:
@@ -134,6 +161,13 @@ class StepFolders:
         fsync_dir(self.folder)
         self._staged = None
         self._prune()
+
+    def _is_locked(self) -> bool:
+        """Whether the folder that now has the name is the one that ``start`` locked."""
+        try:
+            return os.path.samestat(os.stat(self.folder), os.fstat(self._lock_fd))
+        except OSError:
+            return False
 
     def _write(self, part: Path, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
         with explained("write", part):

@@ -1,61 +1,56 @@
 """Installs into a vLLM server whose workers run ``rollout_node.vllm_plugin``: vLLM's own routes carry the commands, the
 install socket the data and the workers' reports.
 
-Promise: staging goes on while the engine generates, the pause holds the commit alone, no request fails. All ranks switch
-or none: if one can't, the others take their values back. The engine is resumed whatever happens. An engine that holds no
-known version (just started, restarted, in doubt) is filled densely in ``stage``, under a pause, and unready till then.
+Promises:
+
+- Staging goes on while the engine generates; the pause holds the commit alone; no request fails.
+- Pause, commit and resume are one command to vLLM's engine core (``vllm_plugin.core``). By vLLM's own routes, a command
+  each, it goes where somebody else pauses the engine, and where there are several cores (data parallelism).
+- **Mixed weights are never served.** An engine is resumed only after every rank has confirmed one and the same version:
+  all committed, or all rolled back. A rank confirms with what it read back after writing (``vllm_plugin.evidence``), not
+  with its word. Otherwise the engine stays paused, its requests wait, and the next ``stage`` writes the whole state under
+  the same pause. A pause of ours is noted at the ranks before it begins, so the successor of a peer that dies in the
+  middle knows it for what it is: resumes the engine if all ranks agree, repairs it if they don't.
+- A pause that somebody else holds is never lifted. With ``driver="external"`` nothing is ever paused or resumed here:
+  ``commit`` wants the engine paused, and writes the whole state there too when it must (``commit_needs_shadow``).
 
 ``kv="recompute"``: running requests compute their keys and values anew and the prefix cache is emptied, so what follows a
-switch comes from the new weights alone. ``kv="keep"`` leaves both (for clients that salt by version, and as a choice).
+switch comes from the new weights alone. ``kv="keep"`` leaves both. ``kv="salt"`` does the same, for clients that send
+``cache_salt=branch.step``: then no prefix that older weights computed is ever found.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import aiohttp
+from typing import Literal
 
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from p2pcast.version import Version
 from rollout_node.install_socket import Expectation, InstallSocket, Report
-from rollout_node.installers.base import CommitReport
+from rollout_node.installers.base import Audit, CommitReport
+from rollout_node.installers.vllm_server import Deadlines, VllmServer
 from rollout_node.vllm_plugin import audit
 
 log = logging.getLogger(__name__)
 
-_KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
-_KV_CONFIG = re.compile(r"^vllm:cache_config_info\{.*", re.MULTILINE)
+KvPolicy = Literal["recompute", "salt", "keep"]
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds. ``init`` covers learning the mapping, ``prepare`` the staging, ``dense`` a whole model under the pause."""
-
-    request: float = 30.0
-    init: float = 300.0
-    prepare: float = 300.0
-    commit: float = 60.0
-    dense: float = 1800.0
+class _LieError(IntegrityError):
+    """A rank's word and its weights differ."""
 
 
 class VllmInstaller:
     """One server at ``url``. ``run``: the run's id, for versions of another run mean nothing. ``ranks``: workers that
-    report to this peer; None: all of the server's.
-
-    ``driver="external"``: somebody else pauses and resumes the engine around ``commit``, and has it paused for the
-    first ``stage`` too.
-    """
+    report to this peer; None: all of the server's. ``driver="external"``: somebody else pauses and resumes the engine
+    around ``commit``."""
 
     def __init__(
         self,
@@ -64,24 +59,33 @@ class VllmInstaller:
         *,
         run: str = "",
         name: str | None = None,
-        kv: Literal["recompute", "keep"] = "recompute",
+        kv: KvPolicy = "recompute",
         driver: Literal["peer", "external"] = "peer",
         ranks: int | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
         self.name = name or f"vllm:{url}"
-        self._url = url.rstrip("/")
+        self._deadlines = deadlines or Deadlines()
+        self._server = VllmServer(url, self.name, self._deadlines)
         self._socket, self._run = socket, run
         self._kv, self._driver = kv, driver
-        self._ranks = ranks
-        self._deadlines = deadlines or Deadlines()
+        self._ranks_given, self._ranks = ranks, ranks or 1
         self._engine = secrets.token_hex(8)
-        self._http: aiohttp.ClientSession | None = None
+        self._busy = asyncio.Lock()
         self._committed: Version | None = None
+        self._ready = False
+        self._away = False
+        """``ready`` is False for no other reason than that the server could not be reached."""
         self._staged: Version | None = None
         self._installed: CommitReport | None = None
-        self._ready = False
-        self._busy = asyncio.Lock()
+        self._dense = False
+        self._marks: dict[int, int] = {}
+        self._incarnations: dict[int, str] = {}
+        self._doubt = False
+        """Some rank's word is worth nothing: only a dense install helps."""
+        self._pausing = False
+        """The engine's pause, if it is paused, is ours."""
+        self._layout: tuple[bytes, Layout] | None = None
 
     @property
     def committed(self) -> Version | None:
@@ -91,212 +95,382 @@ class VllmInstaller:
     def ready(self) -> bool:
         return self._ready
 
+    @property
+    def commit_needs_shadow(self) -> bool:
+        return self._staged is not None and self._dense and self._installed is None
+
     # -- the interface
 
     async def start(self) -> None:
         """Raises RetryableError while the server is down, LocalError when it wasn't started for p2pcast."""
-        if self._http is None:
-            # A connection a command: the server closes idle ones when it likes, and a command that meets that is lost.
-            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
-        await self._get("/health")
-        if self._ranks is None:
-            self._ranks = int((await self._get("/get_world_size"))["world_size"])
-        await self._init()
+        self._server.open()
+        await self._server.health()
+        await self._meet()
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        await self._server.close()
+
+    async def check(self) -> None:
+        async with self._busy, self._noticing():
+            label = await self._server.label()
+            if self._committed is None:
+                return
+            if label != str(self._committed):  # another server, or somebody else's label: the ranks know
+                held = _alike(await self._meet())
+                if held != self._committed:
+                    self._lose_version()
+                    log.warning("%s: holds %s now: it was restarted, or changed by somebody else", self.name, held or "nothing")
+                    return
+                await self._server.set_label(str(held))
+            if self._away:
+                self._ready, self._away = True, False
 
     async def stage(self, version: Version, shadow: Path) -> None:
         async with self._busy, self._unready_on_error():
-            self._staged = self._installed = None
-            if self._http is None or self._ranks is None:
-                raise LocalError(f"{self.name}: not started")
-            reports = await self._init()
-            if {r["held"] for r in reports} != {str(self._committed)}:
-                self._ready, self._committed = False, None
-            elif version == self._committed:
+            self._drop()
+            reports = await self._meet()
+            held = _alike(reports)
+            if held is None or held != self._committed:
+                self._lose_version()
+            self._doubt |= any(r["doubtful"] for r in reports) or len({r["held"] for r in reports}) > 1
+            await self._begin(reports)
+            if self._driver == "peer":
+                await self._settle(reports, held)
+            if held == version and not self._doubt:
+                if await self._server.label() != str(version):
+                    await self._server.set_label(str(version))
+                await self._server.finish()
                 self._staged, self._installed = version, CommitReport(0.0, 0)
                 return
-            await self._begin(reports)
-            try:
-                reports = await self._prepare(version)
-            except IntegrityError:
-                # A rank whose weights weren't what it thought has forgotten its version; this time it asks for all.
+            prepared = await self._prepare(version)
+            self._dense = any(r["install"] == "dense" for r in prepared)
+            if self._dense:
                 self._ready = False
-                reports = await self._prepare(version)
-            if any(r["install"] == "dense" for r in reports):
-                self._ready = False
-                self._installed = await self._switch(version, self._deadlines.dense)
+                if self._driver == "peer":
+                    self._installed = await self._switch(version, self._deadlines.dense)
             self._staged = version
 
     async def commit(self, version: Version) -> CommitReport:
-        async with self._busy, self._unready_on_error():
+        async with self._busy:
             if self._staged != version:
                 raise LocalError(f"{self.name}: {version} isn't staged, {self._staged or 'nothing'} is")
-            report = self._installed or await self._switch(version, self._deadlines.commit)
-            self._committed, self._ready = version, True
-            self._staged = self._installed = None
-            return report
+            if self._driver == "external" and self._installed is None and not await self._server.is_paused():
+                raise RetryableError(f"{self.name}: not paused; with --driver external, pause the engine around the commit")
+            async with self._unready_on_error():
+                deadline_s = self._deadlines.dense if self._dense else self._deadlines.commit
+                report = self._installed or await self._switch(version, deadline_s)
+                self._committed, self._ready, self._away = version, True, False
+                self._drop()
+                return report
 
-    async def audit(self, layout: Layout, digests: Mapping[int, int]) -> tuple[list[str], list[str]]:
-        """Compare the live weights, in place, with the digest of each tensor (by number): the names that differ, and
-        those that can't be read in place. Not to be called while a version is staged."""
-        async with self._busy, self._unready_on_error():
+    async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
+        async with self._busy, self._noticing():
             version = self._committed
-            if version is None or self._staged is not None:
-                raise LocalError(f"{self.name}: an audit needs a committed version and no other staged")
-            await self._begin(await self._init())
+            if version is None:
+                raise LocalError(f"{self.name}: nothing is committed, so there is nothing to audit")
+            self._drop()
+            reports = await self._meet()
+            if _alike(reports) != version:
+                self._lose_version()
+                raise RetryableError(f"{self.name}: no longer holds {version}; it is installed anew")
+            await self._begin(reports)
             try:
                 reports = await self._phase("audit", version, self._deadlines.prepare)
             finally:
-                await self._finish(None)
+                await self._server.finish()
             entries = [entry for report in reports for entry in report["digests"]]
-            return audit.compare(layout, entries, digests)
+            wrong, unknown = await asyncio.to_thread(audit.compare, layout, entries, digests)
+            if wrong:
+                log.error("%s: %d tensors aren't those of %s, %s first", self.name, len(wrong), version, wrong[0])
+                await self._distrust()
+            return Audit(version, wrong, unknown)
 
-    # -- steps
+    # -- what state the engine is in
 
-    async def _init(self) -> list[Report]:
-        """Name the engine to its workers; their reports tell what they hold."""
-        with self._expecting("init", None) as expectation:
-            info = {"engine": self._engine, "run": self._run}
-            await self._post("/init_weight_transfer_engine", {"init_info": info}, self._deadlines.init)
-            return await self._collect(expectation, "init", self._deadlines.request)
+    async def _meet(self) -> list[Report]:
+        """Ask the server how many workers it has, and them what they hold. A restarted server is a new acquaintance."""
+        await self._server.label()  # an engine that hangs is told apart from one that learns its mapping, which takes long
+        self._ranks = self._ranks_given or await self._server.world_size()
+        reports = await self._init()
+        incarnations = {r["rank"]: r["incarnation"] for r in reports}
+        if incarnations != self._incarnations:
+            self._incarnations = incarnations
+            self._doubt = self._pausing = False
+        return reports
 
-    async def _begin(self, reports: Iterable[Report]) -> None:
-        """Open vLLM's update session, unless the workers say that it is (a peer may have died in the middle).
+    async def _init(self, *, pausing: bool = False, forget: bool = False) -> list[Report]:
+        with self._expecting("init", None) as (expectation, nonce):
+            info = {"engine": self._engine, "run": self._run, "nonce": nonce, "pausing": pausing, "forget": forget}
+            await self._server.init(info)
+            return await self._collect(expectation, "init", self._deadlines.report)
 
-        It is never tried in vain: with several workers, vLLM leaves an answer unread after an error, and gives it to
-        the next command.
-        """
-        if not any(r["open"] for r in reports):
-            await self._post("/start_weight_update")
+    async def _begin(self, reports: list[Report]) -> None:
+        """Open vLLM's update session, unless the workers say that it is (a peer may have died in the middle)."""
+        opened = {bool(r["open"]) for r in reports}
+        if len(opened) > 1:
+            raise LocalError(f"{self.name}: its workers disagree whether an update is under way; restart the server")
+        if opened == {False}:
+            await self._server.begin()
 
-    async def _finish(self, version: Version | None) -> None:
-        await self._post("/finish_weight_update", {"weight_version": str(version)} if version else {})
+    async def _settle(self, reports: list[Report], held: Version | None) -> None:
+        """End the pause of a peer that died, or our own after a failure, if all ranks agree; begin one if they are in doubt."""
+        paused = await self._server.is_paused()
+        self._pausing |= paused and any(r["pausing"] for r in reports)
+        if self._doubt:
+            log.error("%s: its ranks don't hold one version; it is paused until they do", self.name)
+            await self._pause()
+        elif paused and self._pausing and held is not None:
+            log.warning("%s: was left paused, and is resumed at %s", self.name, held)
+            await self._server.set_label(str(held))
+            await self._resume()
+
+    async def _distrust(self) -> None:
+        """From now on no rank's word counts, and nobody is answered, until a dense install has been confirmed."""
+        self._doubt = True
+        self._lose_version()
+        await self._init(forget=True)
+        if self._driver == "peer":
+            await self._pause()
+
+    def _lose_version(self) -> None:
+        self._committed, self._ready, self._away = None, False, False
+        self._drop()
+
+    def _drop(self) -> None:
+        self._staged = self._installed = None
+        self._dense = False
+
+    # -- prepare, commit, abort
 
     async def _prepare(self, version: Version) -> list[Report]:
-        return await self._phase("prepare", version, self._deadlines.prepare)
+        """Stage at every rank. Weights that turn out not to be what they were taken for are written whole."""
+        if not self._doubt:
+            try:
+                return await self._prepare_once(version, whole=False)
+            except IntegrityError as error:
+                if not isinstance(error, _LieError) and _alike(await self._init()) is not None:
+                    raise  # the version is at fault; the engine goes on with the one that it has
+                log.error("%s", error)
+                await self._distrust()
+        return await self._prepare_once(version, whole=True)
 
-    async def _phase(self, phase: str, version: Version, deadline_s: float) -> list[Report]:
-        """One command to all ranks and their reports. Raises the first error that a rank reports."""
-        with self._expecting(phase, version) as expectation:
-            await self._post("/update_weights", {"update_info": {"phase": phase, "version": str(version)}}, deadline_s)
-            return await self._collect(expectation, phase, deadline_s)
+    async def _prepare_once(self, version: Version, *, whole: bool) -> list[Report]:
+        reports = await self._phase("prepare", version, self._deadlines.prepare, whole=whole)
+        self._marks = {r["rank"]: r["mark"] for r in reports}
+        sparse = [r for r in reports if r["install"] == "sparse"]
+        if len({r["from"] for r in sparse}) > 1 or len({str(r["expected"]) for r in sparse}) > 1:
+            raise _LieError(f"{self.name}: the ranks don't build {version} on the same version")
+        if sparse and len(sparse) == len(reports):
+            entries = [entry for r in sparse for entry in r["grown"]]
+            expected = dict(sparse[0]["expected"])
+            wrong, _ = await asyncio.to_thread(audit.compare, self._known_layout(), entries, expected)
+            if wrong:
+                held = sparse[0]["from"]
+                raise _LieError(
+                    f"{self.name}: {wrong[0]} ({len(wrong)} tensors in all): the ranks' live values aren't those of {held}"
+                )
+        return reports
+
+    def _known_layout(self) -> Layout:
+        document = self._socket.layout_document()
+        if self._layout is None or self._layout[0] != document:
+            self._layout = document, Layout.from_document(document)
+        return self._layout[1]
 
     async def _switch(self, version: Version, deadline_s: float) -> CommitReport:
-        """Pause, commit on all ranks, finish, resume. Raises after undoing what can be undone."""
-        tokens = await self._cached_tokens() if self._kv == "recompute" else 0
+        """Pause, commit on all ranks, resume, finish. Raises after undoing what can be undone."""
+        ours = self._driver == "peer" and (self._pausing or not await self._server.is_paused())
+        ranks = await self._init(pausing=ours)
+        for report in ranks:
+            if not report["open"] or report["prepared"] != str(version):
+                raise RetryableError(
+                    f"{self.name}: rank {report['rank']} isn't prepared for {version} any more; it is staged again"
+                )
+        tokens = await self._server.cached_tokens() if self._kv == "recompute" else 0
+        began_unix_s = time.time()
+        switch = self._switch_in_core if self._in_core(ranks) else self._switch_by_routes
+        took = await switch(version, ours, deadline_s)
+        detail = {"began_unix_s": round(began_unix_s, 6)} | {name: round(seconds, 6) for name, seconds in took.items()}
+        return CommitReport(took["paused_s"], tokens, detail, dense=self._dense)
+
+    def _in_core(self, ranks: list[Report]) -> bool:
+        """Whether the engine core can switch by itself (``vllm_plugin.core``), and all of its ranks report here. Data parallel
+        ranks of a dense model are engines of their own to vLLM, each with a core: then no rank counts all of them."""
+        alone = all(r["core"] and r["ranks"] == self._ranks for r in ranks)
+        return alone and self._driver == "peer" and self._ranks_given is None
+
+    async def _switch_in_core(self, version: Version, ours: bool, deadline_s: float) -> dict[str, float]:
+        """One command, after which the engine runs with the new version, or is paused. What took how long."""
         began = time.monotonic()
-        async with self._paused():
-            paused = time.monotonic()
-            try:
-                reports = await self._phase("commit", version, deadline_s)
-            except (P2PCastError, asyncio.CancelledError):
-                await self._undo(version)
-                raise
-            written = time.monotonic()
-            await self._finish(version)
+        order = {
+            "version": str(version),
+            "nonce": secrets.token_hex(4),
+            "marks": {str(rank): mark for rank, mark in self._marks.items()},
+            "clear_cache": self._kv == "recompute",
+            "ours": ours,
+            "until_unix_s": time.time() + deadline_s,
+        }
+        self._pausing = ours
+        try:
+            reports, core = await self._server.switch(order, deadline_s)
+            if len(reports) < self._ranks:
+                raise RetryableError(f"{self.name}: {self._ranks - len(reports)} workers gave no report of the commit")
+            self._raise_first(reports, "commit")
+            self._confirm(version, reports)
+            if ours and not core["resumed"]:
+                raise RetryableError(f"{self.name}: switching to {version} took longer than {deadline_s:g} s")
+        except BaseException as error:
+            await self._undo(version, error)
+            raise
         ended = time.monotonic()
-        detail = {
-            "pausing_s": round(paused - began, 6),
-            "writing_s": round(written - paused, 6),
-            "resuming_s": round(ended - written, 6),
+        self._doubt = self._pausing = False
+        await self._finish()
+        return {
+            "paused_s": core["pause_us"] / 1e6,
+            "command_s": ended - began,
             "worker_s": max(r["took_us"] for r in reports) / 1e6,
         }
-        return CommitReport(ended - began, tokens, detail)
 
-    async def _undo(self, version: Version) -> None:
-        """Have every rank take its old values back; a failure here leaves ranks without a version, which ``stage`` sees."""
+    async def _switch_by_routes(self, version: Version, ours: bool, deadline_s: float) -> dict[str, float]:
+        """The same with vLLM's own commands, for an engine that somebody else pauses, or that has several cores."""
+        began = time.monotonic()
         try:
-            await self._phase("abort", version, self._deadlines.prepare)
-            await self._finish(None)
-        except P2PCastError as error:
-            log.warning("%s: undoing %s: %s", self.name, version, error)
-
-    @contextlib.asynccontextmanager
-    async def _paused(self) -> AsyncIterator[None]:
-        if self._driver == "external":
-            yield
-            return
-        clear = "true" if self._kv == "recompute" else "false"
+            if self._driver == "peer":
+                await self._pause(ours=ours)
+            elif self._kv == "recompute":
+                await self._server.clear_caches()
+            paused = time.monotonic()
+            reports = await self._phase("commit", version, deadline_s)
+            self._confirm(version, reports)
+        except BaseException as error:
+            await self._undo(version, error)
+            raise
+        written = time.monotonic()
+        self._doubt = False
         try:
-            await self._post(f"/pause?mode=keep&clear_cache={clear}", None, self._deadlines.commit)
-            yield
+            await self._server.set_label(str(version))
         finally:
-            await self._post("/resume")
+            await self._resume()
+        ended = time.monotonic()
+        await self._finish()
+        return {
+            "paused_s": ended - began,
+            "pausing_s": paused - began,
+            "writing_s": written - paused,
+            "resuming_s": ended - written,
+            "worker_s": max(r["took_us"] for r in reports) / 1e6,
+        }
 
-    async def _cached_tokens(self) -> int | None:
-        """Tokens in the blocks that running requests hold, rounded up to blocks; from the server's metrics."""
+    async def _finish(self) -> None:
+        """Close vLLM's session."""
         try:
-            text = await self._get_text("/metrics")
-        except P2PCastError:
-            return None
-        usage, config = _KV_USAGE.findall(text), _KV_CONFIG.search(text)
-        sizes = dict(re.findall(r'[{,](block_size|num_gpu_blocks)="(\d+)"', config[0])) if config else {}
-        if not usage or len(sizes) != 2:
-            return None
-        return round(sum(float(u) for u in usage) * int(sizes["block_size"]) * int(sizes["num_gpu_blocks"]))
+            await self._server.finish()
+        except P2PCastError as error:  # the version is in use all the same, and the next stage finds the session open
+            log.warning("%s: %s", self.name, error)
 
-    # -- reports and HTTP
+    def _confirm(self, version: Version, reports: list[Report]) -> None:
+        for report in reports:
+            rank, mark = report["rank"], report.get("mark")
+            if report["held"] != str(version) or mark is None or mark != self._marks.get(rank):
+                raise _LieError(
+                    f"{self.name}: rank {rank} says that it holds {report['held']}, but what was prepared for {version} isn't there"
+                )
+
+    async def _undo(self, version: Version, cause: BaseException) -> None:
+        """Have every rank take its old values back; resume the engine if all say that they have. Else it stays paused."""
+        try:
+            held = _alike(await self._phase("abort", version, self._deadlines.undo))
+            if held is None or (held == version and isinstance(cause, _LieError)):
+                await self._distrust()
+                raise IntegrityError("its ranks hold different versions")
+            if held != self._committed:
+                self._lose_version()
+                await self._server.set_label(str(held))
+            await self._resume()
+            await self._server.finish()
+        except P2PCastError as error:
+            self._lose_version()
+            stays = "it must stay paused" if self._driver == "external" else "it stays paused"
+            log.error("%s: %s could not be taken back (%s): %s until it is repaired", self.name, version, error, stays)
+
+    async def _pause(self, *, ours: bool | None = None) -> None:
+        """``ours``: whether the ranks were told already whose pause it is; None: find out, and tell them."""
+        if ours is None:
+            ours = self._pausing or not await self._server.is_paused()
+            if ours and not self._pausing:
+                await self._init(pausing=True)
+        self._pausing = ours
+        await self._server.pause(clear_cache=self._kv == "recompute")
+
+    async def _resume(self) -> None:
+        if self._pausing:
+            await self._server.resume()
+            self._pausing = False
+
+    # -- reports
+
+    async def _phase(self, phase: str, version: Version, deadline_s: float, *, whole: bool = False) -> list[Report]:
+        """One command to all ranks and their reports. Raises the first error that a rank reports."""
+        with self._expecting(phase, version) as (expectation, nonce):
+            info = {"phase": phase, "version": str(version), "nonce": nonce, "whole": whole}
+            await self._server.update(info, deadline_s)
+            in_thread = phase in ("prepare", "audit")  # others have reported before the server answers
+            return await self._collect(expectation, phase, deadline_s if in_thread else self._deadlines.report)
 
     @contextlib.contextmanager
-    def _expecting(self, phase: str, version: Version | None) -> Any:
-        text = str(version) if version else None
+    def _expecting(self, phase: str, version: Version | None) -> Iterator[tuple[Expectation, str]]:
+        text, nonce = str(version) if version else None, secrets.token_hex(4)
+        wanted = (self._engine, phase, text, nonce)
 
         def matches(report: Report) -> bool:
-            return (report["engine"], report["phase"], report["version"]) == (self._engine, phase, text)
+            return (report["engine"], report["phase"], report["version"], report.get("nonce")) == wanted
 
-        with self._socket.expect(matches, self._ranks or 1) as expectation:
-            yield expectation
+        with self._socket.expect(matches, self._ranks) as expectation:
+            yield expectation, nonce
 
     async def _collect(self, expectation: Expectation, phase: str, deadline_s: float) -> list[Report]:
         try:
             reports = await expectation.wait(deadline_s)
         except TimeoutError:
+            elsewhere = f" ({self._socket.elsewhere()})" if self._socket.elsewhere else ""
             raise RetryableError(
-                f"{self.name}: {expectation.missing} of {self._ranks} workers did not report {phase} within {deadline_s:g} s; "
+                f"{self.name}: {expectation.missing} of {self._ranks} workers did not report {phase} within {deadline_s:g} s, "
+                f"ranks {', '.join(map(str, expectation.missing_ranks))}{elsewhere}; "
                 "do they have this peer's socket in P2PCAST_SOCK, and is it the same host?"
             ) from None
+        self._raise_first(reports, phase)
+        return reports
+
+    def _raise_first(self, reports: list[Report], phase: str) -> None:
+        """The first error that a rank reports."""
         for report in reports:
             if report["error"] is not None:
                 kind = report.get("kind")
                 make = next((k for k in (IntegrityError, RetryableError) if k.wire_code == kind), LocalError)
                 raise make(f"{self.name}: rank {report['rank']}, {phase}: {report['error']}")
-        return reports
 
     @contextlib.asynccontextmanager
     async def _unready_on_error(self) -> AsyncIterator[None]:
         try:
             yield
         except BaseException:
-            self._ready = False
-            self._staged = self._installed = None
+            self._ready = self._away = False
+            self._drop()
             raise
 
-    async def _get(self, path: str) -> Any:
-        text = await self._get_text(path)
-        return json.loads(text) if text else None
-
-    async def _get_text(self, path: str) -> str:
-        return await self._request("GET", path, None, self._deadlines.request)
-
-    async def _post(self, path: str, body: dict[str, Any] | None = None, deadline_s: float | None = None) -> None:
-        await self._request("POST", path, body, deadline_s or self._deadlines.request)
-
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> str:
-        if self._http is None:
-            raise LocalError(f"{self.name}: not started")
-        where = f"{self.name}: {method} {path.split('?')[0]}"
+    @contextlib.asynccontextmanager
+    async def _noticing(self) -> AsyncIterator[None]:
+        """A server out of reach is not ready, until it is there again."""
         try:
-            timeout = aiohttp.ClientTimeout(total=deadline_s)
-            async with self._http.request(method, self._url + path, json=body, timeout=timeout) as response:
-                text = await response.text()
-                if response.status == 200:
-                    return text
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
-            reason = str(error) or f"no answer within {deadline_s:g} s"
-            raise RetryableError(f"{where}: {reason}; is the server up?") from None
-        hint = "; start it with VLLM_SERVER_DEV_MODE=1" if response.status == 404 else ""
-        raise LocalError(f"{where}: status {response.status}: {text[:300]}{hint}")
+            yield
+        except P2PCastError:
+            self._away |= self._ready
+            self._ready = False
+            raise
+
+
+def _alike(reports: list[Report]) -> Version | None:
+    """The one version that every rank holds."""
+    held = {r["held"] for r in reports}
+    found = held.pop() if len(held) == 1 else None
+    return Version.parse(found) if found else None

@@ -36,6 +36,9 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, "rollout_node.vllm_plugin.engine", "P2PCastEngine")
+    from rollout_node.vllm_plugin import core
+
+    core.install()
     if current_platform.is_cpu():
         from rollout_node.vllm_plugin.cpu import keep_weights_in_place
 

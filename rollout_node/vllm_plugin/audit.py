@@ -1,7 +1,9 @@
 """Digests of the live weights, read in place and summed in checkpoint order (docs/delta-format.md, section 2).
 
 Promise: one digest a block, each element of this rank counted once; ranks' blocks that cover the same box (replicated
-shards) are the same entry, so whoever adds up the ranks drops duplicates and nothing is counted twice.
+shards) are the same entry, so whoever adds up the ranks drops duplicates and nothing is counted twice. Tensors whose
+loader transforms values have no bits of their own in the engine: for those a rank tells whether the model's own loader,
+given the shadow's values, would leave the weights as they are, and the digest of the values that it was given.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from p2pcast import limits
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
 from rollout_node.vllm_plugin.mapping import Block, Mapping
-from rollout_node.vllm_plugin.recording import Storages
+from rollout_node.vllm_plugin.recording import TORCH_DTYPES, Storages
+from rollout_node.vllm_plugin.rehearsal import WORDS, Verdict, rehearse
+from rollout_node.vllm_plugin.shadow_reader import ShadowReader
 
 Entry = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
-"""Number of the tensor, start, shape and strides of the box, digest."""
+"""Number of the tensor, start, shape and strides of the box, digest. A negative start is a Verdict, about the whole tensor."""
 
 
 def digests(layout: Layout, mapping: Mapping, storages: Storages, cancelled: Callable[[], bool] = lambda: False) -> list[Entry]:
@@ -35,6 +39,32 @@ def digests(layout: Layout, mapping: Mapping, storages: Storages, cancelled: Cal
                 seen.add((block.start, block.shape))
                 value = _digest(number, block, storages.table[block.storage].words)
                 entries.append((number, block.start, block.shape, block.from_stride, value))
+    return entries
+
+
+def rehearsals(
+    model: Any,
+    shadow: ShadowReader,
+    layout: Layout,
+    mapping: Mapping,
+    storages: Storages,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> list[Entry]:
+    """An entry for each tensor that only reloads and that this rank uses. The shadow may move on meanwhile; then the digest
+    tells. Memory: one tensor."""
+    entries: list[Entry] = []
+    for number in sorted(mapping.reload):
+        tensor = layout.tensors[number]
+        if cancelled():
+            return entries
+        if tensor.dtype not in TORCH_DTYPES:
+            continue
+        values = shadow.tensor(number).clone()
+        words = values.reshape(-1).view(WORDS[tensor.word_bytes]).numpy().view(word_dtype(tensor.word_bytes))
+        verdict, _ = rehearse(model, storages.owns, tensor.name, values)
+        if verdict is not Verdict.UNTOUCHED:
+            seen = digest(words, Cell(0, number, 0, len(words), tensor.word_bytes, 0))
+            entries.append((number, int(verdict), (), (), seen))
     return entries
 
 
@@ -59,15 +89,20 @@ def _digest(number: int, block: Block, words: torch.Tensor) -> int:
 
 
 def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> tuple[list[str], list[str]]:
-    """Names of the tensors whose live digest differs, and of those that can't be told (not wholly covered, or reloaded).
+    """Names of the tensors whose live digest differs, and of those that can't be told: not wholly covered, or reloaded by a
+    loader that can't be followed, or from a shadow that has moved on.
 
     ``entries`` are all ranks' together, as they came over the socket; ``expected`` the digest of each tensor by number.
     """
     sums: dict[int, int] = {}
     counts: dict[int, int] = {}
+    verdicts: dict[int, set[int]] = {}
     seen: dict[tuple[Any, ...], int] = {}
     torn: set[int] = set()
     for number, start, shape, stride, value in entries:
+        if start < 0:
+            verdicts.setdefault(number, set()).add(start if value == expected.get(number) else Verdict.UNKNOWN)
+            continue
         box = (number, start, tuple(shape), tuple(stride))
         if box in seen:  # a replicated shard: counted once, but it has to agree
             if seen[box] != value:
@@ -79,8 +114,11 @@ def compare(layout: Layout, entries: Iterable[Any], expected: Map[int, int]) -> 
     wrong: list[str] = []
     unknown: list[str] = []
     for number, tensor in enumerate(layout.tensors):
-        if number in torn or (counts.get(number, 0) == tensor.words and sums.get(number, 0) != expected.get(number, 0)):
+        whole = counts.get(number, 0) == tensor.words
+        differs = whole and sums.get(number, 0) != expected.get(number, 0)
+        told = verdicts.get(number, set())
+        if number in torn or differs or Verdict.DIFFERS in told:
             wrong.append(tensor.name)
-        elif counts.get(number, 0) != tensor.words:
+        elif not whole and (number in counts or told != {Verdict.EQUAL}):
             unknown.append(tensor.name)
     return wrong, unknown

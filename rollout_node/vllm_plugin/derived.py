@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from rollout_node.vllm_plugin.cpu import keeps_experts
+
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 _PLAIN_ATTENTION = frozenset({"Attention", "MMEncoderAttention"})
 """Their work after loading, and that of their kin, concerns scales alone."""
@@ -29,9 +31,13 @@ def derived_parts(model: torch.nn.Module) -> list[str]:
 def _why(module: Any) -> str | None:
     method = getattr(module, "quant_method", None)
     kind = type(method).__name__
+    if any(kin.__name__ == "QuantizeMethodBase" for kin in type(module).__mro__):
+        return None  # some methods are modules too; the layer that owns one is asked below
     if kind == "UnquantizedFusedMoEMethod":
         backend = getattr(getattr(method, "unquantized_backend", None), "name", "unknown")
-        return None if backend in _PLAIN_EXPERTS else f"experts arranged for {backend}"
+        return None if backend in _PLAIN_EXPERTS or keeps_experts(module) else f"experts arranged for {backend}"
+    if hasattr(module, "_cpu_unpacked_conv_weight"):
+        return "a convolution packed for the CPU"
     if method is not None and kind not in _PLAIN_METHODS:
         return f"weights processed by {kind}"
     if callable(getattr(module, "process_weights_after_loading", None)):

@@ -3,9 +3,11 @@
 Promise: nothing raises into vLLM, whose workers fall out of step when one of them does; every outcome is reported to the
 peer instead. *prepare* works in a thread of its own while the engine generates and writes no weight; *commit* alone
 writes, and until *finish* it can be undone with *abort*. A rank whose weights are in doubt forgets its version, so
-that the next prepare is a dense one.
+that the next prepare is a dense one. A prepare that hangs holds nothing up: the next one begins beside it.
 
-Commands (the body of ``/update_weights``): ``{"version": "b.s", "phase": "prepare" | "commit" | "abort" | "audit"}``.
+Commands (the body of ``/update_weights``): ``{"version": "b.s", "phase": "prepare" | "commit" | "abort" | "audit",
+"nonce": text, "whole": bool}``. Reports repeat the nonce, so that a late one is not taken for an answer to a later
+command. ``whole`` is for prepare: take everything from the shadow, whatever is held.
 """
 
 from __future__ import annotations
@@ -25,11 +27,10 @@ from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.version import Version
 from rollout_node.install_frames import InstallClient
 from rollout_node.vllm_plugin import SOCKET_VARIABLE, cpu
-from rollout_node.vllm_plugin.audit import digests
 from rollout_node.vllm_plugin.derived import derived_parts
 from rollout_node.vllm_plugin.installation import Installation
 from rollout_node.vllm_plugin.staging import warm
@@ -39,20 +40,41 @@ log = logging.getLogger("vllm.p2pcast")
 
 @dataclass
 class P2PCastInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """``engine``: the name under which the workers report; the peer gives each engine its own. ``run``: the run's id."""
+    """``engine``: the name under which the workers report; the peer gives each engine its own. ``run``: the run's id.
+    ``forget``: the weights are not to be trusted, whatever was held. ``pausing``: the peer will pause the engine now.
+    ``core``: not the peer's, but the engine core's: it can switch by itself."""
 
     engine: str = ""
     run: str = ""
+    nonce: str = ""
+    forget: bool = False
+    pausing: bool = False
+    core: bool = False
 
 
 @dataclass
 class P2PCastUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     phase: str = ""
     version: str = ""
+    nonce: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a report answers."""
+
+    phase: str
+    version: str | None
+    nonce: str
+
+
+_MOST_JOBS = 3
+"""Threads of this rank: one at work, and others that were told to stop and hang (in a file system, say)."""
 
 
 class _Job:
-    """Work in a thread of its own, which ``stop`` ends at its next step."""
+    """Work in a thread of its own. After ``stop`` it ends at its next step, and what it does till then has no effect."""
 
     def __init__(self, name: str, work: Callable[[Callable[[], bool]], None]) -> None:
         self._stop = threading.Event()
@@ -61,7 +83,10 @@ class _Job:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
 
 class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  # type: ignore[misc]
@@ -77,15 +102,17 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
         self._engine = self._run = ""
         self._client = InstallClient(Path(os.environ.get(SOCKET_VARIABLE, "")))
         self._installation: Installation | None = None
-        self._job: _Job | None = None
-        self._open = False
+        self._jobs: list[_Job] = []
+        self._open = self._pausing = False
+        self._caught: list[dict[str, Any]] | None = None
+        """Reports of a commit, for whoever called ``commit_here``."""
 
     # -- what vLLM calls
 
     def init_transfer_engine(self, init_info: P2PCastInitInfo) -> None:
         """Learn the mapping, unless it is known; report what this rank holds. May be called again at any time."""
         self._engine = init_info.engine
-        self._guard("init", None, lambda: self._init(init_info.run))
+        self._guard(_Asked("init", None, init_info.nonce), lambda: self._init(init_info))
 
     def start_weight_update(self) -> None:
         """Weights change in ``commit`` alone; vLLM's session is only noted, for whoever must know whether one is open."""
@@ -93,35 +120,55 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Replaces the base class's, which raises on bad input and synchronises an accelerator that may not be there."""
-        phase, version = update_info.get("phase"), update_info.get("version")
-        self.receive_weights(P2PCastUpdateInfo(phase=str(phase), version=str(version)))
+        texts = {key: str(update_info.get(key, ""))[:64] for key in ("phase", "version", "nonce")}
+        self.receive_weights(P2PCastUpdateInfo(**texts, whole=update_info.get("whole") is True))
 
     def receive_weights(self, update_info: P2PCastUpdateInfo) -> None:
-        phases = {"prepare": self._prepare, "commit": self._commit, "abort": self._abort, "audit": self._audit}
-        work = phases.get(update_info.phase)
+        asked = _Asked(update_info.phase, update_info.version, update_info.nonce)
+        phases: dict[str, Callable[[Version], dict[str, Any] | None]] = {
+            "prepare": lambda version: self._prepare(version, asked, update_info.whole),
+            "commit": self._commit,
+            "abort": self._abort,
+            "audit": lambda version: self._audit(version, asked),
+        }
+        work = phases.get(asked.phase)
         if work is None:
-            error = f"phase {update_info.phase[:40]!r} is none of {', '.join(phases)}"
-            self._report(update_info.phase[:40], update_info.version[:40], error=error, kind=RemoteError.wire_code)
+            error = f"phase {asked.phase!r} is none of {', '.join(phases)}"
+            self._report(asked, error=error, kind=RemoteError.wire_code)
             return
-        self._guard(update_info.phase, update_info.version, lambda: work(Version.parse(update_info.version)))
+        self._guard(asked, lambda: work(Version.parse(update_info.version)))
+
+    def commit_here(self, version: str, nonce: str) -> dict[str, Any] | None:
+        """For ``core``: commit, and give the report back instead of sending it."""
+        self._caught = []
+        try:
+            self.receive_weights(P2PCastUpdateInfo("commit", version, nonce))
+            return self._caught[0] if self._caught else None
+        finally:
+            self._caught = None
+
+    def settle_here(self) -> None:
+        """For ``core``: what it committed can't be undone any more. vLLM's session stays open, for commands that are still to come."""
+        if self._installation is not None:
+            self._installation.finish()
 
     def finish_weight_update(self) -> None:
         """From here on a commit can't be undone, and the overwritten values are let go."""
-        self._open = False
+        self._open = self._pausing = False
         if self._installation is not None:
             self._installation.finish()
 
     def shutdown(self) -> None:
-        self._stop_job()
+        self._stop_jobs()
 
     # -- phases
 
-    def _init(self, run: str) -> dict[str, Any]:
+    def _init(self, info: P2PCastInitInfo) -> dict[str, Any]:
         if self._installation is None:
             if self.device.type == "cpu" and (packed := cpu.check(self.model)):
                 raise LocalError(
                     f"{len(packed)} layers, {packed[0]} first, compute from packed copies of their weights; "
-                    f"set {SOCKET_VARIABLE} before the server starts (mixtures of experts don't work on vLLM's CPU build)"
+                    f"set {SOCKET_VARIABLE} before the server starts (vLLM's CPU build packs int8 weights even so)"
                 )
             layout = Layout.from_document(self._client.layout_document())
             with set_current_vllm_config(self.vllm_config):
@@ -129,52 +176,58 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             warm(layout)
         found = self._installation
         found.require_layout(Layout.from_document(self._client.layout_document()))
-        if run != self._run:  # versions of another run are other weights
-            self._stop_job()
-            self._run, found.held = run, None
+        if info.run != self._run:
+            self._stop_jobs()
+            self._run = info.run
+            found.change_run()
+        if info.forget:
+            self._stop_jobs()
+            found.forget()
+        self._pausing |= info.pausing
         return {
             "open": self._open,
+            "pausing": self._pausing,
+            "core": info.core,
+            "doubtful": found.doubtful,
+            "prepared": str(found.prepared) if found.prepared else None,
             "blocks": sum(len(b) for b in found.mapping.blocks.values()),
             "reload": len(found.mapping.reload),
             "reason": next(iter([*found.derived, *found.mapping.reload.values()]), None),
         }
 
-    def _prepare(self, version: Version) -> None:
+    def _prepare(self, version: Version, asked: _Asked, whole: bool) -> None:
         """Fetch and stage, in a thread; its end is reported."""
-        self._stop_job()
         found = self._ready()
+        self._stop_jobs(room=True)
         with set_current_vllm_config(self.vllm_config):
             found.check_storages()
-
-        def work(cancelled: Callable[[], bool]) -> None:
-            self._guard("prepare", str(version), lambda: found.prepare(self._client, version, cancelled))
-
-        self._job = _Job("prepare", work)
+        self._start(asked, lambda cancelled: found.prepare(self._client, version, cancelled, whole=whole))
 
     def _commit(self, version: Version) -> dict[str, Any]:
         """Switch. Done when this returns: the engine is paused meanwhile."""
         found = self._ready()
         with set_current_vllm_config(self.vllm_config):
-            found.commit(version)
+            mark = found.commit(version)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
-        return {}
+        return {"mark": mark}
 
     def _abort(self, version: Version) -> dict[str, Any]:
-        self._stop_job()
+        self._stop_jobs()
         return {"rolled_back": self._ready().abort()}
 
-    def _audit(self, version: Version) -> None:
+    def _audit(self, version: Version, asked: _Asked) -> None:
         """Digest of the live weights, in a thread; reported."""
-        self._stop_job()
         found = self._ready()
+        self._stop_jobs(room=True)
 
-        def look(cancelled: Callable[[], bool]) -> dict[str, Any]:
+        def look(cancelled: Callable[[], bool]) -> dict[str, Any] | None:
             if found.held != version:
                 raise IntegrityError(f"this rank holds {found.held or 'no known version'}, not {version}")
-            return {"digests": digests(found.layout, found.mapping, found.storages, cancelled)}
+            entries = found.audit(self._client, version, cancelled)
+            return None if cancelled() else {"digests": entries}
 
-        self._job = _Job("audit", lambda cancelled: self._guard("audit", str(version), lambda: look(cancelled)))
+        self._start(asked, look)
 
     # -- plumbing
 
@@ -183,28 +236,36 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             raise LocalError("this rank isn't initialised: call /init_weight_transfer_engine first")
         return self._installation
 
-    def _stop_job(self) -> None:
-        if self._job is not None:
-            self._job.stop()
-            self._job = None
+    def _start(self, asked: _Asked, work: Callable[[Callable[[], bool]], dict[str, Any] | None]) -> None:
+        self._jobs.append(_Job(asked.phase, lambda cancelled: self._guard(asked, lambda: work(cancelled))))
 
-    def _guard(self, phase: str, version: str | None, work: Callable[[], dict[str, Any] | None]) -> None:
-        """Run ``work`` and report what it returns, or its error; None is reported by somebody else, later."""
+    def _stop_jobs(self, *, room: bool = False) -> None:
+        """Whoever still works does so in vain. ``room``: for one more; raises RetryableError when too many hang."""
+        for job in self._jobs:
+            job.stop()
+        self._jobs = [job for job in self._jobs if job.alive]
+        if room and len(self._jobs) >= _MOST_JOBS:
+            raise RetryableError(
+                f"{len(self._jobs)} earlier commands still hang in this rank; see the server's log, or restart it"
+            )
+
+    def _guard(self, asked: _Asked, work: Callable[[], dict[str, Any] | None]) -> None:
+        """Run ``work`` and report what it returns, or its error; None is reported by somebody else, later, or not at all."""
         began = time.monotonic()
         try:
             if self.device.type != "cpu":
                 torch.accelerator.set_device_index(self.device.index or 0)
             outcome = work()
         except P2PCastError as error:
-            self._report(phase, version, error=str(error), kind=error.wire_code)
+            self._report(asked, error=str(error), kind=error.wire_code)
         except Exception as error:
-            log.exception("p2pcast: %s of version %s failed", phase, version)
-            self._report(phase, version, error=f"{type(error).__name__}: {error}"[:2000], kind=LocalError.wire_code)
+            log.exception("p2pcast: %s of version %s failed", asked.phase, asked.version)
+            self._report(asked, error=f"{type(error).__name__}: {error}"[:2000], kind=LocalError.wire_code)
         else:
             if outcome is not None:
-                self._report(phase, version, took_us=int((time.monotonic() - began) * 1e6), **outcome)
+                self._report(asked, took_us=int((time.monotonic() - began) * 1e6), **outcome)
 
-    def _report(self, phase: str, version: str | None, *, error: str | None = None, **details: Any) -> None:
+    def _report(self, asked: _Asked, *, error: str | None = None, **details: Any) -> None:
         held = self._installation.held if self._installation else None
         parallel = self.parallel_config
         report = {
@@ -212,13 +273,18 @@ class P2PCastEngine(WeightTransferEngine[P2PCastInitInfo, P2PCastUpdateInfo]):  
             "rank": self._rank,
             "ranks": parallel.world_size * parallel.data_parallel_size,
             "incarnation": self._incarnation,
-            "phase": phase,
-            "version": version,
+            "phase": asked.phase,
+            "version": asked.version,
+            "nonce": asked.nonce,
             "held": str(held) if held else None,
             "error": error,
             **details,
         }
+        if self._caught is not None and asked.phase == "commit":  # other phases report from threads of their own
+            self._caught.append(report)
+            return
         try:
             self._client.report(report)
         except P2PCastError as failure:
-            log.error("p2pcast: %s of version %s (%s) could not be reported: %s", phase, version, error or "done", failure)
+            outcome = error or "done"
+            log.error("p2pcast: %s of version %s (%s) could not be reported: %s", asked.phase, asked.version, outcome, failure)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from p2pcast.codec.layout import Layout
+from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.vllm_plugin.mapping import Block, Mapping, NotABoxError
+from rollout_node.vllm_plugin.rehearsal import WORDS, Span, rehearse, written
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -40,13 +42,8 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64,
     "I64": torch.int64,
 }
-_WORDS: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
-
-
-class _TransformsError(Exception):
-    """The loader does more than copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +72,20 @@ class Storages:
         self._numbers: dict[tuple[tuple[str, int], int], int] = {}
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Number of the storage under ``tensor``, in words of its width. Raises _TransformsError if it's not the model's."""
+        """Number of the storage under ``tensor``, which the model ``owns``, in words of its width."""
         key, width = _key(tensor), tensor.element_size()
-        if key not in self._owned:
-            raise _TransformsError("it writes to a temporary tensor")
         found = self._numbers.get((key, width))
         if found is None:
             storage = tensor.untyped_storage()
-            row = torch.empty(0, dtype=_WORDS[width], device=tensor.device)
+            row = torch.empty(0, dtype=WORDS[width], device=tensor.device)
             row.set_(storage, 0, (storage.nbytes() // width,), (1,))
             found = self._numbers[key, width] = len(self.table)
             self.table.append(Storage(self._owned[key], row))
         return found
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in one of the model's storages."""
+        return not tensor.is_meta and _key(tensor) in self._owned
 
     def gone(self, model: torch.nn.Module) -> list[str]:
         """Names of parameters that no longer lie where they did: somebody rebound their data."""
@@ -116,92 +115,187 @@ class _StayHere(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Turns copies out of ``source`` into blocks and refuses every other write."""
+class _Source(NamedTuple):
+    """Tensor ``number`` of the layout, or, if not ``exact``, something computed from it."""
 
-    def __init__(self, source: torch.Tensor, storages: Storages) -> None:
+    number: int
+    tensor: torch.Tensor
+    exact: bool
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Turns copies out of its sources into blocks, does none of the writes to the model, and notes what else is done."""
+
+    def __init__(self, storages: Storages) -> None:
         super().__init__()
-        self.blocks: list[Block] = []
+        self.blocks: dict[int, list[Block]] = {}
         self.fills: list[tuple[torch.Tensor, Any]] = []
         self.touched: set[int] = set()
-        self._source, self._storages = source, storages
-        self._root = source.untyped_storage()._cdata
+        self.seen: set[int] = set()
+        """Sources that anything was done with, beyond looking at a part of one."""
+        self.why: dict[int, str] = {}
+        """Sources that aren't merely copied, with the reason."""
+        self.stray: str | None = None
+        """The reason, where it can't be told of which source."""
+        self._storages = storages
+        self._sources: dict[int, _Source] = {}
+
+    def source(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without data, to be recognised wherever a part of it is used."""
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+        self._sources[tensor.untyped_storage()._cdata] = _Source(number, tensor, exact=True)
+        return tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         aten = torch.ops.aten
+        numbers = {known.number for value in tree_leaves([args, kwargs]) if (known := self._known(value))}
+        targets = written(func, args, kwargs)
+        if any(map(self._storages.owns, targets)):
+            self.seen |= numbers
+            return self._write(func, targets, args)
+        if func in (aten.clone.default, aten.contiguous.default, aten._to_copy.default) and numbers:
+            if kwargs.get("dtype") in (None, args[0].dtype):
+                return args[0].detach()  # a move or a copy of the whole: still the same elements
+            self._transforms(f"it casts {args[0].dtype} to {kwargs['dtype']}", *numbers)
+        if targets and numbers:  # a buffer of the loader's own, or the source itself
+            self.seen |= numbers
+            self._transforms(f"it writes with {func.name()}", *numbers)
+            if any(value.is_meta for value in args if isinstance(value, torch.Tensor)) and not targets[0].is_meta:
+                return targets[0]  # there is nothing to write
+        result = func(*args, **kwargs)
+        tensors = [t for t in tree_leaves([result, targets]) if isinstance(t, torch.Tensor)]
+        if not all(map(self._known, tensors)):  # more than a view
+            self.seen |= numbers
+        if len(numbers) == 1:  # what is computed from one source alone is still its doing
+            (number,) = numbers
+            for tensor in tensors:
+                if tensor.is_meta and not self._known(tensor):
+                    self._sources[tensor.untyped_storage()._cdata] = _Source(number, tensor, exact=False)
+        return result
+
+    def _write(self, func: Any, targets: list[torch.Tensor], args: Sequence[Any]) -> Any:
+        """Into the model: never done."""
+        aten = torch.ops.aten
+        self.touched |= {self._storages.number(t) for t in targets if self._storages.owns(t)}
         if func is aten.copy_.default:
             self._copy(args[0], args[1])
-            return args[0]
-        if func in (aten.fill_.Scalar, aten.zero_.default):
-            self._storages.number(args[0])
+        elif func in (aten.fill_.Scalar, aten.zero_.default):
             self.fills.append((args[0], args[1] if len(args) > 1 else 0))
-            return args[0]
-        if func in (aten.clone.default, aten._to_copy.default) and self._is_source(args[0]):
-            if kwargs.get("dtype") not in (None, args[0].dtype):
-                raise _TransformsError(f"it casts {args[0].dtype} to {kwargs['dtype']}")
-            return args[0].detach()  # a move or a copy of the whole: still the same elements
-        if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
-            raise _TransformsError(f"it writes with {func.name()}")
-        return func(*args, **kwargs)
+        else:
+            self._transforms(f"it writes with {func.name()}")
+        return targets[0]
 
-    def _is_source(self, tensor: Any) -> bool:
-        return isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata == self._root
+    def _transforms(self, why: str, *numbers: int) -> None:
+        """Go on, to see what else is written to. ``numbers``: of the sources that are concerned, if that is known."""
+        if len(numbers) == 1:
+            self.why.setdefault(numbers[0], why)
+        else:
+            self.stray = self.stray or why
+
+    def _known(self, tensor: Any) -> _Source | None:
+        """The source that this is a view of."""
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
+            return None
+        return self._sources.get(tensor.untyped_storage()._cdata)
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        number = self._storages.number(to)
-        self.touched.add(number)
-        if not self._is_source(source):
-            raise _TransformsError("it computes what it copies")
-        if to.dtype != source.dtype:
-            raise _TransformsError(f"it casts {source.dtype} to {to.dtype}")
-        if to.shape != source.shape:
-            raise _TransformsError("it broadcasts")
-        if to.numel():
-            at = (source.storage_offset(), source.shape, source.stride(), number, to.storage_offset(), to.stride())
-            self.blocks.append(Block.of(*at))
+        known = self._known(source)
+        if known is None or not known.exact:
+            self._transforms("it computes what it copies", *([known.number] if known else []))
+        elif to.dtype != source.dtype:
+            self._transforms(f"it casts {source.dtype} to {to.dtype}", known.number)
+        elif to.shape != source.shape:
+            self._transforms("it broadcasts", known.number)
+        elif to.numel():
+            storage = self._storages.number(to)
+            at = (source.storage_offset(), source.shape, source.stride(), storage, to.storage_offset(), to.stride())
+            try:
+                self.blocks.setdefault(known.number, []).append(Block.of(*at))
+            except NotABoxError as error:
+                self._transforms(str(error), known.number)
 
     def check_fills(self) -> None:
-        """Raise _TransformsError if a constant lands among what is copied: the order of writes would matter."""
-        for view, _ in self.fills:
-            if view.numel():
-                number, low = self._storages.number(view), view.storage_offset()
-                high = low + 1 + sum((n - 1) * s for n, s in zip(view.shape, view.stride(), strict=True))
-                for b in self.blocks:
-                    end = b.at + 1 + sum((n - 1) * s for n, s in zip(b.shape, b.to_stride, strict=True))
-                    if b.storage == number and low < end and b.at < high:
-                        raise _TransformsError("it fills a part of what it copies")
+        """If a constant lands among what is copied, the order of writes matters: nobody can tell."""
+        copied: dict[tuple[str, int], list[Span]] = {}
+        for block in (block for blocks in self.blocks.values() for block in blocks):
+            span = Span.of(self._storages.table[block.storage].words.as_strided(block.shape, block.to_stride, block.at))
+            copied.setdefault(span[:2], []).append(span)
+        for filled in (Span.of(view) for view, _ in self.fills):
+            if any(filled.meets(span) for span in copied.get(filled[:2], ())):
+                self._transforms("it fills a part of what it copies")
+
+
+class _Record:
+    """What ``record`` finds. ``reached``: storages that some tensor is written to; ``seen``: tensors that are used at all."""
+
+    def __init__(self, model: torch.nn.Module, layout: Layout) -> None:
+        self.storages = Storages(model)
+        self.blocks: dict[int, tuple[Block, ...]] = {}
+        self.reload: dict[int, str] = {}
+        self.reached: set[tuple[str, int]] = set()
+        self.seen: set[int] = set()
+        self._model: Any = model
+        self._layout = layout
+
+    def run(self, numbers: Sequence[int]) -> str | None:
+        """Load these tensors, which have a dtype, in one go. Keeps what is learnt unless there is something, which is
+        returned, of which it can't be told whose doing it is."""
+        recorder = _Recorder(self.storages)
+        tensors = [self._layout.tensors[number] for number in numbers]
+        sources = ((t.name, recorder.source(n, t.shape, TORCH_DTYPES[t.dtype])) for n, t in zip(numbers, tensors, strict=True))
+        try:
+            with torch.inference_mode(), _StayHere(), recorder:
+                self._model.load_weights(sources)
+            recorder.check_fills()
+        except Exception as error:  # noqa: BLE001 - a loader may raise anything when it meets a tensor without data
+            return f"{type(error).__name__}: {error}"[:300]
+        finally:
+            self.seen |= recorder.seen
+        self.reached |= {self.storages.table[n].key for n in recorder.touched}
+        astray = recorder.seen - recorder.why.keys() - recorder.blocks.keys()  # used, but not seen to arrive
+        if recorder.stray or (astray and len(numbers) > 1):
+            return recorder.stray or "it joins tensors"
+        self.reload |= recorder.why
+        self.storages.fills += recorder.fills
+        for number, blocks in recorder.blocks.items():
+            if number not in recorder.why:
+                self.blocks[number] = tuple(sorted(blocks, key=lambda b: b.start))
+        return None
+
+    def rehearse(self, number: int) -> None:
+        """Load a tensor that has values, if only to see where it goes."""
+        tensor = self._layout.tensors[number]
+        values = torch.zeros(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype])
+        _, spans = rehearse(self._model, self.storages.owns, tensor.name, values)
+        self.reached |= {(span.device, span.storage) for span in spans}
+
+
+def _has_words(tensor: Tensor) -> bool:
+    return tensor.dtype in TORCH_DTYPES and tensor.words == tensor.elements
 
 
 def record(model: torch.nn.Module, layout: Layout) -> tuple[Mapping, Storages, list[str]]:
-    """The mapping of a loaded model, the storages that it speaks of, and the parameters that no tensor reaches.
+    """The mapping of a loaded model, the storages that it speaks of, and the parameters that no tensor reaches by itself.
 
-    ``model.load_weights`` is called once a tensor.
+    Tensors that a loader uses but can't install alone make their parameters such, too.
+
+    ``model.load_weights`` is called once; and once a tensor where something in the first call makes that necessary.
     """
-    storages = Storages(model)
-    blocks: dict[int, tuple[Block, ...]] = {}
-    reload: dict[int, str] = {}
-    touched: set[int] = set()
-    for number, tensor in enumerate(layout.tensors):
-        dtype = TORCH_DTYPES.get(tensor.dtype)
-        if dtype is None or tensor.words != tensor.elements:
-            reload[number] = f"its dtype {tensor.dtype} has no words of its own"
-            continue
-        source = torch.empty(tensor.shape, dtype=dtype, device="meta")
-        recorder = _Recorder(source, storages)
-        try:
-            with torch.inference_mode(), _StayHere(), recorder:
-                model.load_weights([(tensor.name, source)])
-            recorder.check_fills()
-        except NotABoxError as error:
-            reload[number] = str(error)
-        except Exception as error:  # noqa: BLE001 - a loader may raise anything when it meets a tensor without data
-            reload[number] = f"{type(error).__name__}: {error}"[:300]
-        else:
-            storages.fills += recorder.fills
-            if recorder.blocks:
-                blocks[number] = tuple(sorted(recorder.blocks, key=lambda b: b.start))
-        touched |= recorder.touched
-    reached = {storages.table[n].key for n in touched}
-    unreached = [] if reload else [n for n, p in model.named_parameters() if p.numel() > 1 and _key(p) not in reached]
-    return Mapping(blocks, reload), storages, unreached
+    found = _Record(model, layout)
+    numbered = list(enumerate(layout.tensors))
+    numbers = [n for n, t in numbered if _has_words(t)]
+    packed = {n: f"its dtype {t.dtype} has no words of its own" for n, t in numbered if not _has_words(t)}
+    seen: set[int] = set()
+    if found.run(numbers):
+        seen = found.seen
+        found = _Record(model, layout)
+        for number in numbers:
+            if why := found.run([number]):
+                found.reload[number] = why
+                found.rehearse(number)
+    found.reload |= packed
+    unreached = [n for n, p in model.named_parameters() if p.numel() > 1 and _key(p) not in found.reached and not packed]
+    joined = sorted(seen - found.blocks.keys() - found.reload.keys())
+    unreached += [f"what tensor {layout.tensors[n].name} is for together with others" for n in joined]
+    return Mapping(found.blocks, found.reload), found.storages, unreached

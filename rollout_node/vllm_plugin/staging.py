@@ -1,8 +1,8 @@
 """A version made ready beside the running engine, and the switch to it.
 
 Promise: staging reads the live weights and writes nothing. ``apply`` costs O(changed) and never rebinds storage;
-``restore`` brings back every bit that ``apply`` overwrote. Host memory: 8 bytes a changed bf16 value (where, new,
-old); on a device at most ``INSTALL_CHUNK_BYTES`` at a time.
+``restore`` brings back every bit that ``apply`` overwrote; both read back what they wrote (``evidence``). Host memory:
+8 bytes a changed bf16 value (where, new, old); on a device at most ``INSTALL_CHUNK_BYTES`` at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError
 from p2pcast.state.patch_file import PatchFile
-from rollout_node.vllm_plugin.mapping import Mapping
+from rollout_node.vllm_plugin.evidence import mark
+from rollout_node.vllm_plugin.mapping import Block, Mapping
 from rollout_node.vllm_plugin.recording import Storages
 
-_CHUNK_VALUES = limits.INSTALL_CHUNK_BYTES // 24
-"""Values in a chunk: torch widens positions to 8 bytes on the device, beside the 4 or 8 sent, and values take up to 8."""
+_CHUNK_VALUES = limits.INSTALL_CHUNK_BYTES // 32
+"""Values in a chunk: torch widens positions to 8 bytes on the device, twice while their mark is taken, beside the 4 or 8
+sent, and values take up to 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +41,46 @@ class Chunk:
 
 @dataclass(slots=True)
 class Staged:
-    """``reload``: numbers of the changed tensors that only the model's own loader can install."""
+    """``reload``: numbers of the changed tensors that only the model's own loader can install. ``mark``: of the new values
+    and their places. ``grown``: what the first patch adds to each block's digest, given the values that live there;
+    ``expected``: what it adds to each mapped tensor's."""
 
     chunks: list[Chunk] = field(default_factory=list)
     reload: set[int] = field(default_factory=set)
+    mark: int = 0
+    grown: dict[tuple[int, Block], int] = field(default_factory=dict)
+    expected: dict[int, int] = field(default_factory=dict)
     applied: int = 0
 
     @property
     def values(self) -> int:
         return sum(len(chunk.where) for chunk in self.chunks)
 
-    def apply(self, storages: Storages) -> None:
-        """Write the new values. After an error ``restore`` undoes what was done."""
+    def apply(self, storages: Storages) -> int:
+        """Write the new values. Returns the mark of what then lies there. After an error ``restore`` undoes what was done."""
+        found = 0
         with torch.inference_mode():
             for chunk in self.chunks[self.applied :]:
                 self.applied += 1  # first: a chunk that failed half way is restored too
-                _put(storages.table[chunk.storage].words, chunk.where, chunk.new)
+                found += _put(storages.table[chunk.storage].words, chunk.where, chunk.new)
+        return found & MASK
 
-    def restore(self, storages: Storages) -> None:
-        """Write back what the applied chunks overwrote; harmless when nothing was applied."""
+    def restore(self, storages: Storages) -> bool:
+        """Write back what the applied chunks overwrote; harmless when nothing was applied. False: it isn't there then."""
+        there = True
         with torch.inference_mode():
             for chunk in reversed(self.chunks[: self.applied]):
-                _put(storages.table[chunk.storage].words, chunk.where, chunk.old)
+                found = _put(storages.table[chunk.storage].words, chunk.where, chunk.old)
+                there &= found == mark(chunk.where, chunk.old)
             self.applied = 0
+        return there
 
 
-def _put(words: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> None:
-    words.index_put_((where.to(words.device, non_blocking=True),), values.to(words.device, non_blocking=True))
+def _put(words: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> int:
+    """The mark of what lies there afterwards."""
+    where = where.to(words.device, non_blocking=True)
+    words.index_put_((where,), values.to(words.device, non_blocking=True))
+    return mark(where, words.index_select(0, where))
 
 
 class Stager:
@@ -110,6 +125,7 @@ class Stager:
         for at in range(0, len(where), _CHUNK_VALUES):
             parts = [t[at : at + _CHUNK_VALUES] for t in (where, new, old)]
             self._staged.chunks.append(Chunk(storage, *(p.pin_memory() if pinned else p for p in parts)))
+            self._staged.mark = (self._staged.mark + mark(parts[0], parts[1])) & MASK
 
 
 def stage(
@@ -136,14 +152,21 @@ def stage(
                 continue
             positions = np.arange(cell.words, dtype=np.uint32) if change.positions is None else change.positions
             found, grown = 0, 0
+            if number == 0:
+                staged.expected[cell.tensor] = (staged.expected.get(cell.tensor, 0) + change.after - change.before) & MASK
             for block in mapping.blocks.get(cell.tensor, ()):
+                if number == 0:
+                    staged.grown.setdefault((cell.tensor, block), 0)  # unchanged ones too: together they cover the tensor
                 chosen, where = block.locate(positions, cell.start)
                 if not len(where):
                     continue
                 new = change.words[chosen]
                 old = stager.add(block.storage, where, new, sift=number == 0)
                 found += len(where)
-                grown += digest_change(positions[chosen], old, new, cell)
+                more = digest_change(positions[chosen], old, new, cell)
+                grown += more
+                if number == 0:
+                    staged.grown[cell.tensor, block] += more
             # The first patch alone meets untouched weights; a cell cut by sharding is seen in part.
             if number == 0 and found == len(positions) and (grown - change.after + change.before) & MASK:
                 name = layout.tensors[cell.tensor].name

@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.codec.digest import word_dtype
+from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError, RetryableError, UsageError
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
 from rollout_node.installers import step_folders
+from rollout_node.installers.base import Audit
 from rollout_node.installers.command import CommandInstaller
 from rollout_node.installers.folder import FolderInstaller
 from rollout_node.installers.step_folders import StepFolders
@@ -127,6 +129,78 @@ async def test_the_same_bytes_are_not_written_again(target, shadow, tmp_path):
     await install(target, shadow, Version(1, 4), 4)
     assert (out / "step_4" / "model.safetensors").stat().st_ino != before
     check(out / "step_4", Version(1, 4), 4)
+
+
+def sums() -> dict[int, int]:
+    """Digest of each tensor of ``state(1)``."""
+    data, found = state(1), dict.fromkeys(range(len(LAYOUT.tensors)), 0)
+    for cell in LAYOUT.cells:
+        words = np.frombuffer(data, word_dtype(cell.word_bytes), cell.words, cell.offset)
+        found[cell.tensor] = (found[cell.tensor] + digest(words, cell)) & MASK
+    return found
+
+
+@pytest.mark.parametrize("loss", ["removed", "STABLE", "another branch", "link"])
+async def test_a_check_sees_that_the_version_is_gone(target, shadow, tmp_path, loss):
+    await target.check()
+    await install(target, shadow, Version(0, 1), 1)
+    await target.check()
+    assert (target.committed, target.ready) == (Version(0, 1), True)
+    folder = tmp_path / "out" / "step_1"
+    if loss == "removed":
+        shutil.rmtree(folder)
+    elif loss == "STABLE":
+        (folder / "STABLE").unlink()
+    elif loss == "another branch":
+        (folder / "STABLE").write_text("1.1\n")
+    else:
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    await target.check()
+    assert (target.committed, target.ready) == (None, False)
+
+
+async def test_an_audit_reads_the_folder_back(target, shadow, tmp_path):
+    with pytest.raises(LocalError, match="nothing to audit"):
+        await target.audit(LAYOUT, sums())
+    await install(target, shadow, Version(0, 1), 1)
+    assert await target.audit(LAYOUT, sums()) == Audit(Version(0, 1), [], [])
+    assert target.ready
+    name = LAYOUT.tensors[1].name
+    assert await target.audit(LAYOUT, sums() | {1: 5}) == Audit(Version(0, 1), [name], [])
+    assert (target.committed, target.ready) == (None, False)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut short", "removed", "another layout"])
+async def test_an_audit_finds_what_was_damaged_and_the_next_install_mends_it(target, shadow, tmp_path, damage):
+    await install(target, shadow, Version(0, 1), 1)
+    path = tmp_path / "out" / "step_1" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    if damage == "a bit":
+        path.write_bytes(data)
+    elif damage == "cut short":
+        path.write_bytes(data[:-9])
+    elif damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(data.replace(b"a.weight", b"z.weight", 1))
+    found = (await target.audit(LAYOUT, sums())).wrong
+    assert len(found) == (1 if damage == "a bit" else len(LAYOUT.tensors))
+    await install(target, shadow, Version(0, 1), 1)
+    assert (await target.audit(LAYOUT, sums())).wrong == []
+    check(tmp_path / "out" / "step_1", Version(0, 1), 1)
+
+
+async def test_a_folder_that_was_removed_whole_is_made_again_and_locked(target, shadow, tmp_path):
+    await install(target, shadow, Version(0, 1), 1)
+    shutil.rmtree(tmp_path / "out")
+    await install(target, shadow, Version(0, 2), 2)
+    check(tmp_path / "out" / "latest", Version(0, 2), 2)
+    other = FolderInstaller(tmp_path / "out", small_files, keep=2)
+    with pytest.raises(LocalError, match="another process"):
+        await other.start()
+    await other.close()
 
 
 async def test_superseded_and_unstaged_versions(target, shadow, tmp_path):
@@ -307,6 +381,20 @@ async def test_copy_across_and_within_file_systems(shadow, tmp_path):
 
 
 # -- exec:CMD
+
+
+async def test_nobody_can_look_into_a_command(shadow, tmp_path):
+    installer = CommandInstaller("true", tmp_path / "scratch", small_files)
+    await installer.start()
+    assert installer.commit_needs_shadow
+    with pytest.raises(LocalError, match="nothing to audit"):
+        await installer.audit(LAYOUT, {})
+    await install(installer, shadow, Version(0, 1), 1)
+    await installer.check()
+    assert (installer.committed, installer.ready) == (Version(0, 1), True)
+    assert await installer.audit(LAYOUT, {}) == Audit(Version(0, 1), [], [t.name for t in LAYOUT.tensors])
+    await installer.close()
+
 
 PYTHON = shlex.quote(sys.executable)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
 from rollout_node.install_frames import Descriptors
+
+sys.path.append(str(Path(__file__).parent))  # real_server
 
 
 class Run:
@@ -134,3 +137,19 @@ def make_run(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture
 def read_state() -> Any:
     return state_of
+
+
+@pytest.fixture(scope="session")
+def read_versions() -> Any:
+    """Folders of a model's versions: 0.0, and those that ``step`` makes one after the other."""
+
+    def read(model: Path, folder: Path, step: Callable[[Run], Any], count: int) -> list[Path]:
+        run = Run(folder / "versions", *state_of(model))
+        found = []
+        for number in range(count):
+            found.append(run.save(model, folder / f"v{number}"))
+            step(run)
+        run.shadow.close()
+        return found
+
+    return read

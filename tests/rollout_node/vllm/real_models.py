@@ -1,5 +1,13 @@
-"""Run as a script: ``real_models.py BF16_FOLDER F32_FOLDER WORK``. Installs into real vLLM models in this process and compares
-every parameter, bit for bit, with engines started from the same versions. Prints what it saw as JSON."""
+"""Run as a script, in two ways; prints JSON. A case is ``FOLDER=DTYPE`` or ``FOLDER=DTYPE:QUANTIZATION``.
+
+``real_models.py install WORK CASE…``: installs three versions of each into a real vLLM engine in this process and compares
+every parameter and buffer, bit for bit, with what vLLM's own loader makes of the same versions, which are left in
+``WORK/CASE/v0`` to ``v2``. What was seen, by case.
+
+``real_models.py say CASE…``: what engines say that were started from these folders, in their order.
+
+Where experts come at all, let them come first: vLLM's groups of processes are made for a process's first engine.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +23,28 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import numpy as np
 import torch
-from vllm import LLM
+from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import get_model
 
+PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
+BITS = {"BF16": 0x0180, "F32": 0x01800000}
+"""The lowest bits of the exponents: what a version changes is to be seen in what the model says."""
 
-def engine(folder: Path, dtype: str) -> LLM:
-    return LLM(str(folder), dtype=dtype, max_model_len=64, max_num_seqs=2, enforce_eager=True, skip_tokenizer_init=True)
+
+def engine(case: str) -> LLM:
+    folder, _, dtype = case.rpartition("=")
+    dtype, _, quantization = dtype.partition(":")
+    sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "enable_prefix_caching": False}
+    how: Any = {"dtype": dtype, "quantization": quantization or None, "enforce_eager": True, "skip_tokenizer_init": True}
+    return LLM(folder, **how, **sizes)
+
+
+def says(llm: LLM) -> list[list[int]]:
+    """Greedy completions, one prompt at a time: batches change rounding."""
+    how = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    asked = [llm.generate([{"prompt_token_ids": p}], how, use_tqdm=False) for p in PROMPTS]
+    return [list(answer[0].outputs[0].token_ids) for answer in asked]
 
 
 def model_of(llm: LLM) -> Any:
@@ -31,72 +54,160 @@ def model_of(llm: LLM) -> Any:
 
 
 def bits(model: torch.nn.Module) -> dict[str, str]:
-    rows = {n: p.detach().contiguous().view(torch.uint8).numpy().tobytes() for n, p in model.named_parameters()}
-    return {n: hashlib.sha256(row).hexdigest() for n, row in rows.items()}
+    rows = {n: t.detach().contiguous().reshape(-1) for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    return {n: hashlib.sha256(row.view(torch.uint8).numpy().tobytes()).hexdigest() for n, row in rows.items() if row.numel()}
 
 
 def truth_of(config: VllmConfig, folder: Path) -> dict[str, str]:
     """What vLLM itself makes of ``folder``."""
-    config = copy.deepcopy(config)
-    config.model_config.model = str(folder)
-    config.compilation_config.static_forward_context.clear()
+    config, model, compilation = copy.copy(config), copy.copy(config.model_config), copy.copy(config.compilation_config)
+    model.model = str(folder)
+    compilation.static_forward_context, compilation.static_all_moe_layers = {}, []
+    config.model_config, config.compilation_config = model, compilation
     with set_current_vllm_config(config):
         return bits(get_model(vllm_config=config))
 
 
-def case(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
+def spoil(model: torch.nn.Module) -> None:
+    """Nothing that was there is to be there by chance."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.inference_mode():
+        for p in model.parameters():
+            if p.is_floating_point():
+                p.copy_(torch.randn(p.shape, generator=generator))
+            else:
+                p.random_(-100, 100, generator=generator)
+
+
+def noticed(model: torch.nn.Module, audit: Any) -> bool:
+    """Whether one bit is missed, in whichever parameter it flips."""
+    rng = np.random.default_rng(4)
+    parameters = [p for p in model.parameters() if p.numel() > 1]
+    for p in [parameters[i] for i in rng.choice(len(parameters), 4, replace=False)]:
+        words = p.data.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[p.element_size()])
+        at = tuple(int(rng.integers(0, n * 7 // 8)) for n in p.shape)  # a vocabulary's end is padding, which nobody audits
+        words[at] ^= 1
+        wrong, _ = audit()
+        words[at] ^= 1
+        if len(wrong) != 1:
+            return False
+    return True
+
+
+def refused(model: torch.nn.Module, config: VllmConfig, layout: Any, state: Any, work: Path, left_out: str) -> bool:
+    """Whether a whole load is refused that lacks what the name of a layer's tensors contains."""
+    from conftest import Run
+
+    from p2pcast.codec.layout import Layout
+    from p2pcast.errors import IntegrityError
+    from rollout_node.vllm_plugin.dense import reload_all
+    from rollout_node.vllm_plugin.shadow_reader import ShadowReader
+
+    fewer = [t for t in layout.tensors if left_out not in t.name]
+    if len(fewer) == len(layout.tensors):
+        return True
+    run = Run(work / left_out, Layout(fewer), state)
+    try:
+        with run.shadow.path.open("rb") as file, set_current_vllm_config(config):
+            reload_all(ShadowReader(file.fileno(), Layout(fewer)), model, config.model_config)
+    except IntegrityError:
+        return True
+    finally:
+        run.shadow.close()
+    return False
+
+
+def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     # Imported late: vLLM's CPU build can't start another engine in a process that has loaded numba.
     from conftest import Run, state_of
 
     from rollout_node.vllm_plugin import cpu
-    from rollout_node.vllm_plugin.audit import compare, digests
+    from rollout_node.vllm_plugin.audit import compare
     from rollout_node.vllm_plugin.dense import reload_all
     from rollout_node.vllm_plugin.derived import derived_parts
     from rollout_node.vllm_plugin.installation import Installation
     from rollout_node.vllm_plugin.shadow_reader import ShadowReader
 
+    if packed := cpu.check(model_of(llm)):
+        return {"packed": packed[:1]}
     layout, state = state_of(folder)
-    rng = np.random.default_rng(9)
     run = Run(work / "run", layout, state)
-    model: Any = model_of(llm)
-    with torch.inference_mode():
-        for p in model.parameters():
-            p.copy_(torch.from_numpy(rng.standard_normal(tuple(p.shape), np.float32)))
-    config = llm.llm_engine.vllm_config
+    model, config = model_of(llm), llm.llm_engine.vllm_config
+    spoil(model)
     with set_current_vllm_config(config):
         installation = Installation(model, config.model_config, layout, derived_parts(model))
-    seen: dict[str, Any] = {"packed": cpu.check(model), "derived": installation.derived}
-    seen["reload"] = len(installation.mapping.reload)
-    seen["installs"] = []
+
+    def audit() -> tuple[list[str], list[str]]:
+        return compare(layout, installation.audit(run.files, run.version, lambda: False), run.digests)
+
+    dtypes = {t.dtype for t in layout.tensors}
+    seen: dict[str, Any] = {"packed": [], "derived": installation.derived[:1]}
+    seen |= {"reload": len(installation.mapping.reload), "tensors": len(layout.tensors)}
+    seen |= {"installs": [], "equal": [], "audits": [], "said": []}
     for seed in (None, 1, 2):
         if seed is not None:
-            run.step(seed, share=0.05)
+            run.step(seed, share=0.05, bits=BITS[min(dtypes)] if len(dtypes) == 1 else 0)
         how: Any = installation.prepare(run.files, run.version, lambda: False)
         with set_current_vllm_config(config):
             installation.commit(run.version)
+        saved = run.save(folder, work / f"v{seed or 0}")
         seen["installs"].append(how["install"])
-    wrong, unknown = compare(layout, digests(layout, installation.mapping, installation.storages), run.digests)
-    seen["audit"] = [len(wrong), len(unknown)]
+        seen["equal"].append(bits(model) == truth_of(config, saved))
+        seen["audits"].append([len(names) for names in audit()])
+        seen["said"].append(says(llm))
+    seen["in_place"] = not installation.storages.gone(model)
+    seen["noticed"] = bool(installation.derived) or noticed(model, audit)
     there = bits(model)
-    with torch.inference_mode():
-        for p in model.parameters():
-            p.zero_()
+    spoil(model)
     with run.shadow.path.open("rb") as file, set_current_vllm_config(config):
         reload_all(ShadowReader(file.fileno(), layout), model, config.model_config)
-    reloaded = bits(model)
-    pointers_kept = not installation.storages.gone(model)
-    truth = truth_of(config, run.save(folder, work / "truth"))
-    seen |= {"sparse_equal": there == truth, "reload_equal": reloaded == truth, "in_place": pointers_kept}
+    seen["reload_equal"] = bits(model) == there
+    seen["refuses_less"] = [refused(model, config, layout, state, work, left_out) for left_out in ("norm.", "down_proj.")]
     run.shadow.close()
     return seen
 
 
+def experts_differ() -> float:
+    """By how much experts that compute in place differ from vLLM's packed kernel, in parts of the largest result."""
+    from vllm import _custom_ops as ops
+
+    from rollout_node.vllm_plugin.cpu import experts
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    generator, worst = torch.Generator().manual_seed(5), 0.0
+    tokens, hidden, width, count = 7, 64, 32, 4
+    for activation in ("silu", "gelu", "gelu_tanh", "swigluoai"):
+        for biased in (False, True):
+            x, w13, w2 = draw(tokens, hidden), draw(count, 2 * width, hidden) / 8, draw(count, hidden, width) / 8
+            biases = (draw(count, 2 * width), draw(count, hidden)) if biased else (None, None)
+            ids = torch.stack([torch.randperm(count, generator=generator)[:2] for _ in range(tokens)]).int()
+            rest = (*biases, torch.rand(tokens, 2, generator=generator), ids, activation)
+            theirs, ours = torch.empty(2, tokens, hidden, dtype=torch.bfloat16)
+            packed = [ops.cpu_prepack_moe_weight(w, "vec") for w in (w13, w2)]
+            ops.cpu_fused_moe(theirs, x, *packed, *rest, "vec", False)
+            experts(ours, x, w13, w2, *rest)
+            worst = max(worst, float((theirs.float() - ours.float()).abs().max() / theirs.float().abs().max()))
+    return worst
+
+
 def main() -> None:
-    bf16, f32, work = map(Path, sys.argv[1:])
-    cases = {"tied": (bf16, "bfloat16"), "f32": (f32, "float32"), "cast": (f32, "bfloat16")}
-    engines = {name: engine(*how) for name, how in cases.items()}
-    found = {name: case(engines[name], how[0], work / name) for name, how in cases.items()}
-    print("\n" + json.dumps(found))
+    if sys.argv[1] == "say":
+        said = []
+        for case in sys.argv[2:]:
+            llm = engine(case)
+            said.append(says(llm))
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+        print("\n" + json.dumps(said))
+        return
+    work, cases = Path(sys.argv[2]), sys.argv[3:]
+    engines = [engine(case) for case in cases]
+    folders = [Path(case.rpartition("=")[0]) for case in cases]
+    names = [Path(case).name for case in cases]
+    found = {name: install(*how, work / name) for name, *how in zip(names, engines, folders, strict=True)}
+    print("\n" + json.dumps({**found, "experts": experts_differ()}))
 
 
 if __name__ == "__main__":

@@ -302,6 +302,28 @@ def test_what_computes_from_derived_weights_is_found() -> None:
     assert [line.split(":")[0] for line in derived_parts(model)] == ["fp8", "mla", "experts"]
 
 
+class QuantizeMethodBase:
+    """vLLM's, by name: where it is a module of its own, it isn't a part that holds weights."""
+
+    def process_weights_after_loading(self) -> None: ...
+
+
+class UnquantizedFusedMoEMethod(torch.nn.Module, QuantizeMethodBase):
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.unquantized_backend = type("Backend", (), {"name": backend})()
+
+
+def test_experts_in_the_checkpoints_arrangement_are_not_derived() -> None:
+    model = torch.nn.Module()
+    model.experts = torch.nn.Module()
+    for backend, plain in (("TRITON", True), ("FLASHINFER_CUTLASS", False), ("CPU", False)):
+        model.experts.quant_method = UnquantizedFusedMoEMethod(backend)
+        assert (derived_parts(model) == []) == plain
+    cpu._keep_experts(None, model.experts)
+    assert derived_parts(model) == cpu.check(model) == []
+
+
 def test_packed_cpu_layers_are_found() -> None:
     model = torch.nn.Module()
     model.plain = Packed()
@@ -310,7 +332,10 @@ def test_packed_cpu_layers_are_found() -> None:
     model.emptied = Packed("empty")
     model.kept = Packed()
     model.kept.cpu_linear = print
-    assert cpu.check(model) == ["emptied", "kept"]
+    model.taken = Packed("CompressedTensorsLinearMethod")
+    model.taken.weight = None
+    model.experts = Packed("UnquantizedFusedMoEMethod")
+    assert cpu.check(model) == ["emptied", "kept", "taken", "experts"]
 
 
 def test_derived_models_are_always_installed_whole(run: Any) -> None:

@@ -1,0 +1,152 @@
+"""A vLLM server's HTTP routes, as an installer uses them.
+
+Promise: every request has a deadline, and its failure is one of our errors, with what to do: RetryableError for a server
+that is away, dying or too slow, LocalError for one that wasn't started for p2pcast. Nothing here decides anything.
+
+vLLM's own rules that callers have to keep: its engine works through commands one after the other, so one that hangs holds
+up all that follow, and they are worked off later; and with several workers, an error inside one of them leaves an answer
+unread, which is then taken for the next command's. So nothing is asked that a worker would have to refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from p2pcast.errors import LocalError, RetryableError
+
+_KV_USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
+_KV_CONFIG = re.compile(r"^vllm:cache_config_info\{.*", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds. ``init`` covers learning the mapping, ``prepare`` the staging, ``dense`` a whole model under the pause;
+    ``undo`` taking a version back; ``report`` is for reports that were made before the server answered."""
+
+    request: float = 30.0
+    init: float = 300.0
+    prepare: float = 300.0
+    commit: float = 60.0
+    dense: float = 1800.0
+    undo: float = 30.0
+    report: float = 10.0
+
+
+class VllmServer:
+    """``name`` begins its error messages."""
+
+    def __init__(self, url: str, name: str, deadlines: Deadlines) -> None:
+        self.url, self._name, self._deadlines = url.rstrip("/"), name, deadlines
+        self._http: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        if self._http is None:
+            # A connection a command: the server closes idle ones when it likes, and a command that meets that is lost.
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    # -- what it says
+
+    async def health(self) -> None:
+        await self._get("/health")
+
+    async def world_size(self) -> int:
+        """Workers, over all tensor, pipeline and data parallel ranks."""
+        return int((await self._get("/get_world_size"))["world_size"])
+
+    async def label(self) -> str:
+        """The version that the server names in its answers; ``default`` after a start. Asks the engine, not the workers."""
+        return str((await self._get("/weight_info"))["weight_version"])
+
+    async def is_paused(self) -> bool:
+        return bool((await self._get("/is_paused"))["is_paused"])
+
+    async def cached_tokens(self) -> int | None:
+        """Tokens in the blocks that running requests hold, rounded up to blocks; from the server's metrics."""
+        try:
+            text = await self._request("GET", "/metrics", None, self._deadlines.request)
+        except (RetryableError, LocalError):
+            return None
+        usage, config = _KV_USAGE.findall(text), _KV_CONFIG.search(text)
+        sizes = dict(re.findall(r'[{,](block_size|num_gpu_blocks)="(\d+)"', config[0])) if config else {}
+        if not usage or len(sizes) != 2:
+            return None
+        return round(sum(float(u) for u in usage) * int(sizes["block_size"]) * int(sizes["num_gpu_blocks"]))
+
+    # -- what it does
+
+    async def pause(self, *, clear_cache: bool) -> None:
+        """Stop scheduling; running requests stay, and with ``clear_cache`` are computed anew later."""
+        await self._post(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}", None, self._deadlines.commit)
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+
+    async def clear_caches(self) -> None:
+        """What ``pause`` clears, under a pause that somebody else holds."""
+        await self._post("/reset_prefix_cache?reset_running_requests=true&reset_external=true", None, self._deadlines.commit)
+        await self._post("/reset_encoder_cache", None, self._deadlines.commit)
+
+    async def set_label(self, version: str) -> None:
+        await self._post("/update_weight_version", {"new_version": version})
+
+    async def init(self, info: dict[str, Any]) -> None:
+        await self._post("/init_weight_transfer_engine", {"init_info": info}, self._deadlines.init)
+
+    async def begin(self) -> None:
+        await self._post("/start_weight_update")
+
+    async def update(self, info: dict[str, Any], deadline_s: float) -> None:
+        await self._post("/update_weights", {"update_info": info}, deadline_s)
+
+    async def switch(self, order: dict[str, Any], deadline_s: float) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+        """Pause, commit and resume in the engine core (``vllm_plugin.core``). The ranks' reports, and the core's own."""
+        text = await self._request("POST", "/collective_rpc", {"method": "p2pcast_switch", "kwargs": order}, deadline_s)
+        try:
+            *reports, core = json.loads(text)["results"]
+        except (ValueError, TypeError, KeyError):
+            raise LocalError(f"{self._name}: POST /collective_rpc: no reports in the answer {text[:300]!r}") from None
+        return reports, core
+
+    async def finish(self) -> None:
+        await self._post("/finish_weight_update", {})
+
+    # -- HTTP
+
+    async def _get(self, path: str) -> Any:
+        text = await self._request("GET", path, None, self._deadlines.request)
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise LocalError(f"{self._name}: GET {path}: not JSON; is this a vLLM server?") from None
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None, deadline_s: float | None = None) -> None:
+        await self._request("POST", path, body, deadline_s or self._deadlines.request)
+
+    async def _request(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> str:
+        if self._http is None:
+            raise LocalError(f"{self._name}: not started")
+        where = f"{self._name}: {method} {path.split('?')[0]}"
+        try:
+            timeout = aiohttp.ClientTimeout(total=deadline_s)
+            async with self._http.request(method, self.url + path, json=body, timeout=timeout) as response:
+                text = await response.text()
+                if response.status == 200:
+                    return text
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError) as error:
+            reason = str(error) or f"no answer within {deadline_s:g} s"
+            raise RetryableError(f"{where}: {reason}; is the server up?") from None
+        if response.status >= 500:
+            raise RetryableError(f"{where}: status {response.status}: {text[:300]}; see the server's log")
+        hint = "; start it with VLLM_SERVER_DEV_MODE=1" if response.status == 404 else ""
+        raise LocalError(f"{where}: status {response.status}: {text[:300]}{hint}")

@@ -1,0 +1,187 @@
+"""A real vLLM API server (CPU build) in a process of its own, its clients, and engines fresh from a folder to compare with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+PROMPTS = ["w5 w6 w7", "w100 w200 w300 w400", "w9"]
+TOKENS = 24
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+OPTIONS = ["--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager", "--host", "127.0.0.1", "--served-model-name", "m"]
+
+
+def make_model(folder: Path, *, tied: bool = False, dtype: str = "bfloat16") -> Path:
+    """A Qwen3 of random weights, wide enough apart that its greedy choices don't hang on rounding."""
+    script = f"""
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+torch.manual_seed(1)
+config = Qwen3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=32, vocab_size=500, max_position_embeddings=512, tie_word_embeddings={tied}, initializer_range=0.3,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0)
+Qwen3ForCausalLM(config).to(torch.{dtype}).save_pretrained({str(folder)!r})
+words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range(500)}}, unk_token="w0"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained({str(folder)!r})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100, capture_output=True)
+    return folder
+
+
+class Server:
+    """Starts at once; ``wait`` until it answers. ``restart`` keeps the port."""
+
+    def __init__(self, model: Path, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.model, self.url = model, f"http://127.0.0.1:{port}"
+        self.install, self.log = folder / "install.sock", folder / "server.log"
+        self._command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+        self._command += [*OPTIONS, "--weight-transfer-config", '{"backend": "p2pcast"}']
+        self._options = list(options)
+        self._environment = {**os.environ, **ENVIRONMENT, **(environment or {}), "P2PCAST_SOCK": str(self.install)}
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*self._command, *self._options], env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        for _ in range(900):
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=5):
+                    return
+            except (OSError, urllib.error.URLError):
+                assert self.process.poll() is None, self.log.read_text()[-4000:]
+                time.sleep(0.2)
+        raise AssertionError(self.log.read_text()[-4000:])
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(20)
+
+    def restart(self, *options: str) -> None:
+        """With other options, if any are given; returns before it answers."""
+        self.stop()
+        self._options = list(options) or self._options
+        self.process = self._start()
+
+    def lose_worker(self) -> None:
+        """Kill the last of its workers, and wait for the server's end, which is that worker's doing. Its shared memory, which
+        nobody is left to remove, goes too."""
+        titles, segments = {}, set()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(ValueError, OSError):
+                if os.getpgid(int(entry.name)) == self.process.pid:
+                    titles[(entry / "cmdline").read_text(errors="replace")] = int(entry.name)
+                    segments |= set(re.findall(r"/dev/shm/psm_\w+", (entry / "maps").read_text()))
+        os.kill(titles[max(title for title in titles if "Worker" in title)], signal.SIGKILL)
+        self.process.wait(60)
+        for segment in segments:
+            Path(segment).unlink(missing_ok=True)
+
+
+async def complete(http: aiohttp.ClientSession, url: str, prompt: str | Sequence[int], **more: Any) -> str:
+    return str((await choice(http, url, prompt, **more))["text"])
+
+
+async def choice(http: aiohttp.ClientSession, url: str, prompt: str | Sequence[int], **more: Any) -> dict[str, Any]:
+    """A greedy completion, with its ``token_ids``."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body |= {"return_token_ids": True, **more}
+    async with http.post(url + "/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        found: dict[str, Any] = (await response.json())["choices"][0]
+        return found
+
+
+async def load(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, enough: asyncio.Event) -> int:
+    """One streamed completion after the other until ``enough``; how many."""
+    done = 0
+    while not enough.is_set():
+        assert await stream(http, url, prompt, started) == 200
+        done += 1
+    return done
+
+
+async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event) -> int:
+    """Tokens of a long completion. Fails unless it ends as it should."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    tokens, last = 0, None
+    async with http.post(url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                for part in event["choices"]:
+                    last = part["finish_reason"] or last
+                    started.set()
+                tokens = (event.get("usage") or {"completion_tokens": tokens})["completion_tokens"]
+    assert last == "length"
+    return tokens
+
+
+def fresh(folders: list[Path], prompts: list[str], *, tensor_parallel: int = 1) -> list[list[str]]:
+    """Greedy completions of engines that were started from these folders. They compute as a p2pcast engine does."""
+    command = [sys.executable, str(Path(__file__).with_name("fresh_engine.py")), *map(str, folders)]
+    environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": "/nonexistent"}
+    if tensor_parallel > 1:
+        environment |= TWO_RANKS
+    asked = json.dumps([prompts, TOKENS, tensor_parallel])
+    done = subprocess.run(command, input=asked, env=environment, text=True, capture_output=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: list[list[str]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def loaded(server: Server, folders: list[Path], prompts: list[str]) -> list[list[str]]:
+    """As ``fresh``, from an engine as it is started with the first folder, and as vLLM's own loader, which knows nothing of
+    p2pcast, then fills it from the others. For engines that take long to start, before p2pcast has touched them."""
+
+    async def answers() -> list[list[str]]:
+        found = []
+        async with aiohttp.ClientSession() as http:
+            for number, folder in enumerate(folders):
+                if number:
+                    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+                    for path, what in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
+                        async with http.post(server.url + path, json=what) as response:
+                            assert response.status == 200, await response.text()
+                found.append([await complete(http, server.url, prompt) for prompt in prompts])
+        return found
+
+    return asyncio.run(answers())

@@ -1,0 +1,192 @@
+"""The switch inside vLLM's engine core: when it lets the engine go on, and when not. The core here is played by the test; a real one is in
+``test_vllm_server`` and ``test_faults``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
+
+from vllm.v1.core.sched.interface import PauseState
+
+from rollout_node.vllm_plugin import core as plugin
+from rollout_node.vllm_plugin.core import COMMAND, Order, before, commit_here, settle_here, switch
+
+pytestmark = pytest.mark.vllm
+
+ORDER = Order("0.2", "n", {"0": 5, "1": 6}, clear_cache=True, ours=False, until_unix_s=math.inf)
+
+
+def report(rank: int, mark: int | None, **more: Any) -> dict[str, Any]:
+    return {"rank": rank, "held": "0.2", "error": None, "mark": mark, "nonce": "n"} | more
+
+
+GOOD = [report(0, 5), report(1, 6)]
+
+
+class Core:
+    """What of an engine core the switch touches. ``told``: in which order."""
+
+    def __init__(self, reports: list[Any], *, paused: bool = False, steps_under_way: bool = False) -> None:
+        self.told: list[Any] = []
+        self.state = PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED
+        self.reports, self.steps_under_way = reports, steps_under_way
+        self.scheduler = self.model_executor = self
+        self.mm_receiver_cache = None
+        self.cache_clears = True
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+        self._idle_state_callbacks: list[Any] = []
+
+    def is_scheduler_paused(self) -> bool:
+        return self.state is not PauseState.UNPAUSED
+
+    def set_pause_state(self, state: PauseState) -> None:
+        self.state = state
+        self.told.append(state.name)
+
+    def resume_scheduler(self) -> None:
+        self.set_pause_state(PauseState.UNPAUSED)
+
+    def has_work(self) -> bool:
+        return self.steps_under_way
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool, reset_connector: bool) -> bool:
+        self.told.append(("clear", reset_running_requests, reset_connector))
+        return self.cache_clears
+
+    def reset_encoder_cache(self) -> None:
+        self.told.append("clear encoder")
+
+    def set_weight_version(self, version: str) -> None:
+        self.told.append(version)
+
+    def collective_rpc(self, method: Any, args: tuple[Any, ...] = (), non_block: bool = False) -> Any:
+        self.told.append((method, args, non_block))
+        return None if non_block else self.reports
+
+
+COMMIT, SETTLE = (commit_here, ("0.2", "n", True), False), (settle_here, (), True)
+CLEAR = [("clear", True, True), "clear encoder"]
+
+
+def test_all_ranks_prove_it_and_the_engine_goes_on() -> None:
+    core = Core(GOOD)
+    found = switch(core, ORDER)
+    assert isinstance(found, list)
+    assert found[:2] == GOOD
+    assert (found[2]["resumed"], found[2]["pause_us"] >= 0) == (True, True)
+    assert core.told == ["PAUSED_ALL", *CLEAR, COMMIT, "0.2", SETTLE, "UNPAUSED"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        report(1, 7),
+        report(1, None),
+        report(1, 6, held="0.1"),
+        report(1, 6, held=None),
+        report(1, 6, error="no room"),
+        report(2, 6),
+        report(2, None),
+        None,
+    ],
+)
+def test_one_rank_that_does_not_keeps_the_engine_where_it_is(wrong: Any) -> None:
+    core = Core([GOOD[0], wrong])
+    found = switch(core, ORDER)
+    assert isinstance(found, list)
+    assert found[:-1] == ([GOOD[0], wrong] if wrong else [GOOD[0]])
+    assert found[-1]["resumed"] is False
+    assert core.told == ["PAUSED_ALL", *CLEAR, COMMIT], "not resumed, not labelled, not settled"
+
+
+def test_a_pause_of_somebody_else_is_not_lifted() -> None:
+    core = Core(GOOD, paused=True)
+    found = switch(core, ORDER)
+    assert isinstance(found, list)
+    assert (found[-1]["resumed"], core.state) == (False, PauseState.PAUSED_ALL)
+    core = Core(GOOD, paused=True)
+    switch(core, replace(ORDER, ours=True))
+    assert core.state is PauseState.UNPAUSED
+
+
+def test_steps_that_are_under_way_end_first() -> None:
+    core = Core(GOOD, steps_under_way=True)
+    found = switch(core, ORDER)
+    assert isinstance(found, Future)
+    assert (found.done(), core.told) == (False, ["PAUSED_ALL"])
+    core._idle_state_callbacks[0](core)
+    assert found.result()[:2] == GOOD
+    assert core.state is PauseState.UNPAUSED
+
+
+def test_keys_and_values_may_stay() -> None:
+    core = Core(GOOD)
+    switch(core, replace(ORDER, clear_cache=False))
+    assert core.told[:2] == ["PAUSED_ALL", (commit_here, ("0.2", "n", False), False)]
+
+
+def test_nobody_is_surprised_by_a_switch_that_he_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core(GOOD)
+    with pytest.raises(TimeoutError):
+        switch(core, replace(ORDER, until_unix_s=0.0))
+    assert core.told == []
+    now_s = iter([1.0, 3.0])  # before, and after the ranks have answered
+    monkeypatch.setattr(plugin.time, "time", lambda: next(now_s))
+    found = switch(core, replace(ORDER, until_unix_s=2.0))
+    assert isinstance(found, list)
+    assert (found[:2], found[2]["resumed"]) == (GOOD, False)
+    assert core.told == ["PAUSED_ALL", *CLEAR, COMMIT], "it can still be taken back"
+
+
+@pytest.mark.parametrize("steps_under_way", [False, True])
+def test_a_cache_that_cannot_be_cleared_stops_it_before_anything_is_written(steps_under_way: bool) -> None:
+    core = Core(GOOD, steps_under_way=steps_under_way)
+    core.cache_clears = False
+
+    def run() -> None:
+        found = switch(core, ORDER)
+        core._idle_state_callbacks[0](core)
+        assert isinstance(found, Future)
+        found.result()
+
+    with pytest.raises(RuntimeError, match="could not be reset"):
+        run()
+    assert COMMIT not in core.told
+    assert core.state is PauseState.PAUSED_ALL
+
+
+def test_a_worker_that_fails_says_nothing_and_raises_nothing() -> None:
+    worker = SimpleNamespace(synchronize_device=lambda: 1 // 0)
+    assert commit_here(worker, "0.2", "n", True) is None
+
+
+def test_what_else_is_asked_goes_by() -> None:
+    """But for the init of an engine without data parallelism, whose workers are told that this way is open."""
+    asked: list[Any] = []
+
+    def inner(self: Any, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> str:
+        asked.append((method, kwargs))
+        return "answer"
+
+    method = before(inner)
+    assert inspect.signature(method) == inspect.signature(inner)
+    core: Any = Core(GOOD)
+    assert method(core, "init_weight_transfer_engine", None, (), {"init_info": {"run": "r"}}) == "answer"
+    assert method(core, "update_weights", None, (), {"update_info": {}}) == "answer"
+    core.vllm_config.parallel_config.data_parallel_size = 2
+    method(core, "init_weight_transfer_engine", None, (), {"init_info": {"run": "r"}})
+    assert asked == [
+        ("init_weight_transfer_engine", {"init_info": {"run": "r", "core": True}}),
+        ("update_weights", {"update_info": {}}),
+        ("init_weight_transfer_engine", {"init_info": {"run": "r"}}),
+    ]
+    assert method(core, COMMAND, None, (), asdict(ORDER))[:2] == GOOD
+    assert len(asked) == 3
