@@ -28,10 +28,12 @@ RETRY_MAX_S = 5.0
 class ControlOwner(Protocol):
     def on_hub_message(self, kind: Type, body: Body) -> None: ...
     def on_hub_lost(self) -> None: ...
+    def on_hub_refused(self, error: RefusedError) -> None:
+        """It will not have us, so there is no use in coming back."""
 
 
 class Control:
-    """``join`` and ``report`` make the bodies of those messages when they are needed."""
+    """``join`` and ``report`` make the bodies of those messages when they are needed. ``engine``: name and role, for a host of an engine on several."""
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Control:
         join: Callable[[], Body],
         report: Callable[[], Body],
         tls: ssl.SSLContext | None,
+        engine: tuple[str, str] | None = None,
     ) -> None:
         self._owner = owner
         self._address = address
@@ -48,9 +51,11 @@ class Control:
         self._join = join
         self._report = report
         self._tls = tls
+        self._engine = engine
         self._link: Link | None = None
         self._heard_at = 0.0
         self._changed = asyncio.Event()
+        self._refusal: RefusedError | None = None
         self._lost = asyncio.Event()
         self.hub: bytes = b""
         """The hub's node, once it has answered."""
@@ -68,12 +73,14 @@ class Control:
         self.hub = link.remote
         self._link = link
         self._heard_at = self.joined_at = asyncio.get_running_loop().time()
-        link.send(Type.JOIN, self._join())
+        link.send(Type.JOIN, self._join() | {"engine": None if self._engine is None else list(self._engine)})
 
     async def run(self) -> None:
         """Report, and come back whenever the hub is lost. Until cancelled; raises RefusedError when the hub will not have us back."""
         while True:
             await self._stay()
+            if self._refusal is not None:
+                raise self._refusal
             self._owner.on_hub_lost()
             wait_s = RETRY_MIN_S
             while not self.connected:
@@ -132,4 +139,7 @@ class Control:
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         if error is not None:
             logger.warning("hub: %s", error)
+        if isinstance(error, RefusedError):
+            self._refusal = error
+            self._owner.on_hub_refused(error)
         self._lost.set()

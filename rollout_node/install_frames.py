@@ -5,7 +5,7 @@ Lengths are checked before anything is allocated. The worker asks, the peer answ
 
     {"op": "layout"}                                   -> {"layout": bin}
     {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool} and descriptors: patch files in order, or the shadow alone
-    {"op": "report", "engine", "rank", "phase", "version", "error", …} -> {}
+    {"op": "report", "engine", "rank", "phase", "version", "nonce", "error", …} -> {}
     any request                                        -> {"error": message, "kind": wire code} when it can't be served
 
 Blocking side here (the worker's); the peer's side is ``rollout_node.install_socket``.

@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,22 +46,37 @@ class Expectation:
         self._matches, self._ranks = matches, ranks
         self._found: dict[int, Report] = {}
         self._complete = asyncio.Event()
+        self._lost: P2PCastError | None = None
+        self._began_at = asyncio.get_running_loop().time()
 
-    def offer(self, report: Report) -> None:
-        if self._matches(report):
+    def offer(self, report: Report, made_at: float) -> None:
+        """``made_at``, by the loop's clock: what was said before anybody asked answers something else."""
+        if made_at >= self._began_at and self._matches(report):
             self._found[int(report["rank"])] = report
             if len(self._found) >= self._ranks:
                 self._complete.set()
 
     async def wait(self, timeout_s: float) -> list[Report]:
-        """Reports in order of rank. Raises TimeoutError."""
+        """Reports in order of rank. Raises TimeoutError, or what ``lose`` was given."""
         async with asyncio.timeout(timeout_s):
             await self._complete.wait()
+        if self._lost is not None:
+            raise self._lost
         return [self._found[rank] for rank in sorted(self._found)]
 
     @property
     def missing(self) -> int:
         return max(0, self._ranks - len(self._found))
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        return [rank for rank in range(self._ranks) if rank not in self._found]
+
+    def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
+        """Reports of ``ranks`` will not come: whoever waits for one of them raises ``error``."""
+        if not self._complete.is_set() and not self._found.keys() >= set(ranks):
+            self._lost = error
+            self._complete.set()
 
 
 class InstallSocket:
@@ -72,6 +87,8 @@ class InstallSocket:
         self._sock: socket.socket | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._expecting: set[Expectation] = set()
+        self.elsewhere: Callable[[], str] | None = None
+        """Says who passes on reports from other hosts, where somebody does."""
 
     async def start(self) -> None:
         """Listen. A socket left behind by a dead process is replaced. Raises LocalError."""
@@ -113,6 +130,21 @@ class InstallSocket:
             yield expectation
         finally:
             self._expecting.discard(expectation)
+
+    def layout_document(self) -> bytes:
+        return self._provider.layout_document()
+
+    def offer(self, request: Mapping[str, Any], age_s: float = 0.0) -> None:
+        """A worker's report, made ``age_s`` ago; of this host or of another. Raises RemoteError when it is none."""
+        report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
+        for expectation in tuple(self._expecting):
+            expectation.offer(report, made_at)
+        self._provider.report(report)
+
+    def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
+        """What ``ranks`` were to report now will not come."""
+        for expectation in tuple(self._expecting):
+            expectation.lose(ranks, error)
 
     def _is_dead(self) -> bool:
         if not self.path.is_socket():
@@ -179,10 +211,7 @@ class InstallSocket:
                 fds.append(_open(path))  # noqa: PERF401 - what was opened before a failure must still be closed
             return {"dense": isinstance(found, Path)}
         if op == "report":
-            report = _checked(request)
-            for expectation in tuple(self._expecting):
-                expectation.offer(report)
-            self._provider.report(report)
+            self.offer(request)
             return {}
         raise RemoteError("the install socket knows the requests layout, patches and report")
 
@@ -194,7 +223,7 @@ def _open(path: Path) -> int:
         raise LocalError(f"{path.name}: {error.strerror or error}; stage the version again") from None
 
 
-def _checked(request: dict[str, Any]) -> Report:
+def _checked(request: Mapping[str, Any]) -> Report:
     """A report with the fields that everybody relies on. Raises RemoteError."""
     wanted: dict[str, type | tuple[type, ...]] = {
         "engine": str,

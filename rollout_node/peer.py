@@ -10,24 +10,20 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from p2pcast import metrics
 from p2pcast.artifact.records import Open, run_id
-from p2pcast.bell import Bell
-from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, show_address, state_lock
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
-from p2pcast.offline import state_digest
-from p2pcast.progress import Meter
-from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
@@ -43,24 +39,23 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
 from rollout_node.attachment import Attachment
+from rollout_node.callbacks import Callbacks
 from rollout_node.catalog import Catalog
+from rollout_node.chronicle import Chronicle
+from rollout_node.companions import Lead
 from rollout_node.control import Control
+from rollout_node.following import Following
 from rollout_node.install_socket import InstallSocket
+from rollout_node.installers.led import LedInstaller
+from rollout_node.marks import Marks
+from rollout_node.member import Member
+from rollout_node.orders import Orders
 from rollout_node.peer_view import PeerView
 from rollout_node.runner import Runner
-from rollout_node.targets import Targets
+from rollout_node.targets import Driver, Kv, Role, Targets
+from rollout_node.turns import Turns
 
 logger = logging.getLogger("p2pcast.peer")
-
-PATIENCE_S = 2.0
-"""How long a parent may take to open an artifact that the hub has sealed, before it is fetched from the hub."""
-KEPT_PATCHES = 16
-"""Patches kept for an engine that lags behind; one further back is filled densely."""
-
-
-REFUSED_S = 0.5
-REFUSED_MAX_S = 60.0
-"""Before an artifact that was refused is tried again; twice as long each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,17 @@ class PeerConfig:
     advertise: tuple[str, int] | None = None
     http: tuple[str, int] = ("127.0.0.1", 0)
     stripes: int = 4
-    kv: str = "recompute"
+    kv: Kv = "recompute"
     keep: int = 3
+    driver: Driver = "peer"
+    """Who switches the engines: this peer, or somebody who calls POST /commit."""
+    rolling: int | None = None
+    """At most so many engines are being switched at one time; None: all."""
+    callbacks: Any = None
+    """An object or module with ``before_commit`` or ``after_commit``: rollout_node.callbacks."""
+    max_defer_s: float = 10.0
+    engine: tuple[str, Role] | None = None
+    """For an engine whose workers run on several hosts: its name, and what this peer is there."""
     tls: ssl.SSLContext | None = None
 
 
@@ -88,26 +92,21 @@ class Peer:
     def __init__(self, config: PeerConfig) -> None:
         self.config = config
         self.view = PeerView(self)
-        self.shadow: Shadow | None = None
-        self.staged: Version | None = None
+        self.events = Events()
+        self.chronicle = Chronicle(self.events)
+        self.following = Following(self)
         self.target: Version | None = None
         self.commits = "auto"
-        self.error: str | None = None
         self.catalog = Catalog()
         self.runners: list[Runner] = []
-        self._base: tuple[Checkpoint, int] | None = None
-        self._still = asyncio.Condition()
-        self._readers = 0
-        self._news = Bell()
-        self._begun = asyncio.Event()
+        self.lead: Lead | None = None
+        self.member: Member | None = None
+        self.orders = Orders(self)
         self._welcome: asyncio.Future[Body] | None = None
         self._early: list[tuple[Type, Body]] | None = []
         """What the hub said while we were still getting ready."""
         self._transfer: list[int] | None = None
-        self.busy = "joining"
         self._sealing: set[asyncio.Task[None]] = set()
-        self._refusals: Counter[bytes] = Counter()
-        """Artifact → how often it was refused."""
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -122,17 +121,17 @@ class Peer:
         config = self.config
         self.memory = Memory(config.state / "peer.json", {"node": "", "run": ""})
         self.ident = node_id(self.memory)
-        self._ends.callback(self._let_shadow_go)
+        self._ends.callback(self.following.close)
         self.staging = Staging()
         self._ends.callback(self.staging.close)
         identity = Identity(self.ident, config.name, config.token)
         self.listener = Listener(self, identity, config.tls)
         await self.listener.start(*config.listen)
         self._ends.push_async_callback(self.listener.stop)
-        self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls)
+        self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls, config.engine)
         self._ends.push_async_callback(self.control.leave)
         if config.base is not None:
-            self._base = await self._read_base(config.base)
+            await self.following.read_base(config.base)
         await self.staging.run(warm_up)
         self._welcome = asyncio.get_running_loop().create_future()
         try:
@@ -153,18 +152,27 @@ class Peer:
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         hub = self.control.hub
-        self.attachment = Attachment(
-            self.node, identity, lambda: (hub, *config.hub), config.stripes, self.control.changed, config.tls
-        )
+        self.attachment = Attachment(self.node, identity, lambda: (hub, *config.hub), config.stripes, self._attached, config.tls)
         self.socket = InstallSocket(config.state / "install.sock", self)
-        targets = Targets(self.small_files, self.socket, config.state, config.keep, config.kv, config.token.run.hex())
-        self.runners = [Runner(self, targets.installer(t)) for t in config.targets]
+        targets = Targets(
+            self.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
+        )
+        turns, callbacks = Turns(config.rolling), Callbacks(config.callbacks, max_defer_s=config.max_defer_s)
+        name, role = config.engine or ("", "")
+        if role == "member":
+            self.member = Member(name, self, identity, config.tls)
+        elif role == "lead":
+            self.lead = Lead(name, self.socket, self.control.changed)
+        made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
+        self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
         self.http = HttpServer(
             self.status,
             self.view.ready,
-            metrics.registry(lambda: metrics.node_families(self.node), self.view.families),
-            {},
+            metrics.registry(self.view.families),
+            {"commit": self._commit, "verify": self._verify},
             str(config.token),
+            self.events,
+            self.view.waits(),
         )
 
     async def _serve(self) -> None:
@@ -187,18 +195,19 @@ class Peer:
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self.control.run(), name="control")
             group.create_task(self._attach(), name="attachment")
-            group.create_task(self._stage(), name="staging")
-            group.create_task(self._fetch(), name="fetching")
+            group.create_task(self.following.stage(), name="staging")
+            group.create_task(self.following.fetch(), name="fetching")
             for runner in self.runners:
                 group.create_task(runner.run(), name=runner.installer.name)
+            for part in (self.lead, self.member):
+                if part is not None:
+                    group.create_task(part.run(), name=f"engine {part.name}")
 
-    async def _read_base(self, folder: Path) -> tuple[Checkpoint, int]:
-        checkpoint = await self.staging.run(Checkpoint.open, folder)
-        return checkpoint, await self.staging.run(state_digest, checkpoint, checkpoint.layout())
-
-    def _let_shadow_go(self) -> None:
-        if self.shadow is not None:
-            self.shadow.close()
+    async def _attach(self) -> None:
+        # A whole state that the hub pushes is not for one that has it on disk: that becomes known first.
+        if self.following.base is not None:
+            await self.following.begun.wait()
+        await self.attachment.run()
 
     # -- what the hub says
 
@@ -207,10 +216,13 @@ class Peer:
             self.commits = body["commit"]
             self.target = None if body["target"] is None else Version.of(body["target"])
             self.catalog.begin()
-            for runner in self.runners:
-                runner.wake()
+            if self.commits != "barrier":
+                self.following.hold = None
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(body)
+            else:
+                self.chronicle.hub(reachable=True)
+            self._target_moved()
         elif self._early is not None:
             self._early.append((kind, body))
         elif kind is Type.PLAN:
@@ -225,14 +237,39 @@ class Peer:
                 dropped = [h.id for h in self.node.holdings.values() if self.catalog.get(h.id) is None and h.opened_at < since]
             for artifact in dropped:
                 self._dropped(artifact)
-            self._news.ring()
+            self.following.news.ring()
+        elif kind is Type.ENGINE and self.member is not None:
+            self.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
+        elif kind is Type.HOLD:
+            self.following.hold = Version.of(body["version"])
+            self.following.news.ring()
         elif kind is Type.COMMIT:
             self.target = Version.of(body["version"])
-            for runner in self.runners:
-                runner.wake()
+            self.following.news.ring()
+            self._target_moved()
+
+    def _target_moved(self) -> None:
+        for runner in self.runners:
+            runner.wake()
+        # With a barrier, who is not at the target is unready from now on.
+        self._look()
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.chronicle.look([self.view.engine_now(runner) for runner in self.runners], now)
+        self.control.changed()
+
+    def _attached(self) -> None:
+        self.chronicle.attached(self.attachment.parent)
+        self.control.changed()
 
     def on_hub_lost(self) -> None:
+        self.chronicle.hub(reachable=False)
         logger.warning("the hub is out of reach; going on with what the swarm has")
+
+    def on_hub_refused(self, error: RefusedError) -> None:
+        if self._welcome is not None and not self._welcome.done():
+            self._welcome.set_exception(error)
 
     def _dropped(self, artifact: bytes) -> None:
         holding = self.node.holdings.get(artifact)
@@ -252,6 +289,31 @@ class Peer:
         transfer, self._transfer = self._transfer, None
         return self.view.report(transfer)
 
+    @property
+    def shadow(self) -> Shadow | None:
+        return self.following.shadow
+
+    @property
+    def staged(self) -> Version | None:
+        return self.following.staged
+
+    @property
+    def busy(self) -> str:
+        """What it does, in a word: docs/operations.md."""
+        return self.following.busy
+
+    @property
+    def error(self) -> str | None:
+        return self.following.error
+
+    async def _commit(self, body: Document) -> Document:
+        if self.config.driver != "external":
+            raise UsageError("this peer switches its engines by itself; start it with --driver external to do it by hand")
+        return await self.orders.commit(body)
+
+    async def _verify(self, body: Document) -> Document:
+        return {"node": self.ident.hex(), "name": self.config.name} | await self.orders.verify(body)
+
     def status(self) -> Document:
         """As served at /status."""
         return self.view.status()
@@ -259,7 +321,9 @@ class Peer:
     @property
     def committed(self) -> Version | None:
         """The version that all installers are at, at least."""
-        every = [r.installer.committed for r in self.runners]
+        every = [r.committed for r in self.runners]
+        if self.member is not None:
+            every.append(self.member.serves)
         return None if not every or None in every else min(v for v in every if v is not None)
 
     # -- NodeOwner
@@ -268,7 +332,8 @@ class Peer:
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding: Holding) -> None:
-        self._news.ring()
+        self.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
+        self.following.news.ring()
 
     def on_complete(self, holding: Holding) -> None:
         took = (holding.completed_at or 0.0) - holding.opened_at
@@ -285,27 +350,33 @@ class Peer:
         try:
             stored = await self.staging.run(self.store.seal, holding.log, holding.assembly)
             holding.durable.set()
-            needed = frozenset({stored.id, *(edge.artifact for edge in self._path())})
+            needed = self.following.needed() | {stored.id}
             for gone in await self.staging.run(self.store.retain, needed):
                 self.node.forget(gone.id)
         except P2PCastError as error:
             if not self.node.error.done():
                 self.node.error.set_exception(error)
-        self._news.ring()
+        self.following.news.ring()
 
     def on_aborted(self, holding: Holding) -> None:
+        self.chronicle.aborted(holding.open.version)
         self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
-        self._news.ring()
+        self.following.news.ring()
 
     def on_offered(self, upstream: Upstream) -> None:
-        self._news.ring()
+        self.following.news.ring()
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:
-        self._news.ring()
+        self.following.news.ring()
 
     # -- Acceptor
 
     def accept_link(self, link: Link, hello: Body) -> None:
+        if hello["purpose"] == "engine":
+            if self.lead is None:
+                raise RefusedError("this peer leads no engine")
+            self.lead.accept(link, hello)
+            return
         if hello["purpose"] != "data":
             raise RemoteError("a peer has no control connections; dial the hub")
         if not hasattr(self, "downstream"):
@@ -321,258 +392,43 @@ class Peer:
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
-    # -- catching up
-
-    def _path(self) -> list[Edge]:
-        edges = self.catalog.edges() | {
-            h.id: Edge(h.id, h.open.base, h.open.version, h.assembly.manifest.log if h.assembly.manifest else 0)
-            for h in self.node.holdings.values()
-            if self._may_complete(h)
-        }
-        return cheapest_path(self.staged, edges.values())
-
-    def _may_complete(self, holding: Holding) -> bool:
-        """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
-        return holding.completed_at is not None or holding.source is not None or self.catalog.get(holding.id) is not None
-
-    async def _attach(self) -> None:
-        # A whole state that the hub pushes is not for one that has it on disk: that becomes known first.
-        if self._base is not None:
-            await self._begun.wait()
-        await self.attachment.run()
-
-    async def _fetch(self) -> None:
-        """Ask for what the way to the newest version needs and nobody sends."""
-        await self._begun.wait()
-        while True:
-            waiting = self._ask()
-            await self._news.wait(PATIENCE_S / 4 if waiting else None)
-
-    def _ask(self) -> bool:
-        """True when something is missing that may have to be asked for later."""
-        waiting = False
-        live, now = self.attachment.feeding, asyncio.get_running_loop().time()
-        for edge in self._path():
-            holding = self.node.holdings.get(edge.artifact)
-            if holding is not None and (holding.completed_at is not None or holding.source is not None):
-                continue
-            if live is not None and edge.artifact in live.offers:
-                if self.attachment.unfetch(edge.artifact):
-                    live.want(edge.artifact)
-                else:
-                    waiting = True
-                continue
-            waiting = True
-            if (entry := self.catalog.get(edge.artifact)) is not None and entry.sealed:
-                # A parent that is busy with an earlier one will come to it; one that is lost is replaced in a moment.
-                waited = now - max(entry.sealed_at, self.attachment.moved_at)
-                if waited > PATIENCE_S and not self.attachment.receiving:
-                    self.attachment.fetch(edge.artifact)
-        return waiting
-
-    # -- staging
-
-    async def _stage(self) -> None:
-        """From version to version, for as long as the peer lives."""
-        await self._begin()
-        while True:
-            path = self._path()
-            holding = self.node.holdings.get(path[0].artifact) if path else None
-            if holding is None:
-                self._set_busy("current" if self.staged is not None and not path else "waiting")
-                await self._news.wait()
-                continue
-            try:
-                await self._advance(holding)
-                self.error = None
-            except RetryableError as error:
-                logger.info("%s", error)
-            except IntegrityError as error:
-                await self._refused(holding, error)
-
-    async def _begin(self) -> None:
-        """The shadow of an earlier process if it is good, else the base folder, else nothing: then an anchor comes over the wire."""
-        await self.catalog.complete.wait()
-        self.shadow = await self._reopened()
-        if self.shadow is None and self._base is not None:
-            # A hub that has just started is still making that very version.
-            while not self.catalog.whole():
-                self._set_busy("waiting")
-                await self._news.wait()
-            self.shadow = await self._from_base(*self._base)
-        # Only now is it known what has to come over the wire.
-        self.staged = None if self.shadow is None else self.shadow.version
-        self._begun.set()
-        if self.shadow is not None:
-            await self._at(self.shadow.version)
-
-    async def _reopened(self) -> Shadow | None:
-        for layout in self._layouts():
-            try:
-                shadow = await self.staging.run(Shadow.open, self.config.shadow, layout)
-            except IntegrityError:
-                continue
-            except LocalError:
-                return None
-            known = self.catalog.states().get(shadow.version)
-            if known is None or known != shadow.state_digest or await self._rotten(shadow):
-                shadow.close()
-                return None
-            logger.info("the shadow of an earlier process is good: version %s", shadow.version)
-            return shadow
-        return None
-
-    async def _rotten(self, shadow: Shadow) -> int:
-        """How many cells do not match their mark."""
-        return len(await self.staging.run(shadow.verify, self.staging.workers))
-
-    def _layouts(self) -> Iterable[Layout]:
-        seen = {s.assembly.layout.layout_id: s.assembly.layout for s in self.store.artifacts.values()}
-        if self._base is not None:
-            layout = self._base[0].layout()
-            seen.setdefault(layout.layout_id, layout)
-        return seen.values()
-
-    async def _from_base(self, checkpoint: Checkpoint, state: int) -> Shadow:
-        layout = checkpoint.layout()
-        match = [v for v, known in self.catalog.whole() if known == (layout.layout_id, state)]
-        if not match:
-            raise IntegrityError(
-                f"wrong base: {checkpoint.folder} (digest {state:016x}) is not a version that this run keeps whole; "
-                "give the folder that the hub was started from, or leave --base out to fetch it"
-            )
-        version = max(match)
-        self.node.add_layout(layout)
-        await self.staging.run(self.store.keep_files, await self.staging.run(checkpoint.small_files))
-        logger.info("base %s is version %s: nothing to download", checkpoint.folder, version)
-        self._say_room(layout)
-        return await self.staging.new_shadow(self.config.shadow, layout, version, checkpoint.words, state)
-
-    def _say_room(self, layout: Layout) -> None:
-        logger.info(
-            "the state takes %.2f GB of memory in %s, and each version's changes beside it",
-            layout.nbytes / 1e9,
-            self.config.shadow,
-        )
-
-    async def _advance(self, holding: Holding) -> None:
-        version = holding.open.version
-        self._set_busy("receiving")
-        if holding.open.base is None:
-            await self._fill(holding)
-        else:
-            shadow = self.shadow
-            assert shadow is not None
-            patch = await self.staging.patch(holding, shadow)
-            await holding.durable.wait()
-            async with self._moving():
-                await self.staging.apply(shadow, patch)
-        await self._at(version)
-
-    async def _fill(self, holding: Holding) -> None:
-        layout, seen = holding.assembly.layout, 0
-        self._say_room(layout)
-        with Meter(f"version {holding.open.version}") as meter:
-            while not holding.finished:
-                holding.progress.clear()
-                if holding.aborted:
-                    raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
-                await holding.progress.wait()
-                held = holding.artifact.held.count * holding.open.piece
-                meter(held - seen, max(held, layout.nbytes))
-                seen = held
-        await holding.durable.wait()
-        async with self._moving():
-            if self.shadow is not None:
-                self.shadow.close()
-                self.shadow = self.staged = None
-            self.shadow = await self.staging.fill(holding, self.config.shadow)
-
-    async def _at(self, version: Version) -> None:
-        """The shadow holds ``version`` now: have it installed, unless the next is there already."""
-        self.staged = version
-        self._set_busy("staged")
-        logger.info("version %s staged", version)
-        self._drop_patches()
-        for runner in self.runners:
-            runner.wake()
-        while not (self._superseded(version) or all(r.settled(version) for r in self.runners)):
-            async with self._still:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.5):
-                        await self._still.wait()
-
-    def _superseded(self, version: Version) -> bool:
-        """Whether the next version is here already: then no engine, and be it one that hangs, is waited for."""
-        following = self._path()
-        ahead = self.node.holdings.get(following[0].artifact) if following else None
-        return ahead is not None and ahead.finished and version != self.target
-
-    async def _refused(self, holding: Holding, error: IntegrityError) -> None:
-        """A version that does not fit what we hold, or a shadow that rotted: heal by starting over from what is whole."""
-        self.error = str(error)
-        logger.error("version %s refused: %s", holding.open.version, error)
-        rotten = 0
-        if self.shadow is not None and holding.open.base == self.staged:
-            async with self._moving():
-                rotten = await self._rotten(self.shadow)
-                if rotten:
-                    logger.error("%d cells of the shadow have rotted; it is made anew", rotten)
-                self.shadow.close()
-                self.shadow = self.staged = None
-        if not rotten and holding.finished:
-            # It was whole when it came in: then it has been damaged on our disk.
-            self.node.forget(holding.id)
-            await self.staging.run(self.store.discard, holding.id)
-            self._news.ring()
-        self._refusals[holding.id] += 1
-        await asyncio.sleep(min(REFUSED_MAX_S, REFUSED_S * 2 ** (self._refusals[holding.id] - 1)))
-
-    def _drop_patches(self) -> None:
-        """Those that every engine has behind it, and those too far back."""
-        shadow = self.shadow
-        if shadow is not None:
-            known = [v for r in self.runners if (v := r.installer.committed) is not None]
-            behind, every = min(known, default=shadow.version), shadow.patches
-            if len(every) > KEPT_PATCHES:
-                behind = max(behind, every[-KEPT_PATCHES - 1])
-            shadow.drop_patches(behind)
-
-    def _set_busy(self, what: str) -> None:
-        if what != self.busy:
-            self.busy = what
-            self.control.changed()
-
     # -- RunnerOwner, Provider
 
-    @contextlib.asynccontextmanager
-    async def held_still(self) -> AsyncIterator[tuple[Version, Path] | None]:
-        async with self._still:
-            self._readers += 1
-        try:
-            shadow = self.shadow
-            yield None if shadow is None or self.staged is None else (self.staged, shadow.path)
-        finally:
-            async with self._still:
-                self._readers -= 1
-                self._still.notify_all()
+    def held_still(self) -> AbstractAsyncContextManager[tuple[Version, Path] | None]:
+        return self.following.held_still()
 
-    @contextlib.asynccontextmanager
-    async def _moving(self) -> AsyncIterator[None]:
-        async with self._still:
-            await self._still.wait_for(lambda: self._readers == 0)
-            yield
+    def marks(self) -> Marks:
+        return self.following.marks()
+
+    def is_dense(self, base: Version | None, to: Version) -> bool:
+        return isinstance(self.following.patches(base, to), Path)
 
     def may_commit(self, version: Version) -> bool:
+        if self.config.driver == "external":
+            return self.orders.wants(version)
         return self.commits == "auto" or version == self.target
 
     def on_installed(self) -> None:
-        self.control.changed()
+        if self.lead is not None:
+            led = next(r for r in self.runners if isinstance(r.installer, LedInstaller))
+            self.lead.set_serving(led.committed, led.ready)
+        self._look()
+        self.orders.changed.ring()
+
+    def on_staged(self, version: Version) -> None:
+        """The shadow is at ``version`` now."""
+        if self.lead is not None:
+            self.lead.moved(version)
+        if self.member is not None:
+            self.member.moved()
+
+    async def look_again(self) -> None:
+        await self.following.look_again()
 
     def small_files(self, version: Version) -> Mapping[str, bytes]:
         files = self.store.small_files(version)
-        if not files and self._base is not None and self.store.manifest(version) is None:
-            return self._base[0].small_files()
+        if not files and (base := self.following.base) is not None and self.store.manifest(version) is None:
+            return base[0].small_files()
         return files
 
     def layout_document(self) -> bytes:
@@ -581,18 +437,14 @@ class Peer:
         return self.shadow.layout.document
 
     def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
-        shadow = self.shadow
-        if shadow is None or self.staged != to:
-            raise RetryableError(f"version {to} is not staged here")
-        chain: list[Path] = []
-        at = to
-        while base is not None and at != base:
-            holding = next((h for h in self.node.holdings.values() if h.open.version == at and h.open.base is not None), None)
-            if holding is None or holding.open.base is None or at not in shadow.patches:
-                return shadow.path
-            chain.append(shadow.patch_path(at))
-            at = holding.open.base
-        return chain[::-1] if base is not None else shadow.path
+        found = self.following.patches(base, to)
+        if self.member is not None and isinstance(found, Path):
+            self.member.give_shadow(to)
+        return found
 
     def report(self, report: Mapping[str, Any]) -> None:
         logger.debug("engine: %s", dict(report))
+        if self.lead is not None:
+            self.lead.heard(report)
+        if self.member is not None:
+            self.member.report(report)

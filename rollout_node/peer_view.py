@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
 from p2pcast import metrics
 from p2pcast.daemon import show_address
+from p2pcast.http import Document, Reached
+from p2pcast.version import Version
+from rollout_node.chronicle import EngineNow
 
 if TYPE_CHECKING:
     from rollout_node.peer import Peer
-
-Document = dict[str, Any]
+    from rollout_node.runner import Runner
 
 
 class PeerView:
@@ -29,14 +31,35 @@ class PeerView:
             "staged": None if peer.staged is None else list(peer.staged),
             "committed": None if (c := peer.committed) is None else list(c),
             "transfer": transfer,
+            "http": list(peer.http.address),
         }
 
     def ready(self) -> tuple[bool, str]:
         peer = self._peer
         if peer.staged is None:
             return False, "no version is staged"
-        waiting = [r.installer.name for r in peer.runners if not r.installer.ready]
-        return not waiting, f"no verified weights in {', '.join(waiting)}" if waiting else ""
+        waiting = [f"{row['name']}: {row['error'] or 'no verified weights yet'}" for row in self.engines() if not row["ready"]]
+        if (member := peer.member) is not None and not member.ready:
+            waiting.append(
+                f"engine {member.name}: {'no verified weights yet' if member.connected else 'its lead is out of reach'}"
+            )
+        return not waiting, "; ".join(waiting)
+
+    def engines(self) -> list[Document]:
+        """As in /status and in reports."""
+        return [self._engine(runner) for runner in self._peer.runners]
+
+    def _engine(self, runner: Runner) -> Document:
+        """With a barrier, an engine that missed what the others have switched to is unready, good as its weights may be."""
+        peer, row = self._peer, runner.status()
+        late, committed, target = None, row["committed"], peer.target
+        barrier = peer.commits == "barrier" and row["ready"] and committed is not None
+        if barrier and target is not None and Version.parse(committed) < target:
+            late = f"version {committed} while the others are at {target}"
+        return row | {"started": runner.started, "ready": row["ready"] and late is None, "error": row["error"] or late}
+
+    def engine_now(self, runner: Runner) -> EngineNow:
+        return EngineNow(self._engine(runner), len(runner.versions), runner.report, runner.error)
 
     def status(self) -> Document:
         peer = self._peer
@@ -53,26 +76,62 @@ class PeerView:
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
             "digests": {} if shadow is None or staged is None else {str(staged): f"{shadow.state_digest:016x}"},
             "children": [c.link.name for c in peer.downstream.children.values()],
+            "engine": next((part.status() for part in (peer.lead, peer.member) if part is not None), None),
             "socket": str(peer.socket.path.absolute()),
             "shadow": str(config.shadow),
             "pid": os.getpid(),
         }
 
+    def waits(self) -> dict[str, Reached]:
+        """What /wait can wait for."""
+        return {"live": self._live, "staged": self._staged, "published": self._published}
+
+    def _published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
+        """As far as the hub has told, or the version came in by itself."""
+        peer = self._peer
+        newest = max((*peer.catalog.states(), *([] if peer.staged is None else [peer.staged])), default=None)
+        return newest is not None and newest >= version, {"newest": None if newest is None else str(newest)}
+
+    def _staged(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
+        staged = self._peer.staged
+        return staged is not None and staged >= version, {"staged": None if staged is None else str(staged)}
+
+    def _live(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
+        engines = {row["name"]: row for row in self.engines()}
+        if (member := self._peer.member) is not None:
+            serves = None if member.serves is None else str(member.serves)
+            engines[member.name] = {"ready": member.ready, "committed": serves}
+        share = sum(
+            row["ready"] and row["committed"] is not None and Version.parse(row["committed"]) >= version
+            for row in engines.values()
+        )
+        shown = {name: row["committed"] for name, row in engines.items()}
+        return share > 0 and share >= (1.0 if fraction is None else fraction) * len(engines) - 1e-9, {"engines": shown}
+
     def families(self) -> Iterable[Metric]:
         peer = self._peer
+        yield from metrics.node_families(peer.node)
+        yield from metrics.daemon_families(peer.events, peer.config.state, peer.config.shadow)
+        yield from peer.chronicle.families()
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
-        if peer.staged is not None:
-            yield metrics.gauge("p2pcast_peer_staged_step", "Step of the version staged", peer.staged.step)
-        if (committed := peer.committed) is not None:
-            yield metrics.gauge("p2pcast_peer_committed_step", "Step of the version that all engines use", committed.step)
-        engines = [(r.installer.name, r) for r in peer.runners]
+        for name, text, version in (
+            ("staged", "Step of the version staged", peer.staged),
+            ("committed", "Step of the version that all engines use", peer.committed),
+        ):
+            yield metrics.labelled(f"p2pcast_peer_{name}_step", text, [], [] if version is None else [([], version.step)])
+        engines = self.engines()
         yield metrics.labelled(
             "p2pcast_peer_engine_ready", "Whether an engine holds verified weights", ["engine"],
-            (([n], float(r.installer.ready)) for n, r in engines),
+            (([e["name"]], float(e["ready"])) for e in engines),
         )  # fmt: skip
         yield metrics.labelled(
-            "p2pcast_peer_commit_pause_seconds", "Pause of an engine's last commit", ["engine"],
-            (([n], r.report.pause_s) for n, r in engines if r.report is not None),
+            "p2pcast_peer_last_commit_pause_seconds", "Pause of an engine's last commit", ["engine"],
+            (([e["name"]], e["pause_s"]) for e in engines if e["pause_s"] is not None),
+        )  # fmt: skip
+        known = sorted({*peer.catalog.states(), *([] if peer.staged is None else [peer.staged])})
+        yield metrics.labelled(
+            "p2pcast_peer_lag_versions", "Versions published since the one that an engine uses", ["engine"],
+            (([e["name"]], metrics.lag(e["committed"] and Version.parse(e["committed"]), known)) for e in engines),
         )  # fmt: skip
 
     def _progress_of_all(self) -> Document:
@@ -83,7 +142,7 @@ class PeerView:
             "progress": self._progress(),
             "bytes_received": peer.node.bytes_received,
             "bytes_duplicate": peer.node.bytes_duplicate,
-            "engines": [r.status() for r in peer.runners],
+            "engines": self.engines(),
             "error": peer.error,
         }
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from p2pcast import limits
 from p2pcast.errors import UsageError
+from rollout_node.companions import Lead
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.base import Installer
 from rollout_node.installers.folder import SmallFiles
+from rollout_node.installers.led import LedInstaller
+
+Kv = Literal["recompute", "salt", "keep"]
+Driver = Literal["peer", "external"]
+Role = Literal["lead", "member"]
 
 KINDS = "safetensors:DIR, vllm:URL or exec:CMD"
+SPANS = "vllm:"
+"""Targets whose workers may run on several hosts."""
 
 
 def check(text: str) -> None:
@@ -19,17 +30,42 @@ def check(text: str) -> None:
         raise UsageError(f"{text!r} is not an install target: write {KINDS}")
 
 
+def check_span(targets: Sequence[str], engine: str | None, role: str | None) -> None:
+    """Raises UsageError where --engine, --role and the targets make no sense together."""
+    if (engine is None) != (role is None):
+        raise UsageError("--engine NAME and --role lead or --role member go together: one engine, workers on several hosts")
+    if engine is not None and not 1 <= len(engine) <= limits.MAX_SPAN_NAME:
+        raise UsageError(f"--engine: a name has 1 to {limits.MAX_SPAN_NAME} characters")
+    spans = sum(t.startswith(SPANS) for t in targets)
+    if role == "lead" and spans != 1:
+        raise UsageError(f"the lead of an engine drives its server: give exactly one --install vllm:URL, not {spans}")
+    if role == "member" and spans:
+        raise UsageError(
+            "a member serves the workers of its host, the lead drives the server: leave --install vllm:URL to the lead"
+        )
+    if role != "member" and not targets:
+        raise UsageError(f"nothing to install into: give --install {KINDS}")
+
+
 class Targets:
     """What installers need of their peer."""
 
-    def __init__(self, files: SmallFiles, socket: InstallSocket, state: Path, keep: int, kv: str, run: str) -> None:
+    def __init__(
+        self, files: SmallFiles, socket: InstallSocket, state: Path, keep: int, kv: Kv, driver: Driver, run: str
+    ) -> None:
         self._files = files
         self._socket = socket
         self._state = state
         self._keep = keep
-        self._kv = kv
+        self._kv: Kv = kv
+        self._driver: Driver = driver
         self._run = run
         self._commands = 0
+
+    def led(self, text: str, lead: Lead) -> Installer:
+        """``lead`` leads the engine, if ``text`` names one. Raises UsageError."""
+        found = self.installer(text)
+        return LedInstaller(found, lead) if text.startswith(SPANS) else found
 
     def installer(self, text: str) -> Installer:
         """Raises UsageError."""
@@ -42,7 +78,7 @@ class Targets:
         if kind == "vllm":
             from rollout_node.installers.vllm import VllmInstaller
 
-            return VllmInstaller(rest, self._socket, run=self._run, kv="keep" if self._kv == "keep" else "recompute")
+            return VllmInstaller(rest, self._socket, run=self._run, kv=self._kv, driver=self._driver)
         from rollout_node.installers.command import CommandInstaller
 
         self._commands += 1

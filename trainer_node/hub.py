@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import ssl
 import time
@@ -18,16 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.core import Metric
-
-from p2pcast import metrics
-from p2pcast.artifact.records import Open, RunKey, run_id
+from p2pcast import limits, metrics
+from p2pcast.artifact.records import ANCHOR, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, show_address, state_lock
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, UsageError
-from p2pcast.http import Document, HttpServer
+from p2pcast.events import Events
+from p2pcast.http import HttpServer
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
@@ -41,9 +39,17 @@ from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
+from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
+from trainer_node.commits import Commits
+from trainer_node.engines import engine_rows
+from trainer_node.fleet import Fleet
+from trainer_node.hub_view import HubView
+from trainer_node.intake_session import Intake
 from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
-from trainer_node.publisher import Published, Publisher
+from trainer_node.pace import Pace, laggards
+from trainer_node.publishing import Published, Publishing
 from trainer_node.session import Session
+from trainer_node.spans import Spans
 from trainer_node.watcher import Damaged, Found, watch
 
 logger = logging.getLogger("p2pcast.hub")
@@ -54,13 +60,15 @@ BEAT_S = 1.0
 """Between PINGs to each peer."""
 SILENCE_S = 5.0
 """A control connection that has been silent for so long is dead."""
+FROM_RANKS = " from ranks"
 SETTLED_S = 30.0
 """After a broadcast, plans may change once all have it, or after this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubConfig:
-    checkpoints: Path
+    checkpoints: Path | None
+    """None: versions come from a trainer's ranks alone."""
     state: Path
     shadow: Path
     base: Path | None = None
@@ -70,7 +78,11 @@ class HubConfig:
     uplink_bps: float = DEFAULT_UPLINK_BPS
     chains: int | None = None
     commit: str = "auto"
+    barrier_timeout_s: float = 30.0
+    barrier_quorum: float = 0.9
     codec: str = "auto"
+    max_lag: int | None = None
+    """No version begins while a peer is more versions behind than this."""
     token_file: Path | None = None
     tls: ssl.SSLContext | None = None
 
@@ -80,10 +92,14 @@ class Hub:
 
     def __init__(self, config: HubConfig) -> None:
         self.config = config
+        self.view = HubView(self)
+        self.events = Events()
+        self.fleet = Fleet(self.events)
         self.sessions: dict[str, Session] = {}
+        self.spans = Spans()
         self.published: Published | None = None
         self.skipped: dict[str, str] = {}
-        """Folder name → why it was not published."""
+        """Folder name (``step_N from ranks`` for what came from ranks) → why it was not published."""
         self._sealing: set[asyncio.Task[None]] = set()
         self._broadcast: tuple[Version, float] | None = None
         """The version on its way, and when its publishing began."""
@@ -104,7 +120,7 @@ class Hub:
 
     async def _open(self) -> None:
         state = self.config.state
-        if not self.config.checkpoints.is_dir():
+        if self.config.checkpoints is not None and not self.config.checkpoints.is_dir():
             raise UsageError(
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
@@ -121,15 +137,26 @@ class Hub:
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
-        self.publisher = Publisher(self.node, self.store, self.key, self.staging, self.config.shadow, self.config.codec)
+        self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.config.codec)
+        self.pace = Pace(
+            self.config.max_lag,
+            lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
+        )
+        self.intake = Intake(self, self.publishing, self.node, self.store, self.staging)
+        self.commits = Commits(
+            self, self.memory, self.events, self.config.commit, self.config.barrier_timeout_s, self.config.barrier_quorum
+        )
+        self.commits.start(self.store.newest())
         self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps, self.config.chains)
         self.listener = Listener(self, Identity(self.ident, "hub", self.token), self.config.tls)
         self.http = HttpServer(
-            self.status,
-            self._ready,
-            metrics.registry(lambda: metrics.node_families(self.node), self._families),
-            {"commit": self._commit},
+            self.view.status,
+            self.view.ready,
+            metrics.registry(self.view.families),
+            {"commit": self.commits.command},
             str(self.token),
+            self.events,
+            self.view.waits(),
         )
 
     async def _serve(self) -> None:
@@ -137,13 +164,15 @@ class Hub:
         await self.http.start(*self.config.http)
         self._write_addresses()
         await self.staging.run(warm_up)
-        await self.publisher.restore()
+        await self.publishing.restore()
         await self._start_base()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
-            group.create_task(self._watch(), name="checkpoints")
+            group.create_task(self.intake.run(), name="ranks")
+            if self.config.checkpoints is not None:
+                group.create_task(self._watch(self.config.checkpoints), name="checkpoints")
 
     def _write_addresses(self) -> None:
         # Only now, when connections are answered: who finds the token file may join at once.
@@ -168,14 +197,16 @@ class Hub:
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
         await self.http.stop()
+        self.intake.close()
+        self.commits.close()
         await self.listener.stop()
         for session in list(self.sessions.values()):
             session.link.close()
         self.downstream.close()
         self.node.close()
         self.staging.close()
-        if self.publisher.shadow is not None:
-            self.publisher.shadow.close()
+        if self.publishing.shadow is not None:
+            self.publishing.shadow.close()
 
     @staticmethod
     def _secret(path: Path) -> bytes:
@@ -194,16 +225,17 @@ class Hub:
     # -- publishing
 
     async def _start_base(self) -> None:
-        if self.config.base is None or self.publisher.shadow is not None:
+        if self.config.base is None or self.publishing.shadow is not None:
             return
         checkpoint = await self.staging.run(Checkpoint.open, self.config.base)
         files = await self.staging.run(checkpoint.small_files)
-        self.published = await self.publisher.publish_anchor(Version(0, 0), checkpoint, checkpoint.layout(), files)
+        self.published = await self.publishing.publish_anchor(Version(0, 0), checkpoint, checkpoint.layout(), files)
+        self._sealed(self.published.version, self.published.bytes)
         logger.info("version 0.0 is %s: %.1f MB", self.config.base, self.published.dense_bytes / 1e6)
         self._announce(self.node.holdings.values())
 
-    async def _watch(self) -> None:
-        async with contextlib.aclosing(watch(self.config.checkpoints)) as events:
+    async def _watch(self, checkpoints: Path) -> None:
+        async with contextlib.aclosing(watch(checkpoints)) as events:
             async for event in events:
                 if isinstance(event, Damaged):
                     self._skip(event.path, event.reason)
@@ -213,7 +245,9 @@ class Hub:
     async def _take(self, found: Found) -> None:
         """Publish a folder; what is wrong with it costs that version alone."""
         try:
-            await self._publish(found)
+            async with self.publishing.turn:
+                await self.pace.until_near()
+                await self._publish(found)
         except P2PCastError as error:
             if not found.path.exists():
                 self._skip(found.path, "it was deleted while it was read")
@@ -224,46 +258,90 @@ class Hub:
 
     def _skip(self, path: Path, why: str) -> None:
         self.skipped[path.name] = why
+        self.events.emit("skipped", folder=path.name, why=why)
         logger.warning("skipped %s: %s", path, why)
 
     async def _publish(self, found: Found) -> None:
         checkpoint = await self.staging.run(Checkpoint.open, found.path)
-        same = await self.publisher.unchanged(found.step, checkpoint, self.memory["marks"].get(str(found.step)))
+        same = await self.publishing.unchanged(found.step, checkpoint, self.memory["marks"].get(str(found.step)))
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
         else:
-            version = self.publisher.version_for(found.step)
-            head = self.publisher.head
-            if head is not None and version.branch > head.branch:
-                logger.info("%s came back with other bytes: branch %d begins", found.path.name, version.branch)
-            self._broadcast = (version, time.monotonic())
-            self._awaited = set(self.sessions)
-            self.last_broadcast_s = None
-            done = await self.publisher.publish(version, checkpoint)
-            self.published = done
-            # Deltas are announced as they open and seal; an anchor lies whole in the store at once.
-            self._announce(h for h in self.node.holdings.values() if h.open.base is None and h.open.version == version)
+            version = self.publishing.version_for(found.step)
+            self.begins(version)
+            done = await self.publishing.publish(version, checkpoint)
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s does not travel: %s", found.path.name, path, why)
-            logger.info(
-                "version %s: %s of %.1f kB, %.0f times smaller than dense; %.2f %% of %d values changed; encoded in %.2f s",
-                version, done.kind, done.bytes / 1e3, done.dense_bytes / max(1, done.bytes), 100 * done.changed / max(1, done.params),
-                done.params, done.encode_s,
-            )  # fmt: skip
-            await self._retain()
+            await self._is_out(done)
         self.skipped.pop(found.path.name, None)
         step = str(found.step)
         facts = {"published": self.memory["published"] | {step: found.fingerprint}}
         if same is None:
-            facts["marks"] = self.memory["marks"] | {step: self.publisher.mark_of(version)}
+            facts["marks"] = self.memory["marks"] | {step: self.publishing.mark_of(version)}
         await self.staging.run(self.memory.update, **facts)
+
+    def begins(self, version: Version) -> None:
+        """Its cells are about to go out."""
+        head = self.publishing.head
+        if head is not None and version.branch > head.branch:
+            logger.info("step %d begins branch %d: the newest version was %s", version.step, version.branch, head)
+            self.events.emit("branch", version=str(version), after=str(head))
+        now = time.monotonic()
+        self.events.emit("opened", version=str(version))
+        self.fleet.began(version, now)
+        self._broadcast = (version, now)
+        self._awaited = set(self.sessions)
+        self.last_broadcast_s = None
+
+    async def _is_out(self, done: Published) -> None:
+        version = done.version
+        self.published = done
+        # Deltas are announced as they open and seal; an anchor lies whole in the store at once.
+        if done.kind == ANCHOR:
+            self._sealed(version, done.bytes)
+        self._announce(h for h in self.node.holdings.values() if h.open.base is None and h.open.version == version)
+        logger.info(
+            "version %s: %s of %.1f kB, %.0f times smaller than dense; %.2f %% of %d values changed; encoded in %.2f s",
+            version, done.kind, done.bytes / 1e3, done.dense_bytes / max(1, done.bytes), 100 * done.changed / max(1, done.params),
+            done.params, done.encode_s,
+        )  # fmt: skip
+        self.intake.changed()
+        await self._retain()
+
+    # -- IntakeOwner
+
+    async def until_near(self) -> None:
+        await self.pace.until_near()
+
+    async def is_out(self, done: Published) -> None:
+        """As from a folder: the same weights may come in one, too, and are nothing new then."""
+        try:
+            await self.publishing.write_due_anchor()
+            await self._is_out(done)
+            self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
+            marks = self.memory["marks"] | {str(done.version.step): self.publishing.mark_of(done.version)}
+            await self.staging.run(self.memory.update, marks=marks)
+        except P2PCastError as error:
+            logger.warning("after version %s: %s", done.version, error)
+
+    def came_to_nothing(self, step: int, why: str) -> None:
+        self._broadcast = None
+        self.skipped[f"step_{step}{FROM_RANKS}"] = why
+        self.events.emit("skipped", folder=f"step_{step}{FROM_RANKS}", why=why)
+        logger.warning("step %d from ranks came to nothing: %s", step, why)
+
+    def engines(self) -> list[list[Any]]:
+        rows = ((f"{p.name}/{e.name}", e) for p in self.membership.peers.values() for e in p.engines)
+        return [
+            [name[: limits.MAX_ENGINE_NAME], None if e.committed is None else list(e.committed), e.ready] for name, e in rows
+        ][: limits.MAX_ENGINES]
 
     async def _retain(self) -> None:
         gone = await self.staging.run(self.store.retain)
         for stored in gone:
             self.node.forget(stored.id)
         if gone:
-            self._send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
+            self.send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
 
     # -- NodeOwner
 
@@ -271,6 +349,7 @@ class Hub:
         raise RemoteError("a hub takes no artifacts from others")
 
     def on_opened(self, holding: Holding) -> None:
+        self.commits.happened(Opened(holding.open.version))
         self._announce([holding])
 
     def on_complete(self, holding: Holding) -> None:
@@ -290,10 +369,17 @@ class Hub:
             return
         holding.durable.set()
         self._announce([holding])
+        self._sealed(holding.open.version, 0 if holding.assembly.manifest is None else holding.assembly.manifest.log)
+
+    def _sealed(self, version: Version, size_bytes: int) -> None:
+        self.events.emit("sealed", version=str(version), bytes=size_bytes)
+        self.commits.happened(Sealed(version))
 
     def on_aborted(self, holding: Holding) -> None:
+        self.events.emit("aborted", version=str(holding.open.version))
+        self.commits.happened(Aborted(holding.open.version))
         self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
-        self._send_all(Type.CATALOG, {"artifacts": [], "dropped": [holding.id]})
+        self.send_all(Type.CATALOG, {"artifacts": [], "dropped": [holding.id]})
 
     def on_offered(self, upstream: Upstream) -> None: ...
 
@@ -305,6 +391,10 @@ class Hub:
         if hello["purpose"] == "data":
             link.owner = self.downstream
             self.downstream.accept(link)
+        elif hello["purpose"] == "publish":
+            self.intake.accept(link, hello)
+        elif hello["purpose"] == "engine":
+            raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
             link.owner = Session(link, self)
 
@@ -320,13 +410,16 @@ class Hub:
 
     def joined(self, session: Session, body: Body) -> None:
         ident = session.link.remote.hex()
-        old = self.sessions.pop(ident, None)
-        if old is not None:
-            old.link.close(RemoteError("the same node joined again"))
         host, port = body["listen"]
         now = time.monotonic()
         peer = Peer(ident, body["name"], body["region"], host or session.link.remote_host, port, now)
         peer.staged = None if body["held"] is None else Version.of(body["held"])
+        engine = body["engine"]
+        self.spans.join(ident, peer.name, None if engine is None else (engine[0], engine[1]), peer.place)
+        old = self.sessions.pop(ident, None)
+        if old is not None:
+            old.link.close(RemoteError("the same node joined again"))
+            self.commits.happened(Left(ident))
         session.peer = peer
         self.sessions[ident] = session
         self.membership.join(peer, now)
@@ -336,13 +429,17 @@ class Hub:
             {
                 "key": self.key.public,
                 "epoch": list(self.membership.plan.epoch),
-                "commit": self.config.commit,
+                "commit": self.commits.mode,
                 "target": target,
                 "host": session.link.remote_host,
             },
         )
         session.link.send(Type.CATALOG, {"artifacts": [self._entry(h) for h in self.node.holdings.values()], "dropped": []})
+        for greeting in self.commits.greeting():
+            session.link.send(*greeting)
+        self.fleet.joined(peer)
         self._send_plans()
+        self._send_leads()
         logger.info("%s joined from %s (%d peers)", peer.name, show_address(peer.host, peer.port), len(self.sessions))
 
     def reported(self, session: Session, body: Body) -> None:
@@ -353,7 +450,12 @@ class Hub:
         peer.staged = staged
         peer.committed = None if body["committed"] is None else Version.of(body["committed"])
         peer.report = body
+        peer.engines = engine_rows(body)
+        self.pace.moved()
+        self.intake.changed()
         now = time.monotonic()
+        self.fleet.reported(peer, now)
+        self.commits.reported(peer)
         transfer = body.get("transfer")
         if isinstance(transfer, list) and len(transfer) == 2:
             size, micros = transfer
@@ -376,13 +478,19 @@ class Hub:
             return
         del self.sessions[peer.ident]
         self.membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
+        self.fleet.left(peer, "" if session.farewell else str(error or "its connection ended"))
+        self.commits.happened(Left(peer.ident))
+        self.spans.leave(peer.ident)
         logger.info(
             "%s %s (%d peers)",
             peer.name,
             "left" if session.farewell else f"was lost{f': {error}' if error else ''}",
             len(self.sessions),
         )
+        self.pace.moved()
+        self.intake.changed()
         self._send_plans()
+        self._send_leads()
         self._check_settled()
 
     # -- control
@@ -393,6 +501,8 @@ class Hub:
             now = asyncio.get_running_loop().time()
             for session in list(self.sessions.values()):
                 session.beat(now, SILENCE_S)
+            self.intake.beat(now)
+            self.commits.happened(Tick())
             if self._broadcast is not None and time.monotonic() - self._broadcast[1] > SETTLED_S:
                 self._settled()
 
@@ -413,15 +523,20 @@ class Hub:
 
     def _send_plans(self) -> None:
         plan = self.membership.plan
+        self.fleet.planned(plan, {p.ident: p.name for p in self.membership.peers.values()})
         for ident, session in self.sessions.items():
             parent = self.membership.peers.get(plan.parent[ident])
             backups = [self.membership.peers[b] for b in plan.backups(ident) if b in self.membership.peers]
             session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
 
+    def _send_leads(self) -> None:
+        for ident, engine, lead in self.spans.news():
+            self.sessions[ident].link.send(Type.ENGINE, {"name": engine, "lead": None if lead is None else list(lead)})
+
     def _announce(self, holdings: Iterable[Holding]) -> None:
         entries = [self._entry(h) for h in holdings]
         if entries:
-            self._send_all(Type.CATALOG, {"artifacts": entries, "dropped": []})
+            self.send_all(Type.CATALOG, {"artifacts": entries, "dropped": []})
 
     def _entry(self, holding: Holding) -> list[Any]:
         open_, manifest = holding.open, holding.assembly.manifest
@@ -429,100 +544,12 @@ class Hub:
         size, state = (manifest.log, manifest.state) if manifest is not None else (0, 0)
         return [holding.id, open_.kind, base, list(open_.version), size, open_.layout, state, holding.id in self.store.artifacts]
 
-    def _send_all(self, kind: Type, body: Body) -> None:
+    # -- CommitsOwner
+
+    def name_of(self, ident: str) -> str:
+        peer = self.membership.peers.get(ident)
+        return ident if peer is None else peer.name
+
+    def send_all(self, kind: Type, body: Body) -> None:
         for session in self.sessions.values():
             session.link.send(kind, body)
-
-    # -- HTTP
-
-    async def _commit(self, body: Document) -> Document:
-        if self.config.commit != "manual":
-            raise UsageError("this hub commits by itself: start it with --commit manual to decide")
-        version = Version.parse(str(body.get("version", "")))
-        if version not in {s.version for s in self.store.artifacts.values()}:
-            raise RefusedError(f"version {version} is not one of this run's; see `p2pcast status`")
-        await self.staging.run(self.memory.update, target=list(version))
-        self._send_all(Type.COMMIT, {"version": list(version)})
-        return {"target": str(version)}
-
-    def _ready(self) -> tuple[bool, str]:
-        return (True, "") if self.publisher.head is not None else (False, "no version has been published yet")
-
-    def status(self) -> Document:
-        head, plan, now = self.publisher.head, self.membership.plan, time.monotonic()
-        done = self.published
-        names = {p.ident: p.name for p in self.membership.peers.values()}
-        peers = [self._peer_status(p, names, now) for p in self.membership.peers.values()]
-        return {
-            "role": "hub",
-            "run": self.token.run.hex(),
-            "version": None if head is None else str(head),
-            "commit": self.config.commit,
-            "target": None if self.memory["target"] is None else str(Version.of(self.memory["target"])),
-            "epoch": list(plan.epoch),
-            "chains": [[names.get(i, i) for i in chain] for chain in plan.chains],
-            "layout_id": None if self.publisher.shadow is None else self.publisher.shadow.layout.layout_id.hex(),
-            "digests": {str(s.version): f"{s.manifest.state:016x}" for s in self.store.artifacts.values()},
-            "artifacts": [
-                {
-                    "version": str(s.version),
-                    "base": None if s.base is None else str(s.base),
-                    "kind": s.kind,
-                    "bytes": s.manifest.log,
-                }
-                for s in sorted(self.store.artifacts.values(), key=lambda s: (s.version, s.kind))
-            ],
-            "last": None
-            if done is None
-            else {
-                "version": str(done.version),
-                "kind": done.kind,
-                "bytes": done.bytes,
-                "dense_bytes": done.dense_bytes,
-                "changed": done.changed,
-                "params": done.params,
-                "encode_s": round(done.encode_s, 4),
-                "time_to_last_s": None if self.last_broadcast_s is None else round(self.last_broadcast_s, 4),
-            },
-            "skipped": self.skipped,
-            "pid": os.getpid(),
-            "peers": sorted(peers, key=lambda p: str(p["name"])),
-        }
-
-    def _peer_status(self, peer: Peer, names: dict[str, str], now: float) -> Document:
-        rated = self.membership.score(peer.ident, now)
-        parent = self.membership.plan.parent.get(peer.ident, "")
-        shown = {k: peer.report.get(k) for k in ("state", "progress", "bytes_received", "bytes_duplicate", "engines", "error")}
-        return {
-            "name": peer.name,
-            "node": peer.ident,
-            "address": show_address(peer.host, peer.port),
-            "region": peer.region,
-            "parent": names.get(parent, "hub") if parent else "hub",
-            "staged": None if peer.staged is None else str(peer.staged),
-            "committed": None if peer.committed is None else str(peer.committed),
-            "score": None if rated is None else round(rated.total, 1),
-            **shown,
-        }
-
-    def _families(self) -> Iterable[Metric]:
-        done = self.published
-        yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(self.sessions))
-        yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(self.membership.plan.chains))
-        yield metrics.gauge("p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(self.skipped))
-        if done is not None:
-            yield metrics.gauge("p2pcast_hub_version_step", "Step of the newest version", done.version.step)
-            yield metrics.gauge("p2pcast_hub_delta_bytes", "Size of the newest version's artifact", done.bytes)
-            yield metrics.gauge(
-                "p2pcast_hub_delta_ratio", "Dense size over the newest artifact's", done.dense_bytes / max(1, done.bytes)
-            )
-            yield metrics.gauge("p2pcast_hub_encode_seconds", "Time to encode the newest version", done.encode_s)
-        if self.last_broadcast_s is not None:
-            yield metrics.gauge(
-                "p2pcast_hub_time_to_last_seconds", "From publishing to the last peer's staging", self.last_broadcast_s
-            )
-        now = time.monotonic()
-        scores = ((p.name, self.membership.score(p.ident, now)) for p in self.membership.peers.values())
-        yield metrics.labelled(
-            "p2pcast_hub_peer_score", "Score of a peer (ECHO-2)", ["peer"], (([n], s.total) for n, s in scores if s is not None)
-        )

@@ -15,6 +15,7 @@ from topology.plan import make_plan
 from topology.rebuild import admit, adopt, excise
 from topology.score import Score, Transfers, score
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
+from trainer_node.engines import EngineRow
 
 DEFAULT_UPLINK_BPS = 1e9
 RATED_BYTES = 1 << 20
@@ -40,6 +41,8 @@ class Peer:
     committed: Version | None = None
     parent: str = ROOT
     report: dict[str, Any] = field(default_factory=dict)
+    engines: list[EngineRow] = field(default_factory=list)
+    """As it last reported them."""
     sent_epoch: Epoch = (0, 0)
     """The newest plan that said something new to it."""
 

@@ -61,7 +61,10 @@ class Session:
             if self.peer is not None:
                 link.close(RemoteError("JOIN came twice"))
             else:
-                self._owner.joined(self, event.body)
+                try:
+                    self._owner.joined(self, event.body)
+                except P2PCastError as error:
+                    link.close(error)
         elif kind is Type.PING:
             link.send(Type.PONG, {"t": event.body["t"]})
         elif kind is Type.PONG:

@@ -19,7 +19,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.command("codec")
 @click.option("--old", type=_FOLDER, help="Hugging Face folder of the base; with --new, instead of the built-in training steps.")
 @click.option("--new", type=_FOLDER, help="Hugging Face folder of the next version.")
-@click.option("--codec", type=click.Choice(["auto", "flat", "dense", "raw"]), default="auto", show_default=True)
+@click.option("--codec", type=click.Choice(["auto", "context", "flat", "dense", "raw"]), default="auto", show_default=True)
 @click.option(
     "--working-set", type=click.IntRange(1, 65536), default=256, show_default=True, metavar="MIB", help="Old state when timing."
 )

@@ -28,10 +28,10 @@ def delta() -> None:
 @click.option("-o", "--output", required=True, type=_FOLDER, help="The .p2pd file to write.")
 @click.option(
     "--codec",
-    type=click.Choice(["auto", "flat", "dense"]),
+    type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
     show_default=True,
-    help="How changed cells are coded; auto takes the smallest for each.",
+    help="How changed cells are coded; auto takes the smaller of flat and dense for each.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def diff_command(old: Path, new: Path, output: Path, codec: str, as_json: bool) -> None:

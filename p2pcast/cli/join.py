@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Literal
 
 import click
 import uvloop
@@ -18,7 +19,6 @@ from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_pl
     "--install",
     "targets",
     multiple=True,
-    required=True,
     metavar="TARGET",
     help="safetensors:DIR, vllm:URL or exec:CMD; repeatable.",
 )
@@ -35,12 +35,34 @@ from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_pl
 @click.option("--stripes", type=click.IntRange(1, 64), default=4, show_default=True, help="TCP connections to the parent.")
 @click.option(
     "--kv",
-    type=click.Choice(["recompute", "keep"]),
+    type=click.Choice(["recompute", "salt", "keep"]),
     default="recompute",
     show_default=True,
-    help="What an engine does with keys and values of older weights.",
+    help="Keys and values of older weights: computed anew, kept for clients that send cache_salt=BRANCH.STEP, or kept.",
 )
 @click.option("--keep", type=click.IntRange(1), default=3, show_default=True, help="Versions that safetensors:DIR keeps.")
+@click.option(
+    "--driver",
+    type=click.Choice(["peer", "external"]),
+    default="peer",
+    show_default=True,
+    help="Who switches engines: this peer, or an orchestrator of your own that calls POST /commit.",
+)
+@click.option("--rolling", type=click.IntRange(1), metavar="K", help="At most K engines are being switched at one time.")
+@click.option("--callbacks", metavar="PKG.MODULE[:OBJECT]", help="Your before_commit(version) and after_commit(version, error).")
+@click.option(
+    "--max-defer",
+    "max_defer_s",
+    type=click.FloatRange(0.0, 3600.0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="So long may before_commit put off a version.",
+)
+@click.option("--engine", metavar="NAME", help="An engine whose workers run on several hosts, each with a peer.")
+@click.option(
+    "--role", type=click.Choice(["lead", "member"]), help="In --engine: the one peer with --install vllm:URL, or another."
+)
 @plaintext
 def join(
     hub: tuple[str, int],
@@ -55,19 +77,27 @@ def join(
     region: str,
     name: str | None,
     stripes: int,
-    kv: str,
+    kv: Literal["recompute", "salt", "keep"],
     keep: int,
+    driver: Literal["peer", "external"],
+    rolling: int | None,
+    callbacks: str | None,
+    max_defer_s: float,
+    engine: str | None,
+    role: Literal["lead", "member"] | None,
     plaintext: bool,
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it."""
     from p2pcast.daemon import default_shadow, keep_freed_memory, state_home, until_told
     from p2pcast.wire.token import Token
+    from rollout_node.callbacks import load
     from rollout_node.peer import Peer, PeerConfig
-    from rollout_node.targets import check
+    from rollout_node.targets import check, check_span
 
     require_plaintext(plaintext)
     for target in targets:
         check(target)
+    check_span(targets, engine, role)
     named = name or socket.gethostname()
     folder = state or state_home() / f"peer-{named}"
     config = PeerConfig(
@@ -85,6 +115,11 @@ def join(
         stripes=stripes,
         kv=kv,
         keep=keep,
+        driver=driver,
+        rolling=rolling,
+        callbacks=None if callbacks is None else load(callbacks, Path.cwd()),
+        max_defer_s=max_defer_s,
+        engine=None if engine is None or role is None else (engine, role),
     )
 
     keep_freed_memory()

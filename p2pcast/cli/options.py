@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -56,14 +56,17 @@ class Rate(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
-class VersionType(click.ParamType[Version]):
-    """BRANCH.STEP."""
+class VersionType(click.ParamType[Version | str]):
+    """BRANCH.STEP, or one of ``words``."""
 
     name = "VERSION"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Version:
-        if isinstance(value, Version):
-            return value
+    def __init__(self, words: Sequence[str] = ()) -> None:
+        self._words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Version | str:
+        if isinstance(value, Version) or value in self._words:
+            return cast(Version | str, value)
         try:
             return Version.parse(value)
         except UsageError as error:

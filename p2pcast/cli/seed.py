@@ -8,10 +8,11 @@ import click
 import uvloop
 
 from p2pcast.cli.options import PATH, Address, Rate, plaintext, require_plaintext
+from p2pcast.errors import UsageError
 
 
 @click.command()
-@click.argument("checkpoints", type=PATH)
+@click.argument("checkpoints", type=PATH, required=False)
 @click.option("--base", type=PATH, help="Hugging Face folder that is version 0; peers that have it download nothing at first.")
 @click.option("--listen", type=Address("0.0.0.0", 7077), default="0.0.0.0:7077", show_default=True)
 @click.option("--advertise", type=Address(), help="Address that the printed join line names.")
@@ -24,16 +25,33 @@ from p2pcast.cli.options import PATH, Address, Rate, plaintext, require_plaintex
 @click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
 @click.option(
     "--commit",
-    type=click.Choice(["auto", "manual"]),
+    type=click.Choice(["auto", "manual", "barrier"]),
     default="auto",
     show_default=True,
-    help="Engines switch by themselves, or on `p2pcast commit`.",
+    help="Engines switch by themselves, or on `p2pcast commit`, or all at once.",
 )
-@click.option("--codec", type=click.Choice(["auto", "flat", "dense"]), default="auto", show_default=True)
+@click.option(
+    "--barrier-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="With --commit barrier: how long the first peer that has staged a version waits for the others.  [default: 30]",
+)
+@click.option(
+    "--barrier-quorum",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="With --commit barrier: the share of the peers that must have staged it by then.  [default: 0.9]",
+)
+@click.option("--codec", type=click.Choice(["auto", "context", "flat", "dense"]), default="auto", show_default=True)
+@click.option(
+    "--max-lag",
+    type=click.IntRange(0),
+    help="Begin no version while a peer's engines are more than this many versions behind.",
+)
 @click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
 @plaintext
 def seed(
-    checkpoints: Path,
+    checkpoints: Path | None,
     base: Path | None,
     listen: tuple[str, int],
     advertise: tuple[str, int] | None,
@@ -43,15 +61,23 @@ def seed(
     uplink: float,
     chains: int | None,
     commit: str,
+    barrier_timeout: float | None,
+    barrier_quorum: float | None,
     codec: str,
+    max_lag: int | None,
     token_file: Path | None,
     plaintext: bool,
 ) -> None:
-    """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join."""
+    """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
+
+    Without CHECKPOINTS, only what a trainer's own processes publish (trainer_node.Publisher) goes out; with it, both do.
+    """
     from p2pcast.daemon import default_shadow, keep_freed_memory, state_home, until_told
     from trainer_node.hub import Hub, HubConfig
 
     require_plaintext(plaintext)
+    if commit != "barrier" and (barrier_timeout, barrier_quorum) != (None, None):
+        raise UsageError("--barrier-timeout and --barrier-quorum need --commit barrier")
     folder = state or state_home() / "hub"
     config = HubConfig(
         checkpoints=checkpoints,
@@ -64,7 +90,10 @@ def seed(
         uplink_bps=uplink,
         chains=chains,
         commit=commit,
+        barrier_timeout_s=30.0 if barrier_timeout is None else barrier_timeout,
+        barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,
         codec=codec,
+        max_lag=max_lag,
         token_file=token_file or (folder / "token"),
     )
 

@@ -21,6 +21,7 @@ from p2pcast.version import Version
 DEFAULT_URL = "http://127.0.0.1:7078"
 TIMEOUT_S = 10.0
 WATCH_S = 0.5
+MAX_NAMED = 5
 
 
 def daemon_url(url: str | None, state: Path | None) -> str:
@@ -35,8 +36,8 @@ def daemon_url(url: str | None, state: Path | None) -> str:
         raise RetryableError(f"no daemon runs on the state folder {state}") from None
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One request. Raises RetryableError (unreachable), RefusedError, LocalError."""
+def ask(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """One request. Raises RetryableError (unreachable, or not done in time), RefusedError, LocalError."""
     import os
 
     if not url.startswith(("http://", "https://")):
@@ -47,7 +48,7 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             document: dict[str, Any] = json.load(response)
             return document
     except urllib.error.HTTPError as error:
@@ -55,7 +56,7 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
             why = json.load(error)["error"]
         except (ValueError, KeyError, TypeError):
             why = error.reason
-        kinds = {400: UsageError, 401: RefusedError, 409: RefusedError}
+        kinds = {400: UsageError, 401: RefusedError, 409: RefusedError, 504: RetryableError}
         raise kinds.get(error.code, LocalError)(f"{url}: {why}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -78,8 +79,27 @@ def _hub_heading(document: dict[str, Any]) -> str:
         line += f", {100 * last['changed'] / max(1, last['params']):.2f} % changed"
         if last.get("time_to_last_s") is not None:
             line += f", {last['time_to_last_s']:.2f} s to the last peer"
+    if (barrier := document.get("barrier")) is not None:
+        line += _barrier(barrier)
     for folder, why in document.get("skipped", {}).items():
         line += f"\nskipped {folder}: {why}"
+    return line
+
+
+def _barrier(barrier: dict[str, Any]) -> str:
+    """Two lines at most: the round that is on, and how the last one ended."""
+    line = ""
+    if barrier["version"] is not None:
+        line += (
+            f"\nbarrier {barrier['version']} {barrier['phase']}: {barrier['staged']} of {barrier['ready']} peers have staged it"
+        )
+        line += f", {barrier['needed']} are needed" + (f", {barrier['deadline_s']:.0f} s left" if barrier["deadline_s"] else "")
+        if late := barrier["waiting_for"]:
+            line += f"; waiting for {', '.join(late[:MAX_NAMED])}" + (" and others" if len(late) > MAX_NAMED else "")
+    if (last := barrier["last"]) is not None:
+        line += f"\nbarrier {last['version']}: {last['outcome']}"
+        if "ready" in last:
+            line += f", {last['staged']} of {last['ready']} peers had staged it"
     return line
 
 
@@ -108,7 +128,7 @@ def _peers(document: dict[str, Any]) -> Table:
 
 
 def _engines(peers: list[dict[str, Any]]) -> Table:
-    out = Table("engine", "at", "ready", "version", "pause", "trouble")
+    out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "trouble")
     for peer in peers:
         for engine in peer.get("engines") or []:
             pause = engine.get("pause_s")
@@ -116,8 +136,10 @@ def _engines(peers: list[dict[str, Any]]) -> Table:
                 engine["name"],
                 peer["name"],
                 "yes" if engine["ready"] else "no",
+                str(engine.get("staged") or "-"),
                 str(engine.get("committed") or "-"),
                 "-" if pause is None else f"{1e3 * pause:.1f} ms",
+                "-" if engine.get("recomputed_tokens") is None else f"{engine['recomputed_tokens']} tokens",
                 (engine.get("error") or "")[:80],
             )
     return out
@@ -149,11 +171,28 @@ def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> N
 
 
 @click.command()
-@click.argument("version", type=VersionType())
-@click.option("--hub", "url", metavar="URL", help=f"The hub's HTTP address; {DEFAULT_URL} by default.")
-@click.option("--state", type=PATH, help="State folder of a hub on this machine.")
+@click.argument("version", type=VersionType(("newest",)))
+@click.option("--hub", "url", metavar="URL", help=f"The daemon's HTTP address; {DEFAULT_URL} by default.")
+@click.option("--state", type=PATH, help="State folder of a daemon on this machine.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.0, 3600.0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A peer may take so long until its engines are live.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def commit(version: Version, url: str | None, state: Path | None, as_json: bool) -> None:
-    """Let engines switch to VERSION (for a hub that runs with --commit manual)."""
-    answer = ask(daemon_url(url, state), "/commit", {"version": str(version)})
-    click.echo(json.dumps(answer) if as_json else f"engines may switch to {answer['target']}")
+def commit(version: Version | str, url: str | None, state: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Let engines switch to VERSION: a hub that runs with --commit manual tells all of them; a peer that runs with --driver external switches
+    its own to the version that it has staged (or "newest"), and answers when they are live."""
+    body = {"version": str(version), "timeout_s": timeout_s}
+    answer = ask(daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S)
+    if as_json:
+        click.echo(json.dumps(answer))
+    elif "target" in answer:
+        click.echo(f"engines may switch to {answer['target']}")
+    else:
+        pause = "" if answer["pause_s"] is None else f", longest pause {1e3 * answer['pause_s']:.1f} ms"
+        click.echo(f"version {answer['version']} is live on {len(answer['engines'])} engines{pause}")

@@ -1,4 +1,4 @@
-"""``p2pcast verify``: is a folder, bit for bit, what a delta or a hub says it should be?"""
+"""``p2pcast verify``: is a folder, or an engine's own memory, bit for bit what a delta or a hub says it should be?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from p2pcast import limits, offline
-from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError
+from p2pcast.cli.verify_live import verify_live
+from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.progress import Meter
 from p2pcast.version import Version
 
@@ -19,15 +20,47 @@ _TIMEOUT_S = 10.0
 
 
 @click.command("verify")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--against", required=True, metavar="FILE|HUB_HTTP", help="A .p2pd file, or a hub's http(s) address.")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option("--against", metavar="FILE|HUB_HTTP", help="A .p2pd file, or a hub's http(s) address.")
 @click.option("--version", "version_text", metavar="VERSION", help="With a hub: insist on this version instead of any it knows.")
 @click.option(
     "--token-file", type=click.Path(path_type=Path), help="With a hub that is not on loopback: the file with its bearer token."
 )
+@click.option("--live", is_flag=True, help="Engines instead of a folder: their own weights, digested where they lie.")
+@click.option("--peer", metavar="URL", help="With --live: a peer's HTTP address.")
+@click.option("--state", type=click.Path(path_type=Path), help="With --live: state folder of a peer on this machine.")
+@click.option(
+    "--hub",
+    metavar="URL",
+    help="With --live: every peer of this hub's run; with a peer named, compare with the hub's digest too.",
+)
+@click.option("--engine", metavar="NAME", help="With --live: this engine alone, as `p2pcast status` calls it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def verify(folder: Path, against: str, version_text: str | None, token_file: Path | None, as_json: bool) -> None:
-    """Compare FOLDER's digest with the state that FILE leads to, or with a hub's versions. Exit code 3 when it differs."""
+def verify(
+    folder: Path | None,
+    against: str | None,
+    version_text: str | None,
+    token_file: Path | None,
+    live: bool,
+    peer: str | None,
+    state: Path | None,
+    hub: str | None,
+    engine: str | None,
+    as_json: bool,
+) -> None:
+    """Compare FOLDER's digest with the state that FILE leads to, or with a hub's versions; or, with --live, what engines hold in memory with the
+    version that they use. Exit code 3 when it differs."""
+    if live:
+        if folder is not None or against is not None or version_text is not None:
+            raise UsageError("--live looks at engines: give no folder, --against or --version with it")
+        if token_file is not None:
+            raise UsageError("with --live the token is taken from P2PCAST_TOKEN, not from --token-file")
+        verify_live(hub, state, peer, engine, as_json)
+        return
+    if folder is None or against is None:
+        raise UsageError("give a folder and --against FILE|HUB_HTTP, or --live")
+    if (peer, state, hub, engine) != (None, None, None, None):
+        raise UsageError("--peer, --state, --hub and --engine go with --live")
     version = None if version_text is None else Version.parse(version_text)
     if against.startswith(("http://", "https://")):
         status = fetch_status(against, token_file)

@@ -29,6 +29,7 @@ ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
+_ESTABLISHED = {"control": State.CONTROL, "data": State.DATA, "publish": State.PUBLISH, "engine": State.ENGINE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class Connection:
         """Size of the last piece's frame: the next is likely to be like it."""
         self._paid = 0
         self._in_piece = False
+        self.fault: P2PCastError | None = None
+        """What ended it, once something has."""
         if side is Side.DIALER:
             if hello is None:
                 raise ValueError("a dialer needs a hello")
@@ -164,8 +167,8 @@ class Connection:
         state = TRANSITIONS.get((self.state, side, kind))
         if state is None:
             raise RemoteError(f"{kind.name} from the {side.value} is not for a connection that is {self.state.value}")
-        if kind is Type.READY and self._hello["purpose"] == "data":
-            state = State.DATA
+        if kind is Type.READY:
+            state = _ESTABLISHED[self._hello["purpose"]]
         self.state = state
 
     # -- receiving
@@ -204,20 +207,34 @@ class Connection:
         self._start, self._end = 0, len(begun)
 
     def received(self, count: int) -> list[Event]:
-        """``count`` bytes were put into the last buffer. Raises RemoteError or RefusedError; then the connection is over."""
+        """``count`` bytes were put into the last buffer. Raises RemoteError or RefusedError; then the connection is over.
+
+        What came before the error in the same bytes is not lost: it is returned, and the error is in ``fault``.
+        """
+        if self.fault is not None:
+            raise self.fault
         events: list[Event] = []
+        try:
+            self._take(count, events)
+        except P2PCastError as error:
+            self.fault = error
+            if not events:
+                raise
+        return events
+
+    def _take(self, count: int, events: list[Event]) -> None:
         self._end += count
         self._in_piece = False
         while (have := self._end - self._start) >= HEADER_BYTES:
             size, number, handle, index = HEADER.unpack_from(self._buffer, self._start)
             if not (number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE):
                 if not self._control(size, number, handle, have, events):
-                    return events
+                    return
                 continue
             self._need = HEADER_BYTES + size
             if have < self._need:
                 self._in_piece = True
-                return events
+                return
             payload = self._buffer[self._start + HEADER_BYTES : self._start + self._need]
             events.append(Piece(handle, index, payload))
             self._shared = True
@@ -225,10 +242,9 @@ class Connection:
             self._start += self._need
             self._last_piece = self._need
         self._need = HEADER_BYTES
-        return events
 
     def feed(self, data: bytes | memoryview) -> list[Event]:
-        """``received`` for bytes that somebody else read."""
+        """``received`` for bytes that somebody else read; an error is raised whatever came before it."""
         events: list[Event] = []
         view = memoryview(data)
         while view:
@@ -236,6 +252,8 @@ class Connection:
             take = min(len(buffer), len(view))
             buffer[:take] = view[:take]
             events += self.received(take)
+            if self.fault is not None:
+                raise self.fault
             view = view[take:]
         return events
 
@@ -253,16 +271,17 @@ class Connection:
         self._need = HEADER_BYTES + size
         if have < self._need:
             return False
-        body = bytes(self._buffer[self._start + HEADER_BYTES : self._start + self._need])
+        body = self._buffer[self._start + HEADER_BYTES : self._start + self._need]
         self._start += self._need
         self._need = HEADER_BYTES
         self._on_body(kind, handle, body, events)
         return True
 
-    def _on_body(self, kind: Type, handle: int, body: bytes, events: list[Event]) -> None:
+    def _on_body(self, kind: Type, handle: int, body: memoryview, events: list[Event]) -> None:
+        """``body`` is the buffer's own: what is kept of it is copied, a payload of 32 MiB no more than once."""
         if kind in SIGNED:
             self._move(self.other, kind)
-            events.append(Message(kind, {}, handle, body))
+            events.append(Message(kind, {}, handle, bytes(body)))
             return
         content = messages.decode(kind, body)
         if kind is Type.ERROR:
@@ -270,7 +289,7 @@ class Connection:
             error: type[P2PCastError] = RefusedError if content["code"] == RefusedError.wire_code else RemoteError
             raise error(f"the other side says: {content['message']}")
         if kind in (Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY):
-            self._handshake(kind, content, body, events)
+            self._handshake(kind, content, bytes(body), events)
             return
         self._move(self.other, kind)
         events.append(Message(kind, content, handle))

@@ -1,7 +1,7 @@
 """Message types, and what each must look like.
 
 A schema says which keys a message must have and what each value must be; what it does not name is ignored. Nothing past
-``decode`` needs to check a type again. Specification: docs/wire-protocol.md, sections 1, 2, 4 and 5.
+``decode`` needs to check a type again. Specification: docs/wire-protocol.md, sections 1, 2 and 4 to 7.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Type(IntEnum):
     CATALOG = 20
     COMMIT = 21
     LEAVE = 22
+    HOLD = 23
 
     ATTACH = 32
     ATTACHED = 33
@@ -52,9 +53,30 @@ class Type(IntEnum):
     ALIVE = 42
     LAYOUT = 43
 
+    RANK = 48
+    RANKED = 49
+    BEGIN = 50
+    BEGUN = 51
+    CELL = 52
+    PASSED = 53
+    FILE = 54
+    DONE = 55
+    DURABLE = 56
+    ABORTED = 57
+    LIVE = 58
+
+    ENGINE = 64
+    MEMBER = 65
+    HELD = 66
+    REPORTED = 67
+    STILL = 68
+    SERVES = 69
+
 
 SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL})
 """Their body is a signed record, carried as it was made."""
+PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.REPORTED})
+"""They may be so long that even empty containers would add up: their values are plain, no map and no array."""
 
 MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.ERROR: 4 * limits.KIB,
@@ -71,6 +93,10 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.SEAL: limits.MAX_MANIFEST_BYTES,
     Type.LAYOUT: limits.MAX_LAYOUT_BYTES + limits.KIB,
     Type.PIECE: limits.MAX_PIECE_BYTES,
+    Type.CELL: limits.MAX_PART_BYTES + limits.KIB,
+    Type.FILE: limits.MAX_SMALL_FILE_BYTES + 4 * limits.KIB,
+    Type.LIVE: 4 * limits.MIB,
+    Type.REPORTED: limits.MAX_INSTALL_REQUEST_BYTES + limits.KIB,
 }
 
 
@@ -80,6 +106,10 @@ def integer(low: int, high: int) -> Check:
 
 def binary(size: int) -> Check:
     return lambda x: type(x) is bytes and len(x) == size
+
+
+def blob(most: int) -> Check:
+    return lambda x: type(x) is bytes and len(x) <= most
 
 
 def text(most: int) -> Check:
@@ -119,6 +149,9 @@ port = integer(0, 65535)
 kind = one_of("delta", "anchor")
 flag: Check = lambda x: type(x) is bool  # noqa: E731
 path = row(node, limits.MAX_PEERS)
+serial = integer(0, limits.MAX_STEP)
+cell = integer(0, limits.MAX_STATE_BYTES)
+engine = text(limits.MAX_SPAN_NAME)
 
 SCHEMA: dict[Type, dict[str, Check]] = {
     Type.HELLO: {
@@ -128,8 +161,8 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "name": text(128),
         "nonce": binary(32),
         "token": binary(8),
-        "purpose": one_of("control", "data"),
-        "role": one_of("peer", "child"),
+        "purpose": one_of("control", "data", "publish", "engine"),
+        "role": one_of("peer", "child", "rank", "member"),
         "link": binary(16),
         "stripe": integer(0, limits.MAX_STRIPES - 1),
         "stripes": integer(1, limits.MAX_STRIPES),
@@ -151,11 +184,12 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "region": text(128),
         "listen": fields(host, port),
         "held": optional(version),
+        "engine": optional(fields(engine, one_of("lead", "member"))),
     },
     Type.WELCOME: {
         "key": binary(32),
         "epoch": epoch,
-        "commit": one_of("auto", "manual"),
+        "commit": one_of("auto", "manual", "barrier"),
         "target": optional(version),
         "host": host,
     },
@@ -184,6 +218,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "dropped": row(artifact, limits.MAX_CATALOG),
     },
     Type.COMMIT: {"version": version},
+    Type.HOLD: {"version": version},
     Type.LEAVE: {},
     Type.LAYOUT: {"layout": binary(32), "document": lambda x: type(x) is bytes},
     Type.ATTACH: {
@@ -203,6 +238,46 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "high": row(fields(integer(0, 65535), integer(0, limits.MAX_PIECES)), limits.MAX_CATALOG),
         "stalled": flag,
     },
+    Type.RANK: {
+        "group": binary(16),
+        "rank": integer(0, limits.MAX_RANKS - 1),
+        "ranks": integer(1, limits.MAX_RANKS),
+    },
+    Type.RANKED: {"head": optional(version), "layout": optional(binary(32)), "state": optional(digest)},
+    Type.BEGIN: {"serial": serial, "step": integer(0, limits.MAX_STEP), "layout": binary(32), "resume": flag},
+    Type.BEGUN: {"serial": serial, "version": version, "base": optional(version)},
+    Type.CELL: {
+        "serial": serial,
+        "cell": cell,
+        "start": integer(0, limits.MAX_CELL_WORDS - 1),
+        "words": integer(1, limits.MAX_CELL_WORDS),
+        "codec": integer(1, 255),
+        "before": optional(digest),
+        "after": digest,
+        "changed": integer(0, limits.MAX_CELL_WORDS),
+        "payload": blob(limits.MAX_PART_BYTES),
+    },
+    Type.PASSED: {"serial": serial, "cell": cell},
+    Type.FILE: {"serial": serial, "path": text(limits.MAX_PATH_BYTES), "contents": blob(limits.MAX_SMALL_FILE_BYTES)},
+    Type.DONE: {"serial": serial, "parts": integer(0, limits.MAX_STATE_BYTES)},
+    Type.DURABLE: {
+        "serial": serial,
+        "version": version,
+        "bytes": integer(0, 2 * limits.MAX_STATE_BYTES),
+        "changed": integer(0, limits.MAX_STATE_BYTES),
+        "params": integer(0, limits.MAX_STATE_BYTES),
+    },
+    Type.ABORTED: {"serial": serial, "reason": text(1024)},
+    Type.LIVE: {
+        "engines": row(fields(text(limits.MAX_ENGINE_NAME), optional(version), flag), limits.MAX_ENGINES),
+        "head": optional(version),
+    },
+    Type.ENGINE: {"name": engine, "lead": optional(fields(node, host, port))},
+    Type.MEMBER: {"engine": engine, "incarnation": binary(16)},
+    Type.HELD: {"version": optional(version), "still": flag, "round": serial},
+    Type.REPORTED: {"report": blob(limits.MAX_INSTALL_REQUEST_BYTES), "age_us": integer(0, (1 << 63) - 1)},
+    Type.STILL: {"version": optional(version), "round": serial},
+    Type.SERVES: {"version": optional(version), "ready": flag},
 }
 
 
@@ -215,7 +290,7 @@ def encode(kind: Type, body: Body) -> bytes:
 def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
     """The checked map of a message that is not SIGNED or a PIECE. Memory stays within a small multiple of ``data``. Raises RemoteError."""
     try:
-        body = _unpack(data, flat=kind is Type.LAYOUT)
+        body = _unpack(data, flat=kind in PLAIN)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteError(f"{kind.name}: not msgpack ({type(error).__name__})") from None
     if type(body) is not dict:

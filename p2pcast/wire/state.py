@@ -14,11 +14,13 @@ class State(Enum):
     READY = "waiting for READY"
     CONTROL = "control"
     DATA = "data"
+    PUBLISH = "publish"
+    ENGINE = "engine"
     CLOSED = "closed"
 
 
 class Side(Enum):
-    """Who a frame comes from. In a handshake: who connected and who accepted. Later a dialer is the peer or child, a listener the hub or parent."""
+    """Who a frame comes from. In a handshake: who connected and who accepted. Later a dialer is the peer, child, rank or member, a listener the hub, parent or lead."""
 
     DIALER = "dialer"
     LISTENER = "listener"
@@ -34,19 +36,19 @@ TRANSITIONS: Table = {
     (State.HELLO, Side.DIALER, Type.HELLO): State.CHALLENGE,
     (State.CHALLENGE, Side.LISTENER, Type.CHALLENGE): State.PROOF,
     (State.PROOF, Side.DIALER, Type.PROOF): State.READY,
-    # READY leads to DATA instead where the HELLO's purpose was "data": Connection decides, this table knows no message contents.
+    # READY leads to the HELLO's purpose, which may be another: Connection decides, this table knows no message contents.
     (State.READY, Side.LISTENER, Type.READY): State.CONTROL,
 }
 for _side in Side:
     for _state in State:
         if _state is not State.CLOSED:
             TRANSITIONS[_state, _side, Type.ERROR] = State.CLOSED
-    for _state in (State.CONTROL, State.DATA):
+    for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
 for _type in (Type.JOIN, Type.REPORT, Type.LEAVE):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
-for _type in (Type.WELCOME, Type.PLAN, Type.CATALOG, Type.COMMIT):
+for _type in (Type.WELCOME, Type.PLAN, Type.CATALOG, Type.COMMIT, Type.HOLD, Type.ENGINE):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
 for _type in (Type.ATTACH, Type.WANT):
     TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA
@@ -63,3 +65,11 @@ for _type in (
     Type.ALIVE,
 ):
     TRANSITIONS[State.DATA, Side.LISTENER, _type] = State.DATA
+for _type in (Type.RANK, Type.LAYOUT, Type.BEGIN, Type.CELL, Type.PASSED, Type.FILE, Type.DONE, Type.ABORTED, Type.LEAVE):
+    TRANSITIONS[State.PUBLISH, Side.DIALER, _type] = State.PUBLISH
+for _type in (Type.RANKED, Type.LAYOUT, Type.BEGUN, Type.DURABLE, Type.ABORTED, Type.LIVE):
+    TRANSITIONS[State.PUBLISH, Side.LISTENER, _type] = State.PUBLISH
+for _type in (Type.MEMBER, Type.HELD, Type.REPORTED):
+    TRANSITIONS[State.ENGINE, Side.DIALER, _type] = State.ENGINE
+for _type in (Type.STILL, Type.SERVES):
+    TRANSITIONS[State.ENGINE, Side.LISTENER, _type] = State.ENGINE

@@ -21,7 +21,7 @@ from p2pcast.wire.token import Token
 from rollout_node.peer import Peer, PeerConfig
 from trainer_node.hub import Hub, HubConfig
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 POLL_S = 0.01
 
 State = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -118,21 +118,21 @@ class Swarm:
     # -- daemons
 
     async def hub_up(self, **options: Any) -> Hub:
-        config = HubConfig(
-            checkpoints=self.checkpoints,
-            state=self.folder / "hub",
-            shadow=self.tmpfs / "hub",
-            listen=self.address,
-            http=("127.0.0.1", 0),
-            token_file=self.folder / "token",
-            **options,
-        )
+        given: dict[str, Any] = {
+            "checkpoints": self.checkpoints,
+            "state": self.folder / "hub",
+            "shadow": self.tmpfs / "hub",
+            "listen": self.address,
+            "http": ("127.0.0.1", 0),
+            "token_file": self.folder / "token",
+        }
+        config = HubConfig(**given | options)
         self.hub = hub = Hub(config)
         self._start(hub)
         await self.until(lambda: (self.folder / "hub" / "daemon.json").exists(), "the hub answers")
         self.address = hub.listener.address
         if hub.store.newest() is not None:
-            await self.until(lambda: hub.publisher.head == hub.store.newest(), "the hub has taken up where it was")
+            await self.until(lambda: hub.publishing.head == hub.store.newest(), "the hub has taken up where it was")
         return hub
 
     def peer_config(self, name: str, **options: Any) -> PeerConfig:
@@ -242,7 +242,7 @@ class Swarm:
 
     def picture(self) -> str:
         peers = [(n, str(p.staged), p.busy, p.error, [r.status() for r in p.runners]) for n, p in self.peers.items()]
-        return f"hub {self.hub.publisher.head}, skipped {self.hub.skipped}, peers {peers}"
+        return f"hub {self.hub.publishing.head}, skipped {self.hub.skipped}, peers {peers}"
 
     # -- HTTP
 

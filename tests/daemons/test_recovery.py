@@ -9,7 +9,7 @@ import pytest
 from p2pcast.errors import RefusedError
 from p2pcast.store import retention
 from p2pcast.wire.token import Token
-from trainer_node import publisher
+from trainer_node import publishing
 
 
 async def started(swarm, states, *names, steps=2):
@@ -99,7 +99,7 @@ async def test_the_hub_restarts_and_nothing_is_sent_twice(swarm, states):
     await swarm.down(swarm.hub)
     await swarm.hub_up()
     assert swarm.hub.token.run == run
-    assert str(swarm.hub.publisher.head) == "0.2"
+    assert str(swarm.hub.publishing.head) == "0.2"
     await swarm.until(lambda: len(swarm.hub.sessions) == 3, "all peers are back")
     await swarm.until(lambda: all(p.attachment.live is not None for p in swarm.peers.values()), "all have parents")
     assert swarm.hub.membership.plan.epoch > epoch
@@ -123,7 +123,7 @@ async def test_old_folders_that_look_new_are_not_published_again(swarm, states, 
     """Another mount, other inodes: the hub restarts and all fingerprints differ, of versions too that retention has removed."""
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
-    monkeypatch.setattr(publisher, "ANCHOR_EVERY", 2)
+    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
     assert "0.2" not in swarm.versions()
     seen = dict(swarm.hub.memory["published"])
@@ -133,7 +133,7 @@ async def test_old_folders_that_look_new_are_not_published_again(swarm, states, 
         swarm.publish(step, state, files)
     await swarm.hub_up()
     await swarm.until(lambda: all(swarm.hub.memory["published"][k] != seen[k] for k in seen), "the hub has looked at all again")
-    assert str(swarm.hub.publisher.head) == "0.4"
+    assert str(swarm.hub.publishing.head) == "0.4"
 
 
 async def test_what_the_hub_never_sealed_is_forgotten(swarm, states):
@@ -157,7 +157,7 @@ def begin_unsealed(hub):
     from p2pcast.artifact import Open, Packer, run_id
     from p2pcast.version import Version
 
-    layout, base = hub.publisher.shadow.layout, hub.publisher.head
+    layout, base = hub.publishing.shadow.layout, hub.publishing.head
     record = Open(bytes(16), base, "delta", layout.layout_id, limits.PIECE_BYTES, run_id(hub.key.public), Version(0, 9))
     return Packer(hub.key, record, layout).open_signed, hub.store.begin(record, layout)
 
@@ -180,24 +180,26 @@ async def test_an_anchor_that_cannot_be_stored_is_not_built_upon(swarm, states):
 
 
 async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states, monkeypatch):
-    monkeypatch.setattr(publisher, "ANCHOR_EVERY", 2)
+    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 2)
     state = await started(swarm, states, "a")
     anchors = swarm.folder / "hub" / "anchors"
     anchors.rename(anchors.with_name("aside"))
     anchors.write_text("not a folder")
     swarm.publish(3, state)
     await swarm.live("0.3")
+    await swarm.published("0.3")
     anchors.unlink()
     anchors.with_name("aside").rename(anchors)
     swarm.publish(4, states.trained(state, 4))
     await swarm.live("0.4")
+    await swarm.published("0.4")
     assert swarm.hub.skipped == {}
     assert swarm.versions("anchor") == ["0.1", "0.4"]
 
 
 @pytest.mark.parametrize("every", [2, 100])
 async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, every):
-    monkeypatch.setattr(publisher, "ANCHOR_EVERY", every)
+    monkeypatch.setattr(publishing, "ANCHOR_EVERY", every)
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
     state = await started(swarm, states, "a", steps=5)
@@ -214,7 +216,7 @@ async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, 
 
 
 async def test_a_late_joiner_takes_the_newest_anchor(swarm, states, monkeypatch):
-    monkeypatch.setattr(publisher, "ANCHOR_EVERY", 3)
+    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 3)
     await started(swarm, states, "a", steps=6)
     assert swarm.versions("anchor") == ["0.1", "0.4"]
     late = await swarm.peer_up("b")

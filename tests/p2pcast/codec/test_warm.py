@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2pcast.codec import kernels
+from p2pcast.codec import entropy, kernels, ranks
 from p2pcast.codec.cell import apply, decode, encode
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell
@@ -11,7 +11,8 @@ from p2pcast.codec.warm import warm_up
 
 
 def compiled() -> dict[str, int]:
-    return {name: len(k.signatures) for name, k in vars(kernels).items() if hasattr(k, "signatures")}
+    every = [item for module in (kernels, ranks, entropy) for item in vars(module).items()]
+    return {name: len(k.signatures) for name, k in every if hasattr(k, "signatures")}
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
@@ -21,13 +22,13 @@ def test_nothing_is_left_to_compile(width):
     assert sum(before.values())
     rng = np.random.default_rng(width)
     for words, changes in ((1, 1), (300, 3), (70_000, 1), (70_000, 2_000), (5_000, 5_000)):
-        cell = Cell(3, 2, 1024 * 5 + 3, words, width, 0)
+        cell = Cell(3, 2, 1024 * 5 + 3, words, width, 0, 50)
         old = rng.integers(0, 256, words * width, dtype=np.uint8).view(word_dtype(width))
         new = old.copy()
         new[rng.choice(words, changes, replace=False)] += np.array(rng.integers(1, 1 << min(8 * width - 1, 62)), new.dtype)
         for readonly in (False, True):
             old.flags.writeable = new.flags.writeable = not readonly
-            for codec in ("auto", "flat", "dense", "raw"):
+            for codec in ("auto", "flat", "dense", "raw", "context"):
                 coded = encode(cell, old, new, codec=codec)
                 assert coded is not None
                 patch = decode(cell, coded.codec, coded.payload, old, coded.before, coded.after)

@@ -32,6 +32,8 @@ from p2pcast.demo.workspace import MARKER, Workspace
 from p2pcast.errors import UsageError
 
 TINY = ("--hidden", "128", "--layers", "1", "--warmup-steps", "4")
+SALTS: list[str | None] = []
+"""Of the requests that the fixture ``server`` was sent."""
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
@@ -237,15 +239,19 @@ signal.pause()
 async def server() -> AsyncIterator[tuple[str, list[str]]]:
     """Answers as the list says, one entry a request, then well; tokens are 3."""
     manners: list[str] = []
+    SALTS.clear()
 
     async def completions(request: web.Request) -> web.StreamResponse:
         manner = manners.pop(0) if manners else "good"
+        SALTS.append((await request.json()).get("cache_salt"))
         if manner == "refused":
             return web.Response(status=500, text="out of memory")
         response = web.StreamResponse()
         await response.prepare(request)
         tokens = 2 if manner == "short" else 3
         await response.write(b'data: {"choices": [{"text": "4"}]}\n\n')
+        if manner == "two pieces":
+            await response.write(b'data: {"choices": [{"text": "2"}]}\n\n')
         if manner == "cut":
             assert request.transport is not None
             request.transport.abort()
@@ -295,6 +301,44 @@ async def test_resting_clients_have_nothing_under_way(server: tuple[str, list[st
     traffic.stop()
     await running
     assert traffic.counts.failed == 0
+
+
+async def test_gaps_are_between_the_pieces_of_one_answer(server: tuple[str, list[str]]) -> None:
+    """Two pieces an answer, so one gap an answer; nothing is counted between two answers, nor for the chunk without a choice."""
+    url, manners = server
+    manners += ["two pieces"] * 6
+    traffic = Traffic(url, clients=2, tokens=3)
+    running = asyncio.create_task(traffic.run())
+    await traffic.ended(6)
+    traffic.stop()
+    await running
+    assert len(traffic.gaps) == 6
+    assert all(later >= earlier for _, earlier, later in traffic.gaps)
+    assert {client for client, _, _ in traffic.gaps} == {0, 1}
+
+
+async def test_who_waits_for_requests_sees_failed_ones_too(server: tuple[str, list[str]]) -> None:
+    url, manners = server
+    manners += ["refused", "good"]
+    traffic = Traffic(url, clients=1, tokens=3)
+    running = asyncio.create_task(traffic.run())
+    await traffic.ended(2)
+    assert (traffic.counts.ok, traffic.counts.failed) == (1, 1)
+    traffic.stop()
+    await running
+
+
+async def test_a_salt_goes_along_with_what_begins_from_then_on(server: tuple[str, list[str]]) -> None:
+    url, _ = server
+    traffic = Traffic(url, clients=1, tokens=3)
+    running = asyncio.create_task(traffic.run())
+    await traffic.ended(1)
+    traffic.salt = "0.7"
+    await traffic.ended(2)
+    traffic.stop()
+    await running
+    assert SALTS[0] is None
+    assert SALTS[-1] == "0.7"
 
 
 # -- what is shown

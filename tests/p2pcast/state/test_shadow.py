@@ -14,6 +14,7 @@ import pytest
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.parallel import ordered_map
 from p2pcast.state.shadow import Phase, Shadow
 from p2pcast.version import Version
 
@@ -300,6 +301,32 @@ def test_a_fill_with_the_wrong_state_is_refused(world, tmp_path):
             shadow.fill(V1, lambda cell: 1 // 0, workers=2)
         shadow.fill(V1, world.words(a), world.digest(a), workers=2)
         assert world.bytes_of(shadow) == a
+
+
+def test_cells_that_are_brought_in_any_order_from_several_threads(world, tmp_path):
+    a, b = world.state(1), world.state(2)
+    with world.filled(tmp_path, a) as shadow:
+        cells = sorted(shadow.layout.cells, key=lambda c: c.index * 7 % 11)
+        with shadow.filling(V1) as put:
+            assert shadow.phase is Phase.FILLING
+            list(ordered_map(lambda cell: put(cell, world.words(b)(cell)), cells, workers=3, name="test"))
+        assert (shadow.version, shadow.state_digest) == (V1, world.digest(b))
+        assert world.bytes_of(shadow) == b
+        assert shadow.verify() == []
+
+
+def test_a_state_that_lacks_a_cell_holds_nothing(world, tmp_path):
+    a = world.state(1)
+    with world.filled(tmp_path, a) as shadow:
+        some = [cell for cell in shadow.layout.cells if cell.index not in (3, 5)]
+        with pytest.raises(IntegrityError, match="lacks 2 cells, the first is 3"), shadow.filling(V1) as put:
+            list(map(put, some, map(world.words(a), some)))
+        with pytest.raises(LocalError, match="never filled"):
+            assert shadow.version
+        with pytest.raises(KeyError), shadow.filling(V1):
+            raise KeyError
+        shadow.fill(V1, world.words(a), world.digest(a))
+        assert shadow.version == V1
 
 
 def test_one_process_at_a_time(world, tmp_path):

@@ -452,3 +452,28 @@ def test_a_failed_tls_handshake_leaves_nothing(place, certificates):
 def test_stripes_have_no_attributes_that_show_secrets():
     stripe = Stripe(Connection(Side.LISTENER, HUB, bytes(32)), Owner.__new__(Owner))
     assert repr(TOKEN.secret) not in repr(vars(stripe))
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["error", "nonsense"])
+def test_what_comes_in_one_read_with_the_end_is_heard_and_not_answered(place, last):
+    """Whoever answers each message as it comes sends into nothing, and the link ends as it would have."""
+
+    async def play(here: Place) -> None:
+        def answer(link, stripe, event):
+            Owner.on_link_event(here.owner, link, stripe, event)
+            assert not stripe.writable
+            link.send(Type.PONG, {"t": 1})
+
+        here.owner.on_link_event = answer
+        connection, reader, writer = await here.shaken()
+        data = connection.send(Type.PING, {"t": 7}) + connection.send(Type.PING, {"t": 8})
+        connection.fail(RetryableError("going"))
+        writer.write(data + (connection.take_output() if last else b"\xff" * 40))
+        await here.owner.until(lambda: bool(here.owner.closed))
+        assert [event.body["t"] for _, _, event in here.owner.events] == [7, 8]
+        ((_, error),) = here.owner.closed
+        assert ("going" if last else "unknown") in str(error)
+        back = await ended(reader)
+        assert ({HEADER.unpack_from(back)[1]} if back else set()) <= {Type.ERROR}
+
+    place(play)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p2pcast import limits
-from p2pcast.errors import RemoteError
+from p2pcast.errors import RemoteError, RetryableError
 from p2pcast.wire.connection import HEADER, SCRATCH_BYTES, Connection, Message, Piece
 from p2pcast.wire.messages import MAX_BODY, SIGNED, Type, encode
 
@@ -135,7 +135,7 @@ def test_small_pieces_in_one_read_cost_what_they_weigh(wires):
 @pytest.mark.parametrize("kind", Type, ids=lambda k: k.name)
 def test_a_length_over_the_cap_is_refused_before_anything_is_allocated(wires, kind):
     for size in (MAX_BODY[kind] + 1, (1 << 32) - 1):
-        for purpose in ("data", "control"):
+        for purpose in ("data", "control", "publish", "engine"):
             for receiver in wires.open(purpose):
                 tracemalloc.start()
                 try:
@@ -156,6 +156,52 @@ def test_a_stranger_can_not_ask_for_memory(wires):
             with pytest.raises(RemoteError):
                 li.feed(HEADER.pack(min(MAX_BODY[kind], 1000), kind, 0, 0))
     assert max(MAX_BODY[T.HELLO], MAX_BODY[T.ERROR]) <= 4096
+
+
+@pytest.mark.parametrize("size", [0, 1, SCRATCH_BYTES, limits.MIB, limits.MAX_PART_BYTES])
+def test_parts_of_any_size_come_through_and_give_their_room_back(wires, size):
+    d, li = wires.open("publish")
+    cell = {"serial": 1, "cell": 2, "start": 3, "words": 4, "codec": 1, "before": None, "after": 5, "changed": 4}
+    payload = random.Random(size).randbytes(size)
+    data = d.send(T.CELL, cell | {"payload": payload}) + d.send(T.PASSED, {"serial": 1, "cell": 9})
+    got = drip(li, data, [77_777, 1_000_003])
+    assert [e.type for e in got] == [T.CELL, T.PASSED]
+    assert got[0].body == cell | {"payload": payload}
+    assert len(li.get_buffer()) <= 2 * MAX_BODY[T.PIECE]
+
+
+def test_a_part_costs_its_buffer_and_one_copy(wires):
+    d, li = wires.open("publish")
+    cell = {"serial": 1, "cell": 2, "start": 3, "words": 4, "codec": 1, "before": None, "after": 5, "changed": 4}
+    data = d.send(T.CELL, cell | {"payload": bytes(16 * limits.MIB)})
+    tracemalloc.start()
+    try:
+        assert len(li.feed(data)) == 1
+        assert tracemalloc.get_traced_memory()[1] < 34 * limits.MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_part_over_the_limit_is_not_sent(wires):
+    d, _ = wires.open("publish")
+    cell = {"serial": 1, "cell": 2, "start": 3, "words": 4, "codec": 1, "before": None, "after": 5, "changed": 4}
+    with pytest.raises(RemoteError, match=r"CELL of \d+ bytes is over the limit"):
+        d.send(T.CELL, cell | {"payload": bytes(limits.MAX_PART_BYTES + limits.KIB)})
+
+
+def test_what_came_before_an_error_in_the_same_read_is_not_lost(wires):
+    d, li = wires.open("publish")
+    durable = {"serial": 1, "version": [0, 2], "bytes": 3, "changed": 4, "params": 5}
+    data = li.send(T.DURABLE, durable)
+    li.fail(RetryableError("rank 2 of 4 is gone"))
+    data += li.take_output()
+    buffer = d.get_buffer()
+    buffer[: len(data)] = data
+    (event,) = d.received(len(data))
+    assert event.body == durable
+    assert "rank 2 of 4 is gone" in str(d.fault)
+    with pytest.raises(RemoteError, match="rank 2 of 4 is gone"):
+        d.received(0)
 
 
 def test_edges(wires):

@@ -14,6 +14,7 @@ from p2pcast.wire.messages import Type, encode
 from p2pcast.wire.state import Side
 
 T = Type
+PURPOSES = ("data", "control", "publish", "engine")
 CORPUS = [
     (T.PING, {"t": 5}),
     (T.ATTACH, {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 4, 9, 12]]]}),
@@ -22,10 +23,30 @@ CORPUS = [
     (T.LAYOUT, {"layout": bytes(32), "document": b"{}" * 40}),
     (T.ALIVE, {"high": [[1, 2]], "stalled": False}),
     (T.GONE, {"artifact": bytes(16)}),
-    (T.JOIN, {"name": "n", "region": "r", "listen": ["h", 1], "held": [0, 3]}),
+    (T.JOIN, {"name": "n", "region": "r", "listen": ["h", 1], "held": [0, 3], "engine": ["e", "member"]}),
     (T.REPORT, {"parent": None, "staged": [0, 1], "committed": None, "engines": [{"name": "x", "pause_s": 0.5}]}),
     (T.PLAN, {"epoch": [1, 1], "parent": bytes(16), "host": "h", "port": 2, "backups": [[bytes(16), "h", 3]]}),
     (T.CATALOG, {"artifacts": [[bytes(16), "delta", [0, 1], [0, 2], 5, bytes(32), 6, True]], "dropped": []}),
+    (T.RANK, {"group": bytes(16), "rank": 1, "ranks": 2}),
+    (T.RANKED, {"head": [0, 1], "layout": bytes(32), "state": 7}),
+    (T.BEGIN, {"serial": 1, "step": 2, "layout": bytes(32), "resume": False}),
+    (T.BEGUN, {"serial": 1, "version": [0, 2], "base": [0, 1]}),
+    (
+        T.CELL,
+        {"serial": 1, "cell": 2, "start": 0, "words": 9, "codec": 3, "before": 4, "after": 5, "changed": 1, "payload": bytes(60)},
+    ),
+    (T.PASSED, {"serial": 1, "cell": 3}),
+    (T.FILE, {"serial": 1, "path": "config.json", "contents": b"{}"}),
+    (T.DONE, {"serial": 1, "parts": 1}),
+    (T.DURABLE, {"serial": 1, "version": [0, 2], "bytes": 99, "changed": 1, "params": 1000}),
+    (T.ABORTED, {"serial": 1, "reason": "why"}),
+    (T.LIVE, {"engines": [["a/e", [0, 1], True], ["b/e", None, False]], "head": [0, 2]}),
+    (T.ENGINE, {"name": "e", "lead": [bytes(16), "h", 3]}),
+    (T.MEMBER, {"engine": "e", "incarnation": bytes(16)}),
+    (T.HELD, {"version": [0, 1], "still": True, "round": 1}),
+    (T.REPORTED, {"report": bytes(40), "age_us": 2}),
+    (T.STILL, {"version": [0, 1], "round": 1}),
+    (T.SERVES, {"version": None, "ready": False}),
 ]
 
 
@@ -39,7 +60,7 @@ def corpus(wires) -> list[tuple[str, Side, bytes]]:
     for side in Side:
         frames = [HEADER.pack(len(b := encode(k, body)), k, 1, 0) + b for k, body in CORPUS]
         frames += [HEADER.pack(50, T.PIECE, 1, 7) + bytes(50), HEADER.pack(9, T.BATCH, 1, 0) + bytes(9)]
-        out += [(purpose, side, f) for purpose in ("data", "control") for f in frames]
+        out += [(purpose, side, f) for purpose in PURPOSES for f in frames]
     return out
 
 
@@ -108,7 +129,7 @@ def test_mutations(wires, seed):
 def test_random_bytes(wires):
     draw = random.Random(9)
     for n in range(600):
-        state, side = draw.choice(["new", "data", "control"]), draw.choice(list(Side))
+        state, side = draw.choice(["new", *PURPOSES]), draw.choice(list(Side))
         head = HEADER.pack(draw.randrange(200), draw.choice(list(T)), 1, draw.randrange(9)) if n % 2 else b""
         feed(target(wires, state, side), head + draw.randbytes(draw.randrange(400)))
 
@@ -125,6 +146,6 @@ def test_random_msgpack(wires):
     for _ in range(700):
         kind, body = draw.choice(CORPUS)
         data = encode(kind, body | {draw.choice(sorted(body)): value(0)})
-        for state in ("data", "control"):
+        for state in PURPOSES:
             for side in Side:
                 feed(target(wires, state, side), HEADER.pack(len(data), kind, 1, 0) + data)

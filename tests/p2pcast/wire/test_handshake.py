@@ -21,7 +21,9 @@ def reframed(frame: bytes, **changes):
     return HEADER.pack(len(body), kind, handle, index) + body
 
 
-@pytest.mark.parametrize(("purpose", "state"), [("data", State.DATA), ("control", State.CONTROL)])
+@pytest.mark.parametrize(
+    ("purpose", "state"), [("data", State.DATA), ("control", State.CONTROL), ("publish", State.PUBLISH), ("engine", State.ENGINE)]
+)
 def test_both_sides_are_established_once(wires, purpose, state):
     d, li = wires.pair(purpose, stripe=2, stripes=3)
     at_dialer, at_listener = wires.shake(d, li)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pcast import limits
 from p2pcast.errors import RemoteError
-from p2pcast.wire.messages import SCHEMA, SIGNED, Type, decode, encode
+from p2pcast.wire.messages import MAX_BODY, PLAIN, SCHEMA, SIGNED, Type, decode, encode
 
 V = st.tuples(st.integers(0, limits.MAX_BRANCH), st.integers(0, limits.MAX_STEP)).map(list)
 B16, B32 = st.binary(min_size=16, max_size=16), st.binary(min_size=32, max_size=32)
@@ -20,7 +20,9 @@ EPOCH = st.tuples(st.integers(0, 1 << 62), st.integers(0, 1 << 62)).map(list)
 OPT_V, OPT_NODE, KIND = st.none() | V, st.none() | B16, st.sampled_from(["delta", "anchor"])
 U64 = st.integers(0, (1 << 64) - 1)
 RANGES = st.lists(st.integers(0, limits.MAX_PIECES), max_size=12, unique=True).map(sorted).map(lambda x: x[: len(x) // 2 * 2])
+SPAN = st.text(max_size=limits.MAX_SPAN_NAME)
 T63 = st.integers(0, (1 << 63) - 1)
+BYTES = st.integers(0, limits.MAX_STATE_BYTES)
 
 
 def rows(*columns):
@@ -30,7 +32,7 @@ def rows(*columns):
 VALUES = {
     Type.HELLO: {
         "v": st.integers(0, 1 << 31), "run": B16, "node": B16, "name": NAME, "nonce": B32, "token": st.binary(min_size=8, max_size=8),
-        "purpose": st.sampled_from(["control", "data"]), "role": st.sampled_from(["peer", "child"]), "link": B16,
+        "purpose": st.sampled_from(["control", "data", "publish", "engine"]), "role": st.sampled_from(["peer", "child", "rank", "member"]), "link": B16,
         "stripe": st.integers(0, limits.MAX_STRIPES - 1), "stripes": st.integers(1, limits.MAX_STRIPES),
     },
     Type.CHALLENGE: {"v": st.integers(0, 1 << 31), "run": B16, "node": B16, "nonce": B32, "proof": B32},
@@ -39,8 +41,11 @@ VALUES = {
     Type.ERROR: {"code": st.text(max_size=32), "message": st.text(max_size=1024)},
     Type.PING: {"t": T63},
     Type.PONG: {"t": T63},
-    Type.JOIN: {"name": NAME, "region": NAME, "listen": st.tuples(HOST, PORT).map(list), "held": OPT_V},
-    Type.WELCOME: {"key": B32, "epoch": EPOCH, "commit": st.sampled_from(["auto", "manual"]), "target": OPT_V, "host": HOST},
+    Type.JOIN: {
+        "name": NAME, "region": NAME, "listen": st.tuples(HOST, PORT).map(list), "held": OPT_V,
+        "engine": st.none() | st.tuples(SPAN, st.sampled_from(["lead", "member"])).map(list),
+    },
+    Type.WELCOME: {"key": B32, "epoch": EPOCH, "commit": st.sampled_from(["auto", "manual", "barrier"]), "target": OPT_V, "host": HOST},
     Type.REPORT: {"parent": OPT_NODE, "staged": OPT_V, "committed": OPT_V},
     Type.PLAN: {"epoch": EPOCH, "parent": OPT_NODE, "host": HOST, "port": PORT, "backups": rows(B16, HOST, PORT)},
     Type.CATALOG: {
@@ -48,6 +53,7 @@ VALUES = {
         "dropped": st.lists(B16, max_size=4),
     },
     Type.COMMIT: {"version": V},
+    Type.HOLD: {"version": V},
     Type.LEAVE: {},
     Type.LAYOUT: {"layout": B32, "document": st.binary(max_size=3000)},
     Type.ATTACH: {"live": st.booleans(), "layouts": st.lists(B32, max_size=4), "want": rows(B16, RANGES)},
@@ -57,6 +63,27 @@ VALUES = {
     Type.ABORT: {},
     Type.GONE: {"artifact": B16},
     Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES)), "stalled": st.booleans()},
+    Type.RANK: {"group": B16, "rank": st.integers(0, limits.MAX_RANKS - 1), "ranks": st.integers(1, limits.MAX_RANKS)},
+    Type.RANKED: {"head": OPT_V, "layout": st.none() | B32, "state": st.none() | U64},
+    Type.BEGIN: {"serial": T63, "step": T63, "layout": B32, "resume": st.booleans()},
+    Type.BEGUN: {"serial": T63, "version": V, "base": OPT_V},
+    Type.CELL: {
+        "serial": T63, "cell": BYTES, "start": st.integers(0, limits.MAX_CELL_WORDS - 1), "words": st.integers(1, limits.MAX_CELL_WORDS),
+        "codec": st.integers(1, 255), "before": st.none() | U64, "after": U64, "changed": st.integers(0, limits.MAX_CELL_WORDS),
+        "payload": st.binary(max_size=3000),
+    },
+    Type.PASSED: {"serial": T63, "cell": BYTES},
+    Type.FILE: {"serial": T63, "path": st.text(max_size=limits.MAX_PATH_BYTES), "contents": st.binary(max_size=3000)},
+    Type.DONE: {"serial": T63, "parts": BYTES},
+    Type.DURABLE: {"serial": T63, "version": V, "bytes": st.integers(0, 2 * limits.MAX_STATE_BYTES), "changed": BYTES, "params": BYTES},
+    Type.ABORTED: {"serial": T63, "reason": st.text(max_size=1024)},
+    Type.LIVE: {"engines": rows(st.text(max_size=limits.MAX_ENGINE_NAME), OPT_V, st.booleans()), "head": OPT_V},
+    Type.ENGINE: {"name": SPAN, "lead": st.none() | st.tuples(B16, HOST, PORT).map(list)},
+    Type.MEMBER: {"engine": SPAN, "incarnation": B16},
+    Type.HELD: {"version": OPT_V, "still": st.booleans(), "round": T63},
+    Type.REPORTED: {"report": st.binary(max_size=3000), "age_us": T63},
+    Type.STILL: {"version": OPT_V, "round": T63},
+    Type.SERVES: {"version": OPT_V, "ready": st.booleans()},
 }  # fmt: skip
 MESSAGES = st.sampled_from(sorted(VALUES)).flatmap(lambda t: st.tuples(st.just(t), st.fixed_dictionaries(VALUES[t])))
 
@@ -77,7 +104,7 @@ def test_round_trip(message):
 def test_the_order_of_keys_does_not_matter_and_others_are_ignored(message):
     kind, body = message
     assert encode(kind, body) == encode(kind, dict(reversed(body.items())))
-    later = 1 if kind is Type.LAYOUT else [1, {"x": 2}]
+    later = 1 if kind in PLAIN else [1, {"x": 2}]
     assert {k: decode(kind, encode(kind, body | {"later": later}))[k] for k in body} == body
 
 
@@ -107,7 +134,7 @@ def test_a_wrong_value_is_refused_or_right(kind):
             try:
                 decode(kind, encode(kind, body))
             except RemoteError as error:
-                assert f"'{key}'" in str(error) or kind is Type.LAYOUT  # noqa: PT017
+                assert f"'{key}'" in str(error) or kind in PLAIN  # noqa: PT017
             else:
                 passed.append(wrong)
         assert len({type(x) for x in passed}) <= 2, (key, passed)
@@ -126,6 +153,7 @@ def _sample(kind):
         "region": "",
         "host": "",
         "commit": "auto",
+        "reason": "",
     }
     sizes = {
         "run": 16,
@@ -138,11 +166,40 @@ def _sample(kind):
         "artifact": 16,
         "layout": 32,
         "document": 4,
+        "group": 16,
+        "payload": 4,
+        "contents": 4,
+        "report": 4,
+        "incarnation": 16,
     }
     plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
-    lists = {key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped")}
-    nils = dict.fromkeys(("held", "target", "parent", "staged", "committed"))
-    known = zero | {k: bytes(n) for k, n in sizes.items()} | plain | lists | nils | {"v": 1, "stripe": 0, "t": 0, "port": 0}
+    lists = {key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines")}
+    nils = dict.fromkeys(("held", "target", "parent", "staged", "committed", "head", "state", "base", "before", "lead"))
+    counts = dict.fromkeys(
+        (
+            "serial",
+            "step",
+            "cell",
+            "start",
+            "after",
+            "changed",
+            "parts",
+            "bytes",
+            "params",
+            "rank",
+            "stripe",
+            "t",
+            "port",
+            "round",
+            "age_us",
+        ),
+        0,
+    )
+    known = lists | zero | {k: bytes(n) for k, n in sizes.items()} | plain | nils | counts
+    known |= {"v": 1, "ranks": 1, "words": 1, "codec": 1, "resume": True}
+    known |= {"still": True, "ready": True, "engine": None if kind is Type.JOIN else "e"}
+    if kind is Type.FILE:
+        known["path"] = "p"
     return {k: known[k] for k in SCHEMA[kind]}
 
 
@@ -161,6 +218,28 @@ def _sample(kind):
         (Type.COMMIT, "version", [1 << 32, 0]),
         (Type.WELCOME, "commit", "barrier!"),
         (Type.ALIVE, "high", [[65536, 1]]),
+        (Type.RANK, "rank", limits.MAX_RANKS),
+        (Type.RANK, "ranks", 0),
+        (Type.RANK, "ranks", limits.MAX_RANKS + 1),
+        (Type.CELL, "words", 0),
+        (Type.CELL, "words", limits.MAX_CELL_WORDS + 1),
+        (Type.CELL, "start", limits.MAX_CELL_WORDS),
+        (Type.CELL, "codec", 0),
+        (Type.CELL, "payload", bytes(limits.MAX_PART_BYTES + 1)),
+        (Type.CELL, "payload", "text"),
+        (Type.FILE, "path", "p" * (limits.MAX_PATH_BYTES + 1)),
+        (Type.BEGIN, "resume", None),
+        (Type.BEGUN, "base", [1, 2, 3]),
+        (Type.ABORTED, "reason", "r" * 1025),
+        (Type.LIVE, "engines", [["n" * (limits.MAX_ENGINE_NAME + 1), None, True]]),
+        (Type.LIVE, "engines", [["n", None, True]] * (limits.MAX_ENGINES + 1)),
+        (Type.JOIN, "engine", ["e", "leader"]),
+        (Type.JOIN, "engine", ["e" * (limits.MAX_SPAN_NAME + 1), "lead"]),
+        (Type.ENGINE, "lead", [bytes(16), "h"]),
+        (Type.MEMBER, "incarnation", bytes(15)),
+        (Type.HELD, "still", None),
+        (Type.REPORTED, "report", bytes(limits.MAX_INSTALL_REQUEST_BYTES + 1)),
+        (Type.REPORTED, "age_us", -1),
     ],
 )
 def test_one_beyond_the_range(kind, key, value):
@@ -200,11 +279,19 @@ def test_arrays_that_claim_more_than_is_there_cost_nothing():
     assert peak(Type.HELLO, b"\x81\xa1a" + b"\xdc\x0f\xf0" * 300 + bytes(3000)) < 8 * limits.MIB
 
 
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda k: k.name)
 @pytest.mark.parametrize("junk", [b"\x80", b"\x90", b"\xa1a\x80"], ids=["maps", "arrays", "maps in a map"])
-def test_a_long_layout_message_is_not_a_swarm_of_containers(junk):
-    """A million empty containers would take 64 times the message; LAYOUT may be 64 MiB long."""
+def test_a_long_message_is_not_a_swarm_of_containers(kind, junk):
+    """A million empty containers would take 64 times the message; these may be 64 MiB long."""
+    key = {Type.LAYOUT: "document", Type.CELL: "payload", Type.FILE: "contents", Type.REPORTED: "report"}[kind]
     body = junk * (4 * limits.MIB // len(junk))
-    head = b"\xde\xff\xff" if junk[0] == 0xA1 else b"\x81\xa8document\xdd" + len(body).to_bytes(4, "big")
-    assert peak(Type.LAYOUT, head + body) < 2 * limits.MIB
-    nested = msgpack.packb({"layout": bytes(32), "document": {"a": {}}})
-    assert peak(Type.LAYOUT, nested) < limits.MIB
+    head = b"\xde\xff\xff" if junk[0] == 0xA1 else b"\x81" + msgpack.packb(key) + b"\xdd" + len(body).to_bytes(4, "big")
+    assert peak(kind, head + body) < 2 * limits.MIB
+    nested = msgpack.packb({"layout": bytes(32), key: {"a": {}}})
+    assert peak(kind, nested) < limits.MIB
+
+
+def test_every_list_of_engines_that_the_schema_takes_can_be_sent():
+    widest = ["\N{GRINNING FACE}" * limits.MAX_ENGINE_NAME, [limits.MAX_BRANCH, limits.MAX_STEP], True]
+    body = encode(Type.LIVE, {"engines": [widest] * limits.MAX_ENGINES, "head": None})
+    assert len(body) <= MAX_BODY[Type.LIVE]

@@ -18,11 +18,15 @@ ALLOWED = {
     (State.PROOF, D): {T.PROOF},
     (State.READY, L): {T.READY},
     (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.PING, T.PONG},
-    (State.CONTROL, L): {T.WELCOME, T.PLAN, T.CATALOG, T.COMMIT, T.PING, T.PONG},
+    (State.CONTROL, L): {T.WELCOME, T.PLAN, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG},
     (State.DATA, D): {T.ATTACH, T.WANT, T.PING, T.PONG},
     (State.DATA, L): {
         T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.ABORT, T.GONE, T.ALIVE, T.PING, T.PONG,
     },
+    (State.PUBLISH, D): {T.RANK, T.LAYOUT, T.BEGIN, T.CELL, T.PASSED, T.FILE, T.DONE, T.ABORTED, T.LEAVE, T.PING, T.PONG},
+    (State.PUBLISH, L): {T.RANKED, T.LAYOUT, T.BEGUN, T.DURABLE, T.ABORTED, T.LIVE, T.PING, T.PONG},
+    (State.ENGINE, D): {T.MEMBER, T.HELD, T.REPORTED, T.PING, T.PONG},
+    (State.ENGINE, L): {T.STILL, T.SERVES, T.PING, T.PONG},
 }  # fmt: skip
 EVERY = [(state, side, kind) for state in State for side in Side for kind in Type]
 BAD = [
@@ -33,13 +37,14 @@ V = [1, 2]
 BODIES = {
     T.PING: {"t": 1},
     T.PONG: {"t": 1},
-    T.JOIN: {"name": "p", "region": "", "listen": ["", 1], "held": None},
+    T.JOIN: {"name": "p", "region": "", "listen": ["", 1], "held": None, "engine": ["big", "lead"]},
     T.REPORT: {"parent": None, "staged": None, "committed": V},
     T.LEAVE: {},
     T.WELCOME: {"key": bytes(32), "epoch": [1, 1], "commit": "auto", "target": None, "host": "h"},
     T.PLAN: {"epoch": [1, 2], "parent": None, "host": "", "port": 0, "backups": [[bytes(16), "h", 1]]},
     T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True]], "dropped": [bytes(16)]},
     T.COMMIT: {"version": V},
+    T.HOLD: {"version": V},
     T.ATTACH: {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 3, 5, 6]]]},
     T.WANT: {"artifact": bytes(16), "have": []},
     T.ATTACHED: {"path": [bytes(16)], "artifacts": [[bytes(16), "anchor", None, V, False]]},
@@ -48,7 +53,26 @@ BODIES = {
     T.ABORT: {},
     T.GONE: {"artifact": bytes(16)},
     T.ALIVE: {"high": [[1, 70000]], "stalled": False},
-}
+    T.RANK: {"group": bytes(16), "rank": 3, "ranks": 4},
+    T.RANKED: {"head": V, "layout": bytes(32), "state": 1 << 63},
+    T.BEGIN: {"serial": 0, "step": 7, "layout": bytes(32), "resume": False},
+    T.BEGUN: {"serial": 0, "version": V, "base": None},
+    T.CELL: {
+        "serial": 0, "cell": 5, "start": 0, "words": 9, "codec": 3, "before": 1 << 63, "after": 2, "changed": 1, "payload": b"p",
+    },
+    T.PASSED: {"serial": 0, "cell": 6},
+    T.FILE: {"serial": 0, "path": "config.json", "contents": b"{}"},
+    T.DONE: {"serial": 0, "parts": 1},
+    T.DURABLE: {"serial": 0, "version": V, "bytes": 9, "changed": 1, "params": 100},
+    T.ABORTED: {"serial": 0, "reason": "rank 2 of 4 is gone"},
+    T.LIVE: {"engines": [["a/vllm", V, True], ["b/vllm", None, False]], "head": V},
+    T.ENGINE: {"name": "big", "lead": [bytes(16), "h", 1]},
+    T.MEMBER: {"engine": "big", "incarnation": bytes(16)},
+    T.HELD: {"version": V, "still": True, "round": 1},
+    T.REPORTED: {"report": b"r", "age_us": 1},
+    T.STILL: {"version": None, "round": 2},
+    T.SERVES: {"version": V, "ready": True},
+}  # fmt: skip
 
 
 def at(wires, state: State, side: Side) -> Connection:
@@ -104,7 +128,12 @@ def test_what_is_not_in_the_table_is_refused_on_send(wires, state, side):
     ("purpose", "side", "kind"),
     [
         (purpose, side, kind)
-        for purpose, state in (("control", State.CONTROL), ("data", State.DATA))
+        for purpose, state in (
+            ("control", State.CONTROL),
+            ("data", State.DATA),
+            ("publish", State.PUBLISH),
+            ("engine", State.ENGINE),
+        )
         for side in Side
         for kind in sorted(ALLOWED[state, side])
     ],
@@ -127,7 +156,7 @@ def test_what_is_in_the_table_arrives(wires, purpose, side, kind):
 
 
 def test_an_error_closes(wires):
-    for purpose in ("control", "data"):
+    for purpose in ("control", "data", "publish", "engine"):
         d, li = wires.open(purpose)
         li.fail(RemoteError("why"))
         with pytest.raises(RemoteError, match="why"):

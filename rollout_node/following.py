@@ -1,0 +1,362 @@
+"""The way of a version at a peer: which artifacts lead to the newest, how the shadow goes there, and what is done about one that does not fit.
+
+Promises: the shadow is always at a version that the run's key has sealed, or there is none; it moves only while nobody reads it; what goes wrong with one
+version costs that version alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2pcast.bell import Bell
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from p2pcast.offline import state_digest
+from p2pcast.progress import Meter
+from p2pcast.relay.catchup import Edge, cheapest_path
+from p2pcast.relay.node import Holding
+from p2pcast.state.shadow import Shadow
+from p2pcast.version import Version
+from rollout_node.marks import Marks
+
+if TYPE_CHECKING:
+    from rollout_node.peer import Peer
+
+logger = logging.getLogger("p2pcast.peer")
+
+PATIENCE_S = 2.0
+"""How long a parent may take to open an artifact that the hub has sealed, before it is fetched from the hub."""
+KEPT_PATCHES = 16
+"""Patches kept for an engine that lags behind; one further back is filled densely."""
+REFUSED_S = 0.5
+REFUSED_MAX_S = 60.0
+"""Before an artifact that was refused is tried again; twice as long each time."""
+
+
+class Following:
+    """``fetch`` and ``stage`` run until cancelled, once the peer has joined. ``news`` rings for whatever may have changed the way."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.shadow: Shadow | None = None
+        self.staged: Version | None = None
+        self.busy = "joining"
+        self.error: str | None = None
+        self.base: tuple[Checkpoint, int] | None = None
+        """The folder that the run began from, and its digest."""
+        self.begun = asyncio.Event()
+        """It is known what has to come over the wire."""
+        self.news = Bell()
+        self.hold: Version | None = None
+        """The shadow goes no further than this, by the hub's word."""
+        self._peer = peer
+        self._still = asyncio.Condition()
+        self._readers = 0
+        self._refusals: Counter[bytes] = Counter()
+        """Artifact → how often it was refused."""
+
+    def close(self) -> None:
+        if self.shadow is not None:
+            self.shadow.close()
+
+    async def read_base(self, folder: Path) -> None:
+        """Raises LocalError, IntegrityError."""
+        run = self._peer.staging.run
+        checkpoint = await run(Checkpoint.open, folder)
+        self.base = checkpoint, await run(state_digest, checkpoint, checkpoint.layout())
+
+    # -- which way
+
+    def path(self) -> list[Edge]:
+        """From the version staged to the newest that the shadow may go to."""
+        hold = self.hold
+        return cheapest_path(self.staged, [e for e in self._edges() if hold is None or e.version <= hold])
+
+    def needed(self) -> frozenset[bytes]:
+        """Artifacts that must not be let go: what leads on, past where the shadow is held, too."""
+        return frozenset(e.artifact for e in (*self.path(), *cheapest_path(self.staged, self._edges())))
+
+    def _edges(self) -> Collection[Edge]:
+        edges = self._peer.catalog.edges() | {
+            h.id: Edge(h.id, h.open.base, h.open.version, h.assembly.manifest.log if h.assembly.manifest else 0)
+            for h in self._peer.node.holdings.values()
+            if self._may_complete(h)
+        }
+        return edges.values()
+
+    def _may_complete(self, holding: Holding) -> bool:
+        """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
+        return holding.completed_at is not None or holding.source is not None or self._peer.catalog.get(holding.id) is not None
+
+    async def fetch(self) -> None:
+        """Ask for what the way to the newest version needs and nobody sends."""
+        await self.begun.wait()
+        while True:
+            waiting = self._ask()
+            await self.news.wait(PATIENCE_S / 4 if waiting else None)
+
+    def _ask(self) -> bool:
+        """True when something is missing that may have to be asked for later."""
+        peer, waiting = self._peer, False
+        live, now = peer.attachment.feeding, asyncio.get_running_loop().time()
+        for edge in self.path():
+            holding = peer.node.holdings.get(edge.artifact)
+            if holding is not None and (holding.completed_at is not None or holding.source is not None):
+                continue
+            if live is not None and edge.artifact in live.offers:
+                if peer.attachment.unfetch(edge.artifact):
+                    live.want(edge.artifact)
+                else:
+                    waiting = True
+                continue
+            waiting = True
+            if (entry := peer.catalog.get(edge.artifact)) is not None and entry.sealed:
+                # A parent that is busy with an earlier one will come to it; one that is lost is replaced in a moment.
+                waited = now - max(entry.sealed_at, peer.attachment.moved_at)
+                if waited > PATIENCE_S and not peer.attachment.receiving:
+                    peer.attachment.fetch(edge.artifact)
+        return waiting
+
+    # -- from version to version
+
+    async def stage(self) -> None:
+        """For as long as the peer lives."""
+        await self._begin()
+        while True:
+            path = self.path()
+            holding = self._peer.node.holdings.get(path[0].artifact) if path else None
+            if holding is None:
+                self._set_busy(self._idle(way_ahead=bool(path)))
+                await self.news.wait()
+                continue
+            try:
+                await self._advance(holding)
+                self.error = None
+            except RetryableError as error:
+                logger.info("%s", error)
+            except IntegrityError as error:
+                await self._refused(holding, error)
+
+    def _idle(self, way_ahead: bool) -> str:
+        if self.staged is None or way_ahead:
+            return "waiting"
+        return "held" if self.staged == self.hold != self._peer.target else "current"
+
+    async def _begin(self) -> None:
+        """The shadow of an earlier process if it is good, else the base folder, else nothing: then an anchor comes over the wire."""
+        catalog = self._peer.catalog
+        await catalog.complete.wait()
+        self.shadow = await self._reopened()
+        if self.shadow is None and self.base is not None:
+            # A hub that has just started is still making that very version.
+            while not catalog.whole():
+                self._set_busy("waiting")
+                await self.news.wait()
+            self.shadow = await self._from_base(*self.base)
+        # Only now is it known what has to come over the wire.
+        self.staged = None if self.shadow is None else self.shadow.version
+        self.begun.set()
+        if self.shadow is not None:
+            await self._at(self.shadow.version)
+
+    async def _reopened(self) -> Shadow | None:
+        for layout in self._layouts():
+            try:
+                shadow = await self._peer.staging.run(Shadow.open, self._peer.config.shadow, layout)
+            except IntegrityError:
+                continue
+            except LocalError:
+                return None
+            known = self._peer.catalog.states().get(shadow.version)
+            if known is None or known != shadow.state_digest or await self._rotten(shadow):
+                shadow.close()
+                return None
+            logger.info("the shadow of an earlier process is good: version %s", shadow.version)
+            return shadow
+        return None
+
+    async def _rotten(self, shadow: Shadow) -> int:
+        """How many cells do not match their mark."""
+        staging = self._peer.staging
+        return len(await staging.run(shadow.verify, staging.workers))
+
+    def _layouts(self) -> Iterable[Layout]:
+        seen = {s.assembly.layout.layout_id: s.assembly.layout for s in self._peer.store.artifacts.values()}
+        if self.base is not None:
+            layout = self.base[0].layout()
+            seen.setdefault(layout.layout_id, layout)
+        return seen.values()
+
+    async def _from_base(self, checkpoint: Checkpoint, state: int) -> Shadow:
+        peer, layout = self._peer, checkpoint.layout()
+        match = [v for v, known in peer.catalog.whole() if known == (layout.layout_id, state)]
+        if not match:
+            raise IntegrityError(
+                f"wrong base: {checkpoint.folder} (digest {state:016x}) is not a version that this run keeps whole; "
+                "give the folder that the hub was started from, or leave --base out to fetch it"
+            )
+        version = max(match)
+        peer.node.add_layout(layout)
+        await peer.staging.run(peer.store.keep_files, await peer.staging.run(checkpoint.small_files))
+        logger.info("base %s is version %s: nothing to download", checkpoint.folder, version)
+        self._say_room(layout)
+        return await peer.staging.new_shadow(peer.config.shadow, layout, version, checkpoint.words, state)
+
+    def _say_room(self, layout: Layout) -> None:
+        logger.info(
+            "the state takes %.2f GB of memory in %s, and each version's changes beside it",
+            layout.nbytes / 1e9,
+            self._peer.config.shadow,
+        )
+
+    async def _advance(self, holding: Holding) -> None:
+        version, staging = holding.open.version, self._peer.staging
+        self._set_busy("receiving")
+        if holding.open.base is None:
+            await self._fill(holding)
+        else:
+            shadow = self.shadow
+            assert shadow is not None
+            patch = await staging.patch(holding, shadow)
+            await holding.durable.wait()
+            async with self._moving():
+                await staging.apply(shadow, patch)
+        await self._at(version)
+
+    async def _fill(self, holding: Holding) -> None:
+        layout, seen = holding.assembly.layout, 0
+        self._say_room(layout)
+        with Meter(f"version {holding.open.version}") as meter:
+            while not holding.finished:
+                holding.progress.clear()
+                if holding.aborted:
+                    raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
+                await holding.progress.wait()
+                held = holding.artifact.held.count * holding.open.piece
+                meter(held - seen, max(held, layout.nbytes))
+                seen = held
+        await holding.durable.wait()
+        async with self._moving():
+            if self.shadow is not None:
+                self.shadow.close()
+                self.shadow = self.staged = None
+            self.shadow = await self._peer.staging.fill(holding, self._peer.config.shadow)
+
+    async def _at(self, version: Version) -> None:
+        """The shadow holds ``version`` now: have it installed, unless the next is there already."""
+        self.staged = version
+        self._set_busy("staged")
+        logger.info("version %s staged", version)
+        self._drop_patches()
+        self._peer.chronicle.staged(version, asyncio.get_running_loop().time())
+        self._peer.on_staged(version)
+        runners = self._peer.runners
+        for runner in runners:
+            runner.wake()
+        while not (self._superseded(version) or all(r.settled(version) for r in runners)):
+            async with self._still:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await self._still.wait()
+
+    def _superseded(self, version: Version) -> bool:
+        """Whether the next version is here already: then no engine, and be it one that hangs, is waited for."""
+        following = self.path()
+        ahead = self._peer.node.holdings.get(following[0].artifact) if following else None
+        return ahead is not None and ahead.finished and version != self._peer.target
+
+    async def _refused(self, holding: Holding, error: IntegrityError) -> None:
+        """A version that does not fit what we hold, or a shadow that rotted: heal by starting over from what is whole."""
+        self.error = str(error)
+        logger.error("version %s refused: %s", holding.open.version, error)
+        self._peer.chronicle.refused(holding.open.version, self.error)
+        rotten = 0
+        if self.shadow is not None and holding.open.base == self.staged:
+            async with self._moving():
+                rotten = await self._rotten(self.shadow)
+                if rotten:
+                    logger.error("%d cells of the shadow have rotted; it is made anew", rotten)
+                self.shadow.close()
+                self.shadow = self.staged = None
+        if not rotten and holding.finished:
+            # It was whole when it came in: then it has been damaged on our disk.
+            self._peer.node.forget(holding.id)
+            await self._peer.staging.run(self._peer.store.discard, holding.id)
+            self.news.ring()
+        self._refusals[holding.id] += 1
+        await asyncio.sleep(min(REFUSED_MAX_S, REFUSED_S * 2 ** (self._refusals[holding.id] - 1)))
+
+    def _drop_patches(self) -> None:
+        """Those that every engine has behind it, and those too far back."""
+        shadow = self.shadow
+        if shadow is not None:
+            known = [v for r in self._peer.runners if (v := r.installer.committed) is not None]
+            if (member := self._peer.member) is not None:
+                known += [member.serves or Version(0, 0)]
+            behind, every = min(known, default=shadow.version), shadow.patches
+            if len(every) > KEPT_PATCHES:
+                behind = max(behind, every[-KEPT_PATCHES - 1])
+            shadow.drop_patches(behind)
+
+    def _set_busy(self, what: str) -> None:
+        if what != self.busy:
+            self.busy = what
+            self._peer.control.changed()
+
+    # -- for those who read the shadow
+
+    @contextlib.asynccontextmanager
+    async def held_still(self) -> AsyncIterator[tuple[Version, Path] | None]:
+        """Keeps the shadow at its version; None where there is none yet."""
+        async with self._still:
+            self._readers += 1
+        try:
+            shadow = self.shadow
+            yield None if shadow is None or self.staged is None else (self.staged, shadow.path)
+        finally:
+            async with self._still:
+                self._readers -= 1
+                self._still.notify_all()
+
+    @contextlib.asynccontextmanager
+    async def _moving(self) -> AsyncIterator[None]:
+        async with self._still:
+            await self._still.wait_for(lambda: self._readers == 0 and self._may_leave())
+            yield
+
+    def _may_leave(self) -> bool:
+        member = self._peer.member
+        return member is None or member.may_leave(self.staged)
+
+    async def look_again(self) -> None:
+        """Whoever waits to move the shadow is to ask again whether it may."""
+        async with self._still:
+            self._still.notify_all()
+
+    def marks(self) -> Marks:
+        """Of the version staged, for one who holds it still. Raises RetryableError."""
+        if self.shadow is None:
+            raise RetryableError("this peer holds no version yet")
+        return Marks(self.shadow.layout, self.shadow.digests)
+
+    def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
+        """The patch files from ``base`` to ``to``, which is staged, in order; or the shadow's file where they do not lead there. Raises RetryableError."""
+        shadow = self.shadow
+        if shadow is None or self.staged != to:
+            raise RetryableError(f"version {to} is not staged here")
+        chain: list[Path] = []
+        at = to
+        while base is not None and at != base:
+            holdings = self._peer.node.holdings.values()
+            holding = next((h for h in holdings if h.open.version == at and h.open.base is not None), None)
+            if holding is None or holding.open.base is None or at not in shadow.patches:
+                return shadow.path
+            chain.append(shadow.patch_path(at))
+            at = holding.open.base
+        return chain[::-1] if base is not None else shadow.path

@@ -1,0 +1,161 @@
+"""An engine on several hosts, with a real hub and real peers but no server: who finds whom, and how far each goes. With a server: tests/rollout_node/vllm/test_two_hosts.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.transport.dial import dial
+from p2pcast.version import Version
+from p2pcast.wire.connection import Identity
+from rollout_node import member as module
+
+NOBODY = ("vllm:http://127.0.0.1:9",)
+"""A server that is not there: the lead of its engine has no word from its workers."""
+
+
+async def pair(swarm):
+    await swarm.hub_up()
+    member = await swarm.peer_up("b", engine=("big", "member"))
+    assert member.member.status()["lead"] is None
+    lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
+    await met(swarm, lead)
+    return lead, member
+
+
+async def met(swarm, lead, *names: str):
+    wanted = list(names or ("b",))
+    await swarm.until(lambda: [m["name"] for m in lead.lead.status()["members"]] == wanted, f"{wanted} are with {lead}")
+
+
+async def installed(swarm, peer, version: str):
+    await swarm.until(lambda: peer.runners[0].holds(Version.parse(version)), f"{version} is installed")
+
+
+async def test_a_member_finds_its_lead_through_the_hub_and_stands_where_it_is(swarm, states):
+    lead, member = await pair(swarm)
+    state = states.first()
+    swarm.publish(1, state)
+    await installed(swarm, member, "0.1")  # the lead has not said yet how far
+    lead.lead.begin()
+    await swarm.until(lambda: member.member.status()["still"] == "0.1", "it stands")
+    for step in (2, 3, 4):
+        state = states.trained(state, step)
+        swarm.publish(step, state)
+        await swarm.until(lambda s=step: lead.staged == member.staged == Version(0, s), "both are there")
+    await installed(swarm, member, "0.4")
+    swarm.check(member, 4)
+    await swarm.until(lambda: member.member.status()["still"] == "0.4", "it stands again")
+    assert lead.lead.status()["members"][0]["staged"] == "0.4"
+
+
+async def test_what_they_show(swarm, states):
+    lead, member = await pair(swarm)
+    swarm.publish(1, states.first())
+    await installed(swarm, member, "0.1")
+    assert await swarm.get(member, "/readyz") == (503, "not ready: engine big: no verified weights yet\n")
+    code, _ = await swarm.get(member, "/wait?version=0.1&what=live&timeout_s=0")
+    assert code == 408
+    lead.lead.set_serving(Version(0, 1), True)
+    await swarm.until(lambda: member.member.ready, "the member knows")
+    assert (await swarm.get(member, "/readyz"))[0] == 200
+    assert (await swarm.get(member, "/wait?version=0.1&what=live&timeout_s=0"))[0] == 200
+    shown = (await swarm.status(member))["engine"]
+    assert (shown["role"], shown["connected"], shown["serves"], shown["lead"]["node"]) == (
+        "member",
+        True,
+        "0.1",
+        lead.ident.hex(),
+    )
+    shown = (await swarm.status(lead))["engine"]
+    assert (shown["role"], [m["name"] for m in shown["members"]]) == ("lead", ["b"])
+    await swarm.until(
+        lambda: next(p for p in swarm.hub.view.status()["peers"] if p["name"] == "b")["committed"] == "0.1", "the hub knows"
+    )
+    await swarm.down(lead)
+    await swarm.until(lambda: not member.member.connected, "the lead is missed")
+    assert await swarm.get(member, "/readyz") == (503, "not ready: engine big: its lead is out of reach\n")
+
+
+async def test_who_leads_no_engine_says_so(swarm):
+    _, member = await pair(swarm)
+
+    class Nobody:
+        closed: list[P2PCastError | None]
+
+        def on_link_event(self, link, stripe, event): ...
+        def on_link_read(self, link, payload_bytes): ...
+        def on_link_writable(self, link, stripe): ...
+        def on_link_closed(self, link, error):
+            self.closed.append(error)
+
+    for daemon in (swarm.hub, member):
+        nobody = Nobody()
+        nobody.closed = []
+        identity = Identity(b"n" * 16, "nobody", daemon.listener._identity.token)
+        try:
+            await dial(nobody, *daemon.listener.address, identity, purpose="engine", role="member")
+        except P2PCastError as error:  # before the dialler has noticed that it is through
+            nobody.closed = [error]
+        await swarm.until(lambda n=nobody: n.closed, "it is shown out")
+        assert isinstance(nobody.closed[0], RefusedError)
+        assert "leads no engine" in str(nobody.closed[0])
+
+
+async def test_a_second_lead_is_refused_and_the_first_goes_on(swarm):
+    lead, member = await pair(swarm)
+    second = swarm.peer_begun("c", engine=("big", "lead"), targets=NOBODY)
+    error = await swarm.ended(second)
+    assert isinstance(error, RefusedError)
+    assert "engine big has a lead already" in str(error)
+    assert member.member.connected
+    other = await swarm.peer_up("c", engine=("small", "lead"), targets=NOBODY)
+    assert other.lead.status()["members"] == []
+    await met(swarm, lead)
+
+
+async def test_the_loss_of_the_hub_does_not_part_them(swarm):
+    lead, member = await pair(swarm)
+    link = member.member._link
+    await swarm.down(swarm.hub)
+    await swarm.until(lambda: not member.control.connected and not lead.control.connected, "the hub is missed")
+    await swarm.hub_up()
+    await swarm.until(lambda: member.control.connected and lead.control.connected, "both are back")
+    await met(swarm, lead)
+    assert member.member._link is link
+    assert not link.closed
+
+
+async def test_a_lead_that_comes_back_elsewhere_is_found_again(swarm):
+    lead, member = await pair(swarm)
+    before = member.member.status()["lead"]
+    await swarm.down(lead)
+    lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
+    await met(swarm, lead)
+    after = member.member.status()["lead"]
+    assert (before["node"], before["address"] != after["address"]) == (after["node"], True)
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_without_a_lead_a_member_follows_the_run_unless_its_shadow_is_being_read(swarm, states, monkeypatch, given):
+    monkeypatch.setattr(module, "STAND_S", 0.05)
+    lead, member = await pair(swarm)
+    state = states.first()
+    swarm.publish(1, state)
+    await installed(swarm, member, "0.1")
+    await swarm.until(lambda: lead.staged == Version(0, 1), "the lead is there")
+    lead.lead.begin()
+    await swarm.until(lambda: member.member.status()["still"] == "0.1", "it stands")
+    if given:
+        assert member.patches(None, Version(0, 1)) == member.shadow.path
+    await swarm.down(lead)
+    swarm.publish(2, states.trained(state, 2))
+    if given:
+        await swarm.until(
+            lambda: any(h.finished and h.open.version.step == 2 for h in member.node.holdings.values()), "it came in"
+        )
+        assert member.staged == Version(0, 1)
+        monkeypatch.setattr(module, "READ_S", 0.0)
+        member.member.moved()
+    await installed(swarm, member, "0.2")
+    swarm.check(member, 2)

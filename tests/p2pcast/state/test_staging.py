@@ -1,0 +1,70 @@
+"""Staging that is given up: the patch goes only when no thread writes to it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from p2pcast.errors import RetryableError
+from p2pcast.state.stage import Stager
+from p2pcast.state.staging import Staging
+from p2pcast.version import Version
+
+V1 = Version(0, 1)
+
+
+class Whole:
+    """A delta that lies whole in memory, as far as staging looks at it."""
+
+    def __init__(self, delta) -> None:
+        self.open = SimpleNamespace(base=Version(0, 0), version=V1, piece=1)
+        self.progress = asyncio.Event()
+        self.aborted = False
+        self.finished = False
+        self.assembly = SimpleNamespace(directory=[placed for placed, _ in delta], manifest=None)
+        self.stored = SimpleNamespace(prefix=1 << 40)
+        self.log = SimpleNamespace(read=lambda offset, size: next(p for placed, p in delta if placed.offset == offset))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "aborted"])
+async def test_a_decode_that_is_under_way_ends_before_the_patch_goes(world, tmp_path, monkeypatch, how):
+    a = world.state(1)
+    begun, go_on, ended = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+    decode = Stager.decode
+
+    def slow(self, placed, payload):
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60)
+        assert part.exists(), "somebody still writes to it"
+        ended.append(decode(self, placed, payload))
+
+    monkeypatch.setattr(Stager, "decode", slow)
+    staging = Staging(2)
+    try:
+        with world.filled(tmp_path, a) as shadow:
+            path = shadow.patch_path(V1)
+            part = path.with_name(path.name + ".part")
+            holding = Whole(world.delta(a, world.step(a, 2))[:2])
+            task = asyncio.ensure_future(staging.patch(holding, shadow))
+            await begun.wait()
+            if how == "cancelled":
+                task.cancel()
+            else:
+                holding.aborted = True
+                holding.progress.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not task.done()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError if how == "cancelled" else RetryableError):
+                await task
+            assert len(ended) == 2
+            assert not part.exists()
+            assert shadow.patches == []
+    finally:
+        go_on.set()
+        staging.close()

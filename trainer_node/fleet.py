@@ -1,0 +1,118 @@
+"""What the fleet makes of each version, from peers' reports: told as events, and measured.
+
+All times are the hub's own clock, from the beginning of a version's publishing to the report that says it is staged, or live: no machine's clock is compared with
+another's. Peers and engines that were not there when a version began are not measured with it: that would be the time to catch up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+
+from p2pcast import metrics
+from p2pcast.events import Events
+from p2pcast.version import Version
+from topology.tree import Epoch, Plan
+from trainer_node.engines import EngineRow
+from trainer_node.membership import Peer
+
+KEPT = 256
+"""Versions whose beginning is remembered."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A peer as it was last reported."""
+
+    staged: Version | None
+    engines: dict[str, EngineRow] = field(default_factory=dict)
+    live: dict[str, Version] = field(default_factory=dict)
+    """Engine → the newest version that it has been measured with."""
+
+
+class Fleet:
+    """``now`` is the hub's monotonic clock in seconds, as in ``Peer.joined_at``."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._epoch: Epoch = (0, 0)
+        self._began: dict[Version, float] = {}
+        self._peers: dict[str, _Seen] = {}
+        self._staged = metrics.Histogram(
+            "p2pcast_hub_publish_to_staged_seconds",
+            "From the beginning of a version's publishing to a peer's report that it is staged, by the hub's clock",
+            ["peer"], metrics.SECONDS,
+        )  # fmt: skip
+        self._live = metrics.Histogram(
+            "p2pcast_hub_publish_to_live_seconds",
+            "From the beginning of a version's publishing to the report that an engine serves it, by the hub's clock",
+            ["peer", "engine"], metrics.SECONDS,
+        )  # fmt: skip
+
+    def families(self) -> Iterable[Metric]:
+        return self._staged.family(), self._live.family()
+
+    def began(self, version: Version, now: float) -> None:
+        """Its publishing has begun. The first word counts."""
+        self._began.setdefault(version, now)
+        if len(self._began) > KEPT:
+            del self._began[next(iter(self._began))]
+
+    def joined(self, peer: Peer) -> None:
+        self._peers[peer.ident] = _Seen(peer.staged)
+        self._events.emit("joined", peer=peer.name, node=peer.ident, region=peer.region, staged=_text(peer.staged))
+
+    def left(self, peer: Peer, why: str) -> None:
+        """``why`` is empty for one that said goodbye."""
+        self._peers.pop(peer.ident, None)
+        self._staged.forget(peer.name)
+        self._live.forget(peer.name)
+        self._events.emit("left", peer=peer.name, node=peer.ident, lost=bool(why), why=why or None)
+
+    def planned(self, plan: Plan, names: Mapping[str, str]) -> None:
+        """Told as often as you like. ``names``: of peers, by the planner's id."""
+        if plan.epoch != self._epoch:
+            self._epoch = plan.epoch
+            chains = [[names.get(ident, ident) for ident in chain] for chain in plan.chains]
+            self._events.emit("plan", epoch=list(plan.epoch), chains=chains)
+
+    def reported(self, peer: Peer, now: float) -> None:
+        """The peer has been brought up to date from its report."""
+        seen = self._peers[peer.ident]
+        if peer.staged != seen.staged:
+            seen.staged = peer.staged
+            if peer.staged is not None:
+                after_s = self._after(peer, peer.staged, now)
+                if after_s is not None:
+                    self._staged.observe(after_s, peer.name)
+                self._events.emit("staged", peer=peer.name, version=str(peer.staged), after_s=after_s)
+        was, seen.engines = seen.engines, {row.name: row for row in peer.engines}
+        seen.live = {name: version for name, version in seen.live.items() if name in seen.engines}
+        for row in peer.engines:
+            self._engine(peer, seen, was.get(row.name), row, now)
+
+    def _engine(self, peer: Peer, seen: _Seen, was: EngineRow | None, row: EngineRow, now: float) -> None:
+        served, before = (row.committed if row.ready else None), (was.committed if was is not None and was.ready else None)
+        if served is not None and served != before:
+            after_s = self._after(peer, served, now)
+            if row.name in seen.live and served <= seen.live[row.name]:
+                after_s = None  # it had lost this version: that says nothing about the way here
+            if after_s is not None:
+                self._live.observe(after_s, peer.name, row.name)
+                seen.live[row.name] = served
+            self._events.emit(
+                "committed", peer=peer.name, engine=row.name, version=str(served), pause_s=row.pause_s,
+                recomputed_tokens=row.recomputed_tokens, after_s=after_s,
+            )  # fmt: skip
+        if was is not None and was.ready and not row.ready:
+            self._events.emit("unready", peer=peer.name, engine=row.name, version=_text(row.committed), why=row.error)
+
+    def _after(self, peer: Peer, version: Version, now: float) -> float | None:
+        began = self._began.get(version)
+        return None if began is None or peer.joined_at > began else round(now - began, 6)
+
+
+def _text(version: Version | None) -> str | None:
+    return None if version is None else str(version)
