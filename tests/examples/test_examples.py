@@ -1,0 +1,138 @@
+"""The examples, as they stand, against a real hub, real peers and a real vLLM server; judged by what the trainer itself saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from p2pcast.demo.cast import ENGINE_ENVIRONMENT, ENGINE_OPTIONS
+from p2pcast.demo.processes import Processes, free_port
+from p2pcast.demo.train import make_model, snapshot, write_checkpoint
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEADLINE_S = 200.0
+STEPS = 4
+
+pytestmark = pytest.mark.timeout(400)
+
+
+class Stage:
+    """A hub with a small Qwen3 as its base, and whatever else a test starts."""
+
+    def __init__(self, folder: Path, tmpfs: Path, processes: Processes) -> None:
+        self.folder, self.tmpfs, self.processes = folder, tmpfs, processes
+        self.hub = f"127.0.0.1:{free_port()}"
+        self.token = folder / "token"
+        self.base = folder / "base"
+        torch.manual_seed(3)
+        model = make_model(128, 1, tied=True)
+        write_checkpoint(self.base, snapshot(model), model)
+        self.p2pcast("hub", "seed", "--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0",
+                     "--token-file", self.token, "--state", folder / "hub", "--shadow", tmpfs / "hub", "--plaintext")  # fmt: skip
+        self.until("the hub answers", self.token.exists)
+
+    def p2pcast(self, name: str, *words: object) -> None:
+        self.processes.start(name, [sys.executable, "-m", "p2pcast.cli", *map(str, words)])
+
+    def until(self, what: str, done: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not done():
+            self.processes.check()
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}"
+            time.sleep(0.05)
+
+    def status(self, name: str) -> dict[str, Any]:
+        """/status of a daemon; nothing yet while it starts."""
+        try:
+            url = json.loads((self.folder / name / "daemon.json").read_text())["http"]
+            with urllib.request.urlopen(f"{url}/status", timeout=10) as answer:
+                document: dict[str, Any] = json.load(answer)
+                return document
+        except (OSError, ValueError):
+            return {}
+
+    def joined_with_folder(self) -> Path:
+        """A peer that writes folders; where."""
+        out = self.folder / "installed"
+        self.p2pcast("peer", "join", self.hub, "--token-file", self.token, "--base", self.base, "--install", f"safetensors:{out}",
+                     "--state", self.folder / "peer", "--shadow", self.tmpfs / "peer", "--listen", "127.0.0.1:0", "--plaintext")  # fmt: skip
+        self.until("the peer has the base", lambda: self.status("peer").get("committed") == "0.0")
+        return out
+
+    def train(self, *command: str) -> str:
+        """Run an example's training loop to its end; what it printed."""
+        words = [*command, str(self.base), self.hub, str(self.token), str(STEPS), str(self.folder / "out")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    def assert_trained(self, installed: Path) -> None:
+        """The folder that the peer wrote holds what the trainer saved by itself, and not what it began from."""
+        truth, found, base = (load_file(f / "model.safetensors") for f in (self.folder / "out", installed, self.base))
+        assert truth.keys() == found.keys()
+        assert all(torch.equal(truth[n].view(torch.int16), found[n].view(torch.int16)) for n in truth)
+        assert any(not torch.equal(base[n], found[n]) for n in found)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as tmpfs, Processes(tmp_path) as processes:
+        yield Stage(tmp_path, Path(tmpfs), processes)
+
+
+def test_plain_loop(stage: Stage) -> None:
+    out = stage.joined_with_folder()
+    said = stage.train(sys.executable, str(EXAMPLES / "plain_loop.py"))
+    assert f"version 0.{STEPS} is at the hub" in said
+    stage.assert_trained(out / f"step_{STEPS}")
+
+
+def test_fsdp2_loop(stage: Stage) -> None:
+    out = stage.joined_with_folder()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said = stage.train(*torchrun, str(EXAMPLES / "fsdp2_loop.py"))
+    assert f"step={STEPS}" in said
+    stage.assert_trained(out / f"step_{STEPS}")
+
+
+@pytest.mark.vllm
+def test_vllm_server_follows_the_loop(stage: Stage) -> None:
+    port, state = free_port(), stage.folder / "engine"
+    environment = {
+        **ENGINE_ENVIRONMENT,
+        "HUB": stage.hub,
+        "TOKEN_FILE": str(stage.token),
+        "MODEL": str(stage.base),
+        "PORT": str(port),
+        "STATE": str(state),
+        "PYTHON": sys.executable,
+    }
+    command: list[str | Path] = [EXAMPLES / "vllm_server.sh", "--served-model-name", "policy", *ENGINE_OPTIONS]
+    server = stage.processes.start("server", command, environment=environment)
+    stage.until("the engine has the base", lambda: stage.status("engine").get("committed") == "0.0")
+    stage.train(sys.executable, str(EXAMPLES / "plain_loop.py"))
+    verify = [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", str(state), "--json"]
+    verified = subprocess.run(verify, capture_output=True, text=True, timeout=120)
+    assert verified.returncode == 0, verified.stderr
+    assert f"0.{STEPS}" in verified.stdout
+    body = {"model": "policy", "prompt": "17+25=", "max_tokens": 3, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] >= 1
+    stage.processes.stop("server")
+    assert not server.alive
