@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ class Memory:
 
     def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
         self._path = path
+        self._changing = threading.Lock()
         self.facts = dict(defaults)
         if path.exists():
             try:
@@ -94,9 +96,10 @@ class Memory:
         return self.facts[key]
 
     def update(self, **facts: Any) -> None:
-        """Durable when it returns. Raises LocalError."""
-        self.facts |= facts
-        atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
+        """Durable when it returns; from any thread. Raises LocalError."""
+        with self._changing:
+            self.facts |= facts
+            atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
 
 
 def node_id(memory: Memory) -> bytes:

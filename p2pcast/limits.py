@@ -70,6 +70,33 @@ MAX_PATH_PART_BYTES = 255
 MAX_HANDSHAKES = 256
 """Connections that may be without a token at one time."""
 
+# -- publishing from a trainer's ranks
+MAX_RANKS = 1 << 16
+"""Ranks of one publisher, each with a connection of its own."""
+MAX_PART_BYTES = 32 * MIB
+"""A part of a cell: a whole cell of 8-byte words as it is. No codec makes more of it, since none is taken that does."""
+PARTS_HIGH_BYTES = 256 * MIB
+"""Parts that may wait at the hub for the rest of their cells; beyond it the hub stops reading from the ranks that are ahead."""
+PARTS_LOW_BYTES = 128 * MIB
+MAX_ENGINES = 4096
+"""Engines of which a rank is told."""
+MAX_ENGINE_NAME = 160
+"""``peer/engine``, in characters."""
+MAX_CELLS = 1 << 20
+"""Of a layout that ranks bring: 4 Ti words in cells of the usual size. A few bytes can state a layout of any number of cells."""
+MAX_CELL_PARTS = 4096
+"""Parts of one cell: more than ranks that could share 4 Mi words in earnest."""
+
+# -- engines that span hosts
+MAX_SPAN_NAME = 64
+"""Name of an engine that spans hosts, in characters."""
+MAX_MEMBERS = 256
+"""Hosts of one engine beside its lead's."""
+MAX_KEPT_REPORTS_BYTES = 2 * 16 * MIB
+"""Workers' reports that a member keeps while its lead is out of reach: an audit's, and another."""
+MAX_REPORT_ITEMS = 2 * MIB
+"""Rows and maps in one report: four times what the longest audit that fits has. Empty ones would take 64 times their length in memory."""
+
 # -- install socket and vLLM workers
 MAX_INSTALL_REQUEST_BYTES = 16 * MIB
 """A worker's request: an audit lists a digest per mapped block, about 40 bytes each."""
@@ -81,3 +108,17 @@ INSTALL_IDLE_S = 60.0
 """A worker asks at once after connecting; a silent connection is dropped after this."""
 INSTALL_CHUNK_BYTES = 64 * MIB
 """Device memory that staging may hold at one time."""
+
+# -- HTTP
+EVENTS_KEPT = 4096
+"""Events that a reader may come back for: an hour of a busy hub, about 2 MiB."""
+EVENTS_AT_ONCE = 256
+"""Events in one write to a reader."""
+MAX_EVENT_TEXT = 1000
+"""Characters of one text in an event; errors are shorter."""
+MAX_READERS = 64
+"""Readers of /events at one time: each may have 64 KiB and a few events under way."""
+MAX_WAITERS = 256
+"""Requests of /wait at one time. Each looks at the state whenever something happens."""
+MAX_WAIT_S = 3600.0
+"""A request of /wait; ask again after that."""

@@ -138,7 +138,8 @@ def bound() -> Iterator[str]:
     ("words", "said"),
     [
         (["nonsense"], "nonsense"),
-        (["seed"], "CHECKPOINTS"),
+        (["seed"], "--plaintext"),
+        (["seed", "--plaintext", "--max-lag", "-1"], "--max-lag"),
         (["seed", "x", "--plaintext", "--uplink", "fast"], "not a rate"),
         (["seed", "x", "--plaintext", "--listen", "here:there"], "not an address"),
         (["seed", "x", "--plaintext", "--chains", "0"], "--chains"),

@@ -31,7 +31,11 @@ CORES = [
     "p2pcast/artifact/assembly.py",
     "p2pcast/artifact/canonical.py",
     "p2pcast/artifact/packer.py",
+    "trainer_node/barrier.py",
+    "trainer_node/engines.py",
     "trainer_node/membership.py",
+    "trainer_node/spans.py",
+    "trainer_node/intake.py",
 ]
 
 

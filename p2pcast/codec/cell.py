@@ -5,7 +5,6 @@ Promise: ``decode`` either returns exactly the words that were encoded, both dig
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec import kernels
+from p2pcast.codec.context import decode_context, encode_context
 from p2pcast.codec.dense import Buffer, decode_dense, encode_dense, estimate_dense
 from p2pcast.codec.digest import MASK, TABLE, check_words, digest, lanes_of, seed, word_dtype
 from p2pcast.codec.flat import decode_flat, encode_flat
 from p2pcast.codec.layout import Cell
+from p2pcast.codec.room import Room
 from p2pcast.errors import IntegrityError, UsageError
 
 __all__ = [
@@ -27,7 +28,7 @@ __all__ = [
 NONE, RAW, DENSE, FLAT, CONTEXT = 0, 1, 2, 3, 4
 CODEC_NAMES: dict[int, str] = {NONE: "none", RAW: "raw", DENSE: "dense", FLAT: "flat", CONTEXT: "context"}
 
-_DENSE_PAYS_FROM = 16
+DENSE_PAYS_FROM = 16
 """``dense`` is tried once ``flat`` takes more than 1/16 of the cell's bytes; sparser cells never gain by it at RL's rates."""
 
 Words = npt.NDArray[Any]
@@ -144,26 +145,28 @@ class FlatCodec:
         return Decoded(positions, words, int(held) if audit else None, int(delta))
 
 
-CODECS: dict[int, Codec] = {c.id: c for c in (RawCodec(), DenseCodec(), FlatCodec())}
+class ContextCodec:
+    """Gaps among words of like magnitude, directions and sizes, entropy coded."""
+
+    id, name, needs_old = CONTEXT, "context", True
+
+    def encode(self, cell: Cell, change: Change) -> bytes:
+        return encode_context(cell, change.old, change.positions, change.steps)
+
+    def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
+        if old is None:
+            raise UsageError(f"cell {cell.index}: coded in context, it can't be read without the cell's old words")
+        positions, was, steps, held = decode_context(payload, cell, old, audit=audit)
+        now, ro = was + steps, kernels.readonly
+        delta = kernels.change(ro(positions), ro(was), ro(now), cell.start, seed(cell.tensor), TABLE)
+        return Decoded(positions, now, held, int(delta))
+
+
+CODECS: dict[int, Codec] = {c.id: c for c in (RawCodec(), DenseCodec(), FlatCodec(), ContextCodec())}
 _BY_NAME: dict[str, Codec] = {c.name: c for c in CODECS.values()}
 
 
-class _Scratch(threading.local):
-    """Room for a whole cell's changes, kept per thread: fresh memory would cost a page fault every 4 KiB."""
-
-    def __init__(self) -> None:
-        self.positions: Positions = np.empty(0, dtype=np.uint32)
-        self.steps: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-
-    def room(self, cell: Cell) -> tuple[Positions, Words]:
-        if self.positions.size < cell.words:
-            self.positions = np.empty(cell.words, dtype=np.uint32)
-        if self.steps.size < cell.nbytes:
-            self.steps = np.empty(cell.nbytes, dtype=np.uint8)
-        return self.positions, self.steps[: cell.nbytes].view(word_dtype(cell.word_bytes))
-
-
-_scratch = _Scratch()
+_room = Room()
 
 
 def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, codec: str = "auto") -> Encoded | None:
@@ -175,7 +178,8 @@ def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, cod
     was, now = check_words(old, cell), check_words(new, cell)
     if codec != "auto" and codec not in _BY_NAME:
         raise UsageError(f"codec {codec!r} is not one of auto, {', '.join(sorted(_BY_NAME))}")
-    room, step_room = _scratch.room(cell)
+    room = _room.array("positions", cell.words, np.uint32)
+    step_room = _room.array("steps", cell.words, was.dtype)
     changed, delta = kernels.scan(was, now, cell.start, seed(cell.tensor), TABLE, room, step_room)
     if changed == 0:
         return None
@@ -188,7 +192,7 @@ def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, cod
 
 def _smallest(cell: Cell, change: Change) -> tuple[int, bytes]:
     payload = CODECS[FLAT].encode(cell, change)
-    if len(payload) * _DENSE_PAYS_FROM <= cell.nbytes:
+    if len(payload) * DENSE_PAYS_FROM <= cell.nbytes:
         return FLAT, payload
     whole, dense = encode_whole(change.new, at_most=len(payload))
     return (FLAT, payload) if dense is None else (whole, dense)

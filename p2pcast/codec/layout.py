@@ -86,7 +86,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A fixed range of one tensor's words; ``offset`` is its first byte in the canonical state."""
+    """A fixed range of one tensor's words; ``offset`` is its first byte in the canonical state. ``row_words``: the tensor's last dimension, 0 where it has
+    no columns to speak of."""
 
     index: int
     tensor: int
@@ -94,6 +95,7 @@ class Cell:
     words: int
     word_bytes: int
     offset: int
+    row_words: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +144,7 @@ class Layout:
         out: list[Cell] = []
         for number, (tensor, offset) in enumerate(zip(self.tensors, self.offsets, strict=True)):
             words, width = tensor.words, tensor.word_bytes
+            row = tensor.shape[-1] if len(tensor.shape) > 1 and words == tensor.elements else 0
             cuts = self.cuts.get(number, ())
             start = 0
             while start < words:
@@ -149,7 +152,7 @@ class Layout:
                 at = bisect_right(cuts, start)
                 if at < len(cuts):
                     end = min(end, cuts[at])
-                out.append(Cell(len(out), number, start, end - start, width, offset + start * width))
+                out.append(Cell(len(out), number, start, end - start, width, offset + start * width, row))
                 start = end
         return tuple(out)
 

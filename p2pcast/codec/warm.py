@@ -21,8 +21,8 @@ WORDS = 4096
 def warm_up(widths: Iterable[int] = (2,)) -> None:
     """For cells of these word widths (bytes)."""
     for width in sorted(set(widths)):
-        cell = Cell(0, 0, 0, WORDS, width, 0)
-        old = np.arange(WORDS).astype(word_dtype(width))
+        cell = Cell(0, 0, 0, WORDS + 1, width, 0, 64)
+        old = np.arange(WORDS + 1).astype(word_dtype(width))
         old.flags.writeable = False
         for positions in (np.arange(0, WORDS, 7), np.array([WORDS // 2])):
             for step in (1, (1 << (8 * width - 1)) - 1):
@@ -39,7 +39,7 @@ def warm_up_for(layout: Layout) -> None:
 def _once(cell: Cell, old: np.ndarray, new: np.ndarray) -> None:
     new.flags.writeable = False
     before = digest(old, cell)
-    for codec in ("auto", "flat", "dense"):
+    for codec in ("auto", "flat", "dense", "context"):
         coded = encode(cell, old, new, before=before, codec=codec)
         assert coded is not None
         patch = decode(cell, coded.codec, coded.payload, old, coded.before, coded.after)

@@ -1,6 +1,6 @@
 """``python -m p2pcast.demo.fresh ORDER FOLDER…``: load each checkpoint in a new vLLM engine and print its greedy answers, a JSON list, on the last line.
 
-ORDER is ``{"prompts": […], "tokens": n}``. One engine at a time, one prompt at a time, so that batches are those of the probes.
+ORDER is ``{"prompts": […], "tokens": n, "tensor_parallel": n}``. One engine at a time, one prompt at a time, so that batches are those of the probes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ def main() -> None:
     how = SamplingParams(temperature=0, max_tokens=order["tokens"], ignore_eos=True, logprobs=1)
     found = []
     for folder in sys.argv[2:]:
-        engine = LLM(folder, max_model_len=64, max_num_seqs=8, enforce_eager=True, gpu_memory_utilization=0.3)
+        engine = LLM(
+            folder,
+            max_model_len=64,
+            max_num_seqs=8,
+            enforce_eager=True,
+            gpu_memory_utilization=0.3,
+            tensor_parallel_size=order["tensor_parallel"],
+        )
         answers = []
         for prompt in order["prompts"]:
             output = engine.generate([prompt], how, use_tqdm=False)[0].outputs[0]

@@ -13,10 +13,8 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import signal
 import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,16 +26,15 @@ from p2pcast.demo.board import Board, VersionRow
 from p2pcast.demo.cast import FIRST_PEER, IMPORTS, KERNELS, Cast, Options
 from p2pcast.demo.check import Check, check_answers, check_folders
 from p2pcast.demo.interruption import Caught, kill_in_transfer
-from p2pcast.demo.processes import Child, DemoError, Processes, describe_exit
+from p2pcast.demo.processes import DemoError, Processes, describe_exit
 from p2pcast.demo.traffic import Traffic
+from p2pcast.demo.watching import HTTP_S, POLL_S, READY_S, Watch, unwrapped
 from p2pcast.demo.workspace import Workspace
 from p2pcast.errors import UsageError
 from p2pcast.store.files import atomic_write
 
-POLL_S = 0.1
-BASE_S, READY_S, ENGINE_S, VERSION_S, FRESH_S = 400.0, 180.0, 300.0, 60.0, 300.0
-"""How long things may take, seconds: training the base, a daemon's start, vLLM's start, one version at all peers, the new engines of the check."""
-HTTP_S = 10.0
+BASE_S, ENGINE_S, VERSION_S, FRESH_S = 400.0, 300.0, 60.0, 300.0
+"""How long things may take, seconds: training the base, vLLM's start, one version at all peers, the new engines of the check."""
 LAST_MEASURED_S = 1.0
 """The hub knows the time to the last peer this soon after the last peer has committed, or not at all."""
 TRIES = 3
@@ -97,13 +94,14 @@ class Demo:
         self.traffic: Traffic | None = None
         self._lines_read = 0
         self.hub_url = ""
-        self._http: aiohttp.ClientSession
+        self._watch: Watch
 
     # -- the play
 
     async def run(self) -> list[Check]:
         """Everything, up to the verdict. Raises DemoError."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as self._http:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
+            self._watch = Watch(self.processes, self.work.state, http, self.board.refresh)
             await self._start()
             async with contextlib.AsyncExitStack() as stack:
                 await stack.enter_async_context(self._polling())
@@ -119,20 +117,20 @@ class Demo:
         kernels = cast.preparation("kernels", KERNELS)
         if options.vllm:
             cast.preparation("imports", IMPORTS)
-        await self._until("base checkpoint", trainer, BASE_S, lambda: 0 in self.trained, self._read_trainer)
+        await self._watch.until("base checkpoint", trainer, BASE_S, lambda: 0 in self.trained, self._read_trainer)
         self.processes.stop("imports")
         base = self.facts[0]
         board.event(f"base: {base['params']:,} parameters, {base['accuracy']:.0%} of unseen sums right")
         board.phase("starting hub and peers" + (", and vLLM" if options.vllm else ""))
         server = cast.vllm() if options.vllm else None
-        await self._until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
-        self.hub_url = await self._daemon("hub", cast.hub())
+        await self._watch.until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
+        self.hub_url = await self._watch.daemon("hub", cast.hub())
         joined = {name: cast.peer(name) for name in options.names}
         for name, child in joined.items():
-            await self._daemon(name, child, ready=not cast.has_engine(name))
+            await self._watch.daemon(name, child, ready=not cast.has_engine(name))
         board.event(f"hub and {options.peers} peers are up; those without --base took the base from the swarm")
         if server is not None:
-            await self._until_answers("vLLM", server, ENGINE_S, cast.engine_url + "/health")
+            await self._watch.until_answers("vLLM", server, ENGINE_S, cast.engine_url + "/health")
             self.traffic = Traffic(cast.engine_url)
             board.view.counts = self.traffic.counts
             board.event(f"vLLM is up, {traffic.CLIENTS} clients begin")
@@ -180,7 +178,7 @@ class Demo:
 
         try:
             limit_s = VERSION_S if step else ENGINE_S
-            await self._until(
+            await self._watch.until(
                 f"version {version} at all peers", self.processes.children["hub"], limit_s, committed, self._read_trainer
             )
         except DemoError as error:
@@ -235,7 +233,9 @@ class Demo:
         self.live[step] = answers
 
     async def _engine_version(self) -> str | None:
-        status = await self._get(await self._daemon(FIRST_PEER, self.processes.children[FIRST_PEER], ready=False) + "/status")
+        status = await self._watch.get(
+            await self._watch.daemon(FIRST_PEER, self.processes.children[FIRST_PEER], ready=False) + "/status"
+        )
         engine = next(engine for engine in status["engines"] if engine["name"].startswith("vllm:"))
         version: str | None = engine["committed"]
         return version
@@ -292,7 +292,7 @@ class Demo:
         async def poll() -> None:
             while True:
                 self.processes.check()
-                self.hub = await self._get(self.hub_url + "/status")
+                self.hub = await self._watch.get(self.hub_url + "/status")
                 self.board.view.peers = self.hub["peers"]
                 for peer in self.hub["peers"]:
                     seen = self.seen[peer["name"]]
@@ -312,58 +312,6 @@ class Demo:
             group.create_task(clients.run(), name="traffic")
             yield
             clients.stop()
-
-    async def _until(
-        self, what: str, child: Child, limit_s: float, done: Callable[[], bool], look: Callable[[], None] | None = None
-    ) -> None:
-        """Poll until ``done``. Raises DemoError when a child ends unexpectedly or ``limit_s`` is over."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            if look is not None:
-                look()
-            if done():
-                return
-            self.processes.check()
-            if time.monotonic() > deadline:
-                raise child.failure(f"no {what} within {limit_s:.0f} s")
-            self.board.refresh()
-            await asyncio.sleep(POLL_S / 2)
-
-    async def _until_answers(self, what: str, child: Child, limit_s: float, url: str) -> None:
-        deadline = time.monotonic() + limit_s
-        while True:
-            self.processes.check()
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._http.get(url) as response:
-                    if response.status == 200:
-                        return
-            if time.monotonic() > deadline:
-                raise child.failure(f"{what} did not answer {url} within {limit_s:.0f} s")
-            self.board.refresh()
-            await asyncio.sleep(POLL_S)
-
-    async def _daemon(self, name: str, child: Child, *, ready: bool = True) -> str:
-        """The URL of a daemon, once it serves (and is ready)."""
-        path, found = self.work.state(name) / "daemon.json", ""
-
-        def look() -> None:
-            nonlocal found
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                found = str(json.loads(path.read_text())["http"])
-
-        await self._until(f"address of {name}", child, READY_S, lambda: bool(found), look)
-        if ready:
-            await self._until_answers(name, child, READY_S, found + "/readyz")
-        return found
-
-    async def _get(self, url: str) -> dict[str, Any]:
-        try:
-            async with self._http.get(url) as response:
-                document: dict[str, Any] = await response.json()
-                return document
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            self.processes.check()
-            raise DemoError(f"{url}: {error or 'no answer'}") from None
 
     def _read_trainer(self) -> None:
         """Take in what the trainer has said since."""
@@ -426,7 +374,7 @@ class Demo:
         self.board.phase(f"starting new engines on versions {', '.join(map(str, steps))}")
         child = self.cast.fresh(self.trained[step] for step in steps)
         child.expected = True
-        await self._until("new engines", child, FRESH_S, lambda: not child.alive)
+        await self._watch.until("new engines", child, FRESH_S, lambda: not child.alive)
         if child.process.returncode:
             raise child.failure(f"the new engines ended with {describe_exit(child.process.returncode)}")
         return dict(zip(steps, json.loads(self.cast.fresh_output.read_text().splitlines()[-1]), strict=True))
@@ -443,7 +391,7 @@ def demo(options: Options, board: Board) -> dict[str, Any]:
     with Workspace(options.folder) as work, Processes(work.logs) as processes:
         play = Demo(options, board, work, processes)
         with board:
-            checks = asyncio.run(_unwrapped(play))
+            checks = asyncio.run(unwrapped(play.run()))
         passed = all(check.ok for check in checks)
         result = _document(play, checks, passed)
         atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode())
@@ -451,23 +399,6 @@ def demo(options: Options, board: Board) -> dict[str, Any]:
             processes.stop_all()
             work.slim()
         return result
-
-
-async def _unwrapped(play: Demo) -> list[Check]:
-    """Task groups wrap what ends them; the first error is what happened."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGINT is asyncio's own
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    try:
-        return await play.run()
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
 
 
 def _document(play: Demo, checks: list[Check], passed: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,17 +47,22 @@ class Traffic:
     def __init__(self, url: str, clients: int = CLIENTS, tokens: int = TOKENS) -> None:
         self._url, self._clients, self._tokens = url.rstrip("/"), clients, tokens
         self.counts = Counts()
+        self.gaps: list[tuple[int, float, float]] = []
+        """What a client (by number) waited between two pieces of one answer, a token each unless it is slow to read: from and to, by ``time.monotonic``."""
+        self.salt: str | None = None
+        """Requests that begin from now on name it: only what was computed under the same one is shared with them."""
         self._stopped = False
         self._open = asyncio.Event()
         self._open.set()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._ended = asyncio.Condition()
 
     async def run(self) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http, asyncio.TaskGroup() as group:
             for number in range(self._clients):
-                group.create_task(self._client(http, random.Random(number)), name=f"client {number}")
+                group.create_task(self._client(http, number), name=f"client {number}")
 
     def stop(self) -> None:
         """The clients end after the request they are at."""
@@ -73,9 +79,15 @@ class Traffic:
         finally:
             self._open.set()
 
+    async def ended(self, requests: int) -> None:
+        """Until so many further requests have ended, well or not."""
+        last = self.counts.ok + self.counts.failed + requests
+        async with self._ended:
+            await self._ended.wait_for(lambda: self.counts.ok + self.counts.failed >= last)
+
     async def probe(self, prompts: Sequence[str] = PROBES) -> list[Answer]:
         """Greedy answers, one prompt at a time. Raises aiohttp.ClientError, TimeoutError."""
-        body = {"model": MODEL, "max_tokens": PROBE_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+        body = {"model": MODEL, "max_tokens": PROBE_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1, **self._salted()}
         found = []
         async with aiohttp.ClientSession(raise_for_status=True, timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
             for prompt in prompts:
@@ -86,7 +98,8 @@ class Traffic:
                 found.append({"tokens": choice["token_ids"], "logprobs": choice["logprobs"]["token_logprobs"]})
         return found
 
-    async def _client(self, http: aiohttp.ClientSession, chance: random.Random) -> None:
+    async def _client(self, http: aiohttp.ClientSession, number: int) -> None:
+        chance = random.Random(number)
         while not self._stopped:
             await self._open.wait()
             self._under_way += 1
@@ -94,7 +107,7 @@ class Traffic:
             failed = None
             try:
                 first = chance.randrange(10, 90)
-                await self._stream(http, f"{first}+{chance.randrange(10, 100 - first)}=")
+                await self._stream(http, number, f"{first}+{chance.randrange(10, 100 - first)}=")
                 self.counts.ok += 1
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, IndexError) as error:
                 failed = f"{type(error).__name__}: {error}"
@@ -105,10 +118,12 @@ class Traffic:
                 self._under_way -= 1
                 if not self._under_way:
                     self._idle.set()
+                async with self._ended:
+                    self._ended.notify_all()
             if failed is not None:
                 await asyncio.sleep(AFTER_FAILURE_S)
 
-    async def _stream(self, http: aiohttp.ClientSession, prompt: str) -> None:
+    async def _stream(self, http: aiohttp.ClientSession, number: int, prompt: str) -> None:
         body = {
             "model": MODEL,
             "prompt": prompt,
@@ -116,8 +131,9 @@ class Traffic:
             "temperature": 1,
             "ignore_eos": True,
             "stream": True,
+            **self._salted(),
         }
-        tokens, ended = 0, False
+        tokens, ended, last_s = 0, False, None
         async with http.post(f"{self._url}/v1/completions", json=body | {"stream_options": {"include_usage": True}}) as response:
             if response.status != 200:
                 raise ValueError(f"status {response.status}: {(await response.text())[:200]}")
@@ -126,7 +142,16 @@ class Traffic:
                 if text == "data: [DONE]":
                     ended = True
                 elif text.startswith("data: "):
-                    tokens = (json.loads(text[6:]).get("usage") or {}).get("completion_tokens", tokens)
+                    piece = json.loads(text[6:])
+                    tokens = (piece.get("usage") or {}).get("completion_tokens", tokens)
+                    if piece["choices"]:
+                        now_s = time.monotonic()
+                        if last_s is not None:
+                            self.gaps.append((number, last_s, now_s))
+                        last_s = now_s
         self.counts.tokens += tokens
         if not ended or tokens != self._tokens:
             raise ValueError(f"the stream ended after {tokens} of {self._tokens} tokens")
+
+    def _salted(self) -> dict[str, str]:
+        return {} if self.salt is None else {"cache_salt": self.salt}

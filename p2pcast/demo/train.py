@@ -17,10 +17,10 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -241,7 +241,17 @@ def may_publish(go_file: Path | None, step: int) -> bool:
     return not last or step <= int(last)
 
 
-def train(options: argparse.Namespace) -> None:
+class Snapshot(Protocol):
+    def wait_snapshot(self) -> None:
+        """Until the weights may change."""
+
+
+Publish = Callable[[int, Qwen3ForCausalLM], Snapshot]
+"""What else is done with the weights of a step, by whoever runs ``train``."""
+
+
+def train(options: argparse.Namespace, publish: Publish | None = None) -> None:
+    """Everything, with the options of ``parser``. ``publish`` is called for each version once its folder is written and it may go out."""
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
@@ -261,8 +271,11 @@ def train(options: argparse.Namespace) -> None:
     report("base", step=0, path=str(base), loss=loss, accuracy=right, params=params)
 
     last_s = float("-inf")
+    taken: Snapshot | None = None
     for step in range(1, options.versions * options.every + 1):
         loss_now, reward = policy_loss(model, train_set.draw(PROMPTS_PER_STEP, generator), generator)
+        if taken is not None:
+            taken.wait_snapshot()
         take_step(optimiser, model, loss_now, options.lr)
         if step % options.every:
             continue
@@ -276,15 +289,16 @@ def train(options: argparse.Namespace) -> None:
         folder = options.out / f"step_{step}"
         write_checkpoint(folder, weights, model)
         published = weights
+        taken = None if publish is None else publish(step, model)
         say(f"step {step}: reward {reward:.2f}, {right:.1%} of unseen sums right, {changed / params:.2%} of the values changed")
         facts = {"loss": loss_now.item(), "reward": reward, "accuracy": right, "changed": changed, "params": params}
         report("version", step=step, path=str(folder), **facts)
     report("done")
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m p2pcast.demo.train", description="A small, real RL trainer.")
-    add = parser.add_argument
+def parser(prog: str = "python -m p2pcast.demo.train") -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(prog=prog, description="A small, real RL trainer.")
+    add = out.add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="base/ and step_N/ are written here")
     add("--versions", type=_positive, default=12, help="how many to publish")
     add("--every", type=_positive, default=1, help="optimiser steps from one version to the next")
@@ -303,9 +317,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="wait for this file after base/; it may hold the last step to publish for now",
     )
-    options = parser.parse_args(arguments)
+    return out
+
+
+def parse(arguments: list[str] | None = None, among: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Checked options. ``among``: a parser with some more of its own."""
+    among = among or parser()
+    options = among.parse_args(arguments)
     if options.hidden % 128:
-        parser.error("--hidden must be a multiple of 128: heads have 64 dimensions and share keys and values in pairs")
+        among.error("--hidden must be a multiple of 128: heads have 64 dimensions and share keys and values in pairs")
     return options
 
 

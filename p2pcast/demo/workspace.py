@@ -1,6 +1,6 @@
-"""The demo's folders: one for all that it writes, and one in tmpfs for the weights that daemons hold in memory.
+"""The folders of the demo and of `bench live`: one for all that it writes, and one in tmpfs for the weights that daemons hold in memory.
 
-Promises: a folder that the demo did not make is never replaced; the folder in tmpfs is gone when the block is left, however it is left.
+Promises: a folder that they did not make is never replaced; the folder in tmpfs is gone when the block is left, however it is left.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MARKER = ".p2pcast-demo"
 TMPFS = Path("/dev/shm")
 SOCKET_PATH_BYTES = 100
 """A Unix socket's path may have 107 bytes; engines reach their peer through one below this folder."""
-BULKY = ("train", "peers", "state")
+BULKY = ("train", "trained", "peers", "state")
 
 
 class Workspace:
-    """``root``: the work folder. It must be absent, empty or an earlier demo's. Raises UsageError otherwise."""
+    """``root``: the work folder. It must be absent, empty or an earlier one of ours. Raises UsageError otherwise."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -29,7 +29,7 @@ class Workspace:
             raise UsageError(f"{self.root} is too long a path for the sockets in it: choose a shorter one with --dir")
         if self.root.exists():
             if not self.root.is_dir() or (any(self.root.iterdir()) and not (self.root / MARKER).exists()):
-                raise UsageError(f"{self.root} exists and is not the demo's: choose another folder with --dir")
+                raise UsageError(f"{self.root} exists and is not the demo's (or a bench's): choose another folder with --dir")
             shutil.rmtree(self.root)
         self.root.mkdir(parents=True)
         (self.root / MARKER).touch()
@@ -50,6 +50,11 @@ class Workspace:
     @property
     def train(self) -> Path:
         return self.root / "train"
+
+    @property
+    def trained(self) -> Path:
+        """Versions that were trained ahead, not yet published."""
+        return self.root / "trained"
 
     @property
     def logs(self) -> Path:

@@ -204,15 +204,32 @@ class Shadow:
 
         If it fails, or does not match (IntegrityError), the shadow holds nothing until a ``fill`` succeeds.
         """
-        with self._changing():
-            self._set_target(version)
-            self._set_phase(Phase.FILLING)
-            self._each(workers, lambda cell: self._fill_cell(cell, words_of(cell)), self.layout.cells)
+        with self.filling(version) as put:
+            self._each(workers, lambda cell: put(cell, words_of(cell)), self.layout.cells)
             if state is not None and self.state_digest != state:
                 raise IntegrityError(
                     f"state for version {version} has digest {self.state_digest:016x}, not {state:016x}: "
                     "it is not that version, or its files are damaged; take it from another source"
                 )
+
+    @contextlib.contextmanager
+    def filling(self, version: Version) -> Iterator[Callable[[Cell, Words], None]]:
+        """As ``fill``, for a state whose cells are brought: gives ``put(cell, words)``, for any thread and any order.
+
+        The block may end only when nobody puts any more. If it fails, or not every cell was put (IntegrityError), the shadow holds nothing.
+        """
+        with self._changing():
+            self._set_target(version)
+            self._set_phase(Phase.FILLING)
+            missing = set(range(len(self.layout.cells)))
+
+            def put(cell: Cell, words: Words) -> None:
+                self._fill_cell(cell, words)
+                missing.discard(cell.index)
+
+            yield put
+            if missing:
+                raise IntegrityError(f"state for version {version} lacks {len(missing)} cells, the first is {min(missing)}")
             self._settle(version)
 
     def apply(self, path: Path, workers: int = 1) -> None:

@@ -101,6 +101,10 @@ class Staging:
         """Blocking work, off the loop."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
 
+    def spread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """One of many pieces of work that keep all cores busy, on the threads that decode."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+
     async def _decode_all(self, holding: Holding, stager: Stager) -> None:
         loop = asyncio.get_running_loop()
         piece = holding.open.piece
@@ -127,11 +131,12 @@ class Staging:
                 if not holding.progress.is_set():
                     await holding.progress.wait()
         except BaseException:
-            # The patch may be removed only when nobody writes to it any more.
-            for future in running:
-                future.cancel()
+            # The patch may be removed only when nobody writes to it any more. Not cancelled: a thread that has begun would go on unseen.
             if running:
                 await asyncio.wait(running)
+            for future in running:
+                if not future.cancelled():
+                    future.exception()
             raise
 
 

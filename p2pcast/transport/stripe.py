@@ -80,6 +80,9 @@ class Stripe(asyncio.BufferedProtocol):
         except P2PCastError as error:
             self.close(error)
             return
+        if self.connection.fault is not None:
+            # It is heard to the end, but not answered any more.
+            self.writable = False
         self._flush()
         for event in events:
             if self._closed:
@@ -88,10 +91,12 @@ class Stripe(asyncio.BufferedProtocol):
                 self._established = True
                 if self._deadline is not None:
                     self._deadline.cancel()
-                self.writable = True
+                self.writable = self.connection.fault is None
                 self.owner.on_established(self, event)
             else:
                 self.owner.on_event(self, event)
+        if self.connection.fault is not None:
+            self.close(self.connection.fault)
         if self._established and not self._closed:
             self.owner.on_read(self, self.connection.payload_bytes - before)
 
@@ -111,7 +116,7 @@ class Stripe(asyncio.BufferedProtocol):
         self.writable = False
 
     def resume_writing(self) -> None:
-        if not self._closed:
+        if not self.closed:
             self.writable = True
             self.owner.on_writable(self)
 
@@ -119,7 +124,8 @@ class Stripe(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Nothing can be sent any more."""
+        return self._closed or self.connection.fault is not None
 
     def write(self, *parts: bytes | memoryview) -> None:
         """Queue bytes. More than WRITE_HIGH_BYTES turn ``writable`` off until they have gone."""

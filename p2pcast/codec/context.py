@@ -1,0 +1,283 @@
+"""Codec ``context`` (docs/delta-format.md §3): where and how far words move, told in terms of the old words.
+
+Whether a word changes depends on its magnitude: a step of the optimiser is so many ULPs of a small weight and a fraction of an ULP of a large one. So
+positions are gaps between changed members of one class (``ranks``), each class with its own geometric model (``entropy``), and steps are a direction in
+value and a size. Needs the old words to decode, positions included.
+
+Promise: decodes to what was encoded or raises IntegrityError; allocates no more than a few times the cell, whatever a payload claims; reads and writes
+inside its arrays by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.codec import entropy, kernels, ranks
+from p2pcast.codec.dense import Buffer
+from p2pcast.codec.digest import TABLE, lanes_of, seed, word_dtype
+from p2pcast.codec.layout import Cell
+from p2pcast.codec.room import Room
+from p2pcast.errors import IntegrityError
+
+VERSION = 1
+MAX_ROW_WORDS = 1 << 20
+"""Longest row whose columns are told apart: a byte each."""
+SHIFTS = {1: (3, 4), 2: (8, 11), 4: (24,), 8: (56,)}
+"""Word width → what may be dropped below the exponent: of e5m2 and e4m3, bf16 and f16, f32; of 8 bytes, the top 8 bits are taken."""
+SURVEYED_WORDS = 1 << 15
+"""Words looked at to choose classes; of a larger cell a part, evenly."""
+CLASS_COST_BITS = 24.0
+"""What another class takes in the header."""
+NEAR = 0.0025
+"""More classes have to save more than this share: each four of them take time."""
+
+_IN_CONTEXT = 1
+_FIXED = 10
+
+Words = npt.NDArray[Any]
+Positions = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which classes there are: see ``ranks``."""
+
+    shift: int
+    base: int
+    top: int
+
+
+_room = Room()
+
+
+def _blocks(words: Words) -> list[tuple[int, Words, int]]:
+    """(place, whole blocks, how many of their words count): the cell, its end filled up with zeros."""
+    whole = words.size & ~(ranks.BLOCK_WORDS - 1)
+    parts = [(0, kernels.readonly(words[:whole]), whole)] if whole else []
+    if whole < words.size:
+        rest = np.zeros(ranks.BLOCK_WORDS, words.dtype)
+        rest[: words.size - whole] = words[whole:]
+        parts.append((whole, kernels.readonly(rest), words.size - whole))
+    return parts
+
+
+def binary_bits(ones: int, every: int) -> float:
+    """Bits that it takes to say which ``ones`` of ``every`` there are."""
+    if not 0 < ones < every:
+        return 0.0
+    return -ones * math.log2(ones / every) - (every - ones) * math.log2(1 - ones / every)
+
+
+def choose_window(words: Words, held: Words) -> Window:
+    """The classes that make positions cheap, as far as a part of the cell tells: as few as come near the best. ``held``: the words that change."""
+    finest = min(SHIFTS[words.dtype.itemsize])
+    every, changed = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    seen = ranks.census(words, max(1, words.size // SURVEYED_WORDS), finest, every)
+    ranks.census(held, 1, finest, changed)
+    moved = changed.astype(np.float64)
+    there = np.maximum(every * (words.size / seen), moved)
+    best: tuple[float, Window] | None = None
+    for shift in SHIFTS[words.dtype.itemsize]:
+        step = 1 << (shift - finest)
+        costs, bases = np.empty(5), np.zeros(5, np.int64)
+        ranks.cheapest(there.reshape(-1, step).sum(1), moved.reshape(-1, step).sum(1), CLASS_COST_BITS, costs, bases)
+        number = int(np.flatnonzero(costs <= costs.min() * (1 + NEAR))[0])
+        if best is None or costs[number] < best[0]:
+            best = (float(costs[number]), Window(shift, int(bases[number]), max(0, 4 * number - 1)))
+    assert best is not None
+    return best[1]
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class _Reader:
+    """The header's numbers, in order."""
+
+    def __init__(self, view: memoryview, at: int, where: str) -> None:
+        self.view, self.at, self.where = view, at, where
+
+    def byte(self) -> int:
+        if self.at >= len(self.view):
+            raise IntegrityError(f"{self.where}: it ends inside its header")
+        self.at += 1
+        return self.view[self.at - 1]
+
+    def varint(self, most: int) -> int:
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            shift += 7
+            if value > most or (byte == 0 and shift > 7):
+                raise IntegrityError(f"{self.where}: a number in its header is out of range")
+            if byte < 128:
+                return value
+
+    def take(self, size: int) -> npt.NDArray[np.uint8]:
+        if size > len(self.view) - self.at:
+            raise IntegrityError(f"{self.where}: its streams are cut off")
+        self.at += size
+        return np.frombuffer(self.view, np.uint8, size, self.at - size) if size else np.empty(0, np.uint8)
+
+
+def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words) -> bytes:
+    """Payload of a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero)."""
+    ro, count = kernels.readonly, positions.size
+    held = ro(old[positions])
+    window = choose_window(ro(old), held)
+    gaps, classes = _room.array("gaps", count, np.uint32), _room.array("classes", count, np.uint8)
+    row, last = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32), np.zeros(ranks.CLASSES, np.uint32)
+    k = 0
+    for place, words, _ in _blocks(old):
+        k = ranks.rank(words, place, ro(positions), k, window.shift, window.base, window.top, row, last, gaps, classes)
+    grouped, ends = _room.array("grouped", count, np.uint32), np.zeros(window.top + 1, np.int64)
+    entropy.group(ro(gaps), ro(classes), ends, grouped)
+    means = np.zeros(ends.size, np.int64)
+    entropy.fit(ro(grouped), ends, means)
+    symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
+    raw = _room.array("raw", 10 * count + 8, np.uint8)
+    even, odd, begin, used = entropy.pack_gaps(ro(grouped), ends, means, entropy.STARTS, entropy.LOW_BITS, symbols, words16, raw)
+    contexts, ups = _room.array("contexts", count, np.uint8), _room.array("ups", count, np.uint8)
+    sizes = _room.array("sizes", count, np.uint64)
+    highest = window.base + window.top
+    coded = int(entropy.split(held, ro(steps), window.shift, highest, contexts, ups, sizes))
+    directions = _directions(cell, positions, ups)
+    flags = _IN_CONTEXT if directions is not None else 0
+    told = directions if directions is not None else np.packbits(ups, bitorder="little").tobytes()
+    out = _room.array("said", count * (4 * cell.word_bytes + 4) + 16, np.uint8)
+    said = entropy.pack_sizes(ro(sizes), ro(contexts), np.uint64(coded), 8 * cell.word_bytes, out)
+    head = [bytes((VERSION, cell.word_bytes, window.shift, window.base, window.top, flags)), coded.to_bytes(4, "little")]
+    head.append(_varint(count))
+    if directions is not None:
+        head.append(_varint(cell.row_words))
+    start = 0
+    for c in range(ends.size):
+        head.append(_varint(int(ends[c]) - start))
+        if ends[c] > start:
+            head.append(bytes((int(means[c]),)))
+        start = int(ends[c])
+    head += [_varint(words16.size - begin), _varint(used), _varint(len(told))]
+    states = int(even).to_bytes(4, "little") + int(odd).to_bytes(4, "little")
+    return b"".join([*head, states, words16[begin:].tobytes(), raw[:used].tobytes(), told, out[:said].tobytes()])
+
+
+def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) -> bytes | None:
+    """Directions in context, if that takes less than a bit each."""
+    row_words = cell.row_words
+    if not 0 < row_words <= MAX_ROW_WORDS:
+        return None
+    ro = kernels.readonly
+    columns = _room.array("columns", row_words, np.uint8, zeros=True)
+    counts = np.zeros(2 * entropy.DIRECTION_CONTEXTS, np.int64)
+    entropy.count_directions(ro(positions), ro(ups), cell.start, row_words, columns, counts)
+    met = counts.reshape(-1, 2)
+    # Learning a context takes some bits too.
+    bits = sum(binary_bits(int(up), int(down + up)) + 6.0 for down, up in met if down + up)
+    if bits > 0.98 * ups.size:
+        return None
+    out = _room.array("directions", 2 * ups.size + 16, np.uint8)
+    used = entropy.pack_directions(ro(positions), ro(ups), cell.start, row_words, columns, out)
+    return out[:used].tobytes() if used < ups.size / 8 else None
+
+
+def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> tuple[Positions, Words, Words, int | None]:
+    """(positions, the words there, steps, digest of ``old`` where ``audit`` asks for it). Raises IntegrityError."""
+    where = f"cell {cell.index}: context payload"
+    view = memoryview(payload).cast("B")
+    if len(view) < _FIXED:
+        raise IntegrityError(f"{where}: {len(view)} bytes are too few for its header")
+    version, width, shift, base, top, flags = view[:6]
+    coded = int.from_bytes(view[6:10], "little")
+    if version != VERSION:
+        raise IntegrityError(f"{where}: version {version}; this p2pcast reads version {VERSION}")
+    if width != cell.word_bytes or shift not in SHIFTS[width] or top >= ranks.CLASSES or flags & ~_IN_CONTEXT:
+        raise IntegrityError(f"{where}: its header does not fit a cell of {cell.word_bytes}-byte words")
+    reader = _Reader(view, _FIXED, where)
+    changed = reader.varint(cell.words)
+    row_words = reader.varint(MAX_ROW_WORDS) if flags & _IN_CONTEXT else 0
+    if not changed or (flags & _IN_CONTEXT and not row_words):
+        raise IntegrityError(f"{where}: no changes, or rows of no words")
+    ends, means = np.zeros(top + 1, np.int64), np.zeros(top + 1, np.int64)
+    total = 0
+    for c in range(top + 1):
+        members = reader.varint(changed - total)
+        means[c] = reader.byte() if members else 0
+        total += members
+        ends[c] = total
+    if total != changed or int(means.max()) >= entropy.MEANS:
+        raise IntegrityError(f"{where}: its classes hold {total} of {changed} changes, or an unknown model")
+    sizes = [reader.varint(len(view)) for _ in range(3)]
+    even, odd = (int.from_bytes(reader.take(4).tobytes(), "little") for _ in range(2))
+    words16 = reader.take(2 * sizes[0]).copy().view("<u2")
+    raw, told = reader.take(sizes[1]), reader.take(sizes[2])
+    rest = reader.take(len(view) - reader.at)
+    gaps = _room.array("gaps", changed, np.uint32)
+    ro = kernels.readonly
+    fine = entropy.unpack_gaps(
+        np.uint64(even), np.uint64(odd), ro(words16), ro(raw), ends, means, entropy.STARTS, entropy.LOW_BITS, cell.words, gaps
+    )
+    if not fine:
+        raise IntegrityError(f"{where}: its gaps do not end where they should")
+    window = Window(shift, base, top)
+    positions, held, digest = _placed(cell, old, window, gaps, ends, changed, audit=audit, where=where)
+    ups = _told(cell, told, positions, row_words, where)
+    steps = np.empty(changed, word_dtype(width))
+    if not entropy.unpack_steps(ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded), steps):
+        raise IntegrityError(f"{where}: its sizes of steps do not end where they should")
+    return positions, held, steps, digest
+
+
+def _placed(
+    cell: Cell, old: Words, window: Window, gaps: Words, ends: Words, changed: int, *, audit: bool, where: str
+) -> tuple[Positions, Words, int | None]:
+    """(positions, the words there, digest). Raises IntegrityError."""
+    positions, held = np.empty(changed, np.uint32), np.empty(changed, word_dtype(cell.word_bytes))
+    row = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32)
+    cursor, ahead = np.zeros(ranks.CLASSES, np.uint64), np.full(ranks.CLASSES, 1 << 62, np.uint64)
+    begins = np.concatenate([[0], ends[:-1]])
+    cursor[: begins.size] = begins
+    some = np.flatnonzero(ends > begins)
+    ahead[some] = gaps[begins[some]]
+    found, digest = 0, 0
+    lanes = max(1, cell.word_bytes // 2)
+    every = np.concatenate([ends, np.full(ranks.CLASSES - ends.size, ends[-1], np.int64)])
+    for place, words, count in _blocks(old):
+        valid = np.uint64((1 << (count % 64)) - 1 if count % 64 else (1 << 64) - 1)
+        row_lanes = kernels.readonly(lanes_of(words)[: count * lanes])
+        placed, part = ranks.unrank(
+            words, row_lanes, place, valid, kernels.readonly(gaps), every, window.shift, window.base, window.top,
+            row, cursor, ahead, positions, held, found, cell.start + place, seed(cell.tensor), TABLE, audit,
+        )  # fmt: skip
+        found, digest = int(placed), (digest + int(part)) & ((1 << 64) - 1)
+    if found != changed:
+        raise IntegrityError(
+            f"{where}: {changed - found} of its {changed} changes lie outside the cell, or these are not its old words"
+        )
+    return positions, held, digest if audit else None
+
+
+def _told(cell: Cell, told: npt.NDArray[np.uint8], positions: Positions, row_words: int, where: str) -> npt.NDArray[np.uint8]:
+    """Directions. Raises IntegrityError."""
+    count = positions.size
+    if not row_words:
+        if told.size != (count + 7) // 8 or (count % 8 and told[-1] >> (count % 8)):
+            raise IntegrityError(f"{where}: {told.size} bytes are not {count} directions")
+        return np.unpackbits(told, count=count, bitorder="little")
+    ups = _room.array("ups", count, np.uint8)
+    columns = _room.array("columns", row_words, np.uint8, zeros=True)
+    ro = kernels.readonly
+    if not entropy.unpack_directions(ro(positions), ro(told), cell.start, row_words, columns, ups):
+        raise IntegrityError(f"{where}: its directions do not end where they should")
+    return ups
