@@ -149,7 +149,7 @@ def bound() -> Iterator[str]:
         (["join", "hub", "--install", "tape:x", "--plaintext"], "not an install target"),
         (["join", "hub", "--install", "safetensors:x", "--plaintext"], "P2PCAST_TOKEN"),
         (["join", "hub", "--install", "safetensors:x", "--plaintext", "--token-file", "none"], "token file none"),
-        (["commit", "newest"], "BRANCH.STEP"),
+        (["commit", "soon"], "BRANCH.STEP"),
         (["status", "--hub", "elsewhere"], "http://HOST:PORT"),
         (["status", "--hub", "http://127.0.0.1:1", "--state", "s"], "not both"),
     ],
