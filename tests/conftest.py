@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -32,7 +32,8 @@ def is_root() -> bool:
     return os.geteuid() == 0 and not subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "vllm" not in item.keywords)  # the longest first, so that no process is left with them at the end
     if any("root" in item.keywords for item in items) and not is_root():
         for item in items:
             if "root" in item.keywords:
