@@ -47,6 +47,7 @@ bench: setup  ## Measure this installation; tables here, JSON in bench-out/
 	@mkdir -p bench-out
 	$(BIN)/p2pcast bench codec --output bench-out/codec.json
 	$(BIN)/p2pcast bench relay --output bench-out/relay.json
+	$(BIN)/p2pcast bench publish --output bench-out/publish.json
 	$(BIN)/p2pcast bench live --fresh-every 10 --output bench-out/live.json
 
 lab: setup  ## What network emulation this machine can do
