@@ -40,9 +40,11 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
+from trainer_node.broadcast import Broadcast
 from trainer_node.commits import Commits
 from trainer_node.engines import engine_rows
 from trainer_node.fleet import Fleet
+from trainer_node.folders import Folders
 from trainer_node.hub_view import HubView
 from trainer_node.intake_session import Intake
 from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
@@ -50,7 +52,6 @@ from trainer_node.pace import Pace, laggards
 from trainer_node.publishing import Published, Publishing
 from trainer_node.session import Session
 from trainer_node.spans import Spans
-from trainer_node.watcher import Damaged, Found, watch
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -61,8 +62,6 @@ BEAT_S = 1.0
 SILENCE_S = 5.0
 """A control connection that has been silent for so long is dead."""
 FROM_RANKS = " from ranks"
-SETTLED_S = 30.0
-"""After a broadcast, plans may change once all have it, or after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +100,7 @@ class Hub:
         self.skipped: dict[str, str] = {}
         """Folder name (``step_N from ranks`` for what came from ranks) → why it was not published."""
         self._sealing: set[asyncio.Task[None]] = set()
-        self._broadcast: tuple[Version, float] | None = None
-        """The version on its way, and when its publishing began."""
-        self._awaited: set[str] = set()
-        """Peers that were there then and have not staged it yet."""
-        self.last_broadcast_s: float | None = None
-        """From the start of publishing to the last peer that staged it."""
+        self.broadcast = Broadcast()
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -172,7 +166,7 @@ class Hub:
             group.create_task(self._beat(), name="control")
             group.create_task(self.intake.run(), name="ranks")
             if self.config.checkpoints is not None:
-                group.create_task(self._watch(self.config.checkpoints), name="checkpoints")
+                group.create_task(Folders(self).run(self.config.checkpoints), name="checkpoints")
 
     def _write_addresses(self) -> None:
         # Only now, when connections are answered: who finds the token file may join at once.
@@ -234,52 +228,6 @@ class Hub:
         logger.info("version 0.0 is %s: %.1f MB", self.config.base, self.published.dense_bytes / 1e6)
         self._announce(self.node.holdings.values())
 
-    async def _watch(self, checkpoints: Path) -> None:
-        async with contextlib.aclosing(watch(checkpoints)) as events:
-            async for event in events:
-                if isinstance(event, Damaged):
-                    self._skip(event.path, event.reason)
-                elif self.memory["published"].get(str(event.step)) != event.fingerprint:
-                    await self._take(event)
-
-    async def _take(self, found: Found) -> None:
-        """Publish a folder; what is wrong with it costs that version alone."""
-        try:
-            async with self.publishing.turn:
-                await self.pace.until_near()
-                await self._publish(found)
-        except P2PCastError as error:
-            if not found.path.exists():
-                self._skip(found.path, "it was deleted while it was read")
-            elif isinstance(error, LocalError) and self.node.error.done():
-                raise
-            else:
-                self._skip(found.path, str(error))
-
-    def _skip(self, path: Path, why: str) -> None:
-        self.skipped[path.name] = why
-        self.events.emit("skipped", folder=path.name, why=why)
-        logger.warning("skipped %s: %s", path, why)
-
-    async def _publish(self, found: Found) -> None:
-        checkpoint = await self.staging.run(Checkpoint.open, found.path)
-        same = await self.publishing.unchanged(found.step, checkpoint, self.memory["marks"].get(str(found.step)))
-        if same is not None:
-            logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
-        else:
-            version = self.publishing.version_for(found.step)
-            self.begins(version)
-            done = await self.publishing.publish(version, checkpoint)
-            for path, why in checkpoint.skipped:
-                logger.info("%s/%s does not travel: %s", found.path.name, path, why)
-            await self._is_out(done)
-        self.skipped.pop(found.path.name, None)
-        step = str(found.step)
-        facts = {"published": self.memory["published"] | {step: found.fingerprint}}
-        if same is None:
-            facts["marks"] = self.memory["marks"] | {step: self.publishing.mark_of(version)}
-        await self.staging.run(self.memory.update, **facts)
-
     def begins(self, version: Version) -> None:
         """Its cells are about to go out."""
         head = self.publishing.head
@@ -289,11 +237,9 @@ class Hub:
         now = time.monotonic()
         self.events.emit("opened", version=str(version))
         self.fleet.began(version, now)
-        self._broadcast = (version, now)
-        self._awaited = set(self.sessions)
-        self.last_broadcast_s = None
+        self.broadcast.begin(version, self.sessions, now)
 
-    async def _is_out(self, done: Published) -> None:
+    async def went_out(self, done: Published) -> None:
         version = done.version
         self.published = done
         # Deltas are announced as they open and seal; an anchor lies whole in the store at once.
@@ -308,16 +254,29 @@ class Hub:
         self.intake.changed()
         await self._retain()
 
-    # -- IntakeOwner
-
     async def until_near(self) -> None:
         await self.pace.until_near()
+
+    # -- FoldersOwner
+
+    def skip(self, name: str, why: str) -> None:
+        self.skipped[name] = why
+        self.events.emit("skipped", folder=name, why=why)
+        logger.warning("skipped %s: %s", name, why)
+
+    def not_skipped(self, name: str) -> None:
+        self.skipped.pop(name, None)
+
+    def broken(self) -> bool:
+        return self.node.error.done()
+
+    # -- IntakeOwner
 
     async def is_out(self, done: Published) -> None:
         """As from a folder: the same weights may come in one, too, and are nothing new then."""
         try:
             await self.publishing.write_due_anchor()
-            await self._is_out(done)
+            await self.went_out(done)
             self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
             marks = self.memory["marks"] | {str(done.version.step): self.publishing.mark_of(done.version)}
             await self.staging.run(self.memory.update, marks=marks)
@@ -325,10 +284,8 @@ class Hub:
             logger.warning("after version %s: %s", done.version, error)
 
     def came_to_nothing(self, step: int, why: str) -> None:
-        self._broadcast = None
-        self.skipped[f"step_{step}{FROM_RANKS}"] = why
-        self.events.emit("skipped", folder=f"step_{step}{FROM_RANKS}", why=why)
-        logger.warning("step %d from ranks came to nothing: %s", step, why)
+        self.broadcast.end()
+        self.skip(f"step_{step}{FROM_RANKS}", why)
 
     def engines(self) -> list[list[Any]]:
         rows = ((f"{p.name}/{e.name}", e) for p in self.membership.peers.values() for e in p.engines)
@@ -503,22 +460,13 @@ class Hub:
                 session.beat(now, SILENCE_S)
             self.intake.beat(now)
             self.commits.happened(Tick())
-            if self._broadcast is not None and time.monotonic() - self._broadcast[1] > SETTLED_S:
-                self._settled()
+            self._check_settled()
 
     def _check_settled(self) -> None:
-        if self._broadcast is None:
-            return
-        version, since = self._broadcast
-        peers = {ident: s.peer for ident, s in self.sessions.items()}
-        self._awaited = {i for i in self._awaited if (p := peers.get(i)) is not None and (p.staged is None or p.staged < version)}
-        if not self._awaited:
-            self.last_broadcast_s = time.monotonic() - since
-            self._settled()
-
-    def _settled(self) -> None:
-        self._broadcast = None
-        if self.membership.replan(time.monotonic()):
+        """Between broadcasts the plan may change."""
+        now = time.monotonic()
+        staged = {ident: None if s.peer is None else s.peer.staged for ident, s in self.sessions.items()}
+        if self.broadcast.settled(staged, now) and self.membership.replan(now):
             self._send_plans()
 
     def _send_plans(self) -> None:

@@ -66,7 +66,7 @@ class HubView:
                 "changed": done.changed,
                 "params": done.params,
                 "encode_s": round(done.encode_s, 4),
-                "time_to_last_s": None if hub.last_broadcast_s is None else round(hub.last_broadcast_s, 4),
+                "time_to_last_s": None if hub.broadcast.time_to_last_s is None else round(hub.broadcast.time_to_last_s, 4),
             },
             "skipped": hub.skipped,
             "ranks": hub.intake.present,
@@ -132,7 +132,7 @@ class HubView:
 
     def _version_families(self) -> Iterable[Metric]:
         """Of the newest version; without a sample while there is none."""
-        done, last_s = self._hub.published, self._hub.last_broadcast_s
+        done, last_s = self._hub.published, self._hub.broadcast.time_to_last_s
         ratio = None if done is None else done.dense_bytes / max(1, done.bytes)
         for name, text, value in (
             ("version_step", "Step of the newest version", None if done is None else done.version.step),

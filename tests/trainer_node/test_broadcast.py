@@ -1,0 +1,51 @@
+"""When a broadcast is over."""
+
+from __future__ import annotations
+
+from p2pcast.version import Version
+from trainer_node.broadcast import SETTLED_S, Broadcast
+
+OLD, NEW = Version(0, 3), Version(0, 4)
+
+
+def test_the_last_peer_ends_it_and_its_time_is_told_once() -> None:
+    broadcast = Broadcast()
+    assert not broadcast.settled({"a": NEW}, 0.0)
+    broadcast.begin(NEW, ["a", "b"], 10.0)
+    assert not broadcast.settled({"a": NEW, "b": OLD}, 11.0)
+    assert broadcast.time_to_last_s is None
+    assert broadcast.settled({"a": NEW, "b": NEW, "late": None}, 12.5)
+    assert broadcast.time_to_last_s == 2.5
+    assert not broadcast.settled({"a": NEW, "b": NEW}, 13.0)
+
+
+def test_who_leaves_is_not_waited_for_and_who_has_nothing_is() -> None:
+    broadcast = Broadcast()
+    broadcast.begin(NEW, ["a", "b"], 0.0)
+    assert not broadcast.settled({"a": None, "b": NEW}, 1.0)
+    assert broadcast.settled({"b": NEW}, 2.0)
+
+
+def test_it_does_not_last_for_ever() -> None:
+    broadcast = Broadcast()
+    broadcast.begin(NEW, ["a"], 0.0)
+    assert not broadcast.settled({"a": OLD}, SETTLED_S)
+    assert broadcast.settled({"a": OLD}, SETTLED_S + 1)
+    assert broadcast.time_to_last_s is None
+
+
+def test_a_newer_version_takes_its_place_and_one_that_came_to_nothing_ends() -> None:
+    broadcast = Broadcast()
+    broadcast.begin(OLD, ["a"], 0.0)
+    broadcast.begin(NEW, ["a"], 5.0)
+    assert not broadcast.settled({"a": OLD}, 6.0)
+    broadcast.end()
+    assert not broadcast.settled({"a": NEW}, 7.0)
+    assert broadcast.time_to_last_s is None
+
+
+def test_a_broadcast_to_nobody_has_no_time() -> None:
+    broadcast = Broadcast()
+    broadcast.begin(NEW, [], 0.0)
+    assert broadcast.settled({"late": None}, 1.0)
+    assert broadcast.time_to_last_s is None

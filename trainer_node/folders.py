@@ -1,0 +1,90 @@
+"""From a folder of checkpoints to versions: complete ones are published in turn.
+
+Promises: what is wrong with a folder costs that version alone, and is told; a folder that was published is not published again, nor are the same weights under the
+same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Protocol
+
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.daemon import Memory
+from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.state.staging import Staging
+from p2pcast.version import Version
+from trainer_node.publishing import Published, Publishing
+from trainer_node.watcher import Damaged, Found, watch
+
+logger = logging.getLogger("p2pcast.hub")
+
+
+class FoldersOwner(Protocol):
+    publishing: Publishing
+    memory: Memory
+    staging: Staging
+
+    async def until_near(self) -> None:
+        """Returns once the next version may begin."""
+        ...
+
+    def begins(self, version: Version) -> None: ...
+
+    async def went_out(self, done: Published) -> None: ...
+
+    def skip(self, name: str, why: str) -> None: ...
+
+    def not_skipped(self, name: str) -> None: ...
+
+    def broken(self) -> bool:
+        """The hub's own disk has failed: nothing more can be published."""
+        ...
+
+
+class Folders:
+    def __init__(self, owner: FoldersOwner) -> None:
+        self._owner = owner
+
+    async def run(self, checkpoints: Path) -> None:
+        """Until cancelled. Raises LocalError when the hub's own disk fails."""
+        async with contextlib.aclosing(watch(checkpoints)) as events:
+            async for event in events:
+                if isinstance(event, Damaged):
+                    self._owner.skip(event.path.name, event.reason)
+                elif self._owner.memory["published"].get(str(event.step)) != event.fingerprint:
+                    await self._take(event)
+
+    async def _take(self, found: Found) -> None:
+        owner = self._owner
+        try:
+            async with owner.publishing.turn:
+                await owner.until_near()
+                await self._publish(found)
+        except P2PCastError as error:
+            if not found.path.exists():
+                owner.skip(found.path.name, "it was deleted while it was read")
+            elif isinstance(error, LocalError) and owner.broken():
+                raise
+            else:
+                owner.skip(found.path.name, str(error))
+
+    async def _publish(self, found: Found) -> None:
+        owner, publishing, step = self._owner, self._owner.publishing, str(found.step)
+        checkpoint = await owner.staging.run(Checkpoint.open, found.path)
+        same = await publishing.unchanged(found.step, checkpoint, owner.memory["marks"].get(step))
+        facts = {"published": owner.memory["published"] | {step: found.fingerprint}}
+        if same is not None:
+            logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
+        else:
+            version = publishing.version_for(found.step)
+            owner.begins(version)
+            done = await publishing.publish(version, checkpoint)
+            for path, why in checkpoint.skipped:
+                logger.info("%s/%s does not travel: %s", found.path.name, path, why)
+            await owner.went_out(done)
+            facts["marks"] = owner.memory["marks"] | {step: publishing.mark_of(version)}
+        owner.not_skipped(found.path.name)
+        await owner.staging.run(owner.memory.update, **facts)
