@@ -29,7 +29,7 @@ from p2pcast.checkpoint import Checkpoint, write_folder
 from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.codec.squash import squash
+from p2pcast.codec.squash import needs_base, squash
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.parallel import cores, ordered_map
 from p2pcast.version import Version
@@ -211,20 +211,37 @@ def _small_files(base: Checkpoint, file: P2pdFile) -> dict[str, bytes]:
     return out
 
 
-def squash_files(paths: Sequence[Path | str], out: Path | str, *, seen: Seen = _unseen, workers: int | None = None) -> Written:
-    """Write one delta that does what the given ones do, oldest first. Raises IntegrityError when they do not follow each other."""
+def squash_files(
+    paths: Sequence[Path | str],
+    out: Path | str,
+    *,
+    base: Path | str | None = None,
+    codec: str = "auto",
+    seen: Seen = _unseen,
+    workers: int | None = None,
+) -> Written:
+    """Write one delta that does what the given ones do, oldest first.
+
+    ``base``: the folder that the first one is against; needed for cells that begin in context and for any ``codec`` but ``auto``
+    (``codec.squash``). Raises IntegrityError when they do not follow each other or the base is wrong, UsageError when it is missing.
+    """
     if not paths:
         raise UsageError("nothing to squash: name at least one .p2pd file")
     out = Path(out)
+    held = None if base is None else Checkpoint.open(base)
     with ExitStack() as stack:
         files = [stack.enter_context(P2pdFile.open(p)) for p in paths]
         layout, last = files[0].layout, files[-1].manifest
         tables = [{placed.cell: placed for placed in f.assembly.directory} for f in files]
         _check_chain(files)
-        base = files[0].manifest.base
-        if base is None:
+        start = files[0].manifest.base
+        if start is None:
             raise UsageError(f"{files[0].path} is an anchor; only deltas can be squashed")
-        version = last.version if last.version > base else Version(base.branch + 1, last.version.step)
+        if held is None:
+            _check_without_base(files, tables, codec)
+        else:
+            require_same(layout, held.layout(), f"wrong base: {base} against {files[0].path}")
+        version = last.version if last.version > start else Version(start.branch + 1, last.version.step)
         key, started = RunKey.generate(), time.perf_counter()
         tally: Counter[str] = Counter()
         changed = 0
@@ -236,9 +253,11 @@ def squash_files(paths: Sequence[Path | str], out: Path | str, *, seen: Seen = _
                 for f, table in zip(files, tables, strict=True)
                 if (p := table.get(cell.index)) is not None
             ]
-            return squash(cell, links) if links else None
+            if not links:
+                return None
+            return squash(cell, links, base=None if held is None else held.words(cell), codec=codec)
 
-        with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
+        with P2pdWriter(out, key, _open(key, layout, start, version), layout) as writer:
             for coded in ordered_map(join, layout.cells, workers=workers or cores(), name="squash"):
                 changed += _add(writer, coded, tally)
             for entry in last.files:
@@ -249,7 +268,21 @@ def squash_files(paths: Sequence[Path | str], out: Path | str, *, seen: Seen = _
                     writer.add_file(entry.path, source)
             size = writer.seal(last.state)
         seconds = time.perf_counter() - started
-    return Written(out, base, version, size, layout.nbytes, layout.params, changed, dict(tally), last.state, seconds)
+    return Written(out, start, version, size, layout.nbytes, layout.params, changed, dict(tally), last.state, seconds)
+
+
+def _check_without_base(files: Sequence[P2pdFile], tables: Sequence[dict[int, Placed]], codec: str) -> None:
+    """Raises UsageError before anything is read when a squash takes the first delta's base."""
+    if codec != "auto":
+        raise UsageError(
+            f"a squash is coded as {codec} against its base: give the folder that {files[0].path} starts from (--base DIR)"
+        )
+    for cell in files[0].layout.cells:
+        if needs_base(table[cell.index].codec for table in tables if cell.index in table):
+            raise UsageError(
+                f"{cell_name(files[0].layout, cell)} is coded in context, which is read with the words before it: "
+                f"give the folder that {files[0].path} starts from (--base DIR)"
+            )
 
 
 def base_state(file: P2pdFile) -> int:

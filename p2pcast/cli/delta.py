@@ -59,11 +59,19 @@ def apply_command(base: Path, file: Path, output: Path, as_json: bool) -> None:
 @delta.command("squash")
 @click.argument("files", type=_FOLDER, nargs=-1, required=True)
 @click.option("-o", "--output", required=True, type=_FOLDER, help="The .p2pd file to write.")
+@click.option("--base", type=_FOLDER, help="The folder that the first delta starts from; needed for deltas coded in context.")
+@click.option(
+    "--codec",
+    type=click.Choice(["auto", "context", "flat", "dense"]),
+    default="auto",
+    show_default=True,
+    help="How the result is coded; auto: as the deltas are. Others need --base.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def squash_command(files: tuple[Path, ...], output: Path, as_json: bool) -> None:
+def squash_command(files: tuple[Path, ...], output: Path, base: Path | None, codec: str, as_json: bool) -> None:
     """Join consecutive deltas, oldest first, into one that does the same."""
     with Meter("squash") as seen:
-        made = offline.squash_files(files, output, seen=seen)
+        made = offline.squash_files(files, output, base=base, codec=codec, seen=seen)
     _report(made, "squash_s", as_json)
 
 

@@ -1,31 +1,49 @@
-"""Squash: consecutive changes of one cell become one, exactly, without the base.
+"""Squash: consecutive changes of one cell become one, exactly, and without the base where links allow it.
 
-ULP steps are additive (mod 2^bits), so a chain of ``flat`` links adds up word by word and steps that cancel vanish. A ``dense`` or ``raw`` link
-states every word, so from there on the result is absolute. Pure.
+ULP steps are additive (mod 2^bits), so ``flat`` links are merged all at once: steps are summed where they fall, a bit map remembers where that was, and
+what is left is read off it in order. Steps that cancel vanish. Time goes with the changes, not with the cell or the number of links.
+A ``dense`` or ``raw`` link states every word: nothing before the last of them counts, and what follows is applied to it. ``context`` links are read with the
+words before them, so a chain that begins with them needs the base. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.codec.cell import CODEC_NAMES, DENSE, FLAT, RAW, DenseCodec, Encoded, RawCodec, encode_whole
+from p2pcast.codec.cell import CODEC_NAMES, CONTEXT, DENSE, FLAT, RAW, Encoded, apply, decode, encode, encode_whole
 from p2pcast.codec.digest import digest, word_dtype
 from p2pcast.codec.flat import decode_flat, encode_flat
+from p2pcast.codec.kernels import _kernel, _lowest, readonly
 from p2pcast.codec.layout import Cell
+from p2pcast.codec.room import Room
 from p2pcast.errors import IntegrityError, UsageError
 
-_WHOLE: dict[int, RawCodec | DenseCodec] = {RAW: RawCodec(), DENSE: DenseCodec()}
+Words = npt.NDArray[Any]
+Link = tuple[int, bytes, int, int]
+"""Codec, payload, digest before, digest after."""
+
+_WHOLE = frozenset({DENSE, RAW})
+_U0, _U1, _U6, _U63, _U64 = (np.uint64(n) for n in (0, 1, 6, 63, 64))
+
+_room = Room()
 
 
-def squash(cell: Cell, links: Sequence[tuple[int, bytes, int, int]]) -> Encoded | None:
-    """Compose ``links``, each (codec, payload, before, after), oldest first; None when they cancel out.
+def needs_base(codecs: Iterable[int]) -> bool:
+    """Whether links of these codecs can be squashed only with the words that the first of them starts from."""
+    found = set(codecs)
+    return not found & _WHOLE and not found <= {FLAT}
 
-    Raises IntegrityError for links that do not chain or are malformed, UsageError for a codec that can't be composed without the base
-    (``context``). Where every link is ``flat``, ``changed`` is exact; else it is the whole cell.
+
+def squash(cell: Cell, links: Sequence[Link], *, base: Words | None = None, codec: str = "auto") -> Encoded | None:
+    """Compose ``links``, oldest first; None when they cancel out.
+
+    ``base``: the cell's words before the first link; given, it and where the links lead are checked. ``codec``: how the result is coded, ``auto`` for ``context`` where a link is
+    that, else the smallest; any other needs the base. Raises IntegrityError for links that do not chain or are malformed and for a wrong base,
+    UsageError when the base is needed and missing. Without a base and with a whole link, ``changed`` is the whole cell; else it is exact.
     """
     if not links:
         raise UsageError(f"cell {cell.index}: nothing to squash")
@@ -34,28 +52,107 @@ def squash(cell: Cell, links: Sequence[tuple[int, bytes, int, int]]) -> Encoded 
             raise IntegrityError(
                 f"cell {cell.index}: link {k} starts at digest {links[k][2]:016x}, link {k - 1} ends at {links[k - 1][3]:016x}"
             )
+    codecs = [link[0] for link in links]
+    if base is None and (codec != "auto" or needs_base(codecs)):
+        needing = next((c for c in codecs if c != FLAT), FLAT)
+        why = (
+            f"codec {CODEC_NAMES.get(needing, needing)} can't be squashed"
+            if codec == "auto"
+            else f"a squash can't be coded as {codec}"
+        )
+        raise UsageError(f"cell {cell.index}: {why} without the base")
+    if codec in ("auto", "flat") and set(codecs) == {FLAT}:
+        coded = _merged(cell, links)
+        if base is not None:
+            _check_base(cell, base, links[0][2])
+            if coded is not None:
+                decode(cell, coded.codec, coded.payload, base, coded.before, coded.after, check_before=False)
+        return coded
+    words = _replayed(cell, links, base)
+    if base is None:
+        chosen, payload = encode_whole(words)
+        assert payload is not None
+        return Encoded(cell.index, chosen, payload, links[0][2], links[-1][3], cell.words)
+    if codec == "auto" and CONTEXT in codecs:
+        codec = "context"
+    coded = encode(cell, base, words, before=links[0][2], codec=codec)
+    if coded is not None and len(coded.payload) > cell.nbytes:
+        coded = encode(cell, base, words, before=links[0][2], codec="raw")
+    return coded
+
+
+def _check_base(cell: Cell, base: Words, before: int) -> None:
+    held = digest(base, cell)
+    if held != before:
+        raise IntegrityError(
+            f"cell {cell.index}: wrong base: its words have digest {held:016x}, the first link is against {before:016x}"
+        )
+
+
+def _replayed(cell: Cell, links: Sequence[Link], base: Words | None) -> Words:
+    """The cell's words after the last link. Begins at the last link that states them all, else at ``base``."""
+    if base is not None:
+        _check_base(cell, base, links[0][2])
+    whole = max((k for k, link in enumerate(links) if link[0] in _WHOLE), default=-1)
+    if whole < 0:
+        assert base is not None
+        words = base.copy()
+    else:
+        words = decode(cell, links[whole][0], links[whole][1], None, *links[whole][2:]).words.copy()
+    for codec, payload, before, after in links[whole + 1 :]:
+        apply(decode(cell, codec, payload, words, before, after, check_before=False), words)
+    return words
+
+
+def _merged(cell: Cell, links: Sequence[Link]) -> Encoded | None:
+    """All links ``flat``."""
     before, after = links[0][2], links[-1][3]
-    dtype = word_dtype(cell.word_bytes)
-    total: npt.NDArray[Any] = np.zeros(cell.words, dtype=dtype)  # steps, or words once ``absolute``
-    absolute = False
-    for codec, payload, _, reached in links:
-        if codec == FLAT:
+    total = _room.array(f"total{cell.word_bytes}", cell.words, word_dtype(cell.word_bytes), zeros=True)
+    touched = _room.array("touched", (cell.words + 63) // 64, np.uint64, zeros=True)
+    most = 0
+    try:
+        for _, payload, _, _ in links:
             positions, steps = decode_flat(payload, cell)
-            total[positions] += steps
-        elif codec in _WHOLE:
-            total = _WHOLE[codec].decode(cell, payload, None, audit=False).words.copy()
-            absolute = True
-        else:
-            raise UsageError(f"cell {cell.index}: codec {CODEC_NAMES.get(codec, codec)} can't be squashed without the base")
-        if absolute and digest(total, cell) != reached:
-            raise IntegrityError(f"cell {cell.index}: a link does not lead to its digest {reached:016x}")
-    if absolute:
-        chosen, whole = encode_whole(total)
-        assert whole is not None
-        return Encoded(cell.index, chosen, whole, before, after, cell.words)
-    moved = np.flatnonzero(total).astype(np.uint32)
-    if moved.size == 0:
+            _add(readonly(positions), readonly(steps), total, touched)
+            most += positions.size
+    except BaseException:
+        total[:], touched[:] = 0, 0
+        raise
+    most = min(most, cell.words)
+    moved, by = _room.array("moved", most, np.uint32), _room.array(f"by{cell.word_bytes}", most, total.dtype)
+    count = int(_take(total, touched, moved, by))
+    if count == 0:
         if before != after:
             raise IntegrityError(f"cell {cell.index}: its steps cancel out, but its digests differ")
         return None
-    return Encoded(cell.index, FLAT, encode_flat(moved, total[moved], cell.words), before, after, int(moved.size))
+    return Encoded(cell.index, FLAT, encode_flat(moved[:count], by[:count], cell.words), before, after, count)
+
+
+@_kernel
+def _add(positions, steps, total, touched):  # type: ignore[no-untyped-def]
+    """Adds steps where they fall, and says in the bit map where. Positions are distinct and inside."""
+    for k in range(positions.size):
+        p = np.uint64(positions[k])
+        total[p] += steps[k]
+        touched[p >> _U6] |= _U1 << (p & _U63)
+
+
+@_kernel
+def _take(total, touched, positions, steps):  # type: ignore[no-untyped-def]
+    """What ``total`` holds where it was touched and is not zero, in order; leaves both arrays zero. Returns how many."""
+    found = _U0
+    for block in range(touched.size):
+        bits = touched[block]
+        if bits:
+            touched[block] = _U0
+            origin = _U64 * np.uint64(block)
+            while bits:
+                p = origin + _lowest(bits)
+                bits &= bits - _U1
+                step = total[p]
+                if step:
+                    total[p] = 0
+                    positions[found] = np.uint32(p)
+                    steps[found] = step
+                    found += _U1
+    return found

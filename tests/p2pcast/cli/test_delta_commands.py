@@ -15,7 +15,7 @@ from p2pcast.checkpoint import Checkpoint
 from p2pcast.cli.delta import delta
 from p2pcast.cli.inspect import inspect
 from p2pcast.cli.verify import verify
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RetryableError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 
 Make = Callable[..., Path]
 
@@ -67,6 +67,27 @@ def test_diff_squash_apply_verify(steps: Path, run: Callable[..., Result]) -> No
     done = run(delta, "apply", steps / "step_1", steps / "s.p2pd", "-o", steps / "wrong", "--json")
     assert isinstance(done.exception, IntegrityError)
     assert not (steps / "wrong").exists()
+
+
+def test_squash_of_deltas_in_context_takes_the_base(steps: Path, run: Callable[..., Result]) -> None:
+    for n in range(2):
+        offline.diff(steps / f"step_{n}", steps / f"step_{n + 1}", steps / f"c{n}.p2pd", codec="context")
+    files = (steps / "c0.p2pd", steps / "c1.p2pd")
+    done = run(delta, "squash", *files, "-o", steps / "s.p2pd")
+    assert isinstance(done.exception, UsageError)
+    assert "coded in context" in str(done.exception)
+    assert "--base DIR" in str(done.exception)
+    assert not (steps / "s.p2pd").exists()
+    done = run(delta, "squash", *files, "-o", steps / "s.p2pd", "--base", steps / "step_0", "--json")
+    assert json.loads(done.stdout)["codec"] == {"none": 1, "context": 1}
+    assert run(delta, "apply", steps / "step_0", steps / "s.p2pd", "-o", steps / "out").exit_code == 0
+    assert offline.state_digest(Checkpoint.open(steps / "out")) == offline.state_digest(Checkpoint.open(steps / "step_2"))
+    done = run(delta, "squash", *files, "-o", steps / "t.p2pd", "--base", steps / "step_1")
+    assert isinstance(done.exception, IntegrityError)
+    assert "wrong base" in str(done.exception)
+    done = run(delta, "squash", *files, "-o", steps / "t.p2pd", "--base", steps / "step_0", "--codec", "flat", "--json")
+    assert json.loads(done.stdout)["codec"] == {"none": 1, "flat": 1}
+    assert isinstance(run(delta, "squash", steps / "t.p2pd", "-o", steps / "u.p2pd", "--codec", "flat").exception, UsageError)
 
 
 def test_usage(steps: Path, run: Callable[..., Result]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec import cell as codec
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.squash import squash
+from p2pcast.codec.squash import needs_base, squash
 from p2pcast.errors import IntegrityError, UsageError
 
 
@@ -108,10 +108,115 @@ def test_a_whole_link_must_lead_to_its_digest():
     links = chain(cell, [a, b, c], ["raw", "flat"])
     damaged = bytearray(links[0][1])
     damaged[7] ^= 1
-    with pytest.raises(IntegrityError, match="cell 6: a link does not lead to its digest"):
+    with pytest.raises(IntegrityError, match="cell 6: raw payload leads to digest"):
         squash(cell, [(codec.RAW, bytes(damaged), *links[0][2:]), links[1]])
 
 
-def test_context_needs_the_base():
+CODECS = ("flat", "dense", "raw", "context")
+
+
+def walk(cell, count, seed, *, among=12):
+    """States in which the same few words move over and over, so that steps meet and cancel."""
+    rng = np.random.default_rng(seed)
+    width, top = cell.word_bytes, (1 << 8 * cell.word_bytes) - 1
+    states = [np.frombuffer(rng.bytes(width * cell.words), dtype=f"<u{width}")]
+    few = rng.choice(cell.words, min(cell.words, among), replace=False)
+    for _ in range(count):
+        new = states[-1].copy()
+        where = few[rng.random(few.size) < 0.5]
+        new[where] += rng.choice(np.array([1, 2, top - 1, top, top // 2 + 1], dtype=new.dtype), where.size)
+        states.append(new)
+    return states
+
+
+@given(
+    width=st.sampled_from([1, 2, 4, 8]),
+    words=st.integers(1, 400),
+    names=st.lists(st.sampled_from(CODECS), min_size=1, max_size=6),
+    codec_of_result=st.sampled_from(("auto", *CODECS)),
+    seed=st.integers(0, 1 << 32),
+)
+@settings(max_examples=200, deadline=None)
+def test_with_the_base_any_links_make_any_codec(width, words, names, codec_of_result, seed):
+    cell = Cell(2, 1, 77, words, width, 0, 10)
+    states = walk(cell, len(names), seed)
+    links = chain(cell, states, names)
+    if not links:
+        return
+    made = squash(cell, links, base=states[0], codec=codec_of_result)
+    direct = codec.encode(cell, states[0], states[-1])
+    if direct is None:
+        assert made is None
+        return
+    assert (made.before, made.after, made.changed) == (direct.before, direct.after, direct.changed)
+    assert len(made.payload) <= max(cell.nbytes, len(codec.encode(cell, states[0], states[-1], codec="flat").payload))
+    target = states[0].copy()
+    codec.apply(codec.decode(cell, made.codec, made.payload, states[0], made.before, made.after), target)
+    assert target.tolist() == states[-1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("names", "made_of"),
+    [
+        (["context", "flat"], codec.CONTEXT),
+        (["flat", "context"], codec.CONTEXT),
+        (["flat", "flat"], codec.FLAT),
+        (["flat", "raw"], codec.FLAT),
+    ],
+)
+def test_the_result_is_coded_as_the_links_are(names, made_of):
+    cell = Cell(0, 0, 0, 60_000, 2, 0, 300)
+    rng = np.random.default_rng(0)
+    states = [rng.standard_normal(60_000).astype(np.float16).view(np.uint16)]
+    for _ in names:
+        states.append(states[-1] + (rng.random(60_000) < 0.02).astype("<u2"))
+    links = chain(cell, states, names)
+    made = squash(cell, links, base=states[0])
+    assert made.codec == made_of
+    with pytest.raises(IntegrityError, match="wrong base"):
+        squash(cell, links, base=states[1])
+
+
+def test_links_before_one_that_states_all_words_do_not_count():
+    cell = Cell(0, 0, 0, 200, 2, 0, 20)
+    states = walk(cell, 3, 5)
+    links = chain(cell, states, ["context", "raw", "context"])
+    made = squash(cell, links)
+    assert codec.decode(cell, made.codec, made.payload, None, made.before, made.after).words.tolist() == states[-1].tolist()
+    assert squash(cell, [(codec.CONTEXT, b"not looked at", *links[0][2:]), *links[1:]]) == made
+    assert not needs_base([codec.FLAT, codec.CONTEXT, codec.DENSE, codec.CONTEXT])
+
+
+def test_what_needs_the_base_says_so():
+    cell = Cell(0, 0, 0, 50, 2, 0)
     with pytest.raises(UsageError, match="codec context can't be squashed without the base"):
-        squash(Cell(0, 0, 0, 5, 2, 0), [(codec.CONTEXT, b"", 1, 2)])
+        squash(cell, [(codec.CONTEXT, b"", 1, 2)])
+    with pytest.raises(UsageError, match="codec 9 can't be squashed without the base"):
+        squash(cell, [(9, b"", 1, 2)])
+    states = walk(cell, 1, 0)
+    with pytest.raises(UsageError, match="can't be coded as dense without the base"):
+        squash(cell, chain(cell, states, ["flat"]), codec="dense")
+    with pytest.raises(IntegrityError, match="codec 9 is not one"):
+        squash(cell, [(9, b"", codec.digest(states[0], cell), 2)], base=states[0])
+    assert needs_base([codec.FLAT, codec.CONTEXT])
+    assert not needs_base([codec.FLAT])
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_a_bad_link_leaves_nothing_behind_for_the_next_cell(width):
+    cell = Cell(0, 0, 0, 5000, width, 0)
+    states = walk(cell, 2, width, among=300)
+    links = chain(cell, states, ["flat", "flat"])
+    with pytest.raises(IntegrityError):
+        squash(cell, [links[0], (codec.FLAT, links[1][1][:-1], *links[1][2:])])
+    assert squash(cell, links) == codec.encode(cell, states[0], states[-1], codec="flat")
+
+
+def test_steps_that_lead_elsewhere_are_found_with_the_base():
+    cell = Cell(0, 0, 0, 5000, 2, 0)
+    states = walk(cell, 2, 1, among=300)
+    links = chain(cell, states, ["flat", "flat"])
+    wrong = [links[0], (*links[1][:3], links[1][3] ^ 1)]
+    assert squash(cell, wrong).after == wrong[1][3]
+    with pytest.raises(IntegrityError, match="leads to digest"):
+        squash(cell, wrong, base=states[0])
