@@ -30,6 +30,7 @@ CORES = [
     "p2pcast/relay/feed.py",
     "p2pcast/relay/liveness.py",
     "p2pcast/relay/pieces.py",
+    "p2pcast/store/ladder.py",
     "p2pcast/store/retention.py",
     "p2pcast/errors.py",
     "p2pcast/limits.py",

@@ -1,0 +1,98 @@
+"""The ladder: what it makes nests, chains, is made once, and shortens every way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pcast.errors import UsageError
+from p2pcast.relay.catchup import Edge, cheapest_path
+from p2pcast.store.ladder import RUNGS, due
+from p2pcast.version import Version
+
+RUNG_SETS = st.sampled_from([(8, 64), (2, 4, 8), (3,), (4, 16), ()])
+
+
+def path_of(count, first=0):
+    return [Version(0, 10 * n) for n in range(first, first + count)]
+
+
+def spans(rungs):
+    return [(r.base, r.version) for r in rungs]
+
+
+def test_of_seventeen_versions():
+    path = path_of(17)
+    assert due(path[:8], []) == []
+    two = due(path, [], (4, 8))
+    assert spans(two) == [(path[n], path[n + 4]) for n in (0, 4, 8, 12)] + [(path[0], path[8]), (path[8], path[16])]
+    assert two[0].parts == tuple(zip(path[:4], path[1:5], strict=True))
+    assert two[4].parts == ((path[0], path[4]), (path[4], path[8]))
+
+
+@given(steps=st.lists(st.integers(1, 40), min_size=1, max_size=8), rungs=RUNG_SETS)
+@settings(max_examples=80, deadline=None)
+def test_however_often_it_is_asked_it_makes_the_same(steps, rungs):
+    made, total = [], 1
+    for step in steps:
+        total += step
+        fresh = due(path_of(total), made, rungs)
+        assert not set(spans(fresh)) & set(made)
+        made += spans(fresh)
+    assert sorted(made) == sorted(spans(due(path_of(total), [], rungs)))
+    assert due(path_of(total), made, rungs) == []
+
+
+@given(total=st.integers(1, 200), rungs=RUNG_SETS)
+@settings(max_examples=60, deadline=None)
+def test_parts_chain_and_are_there_before(total, rungs):
+    path = path_of(total)
+    there = set(zip(path, path[1:], strict=False))
+    for rung in due(path, [], rungs):
+        assert set(rung.parts) <= there
+        assert [rung.base, *(v for _, v in rung.parts)] == [*(b for b, _ in rung.parts), rung.version]
+        there.add((rung.base, rung.version))
+
+
+@given(lost=st.integers(0, 64), more=st.integers(0, 80))
+@settings(max_examples=60, deadline=None)
+def test_rungs_stay_in_place_when_old_versions_go(lost, more):
+    made = spans(due(path_of(151), []))
+    kept = path_of(151 + more - lost, lost)
+    fresh = due(kept, made)
+    wanted = spans(due(path_of(151 + more), []))
+    assert [s for s in spans(fresh) if s not in wanted] == []
+    assert {s for s in wanted if s[0] >= kept[0]} <= {*made, *spans(fresh)}
+
+
+def test_a_rung_that_lost_its_base_is_no_reason_to_stop():
+    made = spans(due(path_of(151), []))
+    kept = path_of(140, 65)
+    fresh = spans(due(kept, made))
+    assert (kept[72 - 65], kept[136 - 65]) in fresh
+    assert due(kept, made + fresh) == []
+
+
+@given(behind=st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_a_late_peer_takes_few(behind):
+    path = path_of(201)
+    chain = [(a, b, 10) for a, b in zip(path, path[1:], strict=False)]
+    rungs = [(*span, 50 if path.index(span[1]) - path.index(span[0]) == 8 else 300) for span in spans(due(path, []))]
+    edges = [Edge(bytes([n]), base, version, size) for n, (base, version, size) in enumerate(chain + rungs)]
+    way = cheapest_path(path[200 - behind], edges)
+    assert way[-1].version == path[-1]
+    assert len(way) <= 2 * (RUNGS[0] - 1) + 2 * (RUNGS[1] // RUNGS[0] - 1) + behind // RUNGS[1]
+    assert sum(e.bytes for e in way) <= 10 * behind
+
+
+def test_squashes_from_elsewhere_are_passed_over():
+    path = path_of(9)
+    assert spans(due(path, [(Version(1, 0), path[3]), (path[2], Version(7, 7))], (8,))) == [(path[0], path[8])]
+
+
+@pytest.mark.parametrize("rungs", [(8, 8), (8, 4), (8, 20), (1, 2), (0,)])
+def test_rungs_that_do_not_nest(rungs):
+    with pytest.raises(UsageError, match="do not nest"):
+        due(path_of(3), [], rungs)
