@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from p2pcast.errors import UsageError
 from p2pcast.version import Version
@@ -36,7 +37,7 @@ def due(path: Sequence[Version], made: Iterable[Span], rungs: Sequence[int] = RU
     is passed over. Rungs go on where the last one of their size that the path still holds ends, so they stay in place while it loses its oldest versions.
     Raises UsageError for rungs that do not nest.
     """
-    if any(r < 2 for r in rungs) or any(b % a or a == b for a, b in zip(rungs, rungs[1:], strict=False)):
+    if any(r < 2 for r in rungs) or any(b % a or a == b for a, b in pairwise(rungs)):
         raise UsageError(f"rungs of {list(rungs)} do not nest: each has to be a multiple of the one before, the first at least 2")
     at = {version: number for number, version in enumerate(path)}
     spans = {(at[base], at[version]) for base, version in made if base in at and version in at}

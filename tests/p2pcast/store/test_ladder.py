@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_of_seventeen_versions():
     assert due(path[:8], []) == []
     two = due(path, [], (4, 8))
     assert spans(two) == [(path[n], path[n + 4]) for n in (0, 4, 8, 12)] + [(path[0], path[8]), (path[8], path[16])]
-    assert two[0].parts == tuple(zip(path[:4], path[1:5], strict=True))
+    assert two[0].parts == tuple(pairwise(path[:5]))
     assert two[4].parts == ((path[0], path[4]), (path[4], path[8]))
 
 
@@ -48,7 +50,7 @@ def test_however_often_it_is_asked_it_makes_the_same(steps, rungs):
 @settings(max_examples=60, deadline=None)
 def test_parts_chain_and_are_there_before(total, rungs):
     path = path_of(total)
-    there = set(zip(path, path[1:], strict=False))
+    there = set(pairwise(path))
     for rung in due(path, [], rungs):
         assert set(rung.parts) <= there
         assert [rung.base, *(v for _, v in rung.parts)] == [*(b for b, _ in rung.parts), rung.version]
@@ -78,7 +80,7 @@ def test_a_rung_that_lost_its_base_is_no_reason_to_stop():
 @settings(max_examples=60, deadline=None)
 def test_a_late_peer_takes_few(behind):
     path = path_of(201)
-    chain = [(a, b, 10) for a, b in zip(path, path[1:], strict=False)]
+    chain = [(a, b, 10) for a, b in pairwise(path)]
     rungs = [(*span, 50 if path.index(span[1]) - path.index(span[0]) == 8 else 300) for span in spans(due(path, []))]
     edges = [Edge(bytes([n]), base, version, size) for n, (base, version, size) in enumerate(chain + rungs)]
     way = cheapest_path(path[200 - behind], edges)
