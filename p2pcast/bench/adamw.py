@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +68,25 @@ def _state(model: Any) -> State:
     }
 
 
+def endless_states(learning_rate: float) -> tuple[Layout, Iterator[State]]:
+    """The layout, and states one optimiser step apart, each made when it is asked for."""
+    torch.manual_seed(0)
+    model = _load(model_folder())
+    return Layout(Tensor(n, "BF16", tuple(p.shape)) for n, p in model.named_parameters()), _train(model, learning_rate)
+
+
+def _train(model: Any, learning_rate: float) -> Iterator[State]:
+    generator = torch.Generator().manual_seed(1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
+    for step in count():
+        if step >= WARM_STEPS:
+            yield _state(model)
+        optimiser.zero_grad()
+        _loss(model, generator).backward()
+        optimiser.step()
+
+
 def consecutive_states(learning_rate: float, pairs: int) -> tuple[Layout, list[State]]:
     """The layout, and ``pairs`` + 1 states, one optimiser step apart. Some seconds a call."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(1)
-    model = _load(model_folder())
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
-    states: list[State] = []
-    for step in range(WARM_STEPS + pairs + 1):
-        if step >= WARM_STEPS:
-            states.append(_state(model))
-        if len(states) <= pairs:
-            optimiser.zero_grad()
-            _loss(model, generator).backward()
-            optimiser.step()
-    return Layout(Tensor(n, "BF16", tuple(p.shape)) for n, p in model.named_parameters()), states
+    layout, states = endless_states(learning_rate)
+    return layout, list(islice(states, pairs + 1))
