@@ -77,7 +77,7 @@ def own_machine() -> list[str]:
 def p2pcast() -> Run:
     """Run the command in a process of its own, to its end: ``p2pcast("inspect", path, env={…})``."""
 
-    def run(*words: object, timeout_s: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(*words: object, timeout_s: float = 180.0, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
         env = {**os.environ, **options.pop("env", {})}
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, **options)

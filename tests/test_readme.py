@@ -14,7 +14,7 @@ README = Path(__file__).parent.parent / "README.md"
 _TESTED = re.compile(r"^<!-- tested -->\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_the_walk_through(own_machine: list[str], tmp_path: Path) -> None:
     """All marked blocks, in one shell and in order, as one would paste them; on the usual ports, in a network of their own."""
     blocks = _TESTED.findall(README.read_text())
@@ -22,7 +22,7 @@ def test_the_walk_through(own_machine: list[str], tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = ["bash", "-eu", "-o", "pipefail", "-c", "\n".join(blocks)]
     done = subprocess.run(
-        [*own_machine, *shell], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=180
+        [*own_machine, *shell], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

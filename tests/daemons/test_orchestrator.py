@@ -18,7 +18,7 @@ from real_server import Server, load, make_model
 
 from p2pcast.version import Version
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 VERSIONS = 5
 CLIENTS = 4

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rollout_node" / "vllm"))
 
 from real_server import PROMPTS, Server, complete, make_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

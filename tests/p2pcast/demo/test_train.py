@@ -66,7 +66,7 @@ def test_tokenizer_is_one_token_a_character(trained: tuple[Path, list[dict[str, 
         "import sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]);"
         "ids = t('17+25=').input_ids; assert len(ids) == 6, ids; assert t.decode(ids) == '17+25='; assert t.eos_token_id == 1"
     )
-    subprocess.run([sys.executable, "-c", code, str(trained[0] / "base")], check=True, timeout=100, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(trained[0] / "base")], check=True, timeout=300, capture_output=True)
 
 
 def test_same_seed_same_bytes_and_the_go_file_is_waited_for(trained: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
@@ -86,6 +86,6 @@ def test_same_seed_same_bytes_and_the_go_file_is_waited_for(trained: tuple[Path,
 
 def test_wrong_sizes_are_a_usage_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "p2pcast.demo.train", "--out", str(tmp_path), "--hidden", "100"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "multiple of 128" in done.stderr

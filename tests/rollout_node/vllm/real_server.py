@@ -49,7 +49,7 @@ words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range(500)}}, unk_tok
 words.pre_tokenizer = pre_tokenizers.Whitespace()
 PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained({str(folder)!r})
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=100, capture_output=True)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300, capture_output=True)
     return folder
 
 
@@ -162,7 +162,7 @@ def fresh(folders: list[Path], prompts: list[str], *, tensor_parallel: int = 1) 
     if tensor_parallel > 1:
         environment |= TWO_RANKS
     asked = json.dumps([prompts, TOKENS, tensor_parallel])
-    done = subprocess.run(command, input=asked, env=environment, text=True, capture_output=True, timeout=200)
+    done = subprocess.run(command, input=asked, env=environment, text=True, capture_output=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
     found: list[list[str]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -26,7 +26,7 @@ from rollout_node.installers.base import Audit
 from rollout_node.installers.vllm import VllmInstaller
 from rollout_node.installers.vllm_server import Deadlines
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 PATIENT = Deadlines(init=120)
 HASTY = Deadlines(request=3, init=30, prepare=3, commit=3, undo=1, report=3)

@@ -18,7 +18,7 @@ from p2pcast.version import Version
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.vllm import KvPolicy, VllmInstaller
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
 """More than one block of keys and values: its prefix is found again."""

@@ -18,7 +18,7 @@ from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.base import Audit
 from rollout_node.installers.vllm import VllmInstaller
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
