@@ -8,6 +8,10 @@ from p2pcast.cli import LazyGroup
 
 COMMANDS = {
     "codec": ("p2pcast.cli.bench_codec:codec", "Size and speed of the delta codec, beside PULSE's format and a scan."),
+    "squash": (
+        "p2pcast.cli.bench_squash:squash",
+        "Deltas joined into one: size and time beside the chain's, and what a ladder saves.",
+    ),
     "relay": ("p2pcast.cli.bench_relay:relay", "CPU and memory of a peer in the middle of a chain."),
     "publish": ("p2pcast.cli.bench_publish:publish", "What publishing live tensors costs a training step, beside a memcpy."),
     "live": ("p2pcast.cli.bench_live:live", "Versions into a live vLLM under load, beside its own dense reload."),

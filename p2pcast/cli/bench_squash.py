@@ -1,0 +1,120 @@
+"""``p2pcast bench squash``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from p2pcast.cli.options import PATH, console, output, write_document
+from p2pcast.figure import blank, plain, require_matplotlib, save
+
+log = logging.getLogger(__name__)
+
+
+@click.command("squash")
+@click.argument("checkpoints", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--versions", type=click.IntRange(1), default=100, show_default=True, help="Deltas in the chain, at most.")
+@click.option("--plot", type=PATH, metavar="FILE.png", help="Draw sizes too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@output
+def squash(checkpoints: Path | None, versions: int, plot: Path | None, as_json: bool, output: Path | None) -> None:
+    """What k deltas weigh as one, what it takes to make that one, and what a ladder of them saves late peers.
+
+    CHECKPOINTS: a folder of a run's step_N folders. Without it: pretrained weights under real AdamW steps at 1e-6 and 3e-6, some minutes.
+    """
+    from p2pcast.bench import squash as bench
+
+    if plot is not None:
+        require_matplotlib()
+    runs = iter([bench.folder_run(checkpoints)]) if checkpoints is not None else bench.trained_runs()
+    rows = []
+    for run in runs:
+        log.info("%s: up to %d versions", run.name, versions)
+        rows.append(bench.measure(run, versions))
+    document = {"versions": versions, "rows": rows}
+    write_document(document, output)
+    if plot is not None:
+        draw(document, plot)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _print(document)
+
+
+def _print(document: dict[str, Any]) -> None:
+    out = console()
+    for row in document["rows"]:
+        table = Table(title=f"{row['dataset']}: {row['params']:,} values, {row['dense_bytes']:,} bytes dense")
+        for title in (
+            "k",
+            "changed",
+            "codec",
+            "chain",
+            "squash",
+            "÷ chain",
+            "× dense",
+            "squash s",
+            "÷ replay",
+            "catch up ÷ replay",
+        ):
+            table.add_column(title, justify="left" if title == "codec" else "right")
+        for mark in row["rows"]:
+            for codec in row["sizes"]:
+                part = mark[codec]
+                table.add_row(
+                    str(mark["k"]),
+                    f"{100 * mark['changed'] / row['params']:.2f} %",
+                    codec,
+                    f"{part['chain_bytes']:,}",
+                    f"{part['squash_bytes']:,}",
+                    f"{part['ratio']:.2f}",
+                    f"{row['dense_bytes'] / part['squash_bytes']:.1f}" if part["squash_bytes"] else "–",
+                    f"{part['squash_s']:.3f}",
+                    f"{part['squash_to_replay']:.2f}",
+                    f"{part['catch_up_to_replay']:.2f}",
+                )
+        out.print(table)
+        for codec, ladders in row["ladders"].items():
+            table = Table(title=f"{row['dataset']}, {codec}: peers 1 to {row['versions']} versions behind")
+            for title in ("", "bytes, mean", "÷ chain", "furthest ÷ chain", "artifacts, mean", "kept ÷ chain"):
+                table.add_column(title, justify="right" if title else "left")
+            for rung in ladders:
+                table.add_row(
+                    rung["ladder"],
+                    f"{rung['mean_bytes']:,}",
+                    f"{rung['ratio_to_chain']:.2f}",
+                    f"{rung['furthest_ratio']:.2f}",
+                    f"{rung['mean_artifacts']:.1f}",
+                    f"{rung['kept_to_chain']:.2f}",
+                )
+            out.print(table)
+    out.print(
+        "One core. Replay: each delta decoded, both digests verified, and applied. Catch up: the squash alone. Exact: a squash made on demand for each peer."
+    )
+
+
+def draw(document: dict[str, Any], file: Path) -> None:
+    """Bytes of squashes against bytes of their chains, and their ratio. Raises LocalError."""
+    figure, ((sizes, ratios),) = blank(1, 2, width=11, height=4)
+    for row, dash in zip(document["rows"], ["-", "--", ":", "-."] * len(document["rows"]), strict=False):
+        for number, (codec, part) in enumerate(row["sizes"].items()):
+            k = range(1, row["versions"] + 1)
+            chain = [sum(part["chain_bytes"][:n]) for n in k]
+            label = plain(f"{row['dataset']}, {codec}")
+            colour = f"C{number}"
+            sizes.plot(k, [b / 1e6 for b in chain], dash, color=colour, alpha=0.35)
+            sizes.plot(k, [b / 1e6 for b in part["squash_bytes"]], dash, color=colour, label=label)
+            ratios.plot(
+                k, [s / max(1, c) for s, c in zip(part["squash_bytes"], chain, strict=True)], dash, color=colour, label=label
+            )
+    sizes.set(xlabel="deltas, k", ylabel="MB", xscale="log", yscale="log", title="squash of k deltas (pale: the chain)")
+    ratios.set(xlabel="deltas, k", ylabel="squash ÷ chain", xscale="log", ylim=(0, 1.05), title="what is left of the chain")
+    for axes in (sizes, ratios):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    save(figure, file)
