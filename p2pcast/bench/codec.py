@@ -1,4 +1,4 @@
-"""``p2pcast bench codec``: size and speed of the delta codec beside the entropy, PULSE's format and a bare scan, in one run.
+"""``p2pcast bench codec``: size and speed of the delta codec beside the entropy, other systems' formats and a bare scan, in one run.
 
 Sizes are those of the states' own layout. Speeds are of one core: the states' words are tiled to a working set that no cache holds and cut into
 ordinary cells; scan, encode and decode take turns, and medians of CPU time are compared. Encoding is the steady state of a trainer: digests of the old
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.bench import pulse
+from p2pcast.bench import pulse, sparrowrl, xor
 from p2pcast.bench.reference_scan import compact
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import CODEC_NAMES, decode, digest, encode
 from p2pcast.codec.digest import word_dtype
-from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.errors import UsageError
 
 Words = npt.NDArray[Any]
@@ -37,6 +37,10 @@ PAIRS = 2
 WORKING_SET_BYTES = 256 << 20
 """Of the old state when speed is measured: many times any cache."""
 REPEATS = 7
+SLICE_WORDS = 1 << 20
+"""Of a tensor, looked at or taken at a time."""
+GROUP_WORDS = 1 << 25
+"""Changed words that other systems' formats are given at a time: memory stays bounded, and their streams are long enough not to notice."""
 _EXPONENT = {"BF16": (7, 0xFF), "F16": (10, 0x1F), "F32": (23, 0xFF), "F64": (52, 0x7FF)}
 """dtype → where a word holds its exponent: shift, mask."""
 
@@ -70,20 +74,34 @@ def folder_dataset(old: Path, new: Path) -> Dataset:
     lines = layout.difference(folders[1].layout())
     if lines:
         raise UsageError(f"{old} and {new} do not hold the same tensors:\n" + "\n".join(lines[:20]))
-    whole = Layout(layout.tensors, cell_words=max(1, *(t.words for t in layout.tensors))) if layout.nbytes else layout
-    states = [{whole.tensors[c.tensor].name: f.words(c) for c in whole.cells} for f in folders]
+    states = [{t.name: _words(folder, layout, number) for number, t in enumerate(layout.tensors)} for folder in folders]
     return Dataset(f"{old} → {new}", layout, states)
+
+
+def _words(folder: Checkpoint, layout: Layout, number: int) -> Words:
+    """All of a tensor's words, as one cell whatever their number."""
+    tensor = layout.tensors[number]
+    if not tensor.words:
+        return np.empty(0, dtype=word_dtype(tensor.word_bytes))
+    return folder.words(Cell(number, number, 0, tensor.words, tensor.word_bytes, layout.offsets[number], 0))
 
 
 def entropy_bits(tensor: Tensor, old: Words, new: Words) -> float:
     """Empirical entropy of "changed?" and of the step, both given the old value's exponent, within one tensor. Free of the model's own cost."""
     shift, mask = _EXPONENT.get(tensor.dtype, (0, 0))
-    exponent = ((old >> old.dtype.type(shift)) & old.dtype.type(mask)).astype(np.int64)
+
+    def exponent(words: Words) -> npt.NDArray[np.int64]:
+        found: npt.NDArray[np.int64] = ((words >> words.dtype.type(shift)) & words.dtype.type(mask)).astype(np.int64)
+        return found
+
+    total = np.zeros(mask + 1)
+    for at in range(0, old.size, SLICE_WORDS):
+        total += np.bincount(exponent(old[at : at + SLICE_WORDS]), minlength=total.size)
     moved = np.flatnonzero(old != new)
-    total = np.bincount(exponent).astype(np.float64)
-    changed = np.bincount(exponent[moved], minlength=total.size).astype(np.float64)
+    held = exponent(old[moved])
+    changed = np.bincount(held, minlength=total.size).astype(np.float64)
     bits = _binary_bits(changed, total)
-    pairs = np.stack([exponent[moved].astype(np.uint64), (new[moved] - old[moved]).astype(np.uint64)])
+    pairs = np.stack([held.astype(np.uint64), (new[moved] - old[moved]).astype(np.uint64)])
     counts = np.unique(pairs, axis=1, return_counts=True)[1].astype(np.float64)
     per_exponent = changed[changed > 0]
     return bits + float((per_exponent * np.log2(per_exponent)).sum() - (counts * np.log2(counts)).sum())
@@ -100,7 +118,8 @@ def _binary_bits(ones: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) 
 def sizes(dataset: Dataset, codec: str) -> dict[str, Any]:
     """Bytes of all the dataset's deltas in each format. Every delta is decoded and compared too."""
     row = {
-        "bytes": 0, "pulse_coo_bytes": 0, "pulse_flat_bytes": 0, "entropy_bytes": 0.0, "dense_bytes": 0, "changed": 0, "params": 0
+        "bytes": 0, "pulse_coo_bytes": 0, "pulse_flat_bytes": 0, "sparrowrl_bytes": 0, "xor_zstd_bytes": 0, "entropy_bytes": 0.0,
+        "dense_bytes": 0, "changed": 0, "params": 0,
     }  # fmt: skip
     by_codec: dict[str, int] = {}
     tensors = dataset.layout.tensors
@@ -114,24 +133,43 @@ def sizes(dataset: Dataset, codec: str) -> dict[str, Any]:
                 row["bytes"] += len(coded.payload)
                 row["changed"] += coded.changed
                 by_codec[CODEC_NAMES[coded.codec]] = by_codec.get(CODEC_NAMES[coded.codec], 0) + 1
-        changes: pulse.Changes = []
         for tensor in tensors:
-            if tensor.words:
-                before, after = old[tensor.name], new[tensor.name]
-                moved = np.flatnonzero(before != after)
-                row["entropy_bytes"] += entropy_bits(tensor, before, after) / 8
-            else:
-                moved, after = np.empty(0, dtype=np.int64), np.empty(0, dtype=word_dtype(tensor.word_bytes))
-            changes.append((moved, after[moved]))
-        # PULSE counts words where a tensor is packed: its shape is then one row.
-        shapes = [t.shape if t.words == t.elements else (t.words,) for t in tensors]
-        row["pulse_coo_bytes"] += len(pulse.encode_coo(changes, shapes))
-        row["pulse_flat_bytes"] += len(pulse.encode_flat32(changes, [t.words for t in tensors]))
+            row["entropy_bytes"] += entropy_bits(tensor, old[tensor.name], new[tensor.name]) / 8
+        for key, nbytes in other_sizes(tensors, old, new).items():
+            row[key] += nbytes
         row["dense_bytes"] += dataset.layout.nbytes
         row["params"] += dataset.layout.params
     row["entropy_bytes"] = round(row["entropy_bytes"])
     row["pulse_bytes"] = min(row["pulse_coo_bytes"], row["pulse_flat_bytes"])
     return {"dataset": dataset.name, "cells": by_codec, **row}
+
+
+def other_sizes(tensors: Sequence[Tensor], old: State, new: State) -> dict[str, int]:
+    """Bytes of one delta in other systems' formats."""
+    out = dict.fromkeys(("pulse_coo_bytes", "pulse_flat_bytes", "sparrowrl_bytes", "xor_zstd_bytes"), 0)
+    changes: pulse.Changes = []
+    group: list[Tensor] = []
+
+    def count() -> None:
+        # PULSE counts words where a tensor is packed: its shape is then one row.
+        shapes = [t.shape if t.words == t.elements else (t.words,) for t in group]
+        out["pulse_coo_bytes"] += len(pulse.encode_coo(changes, shapes))
+        out["pulse_flat_bytes"] += len(pulse.encode_flat32(changes, [t.words for t in group]))
+        out["sparrowrl_bytes"] += len(sparrowrl.encode(changes))
+        changes.clear()
+        group.clear()
+
+    for tensor in tensors:
+        before, after = old[tensor.name], new[tensor.name]
+        moved = np.flatnonzero(before != after)
+        changes.append((moved, after[moved]))
+        group.append(tensor)
+        out["xor_zstd_bytes"] += len(xor.encode(before, after))
+        if sum(len(positions) for positions, _ in changes) >= GROUP_WORDS:
+            count()
+    if group:
+        count()
+    return out
 
 
 @contextlib.contextmanager
@@ -145,8 +183,8 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def _tiled(dataset: Dataset, working_set_bytes: int) -> tuple[Words, Words]:
-    """The first pair's words, of the width that holds most bytes, repeated to fill the working set."""
+def tiled(dataset: Dataset, working_set_bytes: int) -> tuple[Words, Words]:
+    """The first pair's words, of the width that holds most bytes: repeated to fill the working set, or as many, taken evenly."""
     old, new = dataset.pairs[0]
     by_width: dict[int, list[str]] = {}
     for name, words in old.items():
@@ -154,7 +192,11 @@ def _tiled(dataset: Dataset, working_set_bytes: int) -> tuple[Words, Words]:
     if not by_width:
         raise UsageError(f"{dataset.name}: no words to measure")
     names = max(by_width.values(), key=lambda group: sum(old[n].nbytes for n in group))
-    rows = [np.concatenate([state[n] for n in names]) for state in (old, new)]
+    slices = [(n, at) for n in names for at in range(0, old[n].size, SLICE_WORDS)]
+    wanted = -(-working_set_bytes // (SLICE_WORDS * old[names[0]].dtype.itemsize))
+    if sum(old[n].nbytes for n in names) > working_set_bytes and len(slices) > wanted:
+        slices = [slices[k] for k in np.linspace(0, len(slices) - 1, wanted).astype(int)]
+    rows = [np.concatenate([state[n][at : at + SLICE_WORDS] for n, at in slices]) for state in (old, new)]
     copies = max(1, -(-working_set_bytes // rows[0].nbytes))
     return np.tile(rows[0], copies), np.tile(rows[1], copies)
 
@@ -163,7 +205,7 @@ def speeds(
     dataset: Dataset, codec: str, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
 ) -> dict[str, float]:
     """Seconds (medians) of a bare scan, of encoding and of decoding the working set on one core, and its bytes."""
-    old, new = _tiled(dataset, working_set_bytes)
+    old, new = tiled(dataset, working_set_bytes)
     dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
     layout = Layout([Tensor("tiled", dtype, (old.size,))])
     work = [(c, old[c.start : c.start + c.words], new[c.start : c.start + c.words]) for c in layout.cells]
@@ -185,11 +227,11 @@ def speeds(
                 decode(c, e.codec, e.payload, o, e.before, e.after)
 
     with one_core():
-        taken = _take_turns({"scan_s": scan, "encode_s": encode_all, "decode_s": decode_all}, repeats)
+        taken = take_turns({"scan_s": scan, "encode_s": encode_all, "decode_s": decode_all}, repeats)
     return {**taken, "timed_bytes": float(old.nbytes)}
 
 
-def _take_turns(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+def take_turns(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
     """Median CPU seconds of each, measured in turns after one round that is not counted. Other programs' turns on the core do not count."""
     taken: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(repeats + 1):
@@ -220,6 +262,8 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
         **row,
         "ratio_to_pulse": ratio(row["bytes"], row["pulse_bytes"]),
         "ratio_to_entropy": ratio(row["bytes"], row["entropy_bytes"]),
+        "ratio_to_sparrowrl": ratio(row["bytes"], row["sparrowrl_bytes"]),
+        "ratio_to_xor_zstd": ratio(row["bytes"], row["xor_zstd_bytes"]),
         "ratio_to_dense": ratio(row["bytes"], row["dense_bytes"]),
         "encode_vs_scan": ratio(row["scan_s"], row["encode_s"]),
         "decode_vs_scan": ratio(row["scan_s"], row["decode_s"]),
@@ -230,8 +274,8 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
 
 
 _ADDED = (
-    "bytes", "pulse_bytes", "pulse_coo_bytes", "pulse_flat_bytes", "entropy_bytes", "dense_bytes", "changed", "params",
-    "scan_s", "encode_s", "decode_s", "timed_bytes",
+    "bytes", "pulse_bytes", "pulse_coo_bytes", "pulse_flat_bytes", "sparrowrl_bytes", "xor_zstd_bytes", "entropy_bytes",
+    "dense_bytes", "changed", "params", "scan_s", "encode_s", "decode_s", "timed_bytes",
 )  # fmt: skip
 
 

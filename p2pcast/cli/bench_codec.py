@@ -10,40 +10,66 @@ from typing import Any
 import click
 
 from p2pcast.cli.options import console, output, write_document
+from p2pcast.codec.choice import PEER_CORES
 from p2pcast.errors import UsageError
 
 log = logging.getLogger(__name__)
+_CORES = click.IntRange(1, 4096)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command("codec")
 @click.option("--old", type=_FOLDER, help="Hugging Face folder of the base; with --new, instead of the built-in training steps.")
 @click.option("--new", type=_FOLDER, help="Hugging Face folder of the next version.")
-@click.option("--codec", type=click.Choice(["auto", "context", "flat", "dense", "raw"]), default="auto", show_default=True)
+@click.option("--codec", type=click.Choice(["auto", "context", "flat", "dense", "raw"]), default="context", show_default=True)
 @click.option(
     "--working-set", type=click.IntRange(1, 65536), default=256, show_default=True, metavar="MIB", help="Old state when timing."
 )
+@click.option("--trainer-cores", type=_CORES, default=PEER_CORES, show_default=True, help="That encode, in the table of times.")
+@click.option("--peer-cores", type=_CORES, default=PEER_CORES, show_default=True, help="That decode, in the table of times.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @output
-def codec(old: Path | None, new: Path | None, codec: str, working_set: int, as_json: bool, output: Path | None) -> None:
-    """Size and speed of the delta codec, beside the entropy, PULSE's format and a bare scan.
+def codec(
+    old: Path | None,
+    new: Path | None,
+    codec: str,
+    working_set: int,
+    trainer_cores: int,
+    peer_cores: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Size and speed of the delta codec, beside the entropy, other systems' formats and a bare scan; and what they make of a large model's versions.
 
     Without --old and --new: pretrained weights under real AdamW steps at 1e-6 and 3e-6.
     """
     if (old is None) != (new is None):
         raise UsageError("give --old and --new together, or neither")
     from p2pcast.bench import codec as bench
+    from p2pcast.bench import formats
+    from p2pcast.bench.end_to_end import end_to_end
 
     datasets = iter([bench.folder_dataset(old, new)]) if old is not None and new is not None else bench.trained_datasets()
     if old is None:
         log.info("training: pretrained weights, a few AdamW steps a learning rate")
-    rows = [bench.measure(dataset, codec, working_set_bytes=working_set << 20) for dataset in datasets]
-    document = bench.report(rows, codec)
+    rows, compared = [], None
+    for dataset in datasets:
+        rows.append(bench.measure(dataset, codec, working_set_bytes=working_set << 20))
+        if compared is None:
+            compared = formats.measure_formats(dataset, working_set_bytes=min(working_set << 20, formats.WORKING_SET_BYTES))
+    assert compared is not None
+    document = {
+        **bench.report(rows, codec),
+        "formats": compared.document,
+        "end_to_end": end_to_end(compared.formats, encode_cores=trainer_cores, decode_cores=peer_cores),
+    }
     write_document(document, output)
     if as_json:
         click.echo(json.dumps(document))
     else:
         _print(document, working_set)
+        _print_formats(document["formats"])
+        _print_times(document["end_to_end"], document["formats"]["changed_share"])
 
 
 def _print(document: dict[str, Any], working_set: int) -> None:
@@ -84,6 +110,61 @@ def _print(document: dict[str, Any], working_set: int) -> None:
         f"One core; GB/s of the old state's bytes; words tiled to at least {working_set} MiB. Encode: digests of the old state known, those of the new one "
         "made. Decode: to a patch, both digests verified. PULSE: the smaller of its 2-D and 1-D forms, zstd-1."
     )
+
+
+def _print_formats(document: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"formats side by side ({document['dataset']})")
+    table.add_column("format")
+    for title in ("× dense", "÷ PULSE", "encode GB/s", "÷ scan", "decode GB/s", "÷ scan"):
+        table.add_column(title, justify="right")
+    for row in document["rows"]:
+        table.add_row(
+            row["format"],
+            _text(row["times_smaller"], 1),
+            _text(row["ratio_to_pulse"]),
+            _text(row["encode_gb_s"]),
+            _text(row["encode_vs_scan"]),
+            _text(row["decode_gb_s"]),
+            _text(row["decode_vs_scan"]),
+        )
+    out = console()
+    out.print(table)
+    out.print(
+        "One core, in turns. Formats other than ours: changes found by the bare scan, nothing hashed or checked, decoded to positions and values. "
+        "raw: a copy of everything."
+    )
+
+
+def _print_times(document: dict[str, Any], changed_share: float) -> None:
+    from rich.table import Table
+
+    out = console()
+    for model in dict.fromkeys(row["model"] for row in document["rows"]):
+        rows = [row for row in document["rows"] if row["model"] == model]
+        table = Table(
+            title=f"{model}, {100 * changed_share:.2f} % changed: seconds until a peer has decoded it, "
+            f"{document['encode_cores']} cores here and {document['decode_cores']} there"
+        )
+        table.add_column("Gbit/s", justify="right")
+        for row in rows:
+            table.add_column(row["format"] + ("" if row["overlaps"] else " ¹"), justify="right")
+        table.add_column("chosen")
+        table.add_column("by PULSE's rule")
+        chosen = [c for c in document["chosen"] if c["model"] == model]
+        for at, choice in enumerate(chosen):
+            table.add_row(
+                f"{choice['gbit_s']:g}", *(f"{row['seconds'][at]:.3g}" for row in rows), choice["codec"], choice["by_pulse"]
+            )
+        out.print(table)
+    for cross in document["crossovers"]:
+        rates = " and ".join(
+            f"{'at any rate' if cross[key] is None else f'below {cross[key]:.3g} Gbit/s'} {how}"
+            for key, how in (("overlapped_gbit_s", "with stages that overlap"), ("pulse_gbit_s", "by PULSE's equation 26"))
+        )
+        out.print(f"{cross['model']}: {cross['small']} before {cross['quick']} {rates}.")
+    out.print("Predicted from the costs above. ¹ Encodes, sends and decodes one after the other, as its system does.")
 
 
 def _text(value: float | None, digits: int = 2) -> str:

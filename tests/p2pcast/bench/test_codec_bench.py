@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from p2pcast.bench import codec as bench
-from p2pcast.bench import pulse
+from p2pcast.bench import pulse, sparrowrl, xor
 from p2pcast.bench.reference_scan import compact
 from p2pcast.cli.bench_codec import codec as command
 from p2pcast.codec.layout import Layout, Tensor
@@ -61,6 +61,31 @@ def test_pulse_of_nothing():
     assert same(pulse.decode_flat32(pulse.encode_flat32(changes, [5]), [5], ["<u2"]), changes)
 
 
+@given(shapes=SHAPES, seed=st.integers(0, 1 << 32), density=st.sampled_from([0.0, 0.0005, 0.02, 1.0]))
+@settings(max_examples=30, deadline=None)
+def test_sparrowrl_and_xor_lose_nothing(shapes, seed, density):
+    rng = np.random.default_rng(seed)
+    changes, dtypes = [], []
+    for number, shape in enumerate(shapes):
+        dtype = np.dtype(("<u1", "<u2", "<u4", "<u8")[number % 4])
+        old = rng.integers(0, 255, math.prod(shape)).astype(dtype)
+        new = np.where(rng.random(old.size) < density, old + dtype.type(1), old)
+        assert (xor.decode(xor.encode(old, new), old) == new).all()
+        moved = np.flatnonzero(old != new)
+        changes.append((moved, new[moved]))
+        dtypes.append(dtype)
+    assert same(sparrowrl.decode(sparrowrl.encode(changes), dtypes), changes)
+
+
+def test_leb128_as_in_the_paper():
+    """Figure 6: 198 is C6 01; what is below 128 takes a byte."""
+    numbers = np.array([198, 0, 127, 128, 16_383, 16_384, (1 << 62) + 5])
+    coded = sparrowrl.leb128(numbers)
+    assert coded[:5] == bytes([0xC6, 0x01, 0, 127, 0x80])
+    assert len(coded) == 2 + 1 + 1 + 2 + 2 + 3 + 9
+    assert sparrowrl.read_leb128(coded).tolist() == numbers.tolist()
+
+
 @pytest.mark.parametrize("size", [1, 63, 64, 200, 5000])
 @pytest.mark.parametrize("density", [0, 0.01, 1])
 def test_the_yardstick_finds_what_differs(size, density):
@@ -81,6 +106,35 @@ def test_entropy_by_hand():
     tensor = Tensor("t", "BF16", (8,))
     assert bench.entropy_bits(tensor, old, new) == pytest.approx(4 * 0.811278 + 4 + 0 + 2, abs=1e-4)
     assert bench.entropy_bits(tensor, old, old) == 0
+
+
+@pytest.mark.parametrize("most", [1, 500])
+def test_sizes_in_groups_come_near_those_of_the_whole(monkeypatch, most):
+    dataset = a_dataset()
+    whole = bench.other_sizes(dataset.layout.tensors, *dataset.pairs[0])
+    monkeypatch.setattr(bench, "GROUP_WORDS", most)
+    for key, nbytes in bench.other_sizes(dataset.layout.tensors, *dataset.pairs[0]).items():
+        assert whole[key] <= nbytes <= whole[key] + 300
+
+
+def test_entropy_in_slices_is_that_of_the_whole(monkeypatch):
+    dataset = a_dataset()
+    old, new = dataset.pairs[0]
+    whole = [bench.entropy_bits(t, old[t.name], new[t.name]) for t in dataset.layout.tensors]
+    monkeypatch.setattr(bench, "SLICE_WORDS", 777)
+    assert [bench.entropy_bits(t, old[t.name], new[t.name]) for t in dataset.layout.tensors] == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("nbytes", [30_000, 76_000, 200_000])
+def test_the_working_set_is_as_large_as_was_asked(monkeypatch, nbytes):
+    """Repeated where the state is smaller, else slices of it."""
+    monkeypatch.setattr(bench, "SLICE_WORDS", 1000)
+    dataset = a_dataset()
+    old, new = bench.tiled(dataset, nbytes)
+    whole = sum(t.nbytes for t in dataset.layout.tensors if t.word_bytes == 2)
+    assert old.size == new.size
+    assert nbytes - 2000 <= old.nbytes < max(nbytes + 2000, nbytes + whole)
+    assert 0.01 < np.count_nonzero(old != new) / old.size < 0.03
 
 
 def a_dataset():
@@ -128,11 +182,15 @@ def test_command_on_two_folders(tmp_path):
     done = CliRunner().invoke(command, [*options, "--json"], catch_exceptions=False)
     document = json.loads(done.stdout)
     assert set(document) >= KEYS
+    assert document["codec"] == "context"
+    assert {row["format"] for row in document["formats"]["rows"]} == {row["format"] for row in document["end_to_end"]["rows"]}
+    assert document["formats"]["changed_share"] == pytest.approx(0.01, rel=0.2)
     assert document["params"] == 50_003
     assert 0 < document["bytes"] < 3000
     table = CliRunner().invoke(command, options, catch_exceptions=False)
     assert table.exit_code == 0
     assert "PULSE" in table.stdout
+    assert "70B" in table.stdout
 
 
 def test_command_on_equal_folders_has_no_ratios(tmp_path):

@@ -1,0 +1,75 @@
+"""Another rival's format: SparrowRL's delta checkpoint (section 5.1), as its paper has it, on the reading that is best for it.
+
+Per tensor, flattened: the changed positions, the first as it is and then differences, each an unsigned LEB128 varint; and the values of the changed
+words, raw. No further compression. Names and shapes travel outside and are not counted, nor is the fusing of tensors for the engine, which changes a
+first position here and there. Absolute new values stand for the paper's: they are as long, and lossless in any dtype.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.bench.pulse import Changes
+
+_HEAD = struct.Struct("<II")
+"""Of a tensor: changed words, bytes of their varints."""
+_BITS = 7
+_MOST = 10
+"""Bytes of a varint of 64 bits."""
+
+
+def encode(changes: Changes) -> bytes:
+    """All tensors behind each other."""
+    parts: list[bytes] = []
+    for positions, values in changes:
+        coded = leb128(np.diff(positions, prepend=0))
+        parts += [_HEAD.pack(len(positions), len(coded)), coded, values.tobytes()]
+    return b"".join(parts)
+
+
+def decode(blob: bytes, dtypes: Sequence[Any]) -> Changes:
+    """Undo ``encode``. For its own encoder's bytes alone: a yardstick, not a parser of what strangers send."""
+    changes: Changes = []
+    at = 0
+    for dtype in dtypes:
+        count, stored = _HEAD.unpack_from(blob, at)
+        at += _HEAD.size
+        positions = np.cumsum(read_leb128(blob[at : at + stored]))
+        at += stored
+        changes.append((positions, np.frombuffer(blob, dtype, count, at)))
+        at += count * np.dtype(dtype).itemsize
+    return changes
+
+
+def leb128(numbers: npt.NDArray[np.int64]) -> bytes:
+    """Unsigned varints of numbers that are not negative, lowest 7 bits first."""
+    lengths = np.ones(numbers.size, dtype=np.int64)
+    for more in range(1, _MOST):
+        longer = numbers >> (_BITS * more) > 0
+        if not longer.any():
+            break
+        lengths += longer
+    ends = np.cumsum(lengths)
+    out = np.zeros(int(ends[-1]) if ends.size else 0, dtype=np.uint8)
+    starts = ends - lengths
+    for k in range(int(lengths.max(initial=0))):
+        here = lengths > k
+        low = (numbers[here] >> (_BITS * k)) & 0x7F
+        out[starts[here] + k] = low | np.where(lengths[here] > k + 1, 0x80, 0)
+    return out.tobytes()
+
+
+def read_leb128(data: bytes) -> npt.NDArray[np.int64]:
+    """Undo ``leb128``."""
+    rest = np.frombuffer(data, dtype=np.uint8)
+    if not rest.size:
+        return np.empty(0, dtype=np.int64)
+    ends = np.flatnonzero(rest < 0x80)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    place = np.arange(rest.size) - np.repeat(starts, ends - starts + 1)
+    return np.add.reduceat((rest & 0x7F).astype(np.int64) << (_BITS * place), starts)
