@@ -1,46 +1,105 @@
-"""Coding a part of the state against the one before: on the host by the compiled scan, or on the device that both lie on.
+"""Coding this rank's parts against the state before: on the host by the compiled scan, or on the device that both lie on.
 
-Promise: both ways make payloads that decode to the same words, with the same digests. On the device a part is compared and compacted with torch's own
-operations; only the entries that changed cross to the host, where the CPU makes the bytes.
+Promise: both ways make the same bytes and the same digests. On the device many parts are compared at a time with torch's own operations; only the
+entries that changed cross to the host, where the CPU makes the bytes.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from p2pcast import limits
 from p2pcast.codec.cell import FLAT, Encoded, encode
 from p2pcast.codec.digest import MASK, digest_change, word_dtype
 from p2pcast.codec.flat import encode_flat
 from p2pcast.codec.layout import Cell
+from p2pcast.device import Changes, compare
+from trainer_node.snapshot import Room, Slot
 
 DENSE_FROM = 16
 """Once ``flat`` takes more than 1/16 of a part's bytes the host decides, which knows ``dense`` too: as in ``codec.cell``."""
-
-_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+RUN_BYTES = 256 * limits.MIB
+"""Compared in one go: long against the time that a device takes to begin, short against its memory."""
 
 
 def encode_on_device(cell: Cell, old: torch.Tensor, new: torch.Tensor, before: int) -> Encoded | None:
     """As ``codec.cell.encode``, for 1-D tensors on one device; ``before``: the digest of ``old``. None if no word changed."""
-    signed = _SIGNED[cell.word_bytes]
-    was, now = old.view(signed), new.view(signed)
-    places = torch.nonzero(was != now).view(-1)
-    changed = places.numel()
-    if changed == 0:
+    found = compare(old, new, [(0, cell.words)], DENSE_FROM)
+    return encode_changes(cell, None if found is None else found[0], old, new, before)
+
+
+def encode_changes(cell: Cell, changes: Changes | None, old: torch.Tensor, new: torch.Tensor, before: int) -> Encoded | None:
+    """As ``encode_on_device``, once it is known what changed. ``changes`` None: too much to be worth listing."""
+    if changes is not None and not changes.positions.size:
         return None
-    if changed * DENSE_FROM <= cell.words:
-        positions = _to_host(places.to(torch.int32), 4)
-        old_values, new_values = _to_host(was[places], cell.word_bytes), _to_host(now[places], cell.word_bytes)
-        payload = encode_flat(positions, np.subtract(new_values, old_values), cell.words)
+    if changes is not None and changes.positions.size * DENSE_FROM <= cell.words:
+        steps = np.subtract(changes.new, changes.old)
+        payload = encode_flat(changes.positions, steps, cell.words)
         if len(payload) * DENSE_FROM <= cell.nbytes:
-            after = (before + digest_change(positions, old_values, new_values, cell)) & MASK
-            return Encoded(cell.index, FLAT, payload, before, after, changed)
-    return encode(cell, _to_host(was, cell.word_bytes), _to_host(now, cell.word_bytes), before=before)
+            after = (before + digest_change(changes.positions, changes.old, changes.new, cell)) & MASK
+            return Encoded(cell.index, FLAT, payload, before, after, changes.positions.size)
+    return encode(cell, _words(old), _words(new), before=before)
 
 
-def _to_host(values: torch.Tensor, word_bytes: int) -> npt.NDArray[Any]:
-    words: npt.NDArray[Any] = values.cpu().numpy().view(word_dtype(word_bytes))
+@dataclass(slots=True)
+class _Run:
+    """Parts ``first`` up to ``end``, next to each other in one segment. ``left``: how many of them have not been asked for yet."""
+
+    first: int
+    end: int
+    lock: threading.Lock
+    left: int
+    compared: bool = False
+    found: list[Changes] | None = None
+
+
+class Compared:
+    """What changed between two rooms on a device, compared run by run when the first part of a run is asked for. To be asked once for each part, from any thread."""
+
+    def __init__(self, slots: Sequence[Slot], previous: Room, latest: Room, *, run_bytes: int = RUN_BYTES) -> None:
+        self._slots, self._previous, self._latest = slots, previous, latest
+        self._run_of: list[_Run] = []
+        for number, slot in enumerate(slots):
+            run = self._run_of[-1] if self._run_of else None
+            if run is None or not _joins(slots[run.first], slot, run_bytes):
+                run = _Run(number, number, threading.Lock(), 0)
+            run.end, run.left = number + 1, run.left + 1
+            self._run_of.append(run)
+
+    def encode(self, cell: Cell, number: int, before: int) -> Encoded | None:
+        """Part ``number``, which ``cell`` stands for, as ``encode_on_device``."""
+        run, slot = self._run_of[number], self._slots[number]
+        with run.lock:
+            if not run.compared:
+                run.found, run.compared = self._compare(run), True
+            changes = None if run.found is None else run.found[number - run.first]
+            run.left -= 1
+            if not run.left:
+                run.found = None
+        if changes is None and run.end - run.first > 1:  # the run as a whole changed much, this part may not have
+            return encode_on_device(cell, self._previous.tensor(slot), self._latest.tensor(slot), before)
+        return encode_changes(cell, changes, self._previous.tensor(slot), self._latest.tensor(slot), before)
+
+    def _compare(self, run: _Run) -> list[Changes] | None:
+        slots = self._slots[run.first : run.end]
+        origin, width = slots[0].offset, slots[0].word_bytes
+        parts = [((slot.offset - origin) // width, slot.words) for slot in slots]
+        return compare(self._previous.span(slots[0], slots[-1]), self._latest.span(slots[0], slots[-1]), parts, DENSE_FROM)
+
+
+def _joins(first: Slot, slot: Slot, run_bytes: int) -> bool:
+    """Whether ``slot`` may be in the run that ``first`` began."""
+    end = slot.offset + slot.words * slot.word_bytes
+    return (slot.segment, slot.word_bytes) == (first.segment, first.word_bytes) and end - first.offset <= run_bytes
+
+
+def _words(row: torch.Tensor) -> npt.NDArray[Any]:
+    words: npt.NDArray[Any] = row.view(torch.uint8).cpu().numpy().view(word_dtype(row.element_size()))
     return words

@@ -47,7 +47,7 @@ from p2pcast.parallel import cores, ordered_map
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
-from trainer_node.coding import encode_on_device
+from trainer_node.coding import Compared
 from trainer_node.handle import Handle
 from trainer_node.shards import Holding, Part, dealt, holding
 from trainer_node.snapshot import Copy, Rooms, slots_for
@@ -358,8 +358,13 @@ class Publisher:
         sent = told = 0
         told_at = time.monotonic()
 
+        rooms, compared = plan.rooms, None
+        if coded and rooms.device is not None:
+            assert rooms.previous is not None
+            compared = Compared(rooms.slots, rooms.previous, rooms.next)
+
         def code(number: int) -> Body | None:
-            return self._coded(plan, number) if coded else self._whole(plan, number)
+            return self._coded(plan, number, compared) if coded else self._whole(plan, number)
 
         for number, body in enumerate(ordered_map(code, range(len(parts)), workers=self._workers, name="p2pcast encode")):
             now = time.monotonic()
@@ -377,17 +382,17 @@ class Publisher:
                 told, told_at = reached, now
         return marks, sent
 
-    def _coded(self, plan: Plan, number: int) -> Body | None:
-        """A part against the previous state; None where nothing changed."""
+    def _coded(self, plan: Plan, number: int, compared: Compared | None) -> Body | None:
+        """A part against the previous state; None where nothing changed. ``compared``: for rooms on a device."""
         part, rooms, slot = plan.parts[number], plan.rooms, plan.rooms.slots[number]
         assert rooms.previous is not None
         before = self._marks[number]
         found: Encoded | None
-        if rooms.device is None:
+        if compared is None:
             found = encode(part.cell, rooms.previous.words(slot), rooms.next.words(slot), before=before)
         else:
             with rooms.on_stream():
-                found = encode_on_device(part.cell, rooms.previous.tensor(slot), rooms.next.tensor(slot), before)
+                found = compared.encode(part.cell, number, before)
         if found is None:
             return None
         return _cell(part, found.codec, found.before, found.after, found.changed, found.payload)

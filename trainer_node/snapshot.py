@@ -18,6 +18,7 @@ import torch
 
 from p2pcast import limits
 from p2pcast.codec.digest import word_dtype
+from p2pcast.device import words_of
 
 SEGMENT_BYTES = limits.GIB
 """A room is allocated in pieces of at most this: torch rounds pinned memory up to a power of two."""
@@ -71,6 +72,11 @@ class Room:
         dtype = torch.float32 if slot.dtype == torch.complex64 else slot.dtype
         whole = self._segments[slot.segment]
         return whole[slot.offset : slot.offset + slot.words * slot.word_bytes].view(dtype)
+
+    def span(self, first: Slot, last: Slot) -> torch.Tensor:
+        """Everything from one part to another of the same segment and width, what lies between parts included, as unsigned bytes or signed words."""
+        whole = self._segments[first.segment]
+        return words_of(whole[first.offset : last.offset + last.words * last.word_bytes], first.word_bytes)
 
     def words(self, slot: Slot) -> npt.NDArray[Any]:
         """The part's words, unsigned; a view where the room is in the host's memory, else a copy."""

@@ -1,0 +1,77 @@
+"""Ranks within classes (docs/delta-format.md §3, ``context``), where the old words lie: the dense part of what that codec has to know of them.
+
+64 words at a time their classes are counted, a byte a class, eight classes in one integer: a sum over 64 words overflows none of them. Sums of these from
+block to block say how many of each class stand before a block; only in blocks that hold a change is a word looked at again. Memory: 30 bytes a word
+of a chunk, and 20 a change.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from p2pcast.device.words import words_of
+
+CLASSES = 16
+BLOCK_WORDS = 64
+CHUNK_WORDS = 1 << 22
+CHUNK_CHANGES = 1 << 18
+_LANES = 8
+
+
+def class_gaps(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gaps int32, classes uint8) of the words at ``places`` (int64, ascending): how many words of its class stand between each and the one of its class
+    before it. The class of a word is min(max((its magnitude >> ``shift``) − ``base``, 0), ``top``)."""
+    words = words_of(row)
+    ranks = torch.empty(places.numel(), dtype=torch.int64, device=row.device)
+    classes = torch.empty(places.numel(), dtype=torch.uint8, device=row.device)
+    before = torch.zeros(CLASSES, dtype=torch.int64, device=row.device)
+    starts = torch.arange(0, words.numel() + CHUNK_WORDS, CHUNK_WORDS, device=row.device)
+    cuts = torch.searchsorted(places, starts).tolist()
+    for number, start in enumerate(range(0, words.numel(), CHUNK_WORDS)):
+        kinds = _classes(words[start : start + CHUNK_WORDS], shift, base, top)
+        within = _before_blocks(kinds)
+        for begin in range(cuts[number], cuts[number + 1], CHUNK_CHANGES):
+            end = min(begin + CHUNK_CHANGES, cuts[number + 1])
+            inside = places[begin:end] - start
+            block = inside // BLOCK_WORDS
+            kind = kinds.view(-1)[inside]
+            alike = kinds[block] == kind.unsqueeze(1)
+            alike &= torch.arange(BLOCK_WORDS, device=row.device) < (inside % BLOCK_WORDS).unsqueeze(1)
+            of = kind.to(torch.int64)
+            ranks[begin:end] = alike.sum(1) + within[block, of] + before[of]
+            classes[begin:end] = kind
+        before += within[-1]
+    return _gaps(ranks, classes), classes
+
+
+def _classes(words: torch.Tensor, shift: int, base: int, top: int) -> torch.Tensor:
+    """By blocks of 64; the last is filled up."""
+    bits = 8 * words.element_size()
+    level = ((words << 1) >> shift) & ((1 << (bits - shift)) - 1)  # of a signed number the shift would bring its sign along
+    kinds = (level.to(torch.int16) - base).clamp_(0, top).to(torch.uint8)
+    return torch.nn.functional.pad(kinds, (0, -kinds.numel() % BLOCK_WORDS)).view(-1, BLOCK_WORDS)
+
+
+def _before_blocks(kinds: torch.Tensor) -> torch.Tensor:
+    """[blocks + 1, classes]: how many of each class stand before each block, and in all."""
+    halves = []
+    index = kinds.to(torch.int32).view(-1)
+    for first in range(0, CLASSES, _LANES):
+        ones = [1 << 8 * (c - first) if first <= c < first + _LANES else 0 for c in range(CLASSES)]
+        table = torch.tensor(ones, dtype=torch.int64, device=kinds.device)
+        packed = table.index_select(0, index).view(-1, BLOCK_WORDS).sum(1)
+        halves.append(packed.view(torch.uint8).view(-1, _LANES))
+    counts = torch.cat(halves, 1).cumsum(0, dtype=torch.int64)
+    return torch.nn.functional.pad(counts, (0, 0, 1, 0))
+
+
+def _gaps(ranks: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    order = torch.argsort(classes, stable=True)
+    ranks, kinds = ranks[order], classes[order]
+    previous = torch.full_like(ranks, -1)
+    if ranks.numel():
+        follows = kinds[1:] == kinds[:-1]
+        previous[1:] = torch.where(follows, ranks[:-1], previous[1:])
+    gaps = torch.empty(ranks.numel(), dtype=torch.int32, device=ranks.device)
+    gaps[order] = (ranks - previous - 1).to(torch.int32)
+    return gaps
