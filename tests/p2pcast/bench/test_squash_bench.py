@@ -45,7 +45,7 @@ def test_report_adds_up():
     assert first["flat"]["ratio"] == 1
     assert first["changed"] == first["changed_chain"]
     assert last["flat"]["ratio"] < 1
-    assert last["context"]["squash_bytes"] < last["flat"]["squash_bytes"]
+    assert last["context"]["ratio"] < 1
 
 
 def test_no_more_versions_than_asked():
