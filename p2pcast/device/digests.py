@@ -59,7 +59,7 @@ def digest_box(box: torch.Tensor, start: int, strides: Sequence[int], tensor: in
     block = start * lanes_a_word // BLOCK_LANES
     blocks = (last * lanes_a_word + lanes_a_word - 1) // BLOCK_LANES - block + 1
     multipliers = _multipliers(block, blocks, tensor, box.device)
-    lanes = _lanes(box.reshape(-1)).view(-1, lanes_a_word)
+    lanes = _lanes(box.reshape(-1).contiguous()).view(-1, lanes_a_word)
     places = places.view(-1) * lanes_a_word
     table = _table(box.device)
     for number in range(lanes_a_word):
@@ -72,7 +72,7 @@ def digest_box(box: torch.Tensor, start: int, strides: Sequence[int], tensor: in
 
 
 def _lanes_a_word(row: torch.Tensor) -> int:
-    return max(1, row.element_size() // 2)
+    return max(1, int(row.element_size()) // 2)
 
 
 def _lanes(row: torch.Tensor) -> torch.Tensor:

@@ -18,10 +18,14 @@ import torch
 from p2pcast import limits
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
+from p2pcast.device import digest_box, digest_row, to_int
 from rollout_node.vllm_plugin.mapping import Block, Mapping
 from rollout_node.vllm_plugin.recording import TORCH_DTYPES, Storages
 from rollout_node.vllm_plugin.rehearsal import WORDS, Verdict, rehearse
 from rollout_node.vllm_plugin.shadow_reader import ShadowReader
+
+_CHUNK_WORDS = limits.INSTALL_CHUNK_BYTES // 40
+"""Words in a part on a device: a place, its weight and what they are made from take 8 bytes each."""
 
 Entry = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
 """Number of the tensor, start, shape and strides of the box, digest. A negative start is a Verdict, about the whole tensor."""
@@ -69,6 +73,24 @@ def rehearsals(
 
 
 def _digest(number: int, block: Block, words: torch.Tensor) -> int:
+    return (digest_on_host if words.device.type == "cpu" else digest_in_place)(number, block, words)
+
+
+def digest_in_place(number: int, block: Block, words: torch.Tensor) -> int:
+    """The block's digest, taken where it lies; one number leaves the device."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    with torch.inference_mode():
+        for part in block.split(_CHUNK_WORDS):
+            box = words.as_strided(part.shape, part.to_stride, part.at)
+            if part.from_stride == (1,):
+                total = total + digest_row(box.contiguous(), part.start, number)
+            else:
+                total = total + digest_box(box, part.start, part.from_stride, number)
+    return to_int(total)
+
+
+def digest_on_host(number: int, block: Block, words: torch.Tensor) -> int:
+    """The same by the compiled kernels, in the host's memory."""
     total = 0
     width = words.element_size()
     unsigned = word_dtype(width)
