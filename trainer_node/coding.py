@@ -15,18 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from p2pcast import limits
 from p2pcast.codec.cell import FLAT, Encoded, encode
 from p2pcast.codec.digest import MASK, digest_change, word_dtype
 from p2pcast.codec.flat import encode_flat
 from p2pcast.codec.layout import Cell
-from p2pcast.device import Changes, compare
+from p2pcast.device import RUN_BYTES, Changes, compare
 from trainer_node.snapshot import Room, Slot
 
 DENSE_FROM = 16
 """Once ``flat`` takes more than 1/16 of a part's bytes the host decides, which knows ``dense`` too: as in ``codec.cell``."""
-RUN_BYTES = 256 * limits.MIB
-"""Compared in one go: long against the time that a device takes to begin, short against its memory."""
 
 
 def encode_on_device(cell: Cell, old: torch.Tensor, new: torch.Tensor, before: int) -> Encoded | None:

@@ -12,6 +12,7 @@ COMMANDS = {
         "p2pcast.cli.bench_squash:squash",
         "Deltas joined into one: size and time beside the chain's, and what a ladder saves.",
     ),
+    "device": ("p2pcast.cli.bench_device:device", "The dense passes with torch's operations, on a GPU or the CPU."),
     "relay": ("p2pcast.cli.bench_relay:relay", "CPU and memory of a peer in the middle of a chain."),
     "publish": ("p2pcast.cli.bench_publish:publish", "What publishing live tensors costs a training step, beside a memcpy."),
     "live": ("p2pcast.cli.bench_live:live", "Versions into a live vLLM under load, beside its own dense reload."),

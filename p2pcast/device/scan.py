@@ -14,8 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from p2pcast import limits
 from p2pcast.codec.digest import word_dtype
 from p2pcast.device.words import words_of
+
+RUN_BYTES = 256 * limits.MIB
+"""Compared in one go: long against the time that a device takes to begin, short against its memory."""
 
 Words = npt.NDArray[Any]
 

@@ -1,0 +1,48 @@
+"""``p2pcast bench device``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from p2pcast.cli.options import console, output, write_document
+
+MEANINGS = {
+    "copy": "the state's bytes, read and written",
+    "compare": "two states; the changed entries to the host",
+    "digest": "of the whole state",
+    "ranks": "classes of all words, ranks of the changed ones",
+    "scatter": "a patch written and read back",
+}
+
+
+@click.command()
+@click.option("--mib", type=click.IntRange(1), default=256, show_default=True, help="MiB of bf16 in the state.")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured, after one that is not.")
+@click.option("--device", help="A device of torch's, such as cuda:1 or cpu. Without it the GPU, where there is one.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@output
+def device(mib: int, rounds: int, device: str | None, as_json: bool, output: Path | None) -> None:
+    """The dense passes of coding and audit with torch's operations, where the weights lie."""
+    from p2pcast.bench.device import bench_device
+
+    result = bench_device(mib << 20, rounds, device=device)
+    write_document(result, output)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    share = 100 * result["changed"] / result["params"]
+    table = Table(
+        title=f"{result['device']}: {result['state_bytes'] / 2**20:.0f} MiB of bf16, {share:.1f} % changed, median of {rounds}"
+    )
+    for title in ("pass", "what", "time", "GB of state a second", "speed ÷ copy"):
+        table.add_column(title, justify="left" if title in ("pass", "what") else "right")
+    for row in result["rows"]:
+        speed = row["state_bytes_per_s"] / 1e9
+        table.add_row(
+            row["pass"], MEANINGS[row["pass"]], f"{1e3 * row['s']:.1f} ms", f"{speed:.2f}", f"{row['speed_to_copy']:.3f}"
+        )
+    console().print(table)
