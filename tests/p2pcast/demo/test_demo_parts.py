@@ -11,8 +11,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,15 @@ def test_answers_must_agree_to_the_bit_and_tell_versions_apart() -> None:
 # -- folders
 
 
-def test_only_a_folder_of_the_demo_is_replaced(tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign"
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Sockets have room in it, however deep pytest's own folders lie."""
+    with tempfile.TemporaryDirectory(prefix="p2pcast-") as folder:
+        yield Path(folder)
+
+
+def test_only_a_folder_of_the_demo_is_replaced(short_path: Path) -> None:
+    foreign = short_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.tex").touch()
     with pytest.raises(UsageError, match="not the demo's"):
@@ -122,11 +130,11 @@ def test_only_a_folder_of_the_demo_is_replaced(tmp_path: Path) -> None:
     (foreign / MARKER).touch()
     Workspace(foreign)
     assert not (foreign / "thesis.tex").exists()
-    (tmp_path / "file").touch()
+    (short_path / "file").touch()
     with pytest.raises(UsageError):
-        Workspace(tmp_path / "file")
-    (tmp_path / "empty").mkdir()
-    Workspace(tmp_path / "empty")
+        Workspace(short_path / "file")
+    (short_path / "empty").mkdir()
+    Workspace(short_path / "empty")
 
 
 def test_the_folder_in_memory_goes_with_the_block(tmp_path: Path) -> None:
