@@ -115,17 +115,15 @@ def diff(
     tally: Counter[str] = Counter()
     state = changed = 0
 
-    def code(cell: Cell) -> tuple[int, Encoded | None]:
+    def code_one(cell: Cell) -> tuple[int, Encoded | None]:
         words = was.words(cell)
         seen(cell.nbytes, layout.nbytes)
         before = digest(words, cell)
-        coded = encode(cell, words, now.words(cell), before=before, codec=codec)
-        if coded is not None and coded.codec != RAW and len(coded.payload) > cell.nbytes:
-            coded = encode(cell, words, now.words(cell), before=before, codec="raw")
+        coded = code(cell, words, now.words(cell), before, codec)
         return before if coded is None else coded.after, coded
 
     with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
-        for after, coded in ordered_map(code, layout.cells, workers=workers or cores(), name="encode"):
+        for after, coded in ordered_map(code_one, layout.cells, workers=workers or cores(), name="encode"):
             state = (state + after) & MASK
             changed += _add(writer, coded, tally)
         for path, contents in sorted(new_files.items()):
@@ -133,6 +131,14 @@ def diff(
         size = writer.seal(state)
     seconds = time.perf_counter() - started
     return Written(out, base, version, size, layout.nbytes, layout.params, changed, dict(tally), state, seconds)
+
+
+def code(cell: Cell, old: npt.NDArray[Any], new: npt.NDArray[Any], before: int, codec: str) -> Encoded | None:
+    """As ``codec.cell.encode``, but never in more bytes than the cell has."""
+    coded = encode(cell, old, new, before=before, codec=codec)
+    if coded is not None and coded.codec != RAW and len(coded.payload) > cell.nbytes:
+        coded = encode(cell, old, new, before=before, codec="raw")
+    return coded
 
 
 def _open(key: RunKey, layout: Layout, base: Version, version: Version) -> Open:

@@ -1,53 +1,111 @@
-"""``p2pcast inspect``: what is in a delta file, or in a checkpoint folder."""
+"""``p2pcast inspect``: what is in a delta file, in a checkpoint folder, or what changes from one folder to another."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from p2pcast import offline
+from p2pcast import offline, sparsity
 from p2pcast.artifact.p2pd import P2pdFile
 from p2pcast.checkpoint import Checkpoint, SafetensorsFile
-from p2pcast.codec.cell import CODEC_NAMES, FLAT
+from p2pcast.cli.inspect_change import change_lines, draw, step_lines
+from p2pcast.cli.options import console
+from p2pcast.codec.cell import CODEC_NAMES
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.errors import IntegrityError, LocalError, UsageError
+from p2pcast.figure import require_matplotlib
+from p2pcast.progress import Meter
 from p2pcast.store.files import explained
 
 _ROWS = 40
-_FLAT_COUNT = slice(4, 8)
-"""Where a ``flat`` payload says how many words it changes (docs/delta-format.md, section 3)."""
 
 
 @click.command("inspect")
 @click.argument("path", metavar="FILE|DIR", type=click.Path(path_type=Path))
+@click.argument("new", metavar="[NEW]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--base", type=click.Path(path_type=Path), help="Of a delta: the folder that it starts from, for what depends on its values."
+)
+@click.option(
+    "--lr",
+    "learning_rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="η",
+    help="Learning rate, for PULSE's threshold 256·η.",
+)
+@click.option(
+    "--codec",
+    type=click.Choice(["auto", "context", "flat", "dense"]),
+    default="auto",
+    show_default=True,
+    help="Of two folders: how their delta would be coded.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what changed.")
 @click.option("--all", "all_rows", is_flag=True, help=f"Every tensor, not only the first {_ROWS}.")
 @click.option("--digest", is_flag=True, help="For a folder: also its state digest, which reads all of it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def inspect(path: Path, all_rows: bool, digest: bool, as_json: bool) -> None:
-    """Show versions, sizes, codecs and tensors of a .p2pd file (every byte of which is checked), a .safetensors file or a checkpoint folder."""
+def inspect(
+    path: Path,
+    new: Path | None,
+    base: Path | None,
+    learning_rate: float | None,
+    codec: str,
+    plot: Path | None,
+    all_rows: bool,
+    digest: bool,
+    as_json: bool,
+) -> None:
+    """Show versions, sizes, codecs and tensors of a .p2pd file (every byte of which is checked), a .safetensors file or a checkpoint folder.
+
+    Of a .p2pd file, and of two folders (DIR NEW), also what changed: where, how far, at how many bits, in how large weights, and what stands out.
+    """
+    if plot is not None:
+        require_matplotlib()
     with explained("read", path):
         os.stat(path)
-    document = describe_folder(path, with_digest=digest) if path.is_dir() else describe_file(path, with_digest=digest)
+    with Meter("inspect") as seen:
+        if new is not None:
+            if base is not None:
+                raise UsageError("--base goes with a .p2pd file; of two folders the first is the base")
+            document = describe_change(path, new, codec=codec, learning_rate=learning_rate, seen=seen)
+        elif path.is_dir():
+            document = describe_folder(path, with_digest=digest)
+        else:
+            document = describe_file(path, with_digest=digest, base=base, learning_rate=learning_rate, seen=seen)
+    changes = "findings" in document
+    if not changes and (base, learning_rate, plot) != (None, None, None):
+        raise UsageError(
+            f"{path} alone is no change: --base, --lr and --plot go with a .p2pd file, --lr and --plot with two folders"
+        )
+    if plot is not None:
+        draw(document, plot)
     if as_json:
         click.echo(json.dumps(document))
     else:
         _show(document, None if all_rows else _ROWS)
 
 
-def describe_file(path: Path, *, with_digest: bool = False) -> dict[str, Any]:
-    """A .p2pd or .safetensors file as a JSON document. Raises IntegrityError, LocalError."""
+def describe_file(
+    path: Path,
+    *,
+    with_digest: bool = False,
+    base: Path | None = None,
+    learning_rate: float | None = None,
+    seen: sparsity.Seen = lambda done, total: None,
+) -> dict[str, Any]:
+    """A .p2pd or .safetensors file as a JSON document. ``base``, ``learning_rate``: see ``sparsity``. Raises IntegrityError, LocalError."""
     with explained("read", path), path.open("rb") as file:
         magic = file.read(4)
     if magic == b"p2pd":
-        return _describe_delta(path)
+        return _describe_delta(path, base, learning_rate, seen)
     if path.suffix == ".safetensors":
         return _describe_checkpoint(Checkpoint(path.parent, [SafetensorsFile(path)]), path, with_digest, small_files=False)
     if not magic:
@@ -88,28 +146,56 @@ def _layout_facts(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _describe_delta(path: Path) -> dict[str, Any]:
+def describe_change(
+    old: Path,
+    new: Path,
+    *,
+    codec: str = "auto",
+    learning_rate: float | None = None,
+    seen: sparsity.Seen = lambda done, total: None,
+) -> dict[str, Any]:
+    """What changes from one folder to another, as a JSON document; ``bytes`` are those of a delta's cells. Raises IntegrityError, LocalError."""
+    was, now = Checkpoint.open(old), Checkpoint.open(new)
+    layout = was.layout()
+    offline.require_same(layout, now.layout(), f"{new} against {old}")
+    codecs: dict[str, dict[str, int]] = {}
+    looks = _tallied(sparsity.look_at_folders(was, now, layout, codec, learning_rate, seen=seen), codecs)
+    found = sparsity.report(layout, looks, learning_rate)
+    total = found["total"]
+    return {
+        "kind": "change",
+        "path": str(old),
+        "new": str(new),
+        "bytes": total["bytes"],
+        "ratio_to_dense": layout.nbytes / total["bytes"] if total["bytes"] else None,
+        **_layout_facts(layout),
+        "cells_changed": sum(entry["cells"] for entry in codecs.values()),
+        "changed": total["changed"],
+        "changed_exact": True,
+        "codecs": codecs,
+        **found,
+    }
+
+
+def _tallied(looks: Iterable[sparsity.Look], codecs: dict[str, dict[str, int]]) -> Iterator[sparsity.Look]:
+    for look in looks:
+        if look.codec is not None:
+            entry = codecs.setdefault(CODEC_NAMES.get(look.codec, str(look.codec)), {"cells": 0, "bytes": 0})
+            entry["cells"] += 1
+            entry["bytes"] += look.nbytes
+        yield look
+
+
+def _describe_delta(path: Path, base: Path | None, learning_rate: float | None, seen: sparsity.Seen) -> dict[str, Any]:
     with P2pdFile.open(path) as file:
         file.verify_pieces()
         layout, manifest = file.layout, file.manifest
+        held = None if base is None else Checkpoint.open(base)
+        if held is not None:
+            offline.require_same(layout, held.layout(), f"wrong base: {base} against {path}")
         codecs: dict[str, dict[str, int]] = {}
-        rows: list[dict[str, Any]] = [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "words": t.words, "bytes": 0, "changed": 0, "exact": True}
-            for t in layout.tensors
-        ]
-        for placed in file.assembly.directory:
-            cell = layout.cells[placed.cell]
-            name = CODEC_NAMES.get(placed.codec, str(placed.codec))
-            entry = codecs.setdefault(name, {"cells": 0, "bytes": 0})
-            entry["cells"] += 1
-            entry["bytes"] += placed.bytes
-            row = rows[cell.tensor]
-            row["bytes"] += placed.bytes
-            if placed.codec == FLAT:
-                row["changed"] += int.from_bytes(file.read(placed.offset, min(8, placed.bytes))[_FLAT_COUNT], "little")
-            else:  # such a cell states all its words, changed or not
-                row["changed"] += cell.words
-                row["exact"] = False
+        looks = _tallied(sparsity.look_at_delta(file, held, learning_rate, seen=seen), codecs)
+        found = sparsity.report(layout, looks, learning_rate)
         return {
             "kind": manifest.kind,
             "path": str(path),
@@ -120,8 +206,8 @@ def _describe_delta(path: Path) -> dict[str, Any]:
             "ratio_to_dense": layout.nbytes / file.nbytes,
             **_layout_facts(layout),
             "cells_changed": manifest.cells,
-            "changed": sum(row["changed"] for row in rows),
-            "changed_exact": all(row["exact"] for row in rows),
+            "changed": found["total"]["changed"],
+            "changed_exact": found["total"]["exact"],
             "codecs": codecs,
             "pieces": manifest.pieces,
             "piece_bytes": file.assembly.open.piece,
@@ -132,51 +218,55 @@ def _describe_delta(path: Path) -> dict[str, Any]:
             "key": file.public.hex(),
             "artifact": manifest.artifact.hex(),
             "files": [{"path": f.path, "bytes": f.size, "in_base": f.offset is None} for f in manifest.files],
-            "tensors": rows,
+            **found,
         }
 
 
 def _show(document: dict[str, Any], rows: int | None) -> None:
-    console = Console(highlight=False)
-    listed = {"tensors", "files", "skipped", "weight_files", "codecs", "changed_exact"}
+    out = console()
+    listed = {
+        "tensors",
+        "files",
+        "skipped",
+        "weight_files",
+        "codecs",
+        "changed_exact",
+        "total",
+        "findings",
+        "learning_rate_given",
+    }
     facts = Table(show_header=False, box=None)
     facts.add_column()
     facts.add_column(overflow="fold")
     for key, value in document.items():
-        if key not in listed:
+        if key not in listed and value is not None:
             facts.add_row(f"[bold]{key.replace('_', ' ')}", escape(_text(value)))
-    console.print(facts)
+    out.print(facts)
     for title in ("codecs", "weight_files", "files", "skipped"):
         entries = document.get(title)
         if entries:
             entries = [{"codec": k, **v} for k, v in entries.items()] if isinstance(entries, dict) else entries
-            console.print(_table(title.replace("_", " "), entries))
+            out.print(_table(title.replace("_", " "), entries))
+    changes = "findings" in document
     tensors = document["tensors"]
-    if document["kind"] == "checkpoint":
-        lines = [{k: _text(v) for k, v in t.items()} for t in tensors]
-    else:
-        lines = [
-            {
-                "name": t["name"],
-                "dtype": t["dtype"],
-                "shape": _text(t["shape"]),
-                "changed": f"{'' if t['exact'] else '≤ '}{t['changed']:,}",
-                "share": f"{100 * t['changed'] / t['words']:.3f} %",
-                "bytes": _text(t["bytes"]),
-            }
-            for t in tensors
-            if t["bytes"]
-        ]
+    lines = change_lines(document) if changes else [{k: _text(v) for k, v in t.items()} for t in tensors]
     if lines:
-        console.print(_table("tensors", lines[:rows]))
+        out.print(_table("tensors, by bytes" if changes else "tensors", lines[:rows]))
     if rows is not None and len(lines) > rows:
-        console.print(f"… and {len(lines) - rows} more; --all shows them")
+        out.print(f"… and {len(lines) - rows} more; --all shows them")
+    if changes:
+        steps = step_lines(document["total"])
+        if steps:
+            out.print(_table("steps, in ULPs", steps))
+        for sentence in document["findings"]:
+            out.print(f"• {escape(_text(sentence))}")
 
 
 def _table(title: str, entries: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     for key, value in entries[0].items():
-        table.add_column(key.replace("_", " "), justify="right" if isinstance(value, int) else "left", overflow="fold")
+        right = isinstance(value, int) or (isinstance(value, str) and value[-1:] in "0123456789%–")
+        table.add_column(key.replace("_", " "), justify="right" if right else "left", overflow="fold")
     for entry in entries:
         table.add_row(*(escape(_text(v)) for v in entry.values()))
     return table
@@ -188,7 +278,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.2f}"
+        return f"{value:,.2f}" if value >= 0.1 else f"{value:.3g}"
     if isinstance(value, dict):
         return ", ".join(f"{k}: {v}" for k, v in value.items())
     # A tensor's name is anybody's text: it may not drive the terminal.

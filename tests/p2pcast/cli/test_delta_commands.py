@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -105,7 +106,7 @@ def test_inspect_a_delta(steps: Path, run: Callable[..., Result]) -> None:
     assert report["changed"] == made["changed"]
     assert report["state"] == made["state"]
     assert (report["base"], report["version"], report["kind"]) == ("0.0", "0.1", "delta")
-    assert [t["changed"] for t in report["tensors"]] == [0, made["changed"]]
+    assert [t["changed"] for t in report["tensors"]] == [made["changed"], 0]
     assert report["codecs"]["flat"]["cells"] == 1
     assert report["files"] == [{"path": "config.json", "bytes": 2, "in_base": True}]
     shown = run(inspect, steps / "d.p2pd").stdout
@@ -119,6 +120,49 @@ def test_inspect_a_delta(steps: Path, run: Callable[..., Result]) -> None:
     hurt[20] ^= 1
     (steps / "d.p2pd").write_bytes(hurt)
     assert isinstance(run(inspect, steps / "d.p2pd").exception, IntegrityError)
+
+
+def test_inspect_tells_what_changed(steps: Path, run: Callable[..., Result]) -> None:
+    offline.diff(steps / "step_0", steps / "step_1", steps / "d.p2pd", codec="flat")
+    alone = json.loads(run(inspect, steps / "d.p2pd", "--json").stdout)
+    based = json.loads(run(inspect, steps / "d.p2pd", "--base", steps / "step_0", "--lr", "1e-6", "--json").stdout)
+    folders = json.loads(run(inspect, steps / "step_0", steps / "step_1", "--codec", "flat", "--lr", "1e-6", "--json").stdout)
+    assert {"kind", "bytes", "changed", "total", "tensors", "findings", "learning_rate"} <= folders.keys()
+    assert (folders["kind"], folders["codecs"]) == ("change", based["codecs"])
+    assert folders["total"] == based["total"]
+    assert alone["total"]["changed"] == based["total"]["changed"]
+    assert (alone["total"]["magnitudes"], based["learning_rate"]) == (None, 1e-6)
+    for told in (
+        run(inspect, steps / "step_0", steps / "step_1", "--plot", steps / "p.png"),
+        run(inspect, steps / "d.p2pd", "--plot", steps / "q.png"),
+    ):
+        assert "[red]w" in told.stdout
+        assert "steps, in ULPs" in told.stdout
+        assert "• " in told.stdout
+        assert "\x1b" not in told.stdout
+    assert (steps / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert (steps / "q.png").read_bytes().startswith(b"\x89PNG")
+    same = run(inspect, steps / "step_0", steps / "step_0", "--plot", steps / "r.png")
+    assert "Nothing changed." in same.stdout
+
+
+def test_inspect_of_a_change_that_can_not_be(steps: Path, run: Callable[..., Result]) -> None:
+    offline.diff(steps / "step_0", steps / "step_1", steps / "d.p2pd")
+    wrong = run(inspect, steps / "d.p2pd", "--base", steps / "step_1").exception
+    assert isinstance(wrong, IntegrityError)
+    assert "wrong base" in str(wrong)
+    assert isinstance(run(inspect, steps / "step_0", "--lr", "1e-6").exception, UsageError)
+    assert isinstance(run(inspect, steps / "step_0", "--base", steps / "step_1").exception, UsageError)
+    assert isinstance(run(inspect, steps / "step_0", steps / "step_1", "--base", steps / "step_0").exception, UsageError)
+    assert run(inspect, steps / "d.p2pd", "--lr", "0").exit_code == 2
+
+
+def test_without_matplotlib(steps: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    error = run(inspect, steps / "step_0", steps / "step_1", "--plot", steps / "p.png").exception
+    assert isinstance(error, LocalError)
+    assert "pip install 'p2pcast[lab]'" in str(error)
 
 
 def test_inspect_checkpoints(steps: Path, run: Callable[..., Result]) -> None:
