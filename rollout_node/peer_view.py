@@ -31,6 +31,7 @@ class PeerView:
             "staged": None if peer.staged is None else list(peer.staged),
             "committed": None if (c := peer.committed) is None else list(c),
             "transfer": transfer,
+            "cores": peer.staging.workers,
             "http": list(peer.http.address),
         }
 

@@ -41,6 +41,7 @@ from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
 from trainer_node.broadcast import Broadcast
+from trainer_node.choosing import Choosing
 from trainer_node.commits import Commits
 from trainer_node.engines import engine_rows
 from trainer_node.fleet import Fleet
@@ -131,7 +132,9 @@ class Hub:
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
-        self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.config.codec)
+        self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps, self.config.chains)
+        self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
+        self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing)
         self.pace = Pace(
             self.config.max_lag,
             lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
@@ -141,7 +144,6 @@ class Hub:
             self, self.memory, self.events, self.config.commit, self.config.barrier_timeout_s, self.config.barrier_quorum
         )
         self.commits.start(self.store.newest())
-        self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps, self.config.chains)
         self.listener = Listener(self, Identity(self.ident, "hub", self.token), self.config.tls)
         self.http = HttpServer(
             self.view.status,
@@ -251,6 +253,8 @@ class Hub:
             version, done.kind, done.bytes / 1e3, done.dense_bytes / max(1, done.bytes), 100 * done.changed / max(1, done.params),
             done.params, done.encode_s,
         )  # fmt: skip
+        if done.choice is not None:
+            logger.info("version %s went out in codec %s: %s", version, done.choice.codec, done.choice.why)
         self.intake.changed()
         await self._retain()
 

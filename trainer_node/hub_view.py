@@ -66,6 +66,8 @@ class HubView:
                 "changed": done.changed,
                 "params": done.params,
                 "encode_s": round(done.encode_s, 4),
+                "codec": None if done.choice is None else done.choice.codec,
+                "codec_why": None if done.choice is None else done.choice.why,
                 "time_to_last_s": None if hub.broadcast.time_to_last_s is None else round(hub.broadcast.time_to_last_s, 4),
             },
             "skipped": hub.skipped,

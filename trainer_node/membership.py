@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2pcast.codec.choice import PEER_CORES, Way
 from p2pcast.version import Version
-from topology.model import median_bps
+from topology.model import DEFAULT_PEER_BPS, median_bps, time_to_last_s
 from topology.plan import make_plan
 from topology.rebuild import admit, adopt, excise
 from topology.score import Score, Transfers, score
@@ -18,6 +19,9 @@ from topology.tree import ROOT, Epoch, Member, Plan, PlanError
 from trainer_node.engines import EngineRow
 
 DEFAULT_UPLINK_BPS = 1e9
+LARGE_BYTES = 1 << 30
+"""So much that a broadcast's time is its narrowest link's, and round trips do not count."""
+MAX_CORES = 1 << 16
 RATED_BYTES = 1 << 20
 """Transfers below this say whether a peer works, but nothing about its rate."""
 
@@ -117,6 +121,16 @@ class Membership:
         self.plan = plan
         return True
 
+    def way(self, now: float, cores: int) -> Way:
+        """What a large payload meets on its way to the last peer, by the plan and what has been measured. ``cores``: of this machine.
+
+        A peer that has not said how many cores it decodes with is taken for an ordinary one; so is a fleet of nobody.
+        """
+        members = self._members(now)
+        once, twice = (time_to_last_s(self.plan, members, n * LARGE_BYTES, self._uplink_bps) for n in (1, 2))
+        link_bps = 8 * LARGE_BYTES / (twice - once) if members else DEFAULT_PEER_BPS
+        return Way(link_bps, cores, min((_cores(peer) for peer in self.peers.values()), default=PEER_CORES))
+
     def score(self, ident: str, now: float) -> Score | None:
         return score(self.peers[ident].transfers, now)
 
@@ -138,3 +152,8 @@ class Membership:
     def _next(self) -> Epoch:
         self._counter += 1
         return self._epoch()
+
+
+def _cores(peer: Peer) -> int:
+    said = peer.report.get("cores")
+    return said if type(said) is int and 1 <= said <= MAX_CORES else PEER_CORES

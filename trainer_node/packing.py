@@ -11,14 +11,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import blake3
+import numpy.typing as npt
 
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import FileEntry
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.cell import Encoded, encode
+from p2pcast.codec.cell import CONTEXT, DENSE_PAYS_FROM, FLAT, Encoded, decode, encode
+from p2pcast.codec.choice import Choice
+from p2pcast.codec.context import encode_context
 from p2pcast.codec.join import join
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import RetryableError
@@ -29,6 +33,7 @@ from p2pcast.store.log import Log
 from trainer_node.intake import Complete
 
 T = TypeVar("T")
+Words = npt.NDArray[Any]
 
 EMIT_S = 0.02
 """Pieces are vouched for this often: every peer checks a signature a batch, which costs as much as hashing a MiB."""
@@ -37,11 +42,11 @@ EMIT_S = 0.02
 class Packing:
     """Cells, then small files, of one delta. Used by one thread at a time; ``emit(batch)`` is called on it.
 
-    ``changed``: words so far; ``growth``: of the state's digest.
+    ``changed``: words so far; ``payload_bytes``: of their cells; ``growth``: of the state's digest.
     """
 
     def __init__(self, packer: Packer, log: Log, emit: Callable[[bytes], Any]) -> None:
-        self.changed = self.growth = 0
+        self.changed = self.growth = self.payload_bytes = 0
         self._packer = packer
         self._log = log
         self._emit = emit
@@ -55,6 +60,7 @@ class Packing:
         self._log.write(self._packer.log_bytes, [coded.payload])
         self._packer.add_cell(coded.cell, coded.codec, coded.payload, coded.before, coded.after)
         self.changed += coded.changed
+        self.payload_bytes += len(coded.payload)
         self.growth += coded.after - coded.before
         if time.monotonic() - self._emitted > EMIT_S:
             self.emit()
@@ -86,11 +92,33 @@ class Packing:
         self._stopped = True
 
 
-def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: Packing, codec: str) -> None:
+def code(cell: Cell, old: Words, new: Words, before: int, choice: Choice) -> Encoded | None:
+    """A cell in the codec chosen for the version, or in another where that is smaller; in the very one, if it was told and is not ``context``."""
+    if choice.codec != "context":
+        by_size = choice.codec == "flat" and choice.times is not None
+        return encode(cell, old, new, before=before, codec="auto" if by_size else choice.codec)
+    coded = encode(cell, old, new, before=before, codec="context")
+    if coded is None or len(coded.payload) * DENSE_PAYS_FROM <= cell.nbytes:
+        return coded
+    other = encode(cell, old, new, before=before)
+    return other if other is not None and len(other.payload) < len(coded.payload) else coded
+
+
+def in_context(cell: Cell, coded: Encoded, old: Words) -> Encoded:
+    """The same change coded in context, where it is ``flat`` and that makes it smaller."""
+    if coded.codec != FLAT:
+        return coded
+    patch = decode(cell, FLAT, coded.payload, old, coded.before, coded.after, check_before=False)
+    assert patch.positions is not None
+    payload = encode_context(cell, old, patch.positions, patch.words - old[patch.positions])
+    return replace(coded, codec=CONTEXT, payload=payload) if len(payload) < len(coded.payload) else coded
+
+
+def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: Packing, choice: Choice) -> None:
     """All cells of a folder against the shadow, on all cores. Blocks until the last is packed."""
 
     def coded(cell: Cell) -> Encoded | None:
-        return encode(cell, shadow.words(cell), checkpoint.words(cell), before=shadow.mark(cell.index), codec=codec)
+        return code(cell, shadow.words(cell), checkpoint.words(cell), shadow.mark(cell.index), choice)
 
     for one in ordered_map(coded, shadow.layout.cells, workers=cores(), name="encode"):
         if one is not None:
@@ -114,12 +142,18 @@ class Incoming(Protocol):
         """The version's small files, if any were sent; known once all cells have been taken."""
 
 
-async def join_incoming(incoming: Incoming, shadow: Shadow, packing: Packing, codec: str, staging: Staging) -> None:
-    """All cells that ranks bring, against the shadow. Raises IntegrityError for parts that are not what they say."""
+async def join_incoming(incoming: Incoming, shadow: Shadow, packing: Packing, choice: Choice, staging: Staging) -> None:
+    """All cells that ranks bring, against the shadow. Raises IntegrityError for parts that are not what they say.
+
+    Ranks code without context; where it was chosen, it is done here.
+    """
+    context = choice.codec == "context"
+    codec = "auto" if context or choice.times is not None else choice.codec
 
     def coded(found: Complete) -> Encoded | None:
         cell = found.cell
-        return join(cell, found.parts, shadow.words(cell), shadow.mark(cell.index), codec=codec)
+        joined = join(cell, found.parts, shadow.words(cell), shadow.mark(cell.index), codec=codec)
+        return in_context(cell, joined, shadow.words(cell)) if context and joined is not None else joined
 
     def pack(row: list[Encoded | None], idle: bool) -> None:
         for one in row:

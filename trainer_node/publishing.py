@@ -17,6 +17,7 @@ from p2pcast import limits
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.choice import Choice
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.join import assemble
 from p2pcast.codec.layout import Layout
@@ -30,6 +31,7 @@ from p2pcast.state.staging import Staging
 from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+from trainer_node.choosing import Choosing
 from trainer_node.packing import Incoming, Packing, each, encode_folder, join_incoming
 
 logger = logging.getLogger("p2pcast.hub")
@@ -37,7 +39,7 @@ logger = logging.getLogger("p2pcast.hub")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version that is sealed. ``encode_s``: from the first cell to the last; sizes in bytes."""
+    """A version that is sealed. ``encode_s``: from the first cell to the last; sizes in bytes. ``choice``: its codec; None for a whole state."""
 
     version: Version
     kind: str
@@ -46,12 +48,13 @@ class Published:
     changed: int
     params: int
     encode_s: float
+    choice: Choice | None = None
 
 
 class Publishing:
     """Turns folders and what ranks bring into artifacts of ``node``. One version at a time: who publishes holds ``turn``."""
 
-    def __init__(self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, codec: str = "auto") -> None:
+    def __init__(self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, choosing: Choosing) -> None:
         self.node = node
         self.store = store
         self.shadow: Shadow | None = None
@@ -61,7 +64,7 @@ class Publishing:
         self._key = key
         self._staging = staging
         self._folder = shadow_folder
-        self._codec = codec
+        self._choosing = choosing
         self._since_anchor = 0
 
     async def restore(self) -> None:
@@ -141,8 +144,8 @@ class Publishing:
             return await self.publish_anchor(version, checkpoint, layout, files)
         shadow = self.shadow
 
-        async def made(packing: Packing) -> dict[str, bytes] | None:
-            await self._staging.run(encode_folder, checkpoint, shadow, packing, self._codec)
+        async def made(packing: Packing, choice: Choice) -> dict[str, bytes] | None:
+            await self._staging.run(encode_folder, checkpoint, shadow, packing, choice)
             return files
 
         done = await self._publish_delta(version, shadow, made)
@@ -158,8 +161,8 @@ class Publishing:
         before, shadow = self.head, self.shadow
         if shadow is not None and shadow.layout == layout:
 
-            async def made(packing: Packing) -> dict[str, bytes] | None:
-                await join_incoming(incoming, shadow, packing, self._codec, self._staging)
+            async def made(packing: Packing, choice: Choice) -> dict[str, bytes] | None:
+                await join_incoming(incoming, shadow, packing, choice, self._staging)
                 return incoming.files
 
             return await self._publish_delta(version, shadow, made)
@@ -235,10 +238,11 @@ class Publishing:
         return stored
 
     async def _publish_delta(
-        self, version: Version, shadow: Shadow, made: Callable[[Packing], Awaitable[dict[str, bytes] | None]]
+        self, version: Version, shadow: Shadow, made: Callable[[Packing, Choice], Awaitable[dict[str, bytes] | None]]
     ) -> Published:
         """``made`` adds all cells, and gives the version's small files; None: those of the base stay."""
         base, layout = shadow.version, shadow.layout
+        choice = self._choosing.next(layout)
         record = Open(
             secrets.token_bytes(16), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(self._key.public), version
         )
@@ -249,7 +253,7 @@ class Publishing:
         started = loop.time()
         packing = Packing(packer, log, lambda batch: loop.call_soon_threadsafe(self._emit, holding, batch))
         staged = asyncio.ensure_future(self._staging.patch(holding, shadow))
-        making = asyncio.ensure_future(made(packing))
+        making = asyncio.ensure_future(made(packing, choice))
         try:
             await asyncio.wait([making, staged], return_when=asyncio.FIRST_COMPLETED)
             if not making.done():
@@ -282,11 +286,13 @@ class Publishing:
             raise
         # The next version's files are compared with this one's, and a shadow ahead of its store could not be explained to anybody.
         await holding.durable.wait()
+        if self._choosing.went_out(choice.codec, packing.payload_bytes, layout.nbytes):
+            await self._staging.run(self._choosing.learn, shadow, patch)
         await self._staging.apply(shadow, patch)
         shadow.drop_patches(version)
         self.head = version
         self._since_anchor += 1
-        return Published(version, "delta", packer.log_bytes, layout.nbytes, packing.changed, layout.params, encode_s)
+        return Published(version, "delta", packer.log_bytes, layout.nbytes, packing.changed, layout.params, encode_s, choice)
 
     def _emit(self, holding: Holding, signed: bytes) -> None:
         if not holding.aborted:

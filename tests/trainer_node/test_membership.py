@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.codec.choice import PEER_CORES
+from topology.model import DEFAULT_PEER_BPS
 from topology.tree import ROOT
 from trainer_node import membership
 from trainer_node.membership import RATED_BYTES, Membership, Peer
@@ -190,3 +193,33 @@ def test_whatever_happens_all_members_are_in_the_plan_and_epochs_grow(actions, c
         if dict(members.plan.parent) != dict(plan.parent):
             assert members.plan.epoch > plan.epoch
         epoch = members.plan.epoch
+
+
+def test_the_way_is_that_of_the_slowest():
+    members = joined("abc")
+    for name, bps in (("a", 400e6), ("b", 80e6), ("c", 200e6)):
+        members.transferred(ident(name), 1.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / bps)
+    members.peers[ident("a")].report = {"cores": 64}
+    members.peers[ident("b")].report = {"cores": 8}
+    members.peers[ident("c")].report = {"cores": 12}
+    way = members.way(2.0, 4)
+    assert way.link_bps == pytest.approx(80e6)
+    assert (way.encode_cores, way.decode_cores) == (4, 8)
+
+
+def test_heads_share_the_uplink_on_the_way():
+    members = Membership(1, GBIT)
+    for name in "abcd":
+        members.join(peer(name), 0.0)
+        members.transferred(ident(name), 1.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (10 * GBIT))
+    members.replan(2.0)
+    assert members.way(2.0, 4).link_bps == pytest.approx(GBIT / len(members.plan.chains))
+
+
+@pytest.mark.parametrize("said", [None, 0, -1, 1 << 40, True, "8", [8], 8.0])
+def test_of_peers_that_say_nothing_the_usual_is_taken(said):
+    members = Membership(1, GBIT)
+    assert (members.way(0.0, 4).link_bps, members.way(0.0, 4).decode_cores) == (DEFAULT_PEER_BPS, PEER_CORES)
+    members = joined("a")
+    members.peers[ident("a")].report = {"cores": said}
+    assert (members.way(0.0, 4).link_bps, members.way(0.0, 4).decode_cores) == (DEFAULT_PEER_BPS, PEER_CORES)

@@ -1,0 +1,164 @@
+"""What a hub learns of codecs from its own versions, and how it codes cells once it has chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from p2pcast.codec.cell import CONTEXT, DENSE, FLAT, RAW, decode, digest, encode
+from p2pcast.codec.choice import MEASURED_BEFORE, Choice, Times, Way
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.state.patch_file import PatchFile, PatchWriter
+from p2pcast.state.shadow import Shadow
+from p2pcast.version import Version
+from trainer_node import choosing
+from trainer_node.choosing import Choosing
+from trainer_node.packing import code, in_context
+
+SLOW, FAST = Way(1e6, 16, 16), Way(1e12, 16, 16)
+LAYOUT = Layout([Tensor("a", "BF16", (300, 1000)), Tensor("b", "F32", (777,)), Tensor("c", "BF16", (5,))], cell_words=70_000)
+
+
+def times():
+    return dict.fromkeys(MEASURED_BEFORE, Times(1, 1, 1, 1))
+
+
+def changed(words, share, seed=0):
+    rng = np.random.default_rng(seed)
+    return words + (rng.random(words.size) < share).astype(words.dtype)
+
+
+@pytest.fixture
+def staged(tmp_path):
+    """A shadow, the patch to its next version, and the words there."""
+
+    def make(share=0.02, dense_cells=()):
+        rng = np.random.default_rng(1)
+        old = {c.index: rng.integers(0x3C00, 0x4000, c.words).astype(f"<u{c.word_bytes}") for c in LAYOUT.cells}
+        shadow = Shadow.create(tmp_path / "shadow", LAYOUT)
+        shadow.fill(Version(0, 1), lambda c: old[c.index], None)
+        writer = PatchWriter(shadow.patch_path(Version(0, 2)), LAYOUT, Version(0, 1), Version(0, 2))
+        new = {}
+        for cell in LAYOUT.cells:
+            new[cell.index] = changed(old[cell.index], share, cell.index)
+            codec = "dense" if cell.index in dense_cells else "flat"
+            coded = encode(cell, old[cell.index], new[cell.index], codec=codec)
+            if coded is not None:
+                writer.add(decode(cell, coded.codec, coded.payload, old[cell.index], coded.before, coded.after))
+        writer.finish(0)
+        return shadow, shadow.patch_path(Version(0, 2)), new
+
+    return make
+
+
+def test_what_is_told_is_taken():
+    for told in ("context", "flat", "dense"):
+        chosen = Choosing(told, lambda: SLOW).next(LAYOUT)
+        assert (chosen.codec, chosen.why) == (told, "as told")
+        assert not Choosing(told, lambda: SLOW).went_out(told, 1, 1)
+
+
+def test_the_way_is_asked_for_each_version():
+    way = SLOW
+    chosen = Choosing("auto", lambda: way)
+    assert chosen.next(LAYOUT).codec == "context"
+    way = FAST
+    assert chosen.next(LAYOUT).codec == "flat"
+    assert chosen.next(Layout([])).codec in MEASURED_BEFORE
+
+
+def test_it_learns_from_the_first_version_and_then_every_so_many(staged):
+    shadow, patch, _ = staged()
+    one = Choosing("auto", lambda: SLOW)
+    assert not one.went_out("context", 0, LAYOUT.nbytes)
+    assert one.went_out("context", 1000, LAYOUT.nbytes)
+    one.learn(shadow, patch)
+    assert one.costs.keys() == MEASURED_BEFORE.keys()
+    assert one.costs["context"].share < one.costs["flat"].share < one.costs["dense"].share
+    as_before = round(one.costs["context"].share * LAYOUT.nbytes)
+    assert [one.went_out("context", as_before, LAYOUT.nbytes) for _ in range(50)] == [False] * 49 + [True]
+    one.learn(shadow, patch)
+    assert [one.went_out("context", 3 * as_before, LAYOUT.nbytes) for _ in range(10)] == [False] * 9 + [True]
+    shadow.close()
+
+
+def test_a_version_in_which_no_sample_changed_teaches_nothing(staged):
+    shadow, patch, _ = staged(share=0)
+    one = Choosing("auto", lambda: SLOW)
+    one.learn(shadow, patch)
+    assert one.costs is MEASURED_BEFORE
+    shadow.close()
+
+
+@pytest.mark.parametrize("dense_cells", [(), (1, 3)])
+def test_samples_are_parts_of_both_states(staged, monkeypatch, dense_cells):
+    monkeypatch.setattr(choosing, "PART_WORDS", 10_000)
+    monkeypatch.setattr(choosing, "SAMPLED_BYTES", 400_000)
+    shadow, patch, new = staged(0.02, dense_cells)
+    found = choosing.samples(shadow, PatchFile.open(patch, LAYOUT))
+    assert len({(cell.index, cell.start) for cell, _, _ in found}) == len(found) == 10
+    for cell, before, after in found:
+        whole = LAYOUT.cells[cell.index]
+        at = cell.start - whole.start
+        assert (before == shadow.words(whole)[at : at + cell.words]).all()
+        assert (after == new[cell.index][at : at + cell.words]).all()
+    shadow.close()
+
+
+def a_cell(share):
+    cell = LAYOUT.cells[1]
+    old = np.random.default_rng(2).integers(0x3C00, 0x4000, cell.words).astype("<u2")
+    return cell, old, changed(old, share, 3)
+
+
+@pytest.mark.parametrize(
+    ("codec", "told", "share", "expected"),
+    [
+        ("context", False, 0.01, {CONTEXT}),
+        ("context", True, 0.01, {CONTEXT}),
+        ("flat", False, 0.01, {FLAT}),
+        ("flat", True, 1.0, {FLAT}),
+        ("dense", False, 0.01, {DENSE}),
+    ],
+)
+def test_cells_are_coded_as_chosen(codec, told, share, expected):
+    cell, old, new = a_cell(share)
+    coded = code(cell, old, new, digest(old, cell), Choice(codec, None if told else SLOW, None if told else times()))
+    assert coded.codec in expected
+    assert decode(cell, coded.codec, coded.payload, old, coded.before, coded.after).after == digest(new, cell)
+    assert code(cell, old, old, digest(old, cell), Choice(codec)) is None
+
+
+@pytest.mark.parametrize("codec", ["context", "flat"])
+def test_where_nothing_is_as_it_was_the_smallest_is_taken(codec):
+    cell, old, _ = a_cell(0)
+    new = np.random.default_rng(9).integers(0, 1 << 16, cell.words).astype("<u2")
+    coded = code(cell, old, new, digest(old, cell), Choice(codec, SLOW, times()))
+    assert coded.codec in (DENSE, RAW)
+    assert len(coded.payload) <= cell.nbytes
+
+
+def test_what_ranks_bring_is_put_in_context():
+    cell, old, new = a_cell(0.01)
+    flat = encode(cell, old, new, codec="flat")
+    coded = in_context(cell, flat, old)
+    assert coded == encode(cell, old, new, codec="context")
+    for codec in ("dense", "context"):
+        other = encode(cell, old, new, codec=codec)
+        assert in_context(cell, other, old) is other
+
+
+def test_context_that_is_larger_is_not_taken(monkeypatch):
+    cell, old, new = a_cell(0.01)
+    flat = encode(cell, old, new, codec="flat")
+    monkeypatch.setattr("trainer_node.packing.encode_context", lambda *_: bytes(len(flat.payload)))
+    assert in_context(cell, flat, old) is flat
+
+
+def test_costs_are_of_the_samples():
+    cell, old, new = a_cell(0.01)
+    cost = choosing.measured("flat", [(cell, old, new)] * 2)
+    coded = encode(cell, old, new, codec="flat")
+    assert cost.share == pytest.approx(len(coded.payload) / cell.nbytes)
+    assert cost.encode_bytes_s > 0
+    assert cost.decode_bytes_s > 0
