@@ -26,6 +26,8 @@ from p2pcast.progress import Meter
 from p2pcast.store.files import explained
 
 _ROWS = 40
+_NAME = 40
+"""Columns that a tensor's name gets where it needs them."""
 
 
 @click.command("inspect")
@@ -266,7 +268,11 @@ def _table(title: str, entries: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     for key, value in entries[0].items():
         right = isinstance(value, int) or (isinstance(value, str) and value[-1:] in "0123456789%–")
-        table.add_column(key.replace("_", " "), justify="right" if right else "left", overflow="fold")
+        # Names say most: figures in narrow columns are told by their heads in several lines.
+        least = min(_NAME, max(len(str(e[key])) for e in entries)) if key == "name" else None
+        table.add_column(
+            key.replace("_", " "), justify="right" if right and key != "name" else "left", overflow="fold", min_width=least
+        )
     for entry in entries:
         table.add_row(*(escape(_text(v)) for v in entry.values()))
     return table

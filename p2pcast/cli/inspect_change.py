@@ -25,8 +25,7 @@ def _line(tensor: dict[str, Any], everything: int) -> dict[str, str]:
     known = tensor["steps_known"]
     line = {
         "name": tensor["name"],
-        "dtype": tensor["dtype"],
-        "shape": "×".join(map(str, tensor["shape"])) or "1",
+        "type": f"{tensor['dtype']} {'×'.join(map(str, tensor['shape']))}",
         "codec": ", ".join(tensor["codecs"]),
         "changed": f"{'' if tensor['exact'] else '≤ '}{tensor['changed']:,}",
         "share": f"{100 * tensor['share']:.3f} %",
@@ -87,21 +86,19 @@ def _draw_heaviest(axes: Any, document: dict[str, Any]) -> None:
 
 def _draw_steps(axes: Any, total: dict[str, Any]) -> None:
     ranges = list(total["ulps"])
-    base = [0] * len(ranges)
     for number, way in enumerate(WAYS):
         counts = [total["ulps"][name][way] for name in ranges]
         axes.bar(
-            range(len(ranges)),
+            [k + 0.3 * (number - 1) for k in range(len(ranges))],
             counts,
-            bottom=base,
-            label=f"{way} zero" if way != "away" else "away from zero",
-            color=f"C{number}",
+            width=0.3,
+            label=f"{way} zero" if number else "away from zero",
         )
-        base = [a + b for a, b in zip(base, counts, strict=True)]
     axes.set_xticks(range(len(ranges)), ranges, fontsize=8, rotation=45)
     axes.set(xlabel="ULPs", ylabel="changes", title="how far values moved")
     if ranges:
         axes.set_yscale("log")
+        axes.set_ylim(bottom=0.5)
         axes.legend(fontsize=8)
 
 
