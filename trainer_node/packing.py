@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import blake3
@@ -20,9 +19,8 @@ import numpy.typing as npt
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import FileEntry
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.cell import CONTEXT, DENSE_PAYS_FROM, FLAT, Encoded, decode, encode
+from p2pcast.codec.cell import DENSE_PAYS_FROM, FLAT, Encoded, apply, decode, encode
 from p2pcast.codec.choice import Choice
-from p2pcast.codec.context import encode_context
 from p2pcast.codec.join import join
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import RetryableError
@@ -93,12 +91,11 @@ class Packing:
 
 
 def code(cell: Cell, old: Words, new: Words, before: int, choice: Choice) -> Encoded | None:
-    """A cell in the codec chosen for the version, or in another where that is smaller; in the very one, if it was told and is not ``context``."""
-    if choice.codec != "context":
-        by_size = choice.codec == "flat" and choice.times is not None
-        return encode(cell, old, new, before=before, codec="auto" if by_size else choice.codec)
-    coded = encode(cell, old, new, before=before, codec="context")
-    if coded is None or len(coded.payload) * DENSE_PAYS_FROM <= cell.nbytes:
+    """A cell in the version's codec, or in another where so much has changed that this is smaller. What was told stays, but for ``context``, which
+    may outgrow its cell."""
+    coded = encode(cell, old, new, before=before, codec=choice.codec)
+    told = choice.times is None and choice.codec != "context"
+    if coded is None or told or len(coded.payload) * DENSE_PAYS_FROM <= cell.nbytes:
         return coded
     other = encode(cell, old, new, before=before)
     return other if other is not None and len(other.payload) < len(coded.payload) else coded
@@ -108,10 +105,10 @@ def in_context(cell: Cell, coded: Encoded, old: Words) -> Encoded:
     """The same change coded in context, where it is ``flat`` and that makes it smaller."""
     if coded.codec != FLAT:
         return coded
-    patch = decode(cell, FLAT, coded.payload, old, coded.before, coded.after, check_before=False)
-    assert patch.positions is not None
-    payload = encode_context(cell, old, patch.positions, patch.words - old[patch.positions])
-    return replace(coded, codec=CONTEXT, payload=payload) if len(payload) < len(coded.payload) else coded
+    new = old.copy()
+    apply(decode(cell, FLAT, coded.payload, old, coded.before, coded.after, check_before=False), new)
+    other = encode(cell, old, new, before=coded.before, codec="context")
+    return coded if other is None or len(other.payload) >= len(coded.payload) else other
 
 
 def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: Packing, choice: Choice) -> None:

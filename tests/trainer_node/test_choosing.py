@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -118,7 +120,7 @@ def a_cell(share):
         ("context", True, 0.01, {CONTEXT}),
         ("flat", False, 0.01, {FLAT}),
         ("flat", True, 1.0, {FLAT}),
-        ("dense", False, 0.01, {DENSE}),
+        ("dense", True, 0.01, {DENSE}),
     ],
 )
 def test_cells_are_coded_as_chosen(codec, told, share, expected):
@@ -151,7 +153,7 @@ def test_what_ranks_bring_is_put_in_context():
 def test_context_that_is_larger_is_not_taken(monkeypatch):
     cell, old, new = a_cell(0.01)
     flat = encode(cell, old, new, codec="flat")
-    monkeypatch.setattr("trainer_node.packing.encode_context", lambda *_: bytes(len(flat.payload)))
+    monkeypatch.setattr("trainer_node.packing.encode", lambda *_, **__: replace(flat, payload=bytes(len(flat.payload))))
     assert in_context(cell, flat, old) is flat
 
 
