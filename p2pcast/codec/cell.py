@@ -37,11 +37,12 @@ Positions = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an encoder gets: the words before and after, and where and by how much (mod 2^bits) they differ. Valid during the call."""
+    """What an encoder gets: the words before and after, and where, from what (``held``) and by how much (mod 2^bits) they change. Valid during the call."""
 
     old: Words
     new: Words
     positions: Positions
+    held: Words
     steps: Words
 
 
@@ -151,7 +152,7 @@ class ContextCodec:
     id, name, needs_old = CONTEXT, "context", True
 
     def encode(self, cell: Cell, change: Change) -> bytes:
-        return encode_context(cell, change.old, change.positions, change.steps)
+        return encode_context(cell, change.old, change.positions, change.steps, change.held)
 
     def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
         if old is None:
@@ -179,13 +180,13 @@ def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, cod
     if codec != "auto" and codec not in _BY_NAME:
         raise UsageError(f"codec {codec!r} is not one of auto, {', '.join(sorted(_BY_NAME))}")
     room = _room.array("positions", cell.words, np.uint32)
-    step_room = _room.array("steps", cell.words, was.dtype)
-    changed, delta = kernels.scan(was, now, cell.start, seed(cell.tensor), TABLE, room, step_room)
+    held_room, step_room = _room.array("held", cell.words, was.dtype), _room.array("steps", cell.words, was.dtype)
+    changed, delta = kernels.scan(was, now, cell.start, seed(cell.tensor), TABLE, room, held_room, step_room)
     if changed == 0:
         return None
     if before is None:
         before = digest(was, cell)
-    change = Change(was, now, room[:changed], step_room[:changed])
+    change = Change(was, now, room[:changed], held_room[:changed], step_room[:changed])
     chosen, payload = _smallest(cell, change) if codec == "auto" else (_BY_NAME[codec].id, _BY_NAME[codec].encode(cell, change))
     return Encoded(cell.index, chosen, payload, before, (before + int(delta)) & MASK, changed)
 

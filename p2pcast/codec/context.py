@@ -73,24 +73,13 @@ def binary_bits(ones: int, every: int) -> float:
     return -ones * math.log2(ones / every) - (every - ones) * math.log2(1 - ones / every)
 
 
-def choose_window(words: Words, held: Words) -> Window:
-    """The classes that make positions cheap, as far as a part of the cell tells: as few as come near the best. ``held``: the words that change."""
-    finest = min(SHIFTS[words.dtype.itemsize])
-    every, changed = np.zeros(256, np.int64), np.zeros(256, np.int64)
-    seen = ranks.census(words, max(1, words.size // SURVEYED_WORDS), finest, every)
-    ranks.census(held, 1, finest, changed)
-    moved = changed.astype(np.float64)
-    there = np.maximum(every * (words.size / seen), moved)
-    best: tuple[float, Window] | None = None
-    for shift in SHIFTS[words.dtype.itemsize]:
-        step = 1 << (shift - finest)
-        costs, bases = np.empty(5), np.zeros(5, np.int64)
-        ranks.cheapest(there.reshape(-1, step).sum(1), moved.reshape(-1, step).sum(1), CLASS_COST_BITS, costs, bases)
-        number = int(np.flatnonzero(costs <= costs.min() * (1 + NEAR))[0])
-        if best is None or costs[number] < best[0]:
-            best = (float(costs[number]), Window(shift, int(bases[number]), max(0, 4 * number - 1)))
-    assert best is not None
-    return best[1]
+def choose_window(words: Words, changed: npt.NDArray[np.int64]) -> Window:
+    """The classes that make positions cheap, as far as a part of the cell tells. ``changed``: how many words of each level change, of the finest shift."""
+    shifts = SHIFTS[words.dtype.itemsize]
+    widths = np.array([1 << (shift - shifts[0]) for shift in shifts])
+    pace = max(1, words.size // SURVEYED_WORDS)
+    which, base, top = ranks.choose(words, pace, shifts[0], widths, changed, CLASS_COST_BITS, NEAR)
+    return Window(shifts[which], int(base), int(top))
 
 
 def _varint(value: int) -> bytes:
@@ -132,32 +121,34 @@ class _Reader:
         return np.frombuffer(self.view, np.uint8, size, self.at - size) if size else np.empty(0, np.uint8)
 
 
-def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words) -> bytes:
-    """Payload of a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero)."""
+def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, held: Words | None = None) -> bytes:
+    """Payload of a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero). ``held``: the words there, if known."""
     ro, count = kernels.readonly, positions.size
-    held = ro(old[positions])
-    window = choose_window(ro(old), held)
-    gaps, classes = _room.array("gaps", count, np.uint32), _room.array("classes", count, np.uint8)
-    row, last = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32), np.zeros(ranks.CLASSES, np.uint32)
+    levels, ups = _room.array("levels", count, np.uint8), _room.array("ups", count, np.uint8)
+    sizes = _room.array("sizes", count, steps.dtype)
+    finest = SHIFTS[cell.word_bytes][0]
+    moved, large = np.zeros(256, np.int64), np.zeros(256, np.uint8)
+    old, positions = ro(old), ro(positions)
+    ranks.look(ro(old[positions] if held is None else held), ro(steps), finest, levels, ups, sizes, moved, large)
+    window = choose_window(old, moved)
+    coarse, highest = window.shift - finest, window.base + window.top
+    of_level = np.clip((np.arange(256) >> coarse) - window.base, 0, window.top)
+    ends = np.bincount(of_level, moved, window.top + 1).astype(np.int64).cumsum()
+    ranked, cursor = _room.array("ranked", count, np.uint32), np.zeros(ranks.CLASSES, np.uint64)
+    cursor[1 : ends.size] = ends[:-1]
+    row = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32)
     k = 0
     for place, words, _ in _blocks(old):
-        k = ranks.rank(words, place, ro(positions), k, window.shift, window.base, window.top, row, last, gaps, classes)
-    grouped, ends = _room.array("grouped", count, np.uint32), np.zeros(window.top + 1, np.int64)
-    entropy.group(ro(gaps), ro(classes), ends, grouped)
+        k = ranks.rank(words, place, positions, ro(levels), k, coarse, window.shift, window.base, window.top, row, cursor, ranked)
     means = np.zeros(ends.size, np.int64)
-    entropy.fit(ro(grouped), ends, means)
+    entropy.fit(ro(ranked), ends, means)
     symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
-    raw = _room.array("raw", 10 * count + 8, np.uint8)
-    even, odd, begin, used = entropy.pack_gaps(ro(grouped), ends, means, entropy.STARTS, entropy.LOW_BITS, symbols, words16, raw)
-    contexts, ups = _room.array("contexts", count, np.uint8), _room.array("ups", count, np.uint8)
-    sizes = _room.array("sizes", count, np.uint64)
-    highest = window.base + window.top
-    coded = int(entropy.split(held, ro(steps), window.shift, highest, contexts, ups, sizes))
+    raw = _room.array("raw", 10 * count + entropy.SPARE_BYTES, np.uint8)
+    *states, begin, used = entropy.pack_gaps(ro(ranked), ends, means, entropy.STARTS, entropy.LOW_BITS, symbols, words16, raw)
     directions = _directions(cell, positions, ups)
     flags = _IN_CONTEXT if directions is not None else 0
     told = directions if directions is not None else np.packbits(ups, bitorder="little").tobytes()
-    out = _room.array("said", count * (4 * cell.word_bytes + 4) + 16, np.uint8)
-    said = entropy.pack_sizes(ro(sizes), ro(contexts), np.uint64(coded), 8 * cell.word_bytes, out)
+    coded, said = _sizes(cell, levels, sizes, large, coarse, highest)
     head = [bytes((VERSION, cell.word_bytes, window.shift, window.base, window.top, flags)), coded.to_bytes(4, "little")]
     head.append(_varint(count))
     if directions is not None:
@@ -169,8 +160,25 @@ def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words) -
             head.append(bytes((int(means[c]),)))
         start = int(ends[c])
     head += [_varint(words16.size - begin), _varint(used), _varint(len(told))]
-    states = int(even).to_bytes(4, "little") + int(odd).to_bytes(4, "little")
-    return b"".join([*head, states, words16[begin:].tobytes(), raw[:used].tobytes(), told, out[:said].tobytes()])
+    head += [int(state).to_bytes(4, "little") for state in states]
+    return b"".join([*head, words16[begin:].tobytes(), raw[:used].tobytes(), told, said])
+
+
+def _sizes(cell: Cell, levels: Words, sizes: Words, large: Words, coarse: int, highest: int) -> tuple[int, bytes]:
+    """(contexts that are coded, a bit each; sizes)."""
+    coded = 0
+    for level in np.flatnonzero(large).tolist():
+        coded |= 1 << min(max(highest - (level >> coarse), 0), entropy.LEVEL_CONTEXTS - 1)
+    if not coded:
+        return 0, b""
+    ro, count = kernels.readonly, levels.size
+    listed = _room.array("listed", count + 1, np.uint32)
+    if coarse:
+        levels >>= np.uint8(coarse)
+    found = entropy.told_sizes(ro(levels), highest, np.uint64(coded), listed)
+    out = _room.array("said", int(found) * (4 * cell.word_bytes + 4) + 16, np.uint8)
+    said = entropy.pack_sizes(ro(sizes), ro(levels), ro(listed[:found]), highest, 8 * cell.word_bytes, out)
+    return coded, out[:said].tobytes()
 
 
 def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) -> bytes | None:
@@ -219,53 +227,50 @@ def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> t
     if total != changed or int(means.max()) >= entropy.MEANS:
         raise IntegrityError(f"{where}: its classes hold {total} of {changed} changes, or an unknown model")
     sizes = [reader.varint(len(view)) for _ in range(3)]
-    even, odd = (int.from_bytes(reader.take(4).tobytes(), "little") for _ in range(2))
-    words16 = reader.take(2 * sizes[0]).copy().view("<u2")
-    raw, told = reader.take(sizes[1]), reader.take(sizes[2])
+    states = reader.take(16).view("<u4").astype(np.uint64)
+    words16, raw = np.zeros(sizes[0] + 1, "<u2"), np.zeros(sizes[1] + entropy.SPARE_BYTES, np.uint8)
+    words16[:-1] = np.frombuffer(reader.take(2 * sizes[0]), "<u2")
+    raw[: sizes[1]] = reader.take(sizes[1])
+    told = reader.take(sizes[2])
     rest = reader.take(len(view) - reader.at)
-    gaps = _room.array("gaps", changed, np.uint32)
+    ranked = _room.array("ranked", changed + top + 1, np.uint32)
     ro = kernels.readonly
-    fine = entropy.unpack_gaps(
-        np.uint64(even), np.uint64(odd), ro(words16), ro(raw), ends, means, entropy.STARTS, entropy.LOW_BITS, cell.words, gaps
-    )
+    fine = entropy.unpack_gaps(states, ro(words16), ro(raw), ends, means, entropy.STARTS, entropy.LOW_BITS, cell.words, ranked)
     if not fine:
         raise IntegrityError(f"{where}: its gaps do not end where they should")
     window = Window(shift, base, top)
-    positions, held, digest = _placed(cell, old, window, gaps, ends, changed, audit=audit, where=where)
+    positions, held, digest = _placed(cell, old, window, ranked, ends, audit=audit, where=where)
     ups = _told(cell, told, positions, row_words, where)
-    steps = np.empty(changed, word_dtype(width))
-    if not entropy.unpack_steps(ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded), steps):
+    steps, listed = np.empty(changed, word_dtype(width)), _room.array("listed", changed + 1, np.uint32)
+    if not entropy.unpack_steps(ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded), listed, steps):
         raise IntegrityError(f"{where}: its sizes of steps do not end where they should")
     return positions, held, steps, digest
 
 
 def _placed(
-    cell: Cell, old: Words, window: Window, gaps: Words, ends: Words, changed: int, *, audit: bool, where: str
+    cell: Cell, old: Words, window: Window, ranked: Words, ends: Words, *, audit: bool, where: str
 ) -> tuple[Positions, Words, int | None]:
     """(positions, the words there, digest). Raises IntegrityError."""
-    positions, held = np.empty(changed, np.uint32), np.empty(changed, word_dtype(cell.word_bytes))
+    changed = int(ends[-1])
+    positions, held = np.empty(changed + 2, np.uint32), np.empty(changed, word_dtype(cell.word_bytes))
     row = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32)
-    cursor, ahead = np.zeros(ranks.CLASSES, np.uint64), np.full(ranks.CLASSES, 1 << 62, np.uint64)
-    begins = np.concatenate([[0], ends[:-1]])
-    cursor[: begins.size] = begins
-    some = np.flatnonzero(ends > begins)
-    ahead[some] = gaps[begins[some]]
+    cursor = np.zeros(ranks.CLASSES, np.uint64)
+    cursor[1 : ends.size] = ends[:-1] + np.arange(1, ends.size)
     found, digest = 0, 0
     lanes = max(1, cell.word_bytes // 2)
-    every = np.concatenate([ends, np.full(ranks.CLASSES - ends.size, ends[-1], np.int64)])
     for place, words, count in _blocks(old):
         valid = np.uint64((1 << (count % 64)) - 1 if count % 64 else (1 << 64) - 1)
         row_lanes = kernels.readonly(lanes_of(words)[: count * lanes])
         placed, part = ranks.unrank(
-            words, row_lanes, place, valid, kernels.readonly(gaps), every, window.shift, window.base, window.top,
-            row, cursor, ahead, positions, held, found, cell.start + place, seed(cell.tensor), TABLE, audit,
+            words, row_lanes, place, valid, kernels.readonly(ranked), window.shift, window.base, window.top,
+            row, cursor, positions, held, found, cell.start + place, seed(cell.tensor), TABLE, audit,
         )  # fmt: skip
         found, digest = int(placed), (digest + int(part)) & ((1 << 64) - 1)
     if found != changed:
         raise IntegrityError(
             f"{where}: {changed - found} of its {changed} changes lie outside the cell, or these are not its old words"
         )
-    return positions, held, digest if audit else None
+    return positions[:changed], held, digest if audit else None
 
 
 def _told(cell: Cell, told: npt.NDArray[np.uint8], positions: Positions, row_words: int, where: str) -> npt.NDArray[np.uint8]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 from p2pcast.codec.kernels import _kernel
 from p2pcast.codec.ranks import level_of
@@ -25,7 +26,12 @@ SYMBOLS = 32
 ESCAPE = SYMBOLS - 1
 SCALE_BITS = 12
 SCALE = 1 << SCALE_BITS
-STATE_MIN = 1 << 16
+STATE_BITS = 31
+STATE_MIN = 1 << 15
+SPARE_BYTES = 16
+"""Behind raw bits, so that they are fetched eight bytes at a time."""
+FITTED = 2048
+"""Gaps of a class that its model is fitted to: an eighth of an octave is told apart by far fewer."""
 MEANS = 8 * 27 + 1
 """Models: the k-th is for gaps of mean 2^(k/8) − 1. A cell has at most 2^26 words."""
 _ROOTS = (4294967296, 3938502375, 3611622602, 3311872529, 3037000499, 2784941737, 2553802833, 2341847523)
@@ -42,12 +48,18 @@ BIT_CONTEXTS = 64
 _U0 = np.uint64(0)
 _U1 = np.uint64(1)
 _U2 = np.uint64(2)
+_U3 = np.uint64(3)
+_U4 = np.uint64(4)
 _U5 = np.uint64(5)
+_U7 = np.uint64(7)
 _U8 = np.uint64(8)
 _U16 = np.uint64(16)
-_U24 = np.uint64(24)
+_U17 = np.uint64(17)
+_U31 = np.uint64(31)
 _U32 = np.uint64(32)
+_U56 = np.uint64(56)
 _U64 = np.uint64(64)
+_NONE = np.uint32(0xFFFFFFFF)
 _LOW16 = np.uint64(0xFFFF)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _BITS = np.uint64(SCALE_BITS)
@@ -94,17 +106,45 @@ def _length(_typing: Any, bits: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _load(_typing: Any, row: Any, at: Any) -> Any:
+    """Eight bytes of ``row`` (u8) from ``at`` on, lowest first."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = arrayobj.make_array(signature.args[0])(context, builder, args[0]).data
+        load = builder.load(builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer()))
+        load.align = 1
+        return load
+
+    return types.uint64(row, types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _store(_typing: Any, row: Any, at: Any, value: Any) -> Any:
+    """The way back."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = arrayobj.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        builder.store(args[2], place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(row, types.uint64, types.uint64), generate
+
+
 @_kernel
-def fit(gaps, ends, means):  # type: ignore[no-untyped-def]
-    """The model of each class: of the mean of its gaps, leaving out those many times longer (rows that nothing touched)."""
+def fit(ranked, ends, means):  # type: ignore[no-untyped-def]
+    """The model of each class, from some of its gaps: of their mean, leaving out those many times longer (rows that nothing touched)."""
     begin = 0
     for c in range(ends.size):
         counts = np.zeros(33, np.int64)
         sums = np.zeros(33, np.int64)
-        for k in range(begin, ends[c]):
-            bits = _length(np.uint64(gaps[k]))
+        pace = 1 + (ends[c] - begin) // FITTED
+        for k in range(begin, ends[c], pace):
+            gap = np.int64(ranked[k]) - (np.int64(ranked[k - 1]) + 1 if k > begin else 0)
+            bits = _length(np.uint64(gap))
             counts[bits] += 1
-            sums[bits] += np.int64(gaps[k])
+            sums[bits] += gap
         most: Any = 32
         mean = 0.0
         for _ in range(8):
@@ -119,43 +159,20 @@ def fit(gaps, ends, means):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def group(gaps, classes, ends, grouped):  # type: ignore[no-untyped-def]
-    """Sorts gaps by class, in order within each. Fills ``ends``."""
-    ends[:] = 0
-    for k in range(classes.size):
-        ends[classes[k]] += 1
-    cursor = np.zeros(ends.size, np.int64)
-    total = 0
-    for c in range(ends.size):
-        cursor[c] = total
-        total += ends[c]
-        ends[c] = total
-    for k in range(classes.size):
-        c = classes[k]
-        grouped[cursor[c]] = gaps[k]
-        cursor[c] += 1
+def _put(raw, used, store, bits, value, length):  # type: ignore[no-untyped-def]
+    """``length`` (at most 56) bits more. What is full of ``store`` is written, so that at most 7 bits stay."""
+    store |= value << bits
+    bits += length
+    _store(raw, used, store)
+    return used + (bits >> _U3), store >> (bits & _U56), bits & _U7
 
 
 @_kernel
-def _flush(raw, used, store, bits):  # type: ignore[no-untyped-def]
-    """Write four bytes of ``store`` once there are so many, so that 32 bits more fit."""
-    if bits >= _U32:
-        raw[used] = np.uint8(store)
-        raw[used + _U1] = np.uint8(store >> _U8)
-        raw[used + np.uint64(2)] = np.uint8(store >> _U16)
-        raw[used + np.uint64(3)] = np.uint8(store >> _U24)
-        used += np.uint64(4)
-        store >>= _U32
-        bits -= _U32
-    return used, store, bits
+def pack_gaps(ranked, ends, means, starts, low_bits, symbols, words, raw):  # type: ignore[no-untyped-def]
+    """Codes the gaps between ranks that stand class by class.
 
-
-@_kernel
-def pack_gaps(gaps, ends, means, starts, low_bits, symbols, words, raw):  # type: ignore[no-untyped-def]
-    """Codes gaps that stand class by class.
-
-    ``symbols`` is room for one each. ``words`` (u16, one a gap is enough) is filled from its end, ``raw`` (u8, 10 a gap) from its beginning. Returns the
-    two states, the first word that is used, and the raw bytes used.
+    ``symbols`` is room for one each. ``words`` (u16, one a gap is enough) is filled from its end, ``raw`` (u8, 10 a gap and 8) from its beginning. Returns the
+    four states, the first word that is used, and the raw bytes used.
     """
     store, bits, used = _U0, _U0, _U0
     begin = _U0
@@ -163,178 +180,186 @@ def pack_gaps(gaps, ends, means, starts, low_bits, symbols, words, raw):  # type
         low = np.uint64(low_bits[means[c]])
         mask = (_U1 << low) - _U1
         end = np.uint64(ends[c])
+        following = _U0
         for k in range(begin, end):
-            gap = np.uint64(gaps[k])
+            gap = np.uint64(ranked[k]) - following
+            following += gap + _U1
             symbol = gap >> low
             if symbol >= _ESC:
                 beyond = symbol - _ESC + _U1
                 length = _length(beyond) - _U1
-                store |= length << bits
-                used, store, bits = _flush(raw, used, store, bits + _U5)
-                store |= (beyond ^ (_U1 << length)) << bits
-                used, store, bits = _flush(raw, used, store, bits + length)
+                used, store, bits = _put(raw, used, store, bits, length, _U5)
+                used, store, bits = _put(raw, used, store, bits, beyond ^ (_U1 << length), length)
                 symbol = _ESC
             symbols[k] = np.uint8(symbol)
-            store |= (gap & mask) << bits
-            used, store, bits = _flush(raw, used, store, bits + low)
+            used, store, bits = _put(raw, used, store, bits, gap & mask, low)
         begin = end
-    while bits:
+    if bits:
         raw[used] = np.uint8(store)
         used += _U1
-        store >>= _U8
-        bits -= min(bits, _U8)
-    even, odd, at = _MIN, _MIN, np.uint64(words.size)
+    # state // share is (state * inverse) >> shift, exactly (Granlund and Montgomery 1994): a state has 31 bits.
+    inverses, shifts = np.empty(SYMBOLS, np.uint64), np.empty(SYMBOLS, np.uint64)
+    shares, firsts = np.empty(SYMBOLS, np.uint64), np.empty(SYMBOLS, np.uint64)
+    a, b, c3, d, at = _MIN, _MIN, _MIN, _MIN, np.uint64(words.size)
     for step in range(ends.size):
         c = ends.size - 1 - step
-        row = np.uint64(means[c]) * _ROW
         first = np.uint64(ends[c - 1]) if c else _U0
         back: Any = np.uint64(ends[c])
+        if back == first:
+            continue
+        row = np.uint64(means[c]) * _ROW
+        for number in range(SYMBOLS):
+            entry = row + np.uint64(number)
+            share = np.uint64(starts[entry + _U1]) - np.uint64(starts[entry])
+            shift = _U31 + _length(share - _U1)
+            inverses[number] = ((_U1 << shift) + share - _U1) // share
+            shifts[number], shares[number], firsts[number] = shift, share, np.uint64(starts[entry])
         while back > first:
             back -= _U1
-            entry = row + np.uint64(symbols[back])
-            start = np.uint64(starts[entry])
-            share = np.uint64(starts[entry + _U1]) - start
-            isodd = back & _U1
-            state = odd if isodd else even
-            if state >= share << np.uint64(32 - SCALE_BITS):
-                at -= _U1
-                words[at] = np.uint16(state & _LOW16)
-                state >>= _U16
-            whole = np.uint64(np.uint32(state) // np.uint32(share))
-            state += whole * (_SCALE - share) + start
-            odd = state if isodd else odd
-            even = even if isodd else state
-    return even, odd, at, used
+            symbol = np.uint64(symbols[back])
+            share = shares[symbol]
+            full = np.uint64(d >= share << np.uint64(STATE_BITS - SCALE_BITS))
+            words[at - _U1] = np.uint16(d & _LOW16)
+            at -= full
+            state = d >> (full << _U4)
+            state += ((state * inverses[symbol]) >> shifts[symbol]) * (_SCALE - share) + firsts[symbol]
+            a, b, c3, d = state, a, b, c3
+    return a, b, c3, d, at, used
 
 
 @_kernel
 def _slots(starts, row, slots):  # type: ignore[no-untyped-def]
-    """slot → symbol, of the model that begins at ``row``."""
+    """For each slot of the model that begins at ``row``: symbol, how far the slot is from its first (from bit 5), its share (from bit 17)."""
     for symbol in range(SYMBOLS):
         entry = row + np.uint64(symbol)
-        for slot in range(starts[entry], starts[entry + _U1]):
-            slots[slot] = symbol
+        first, last = np.int64(starts[entry]), np.int64(starts[entry + _U1])
+        for slot in range(first, last):
+            slots[slot] = np.uint32(symbol | (slot - first) << 5 | (last - first) << 17)
 
 
 @_kernel
-def _refill(raw, at, store, bits):  # type: ignore[no-untyped-def]
-    """With fewer than 32 bits in ``store``: 32 more; past the end they are zeros."""
-    if at + np.uint64(4) <= np.uint64(raw.size):
-        four = np.uint64(raw[at]) | (np.uint64(raw[at + _U1]) << _U8)
-        four |= (np.uint64(raw[at + np.uint64(2)]) << _U16) | (np.uint64(raw[at + np.uint64(3)]) << _U24)
-        store |= four << bits
-    else:
-        for k in range(4):
-            if at + np.uint64(k) < np.uint64(raw.size):
-                store |= np.uint64(raw[at + np.uint64(k)]) << (bits + np.uint64(8 * k))
-    return at + np.uint64(4), store, bits + _U32
-
-
-@_kernel
-def unpack_gaps(even, odd, words, raw, ends, means, starts, low_bits, limit, gaps):  # type: ignore[no-untyped-def]
-    """Fills ``gaps``. False where the bytes can't be those of so many gaps below ``limit``: words or bits are missing or left over, states do not end where they began."""
-    slots = np.empty(SCALE, np.uint8)
-    store, bits, at, taken = _U0, _U0, _U0, _U0
+def unpack_gaps(states, words, raw, ends, means, starts, low_bits, limit, ranked):  # type: ignore[no-untyped-def]
+    """Fills ``ranked``: ranks class by class, those of each class followed by 2³² − 1. False where the bytes can't be those of so many ranks below ``limit``:
+    words or bits are missing or left over, states do not end where they began. ``words`` and ``raw`` have one and ``SPARE_BYTES`` more, zeros, at the end."""
+    slots = np.empty(SCALE, np.uint32)
+    taken, at = _U0, _U0
     begin = _U0
-    most = _U0
-    room = np.uint64(words.size)
+    room, most = np.uint64(words.size - 1), np.uint64(raw.size - SPARE_BYTES) << _U3
+    a, b, c3, d = states[0], states[1], states[2], states[3]
+    fine: Any = True
+    out = _U0
     for c in range(ends.size):
         end = np.uint64(ends[c])
-        if end == begin:
-            continue
-        row = np.uint64(means[c]) * _ROW
-        _slots(starts, row, slots)
+        if end > begin:
+            _slots(starts, np.uint64(means[c]) * _ROW, slots)
         low = np.uint64(low_bits[means[c]])
         mask = (_U1 << low) - _U1
-        for k in range(begin, end):
-            state = odd if k & _U1 else even
-            slot = state & _SLOTS
-            symbol = np.uint64(slots[slot])
-            entry = row + symbol
-            start = np.uint64(starts[entry])
-            state = (np.uint64(starts[entry + _U1]) - start) * (state >> _BITS) + slot - start
-            if state < _MIN:
-                if taken == room:
-                    return False
-                state = (state << _U16) | np.uint64(words[taken])
-                taken += _U1
-            odd = state if k & _U1 else odd
-            even = even if k & _U1 else state
-            if bits < _U32:
-                at, store, bits = _refill(raw, at, store, bits)
+        following = _U0
+        for _ in range(begin, end):
+            entry = np.uint64(slots[a & _SLOTS])
+            state = (entry >> _U17) * (a >> _BITS) + ((entry >> _U5) & _SLOTS)
+            short = np.uint64(state < _MIN)
+            fetched = np.uint64(words[min(taken, room)])
+            state = (state << _U16) | fetched if short else state
+            taken += short
+            a, b, c3, d = b, c3, d, state
+            symbol = entry & _ESC
+            here = min(at, most)
             if symbol == _ESC:
-                length = store & np.uint64(31)
-                store >>= _U5
-                bits -= _U5
-                if bits < _U32:
-                    at, store, bits = _refill(raw, at, store, bits)
-                symbol += ((_U1 << length) | (store & ((_U1 << length) - _U1))) - _U1
-                store >>= length
-                bits -= length
-                if bits < _U32:
-                    at, store, bits = _refill(raw, at, store, bits)
-            gap = (symbol << low) | (store & mask)
-            store >>= low
-            bits -= low
-            most = max(most, gap)
-            gaps[k] = np.uint32(gap)
+                length = (_load(raw, here >> _U3) >> (here & _U7)) & _ESC
+                here = min(here + _U5, most)
+                beyond = (_load(raw, here >> _U3) >> (here & _U7)) & ((_U1 << length) - _U1)
+                at += _U5 + length
+                here = min(here + length, most)
+                symbol += ((_U1 << length) | beyond) - _U1
+            gap = (symbol << low) | ((_load(raw, here >> _U3) >> (here & _U7)) & mask)
+            at += low
+            ranked[out] = np.uint32(following + gap)
+            out += _U1
+            following += gap + _U1
+        fine &= following <= np.uint64(limit)
+        ranked[out] = _NONE
+        out += _U1
         begin = end
-    # Bits are fetched ahead of their use: what was used ends in the last byte, whose rest is zeros.
-    ended = at - (bits >> np.uint64(3)) == np.uint64(raw.size) and store == _U0
-    return even == _MIN and odd == _MIN and taken == room and ended and most < np.uint64(limit)
+    whole = (at + _U7) >> _U3 == most >> _U3
+    if at & _U7:
+        whole &= raw[min(at, most) >> _U3] >> (at & _U7) == 0
+    ended = a == _MIN and b == _MIN and c3 == _MIN and d == _MIN
+    return fine and whole and ended and taken == room
 
 
 @_kernel
 def _code(low, high, probability, bit, out, used):  # type: ignore[no-untyped-def]
-    """One bit of an arithmetic coder that narrows [low, high] of 32 bits; ``probability`` (of a one) in 2⁻¹⁶."""
-    middle = low + (((high - low) * probability) >> _U16)
-    if bit:
-        high = middle
-    else:
-        low = middle + _U1
-    while (low ^ high) >> _U24 == _U0:
-        out[used] = np.uint8(high >> _U24)
-        used += 1
-        low = (low << _U8) & _LOW32
-        high = ((high << _U8) & _LOW32) | np.uint64(255)
+    """One bit of an arithmetic coder that narrows [low, high] of 64 bits; ``probability`` (of a one) in 2⁻¹⁶."""
+    middle = low + ((high - low) >> _U16) * probability
+    low, high = (low, middle) if bit else (middle + _U1, high)
+    while (low ^ high) >> _U32 == _U0:
+        for k in range(4):
+            out[used + k] = np.uint8(high >> np.uint64(56 - 8 * k))
+        used += 4
+        low <<= _U32
+        high = (high << _U32) | _LOW32
     return low, high, used
 
 
 @_kernel
-def _finish(low, out, used):  # type: ignore[no-untyped-def]
-    """The least that tells the interval: one byte more, of a value within."""
-    out[used] = np.uint8((low >> _U24) + _U1)
-    return used + 1
+def _last(low, high):  # type: ignore[no-untyped-def]
+    """How many bytes more tell the interval, if zeros follow, and what they say."""
+    size: Any = 1
+    value = low
+    while True:
+        rest = np.uint64(64 - 8 * size)
+        value = ((low >> rest) + _U1) << rest
+        # Beyond the highest number it wraps to 0.
+        if low < value <= high:
+            return size, value
+        size += 1
+
+
+@_kernel
+def _finish(low, high, out, used):  # type: ignore[no-untyped-def]
+    """Returns the bytes used."""
+    size, value = _last(low, high)
+    for k in range(size):
+        out[used + k] = np.uint8(value >> np.uint64(56 - 8 * k))
+    return used + size
+
+
+@_kernel
+def _finished(low, high, at, data):  # type: ignore[no-untyped-def]
+    """Whether ``data`` ends where an encoder would have ended it; the decoder has fetched eight bytes ahead."""
+    return at - 8 + _last(low, high)[0] == data.size
+
+
+@_kernel
+def _four(data, at):  # type: ignore[no-untyped-def]
+    """Four bytes, the highest first; past the end they are zeros."""
+    found = _U0
+    for k in range(4):
+        found <<= _U8
+        if at + k < data.size:
+            found |= np.uint64(data[at + k])
+    return found
 
 
 @_kernel
 def _decode(low, high, code, probability, data, at):  # type: ignore[no-untyped-def]
-    """(bit, low, high, code, at). Past the end it reads zeros."""
-    middle = low + (((high - low) * probability) >> _U16)
-    bit = _U1 if code <= middle else _U0
-    if bit:
-        high = middle
-    else:
-        low = middle + _U1
-    while (low ^ high) >> _U24 == _U0:
-        low = (low << _U8) & _LOW32
-        high = ((high << _U8) & _LOW32) | np.uint64(255)
-        code = (code << _U8) & _LOW32
-        if at < data.size:
-            code |= np.uint64(data[at])
-        at += 1
+    """(bit, low, high, code, at)."""
+    middle = low + ((high - low) >> _U16) * probability
+    bit = np.uint64(code <= middle)
+    low, high = (low, middle) if bit else (middle + _U1, high)
+    while (low ^ high) >> _U32 == _U0:
+        low <<= _U32
+        high = (high << _U32) | _LOW32
+        code = (code << _U32) | _four(data, at)
+        at += 4
     return bit, low, high, code, at
 
 
 @_kernel
 def _begin(data):  # type: ignore[no-untyped-def]
-    """The first four bytes."""
-    code = _U0
-    for k in range(4):
-        code <<= _U8
-        if k < data.size:
-            code |= np.uint64(data[k])
-    return code
+    """The first eight bytes."""
+    return (_four(data, 0) << _U32) | _four(data, 4)
 
 
 @_kernel
@@ -365,7 +390,7 @@ def count_directions(positions, ups, first, row_words, columns, counts):  # type
 def pack_directions(positions, ups, first, row_words, columns, out):  # type: ignore[no-untyped-def]
     """Each direction in the context of the last two in its column and the last two in its row. Returns the bytes used."""
     models = np.full(DIRECTION_CONTEXTS, _HALF, np.uint64)
-    low, high, used = _U0, _LOW32, 0
+    low, high, used = _U0, ~_U0, 0
     beside: Any = 0
     row_end = 0
     for k in range(positions.size):
@@ -382,14 +407,14 @@ def pack_directions(positions, ups, first, row_words, columns, out):  # type: ig
         columns[column] = np.uint8(above // 3 + 3 * (up + 1))
         beside = beside // 3 + 3 * (up + 1)
     columns[:] = 0
-    return _finish(low, out, used)
+    return _finish(low, high, out, used)
 
 
 @_kernel
 def unpack_directions(positions, data, first, row_words, columns, ups):  # type: ignore[no-untyped-def]
     """The way back. Returns whether the bytes were neither too few nor too many."""
     models = np.full(DIRECTION_CONTEXTS, _HALF, np.uint64)
-    low, high, code, at = _U0, _LOW32, _begin(data), 4
+    low, high, code, at = _U0, ~_U0, _begin(data), 8
     beside: Any = 0
     row_end = 0
     for k in range(positions.size):
@@ -407,45 +432,36 @@ def unpack_directions(positions, data, first, row_words, columns, ups):  # type:
         columns[column] = np.uint8(above // 3 + 3 * (up + 1))
         beside = beside // 3 + 3 * (up + 1)
     columns[:] = 0
-    return at - 3 == data.size
+    return _finished(low, high, at, data)
 
 
 @_kernel
-def split(held, steps, shift, highest, contexts, ups, sizes):  # type: ignore[no-untyped-def]
-    """Of each step: the context of its size (how far the level lies below ``highest``), whether the value goes up, and the size.
-
-    Returns the contexts in which some size is not 1, a bit each.
-    """
-    bits = np.uint64(8 * held.itemsize)
-    spare = _U64 - bits
-    coded = _U0
-    for k in range(held.size):
-        word = np.uint64(held[k])
-        step = np.uint64(steps[k])
-        level = level_of(word, spare, shift)
-        context = np.uint64(min(max(highest - np.int64(level), 0), LEVEL_CONTEXTS - 1))
-        down = step >> (bits - _U1)
-        size = ((step ^ (_U0 - down)) + down) & (~_U0 >> spare)
-        contexts[k] = np.uint8(context)
-        ups[k] = np.uint8((down ^ _U1) ^ (word >> (bits - _U1)))
-        sizes[k] = size
-        coded |= np.uint64(size != _U1) << context
-    return coded
+def told_sizes(levels, highest, coded, listed):  # type: ignore[no-untyped-def]
+    """Fills ``listed`` with the numbers of the changes whose size is told, those with their level's context in ``coded``. Returns how many."""
+    found = _U0
+    for k in range(levels.size):
+        listed[found] = np.uint32(k)
+        found += (coded >> context_of(np.int64(levels[k]), highest)) & _U1
+    return found
 
 
 @_kernel
-def pack_sizes(sizes, contexts, coded, width, out):  # type: ignore[no-untyped-def]
-    """|step| of each change whose context's bit is set in ``coded``: length in unary and the bit below the first adaptively, the rest as it is.
-    Returns the bytes used; 0 where there is nothing to say."""
+def context_of(level, highest):  # type: ignore[no-untyped-def]
+    """How far a level lies below the highest that the window tells apart."""
+    return np.uint64(min(max(highest - level, 0), LEVEL_CONTEXTS - 1))
+
+
+@_kernel
+def pack_sizes(sizes, levels, listed, highest, width, out):  # type: ignore[no-untyped-def]
+    """|step| of the changes in ``listed``: length in unary and the bit below the first adaptively, the rest as it is. Returns the bytes used; 0 where there is
+    nothing to say."""
     lengths = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
     seconds = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
-    low, high, used, any_coded = _U0, _LOW32, 0, False
+    low, high, used = _U0, ~_U0, 0
     last = np.uint64(width - 1)
-    for k in range(sizes.size):
-        context = np.uint64(contexts[k])
-        if not (coded >> context) & _U1:
-            continue
-        any_coded = True
+    for number in range(listed.size):
+        k = np.uint64(listed[number])
+        context = context_of(np.int64(levels[k]), highest)
         size = np.uint64(sizes[k])
         length = _length(size) - _U1
         begin = context * np.uint64(BIT_CONTEXTS)
@@ -466,45 +482,49 @@ def pack_sizes(sizes, contexts, coded, width, out):  # type: ignore[no-untyped-d
                 seconds[at] = _learn(seconds[at], bit)
             else:
                 low, high, used = _code(low, high, _HALF, bit, out, used)
-    return _finish(low, out, used) if any_coded else 0
+    return _finish(low, high, out, used) if listed.size else 0
 
 
 @_kernel
-def unpack_steps(data, held, ups, shift, highest, coded, steps):  # type: ignore[no-untyped-def]
-    """Steps, from the words that they leave, directions, and sizes (1 where their context is not coded). Returns whether the bytes were neither too few nor too many."""
+def unpack_steps(data, held, ups, shift, highest, coded, listed, steps):  # type: ignore[no-untyped-def]
+    """Steps, from the words that they leave, directions, and sizes (1 where their context is not coded). ``listed`` is room. Returns whether the bytes were neither too few nor too many."""
     lengths = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
     seconds = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
-    low, high, code, at = _U0, _LOW32, _begin(data), 4
-    any_coded = False
+    low, high, code, at = _U0, ~_U0, _begin(data), 8
     bits = np.uint64(8 * held.itemsize)
     spare = _U64 - bits
     last = bits - _U1
+    found = _U0
     for k in range(held.size):
         word = np.uint64(held[k])
         level = level_of(word, spare, shift)
-        context = np.uint64(min(max(highest - np.int64(level), 0), LEVEL_CONTEXTS - 1))
-        size = _U1
-        if (coded >> context) & _U1:
-            any_coded = True
-            begin = context * np.uint64(BIT_CONTEXTS)
-            length = _U0
-            while length < last:
-                here = begin + length
-                bit, low, high, code, at = _decode(low, high, code, lengths[here], data, at)
-                lengths[here] = _learn(lengths[here], np.int64(bit))
-                if not bit:
-                    break
-                length += _U1
-            if length == last:
-                size <<= last
-            elif length:
-                here = begin + length
-                bit, low, high, code, at = _decode(low, high, code, seconds[here], data, at)
-                seconds[here] = _learn(seconds[here], np.int64(bit))
-                size = _U2 | bit
-                for _ in range(length - _U1):
-                    bit, low, high, code, at = _decode(low, high, code, _HALF, data, at)
-                    size = (size << _U1) | bit
+        listed[found] = np.uint32(k)
+        found += (coded >> context_of(np.int64(level), highest)) & _U1
         down = (np.uint64(ups[k]) ^ _U1) ^ (word >> last)
-        steps[k] = (size ^ (_U0 - down)) + down
-    return at - 3 == data.size if any_coded else data.size == 0
+        steps[k] = (_U1 ^ (_U0 - down)) + down
+    for number in range(found):
+        told = np.uint64(listed[number])
+        word = np.uint64(held[told])
+        begin = context_of(np.int64(level_of(word, spare, shift)), highest) * np.uint64(BIT_CONTEXTS)
+        size: Any = _U1
+        length = _U0
+        while length < last:
+            here = begin + length
+            bit, low, high, code, at = _decode(low, high, code, lengths[here], data, at)
+            lengths[here] = _learn(lengths[here], np.int64(bit))
+            if not bit:
+                break
+            length += _U1
+        if length == last:
+            size <<= last
+        elif length:
+            here = begin + length
+            bit, low, high, code, at = _decode(low, high, code, seconds[here], data, at)
+            seconds[here] = _learn(seconds[here], np.int64(bit))
+            size = _U2 | bit
+            for _ in range(length - _U1):
+                bit, low, high, code, at = _decode(low, high, code, _HALF, data, at)
+                size = (size << _U1) | bit
+        down = (np.uint64(ups[told]) ^ _U1) ^ (word >> last)
+        steps[told] = (size ^ (_U0 - down)) + down
+    return _finished(low, high, at, data) if found else data.size == 0

@@ -163,8 +163,8 @@ def _word_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def scan(old, new, first, seed, table, positions, steps):  # type: ignore[no-untyped-def]
-    """Compare and compact: fills ``positions`` and ``steps`` (new − old) of the words that differ.
+def scan(old, new, first, seed, table, positions, held, steps):  # type: ignore[no-untyped-def]
+    """Compare and compact: fills ``positions``, ``held`` (old) and ``steps`` (new − old) of the words that differ.
 
     ``first`` is the word's number in its tensor. Returns (number of changed words, change of the digest).
 
@@ -206,6 +206,7 @@ def scan(old, new, first, seed, table, positions, steps):  # type: ignore[no-unt
             acc = np.uint64(0)
             for k in range(begin, found):
                 p = np.uint64(positions[k])
+                held[k] = old[p]
                 steps[k] = new[p] - old[p]
                 acc += _word_change(np.uint64(old[p]), np.uint64(new[p]), origin + p * np.uint64(lanes), lanes, table)
             delta += acc * multiplier(seed, lane >> 10)

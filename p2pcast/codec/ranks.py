@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -40,42 +41,85 @@ _U9 = np.uint64(9)
 _U16 = np.uint64(16)
 _U63 = np.uint64(63)
 _U64 = np.uint64(64)
-_NEVER = np.uint64(1 << 62)
+
+
+def _splat(builder: Any, value: Any, vector: Any) -> Any:
+    """A vector of ``value``, cut to the width of its elements."""
+    if value.type.width > vector.element.width:
+        value = builder.trunc(value, vector.element)
+    empty, number = ir.Constant(vector, ir.Undefined), ir.IntType(32)
+    one = builder.insert_element(empty, value, ir.Constant(number, 0))
+    return builder.shuffle_vector(one, empty, ir.Constant(ir.VectorType(number, vector.count), [0] * vector.count))
+
+
+def _classes(builder: Any, load: Any, shift: Any, base: Any, top: Any) -> Any:
+    """Classes of 64 words, a byte each."""
+    width, byte, word = load.type.element.width, ir.IntType(8), ir.IntType(64)
+    narrow, one = ir.VectorType(byte, 64), ir.Constant(word, 1)
+    level = builder.lshr(load, _splat(builder, builder.sub(shift, one), load.type))
+    if width > 8:
+        count = width // 8
+        every = ir.VectorType(byte, 64 * count)
+        picks = ir.Constant(ir.VectorType(ir.IntType(32), 64), [count * k for k in range(64)])
+        level = builder.shuffle_vector(builder.bitcast(level, every), ir.Constant(every, ir.Undefined), picks)
+    below_sign = builder.sub(builder.shl(one, builder.sub(ir.Constant(word, width), shift)), one)
+    level = builder.and_(level, _splat(builder, below_sign, narrow))
+    # Written so that they become a saturating subtraction and a minimum.
+    lowest, highest = _splat(builder, base, narrow), _splat(builder, top, narrow)
+    above = builder.select(builder.icmp_unsigned(">", level, lowest), builder.sub(level, lowest), ir.Constant(narrow, [0] * 64))
+    return builder.select(builder.icmp_unsigned("<", above, highest), above, highest)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _planes(_typing: Any, words: Any, at: Any, shift: Any, base: Any, top: Any) -> Any:
-    """Four u64: bit k of the j-th is bit j of the class of ``words[at + k]``, k < 64. Loads 64 words, at any alignment."""
-    found = types.UniTuple(types.uint64, 4)
+def survey(_typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any, top: Any, planes: Any, ranks: Any) -> Any:
+    """Planes of ``blocks`` blocks from ``at`` on, four u64 each: bit k of the j-th is bit j of the class of word k. In ``ranks[16 b + c]``, how many of class c
+    stand before block b, beginning with what row 0 says: eight counts are one vector, two vectors one row."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0]
-        width = kind.dtype.bitwidth
-        row, narrow = ir.VectorType(ir.IntType(width), 64), ir.VectorType(ir.IntType(8), 64)
-        zero = ir.Constant(narrow, [0] * 64)
+        word, full = ir.IntType(64), (1 << 64) - 1
+        data, plane_row, rank_row = (arrayobj.make_array(signature.args[k])(context, builder, args[k]).data for k in (0, 6, 7))
+        shift, base, top = args[3:6]
+        row = ir.VectorType(ir.IntType(signature.args[0].dtype.bitwidth), 64)
+        narrow, masks, counts = ir.VectorType(ir.IntType(8), 64), ir.VectorType(word, 8), ir.VectorType(ir.IntType(32), 16)
 
-        def splat(value: Any, vector: Any) -> Any:
-            scalar = value if vector.element.width == 64 else builder.trunc(value, vector.element)
-            empty = ir.Constant(vector, ir.Undefined)
-            one = builder.insert_element(empty, scalar, ir.Constant(ir.IntType(32), 0))
-            return builder.shuffle_vector(one, empty, ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64))
+        def number(value: int) -> Any:
+            return ir.Constant(word, value)
 
-        data = arrayobj.make_array(kind)(context, builder, args[0]).data
-        load = builder.load(builder.bitcast(builder.gep(data, [args[1]]), row.as_pointer()))
-        load.align = 1
-        level = builder.lshr(builder.shl(load, ir.Constant(row, [1] * 64)), splat(args[2], row))
-        level = builder.trunc(level, narrow) if width > 8 else level
-        lowest, highest = splat(args[3], narrow), splat(args[4], narrow)
-        # Written so that they become a saturating subtraction and a minimum.
-        above = builder.select(builder.icmp_unsigned(">", level, lowest), builder.sub(level, lowest), zero)
-        above = builder.select(builder.icmp_unsigned("<", above, highest), above, highest)
-        planes = []
-        for bit in range(4):
-            sign = builder.shl(above, ir.Constant(narrow, [7 - bit] * 64))
-            planes.append(builder.bitcast(builder.icmp_signed("<", sign, zero), ir.IntType(64)))
-        return context.make_tuple(builder, signature.return_type, planes)
+        def plane_at(block: Any, bit: int) -> Any:
+            return builder.gep(plane_row, [builder.add(builder.mul(block, number(4)), number(bit))])
 
-    return found(words, types.uint64, types.int64, types.int64, types.int64), generate
+        with cgutils.for_range(builder, args[2]) as loop:
+            place = builder.add(args[1], builder.mul(loop.index, number(64)))
+            load = builder.load(builder.bitcast(builder.gep(data, [place]), row.as_pointer()))
+            load.align = 1
+            classes = _classes(builder, load, shift, base, top)
+            for bit in range(4):
+                some = builder.and_(classes, ir.Constant(narrow, [1 << bit] * 64))
+                plane = builder.icmp_unsigned("!=", some, ir.Constant(narrow, [0] * 64))
+                builder.store(builder.bitcast(plane, word), plane_at(loop.index, bit))
+        name = "llvm.ctpop.v8i64"
+        count = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(masks, [masks]), name)
+        running = cgutils.alloca_once(builder, counts)
+        first = builder.load(builder.bitcast(rank_row, counts.as_pointer()))
+        first.align = 4
+        builder.store(first, running)
+        # A second loop, so that planes are spread by loads. Lane l counts class 2 l in its lower half, class 2 l + 1 in its upper.
+        with cgutils.for_range(builder, args[2]) as loop:
+            spread = [_splat(builder, builder.load(plane_at(loop.index, bit)), masks) for bit in range(4)]
+            pair = ir.Constant(masks, [full] * 8)
+            for bit in (1, 2, 3):
+                flip = ir.Constant(masks, [0 if lane >> (bit - 1) & 1 else full for lane in range(8)])
+                pair = builder.and_(pair, builder.xor(spread[bit], flip))
+            odd = builder.call(count, [builder.and_(pair, spread[0])])
+            even = builder.call(count, [builder.and_(pair, builder.not_(spread[0]))])
+            both = builder.or_(even, builder.shl(odd, ir.Constant(masks, [32] * 8)))
+            now = builder.add(builder.load(running), builder.bitcast(both, counts))
+            builder.store(now, running)
+            after = builder.gep(rank_row, [builder.mul(builder.add(loop.index, number(1)), number(CLASSES))])
+            builder.store(now, builder.bitcast(after, counts.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(words, types.uint64, types.int64, types.int64, types.int64, types.int64, planes, ranks), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -119,45 +163,6 @@ def level_of(word, spare, shift):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def survey(words, at, blocks, shift, base, top, planes, ranks):  # type: ignore[no-untyped-def]
-    """Planes of ``blocks`` blocks from ``at`` on, and in ``ranks[16 b + c]`` how many of class c stand before block b, beginning with what row 0 says."""
-    for number in range(blocks):
-        b = np.uint64(number)
-        p0, p1, p2, p3 = _planes(words, at + _U64 * b, shift, base, top)
-        q = b * _U4
-        planes[q] = p0
-        planes[q + _U1] = p1
-        planes[q + _U2] = p2
-        planes[q + _U3] = p3
-        n0, n1, n2, n3 = ~p0, ~p1, ~p2, ~p3
-        l0, l1, l2, l3 = n0 & n1, p0 & n1, n0 & p1, p0 & p1
-        r = b * _U16
-        high = n2 & n3
-        ranks[r + np.uint64(16)] = ranks[r] + np.uint32(_count(l0 & high))
-        ranks[r + np.uint64(17)] = ranks[r + np.uint64(1)] + np.uint32(_count(l1 & high))
-        ranks[r + np.uint64(18)] = ranks[r + np.uint64(2)] + np.uint32(_count(l2 & high))
-        ranks[r + np.uint64(19)] = ranks[r + np.uint64(3)] + np.uint32(_count(l3 & high))
-        if top > 3:
-            high = p2 & n3
-            ranks[r + np.uint64(20)] = ranks[r + np.uint64(4)] + np.uint32(_count(l0 & high))
-            ranks[r + np.uint64(21)] = ranks[r + np.uint64(5)] + np.uint32(_count(l1 & high))
-            ranks[r + np.uint64(22)] = ranks[r + np.uint64(6)] + np.uint32(_count(l2 & high))
-            ranks[r + np.uint64(23)] = ranks[r + np.uint64(7)] + np.uint32(_count(l3 & high))
-        if top > 7:
-            high = n2 & p3
-            ranks[r + np.uint64(24)] = ranks[r + np.uint64(8)] + np.uint32(_count(l0 & high))
-            ranks[r + np.uint64(25)] = ranks[r + np.uint64(9)] + np.uint32(_count(l1 & high))
-            ranks[r + np.uint64(26)] = ranks[r + np.uint64(10)] + np.uint32(_count(l2 & high))
-            ranks[r + np.uint64(27)] = ranks[r + np.uint64(11)] + np.uint32(_count(l3 & high))
-        if top > 11:
-            high = p2 & p3
-            ranks[r + np.uint64(28)] = ranks[r + np.uint64(12)] + np.uint32(_count(l0 & high))
-            ranks[r + np.uint64(29)] = ranks[r + np.uint64(13)] + np.uint32(_count(l1 & high))
-            ranks[r + np.uint64(30)] = ranks[r + np.uint64(14)] + np.uint32(_count(l2 & high))
-            ranks[r + np.uint64(31)] = ranks[r + np.uint64(15)] + np.uint32(_count(l3 & high))
-
-
-@_kernel
 def _members(planes, b, c):  # type: ignore[no-untyped-def]
     """Members of class c in block b."""
     q = b * _U4
@@ -168,11 +173,37 @@ def _members(planes, b, c):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def rank(words, place, positions, first, shift, base, top, ranks, last, gaps, classes):  # type: ignore[no-untyped-def]
-    """The class of each position, and how many of that class stand between it and the one before it.
+def look(held, steps, shift, levels, ups, sizes, counts, large):  # type: ignore[no-untyped-def]
+    """Of each word that changes: its level, whether its value goes up, and the size of its step.
 
-    ``words``: whole blocks, the first of which is word ``place`` of the cell; positions from the ``first``-th on. ``ranks`` (its row 0) and ``last`` carry
-    what was counted from one call to the next. Returns the number of the next position.
+    ``counts[level]`` is added up, and ``large[level]`` is set where a size is not 1.
+    """
+    bits = np.uint64(8 * held.itemsize)
+    spare = _U64 - bits
+    four = np.zeros(4 * 256, np.uint32)
+    for k in range(held.size):
+        word = np.uint64(held[k])
+        step = np.uint64(steps[k])
+        level = level_of(word, spare, shift)
+        down = step >> (bits - _U1)
+        size = ((step ^ (_U0 - down)) + down) & (~_U0 >> spare)
+        levels[k] = np.uint8(level)
+        ups[k] = np.uint8((down ^ _U1) ^ (word >> (bits - _U1)))
+        sizes[k] = size
+        # Four tables: one could not be read again before it is written.
+        four[(np.uint64(k) & _U3) * np.uint64(256) + level] += np.uint32(1)
+        large[level] |= np.uint8(size != _U1)
+    for level in range(256):
+        counts[level] += four[level] + four[level + 256] + four[level + 512] + four[level + 768]
+
+
+@_kernel
+def rank(words, place, positions, levels, first, coarse, shift, base, top, ranks, cursor, found):  # type: ignore[no-untyped-def]
+    """The rank of each position among the words of its class, class by class.
+
+    ``words``: whole blocks, the first of which is word ``place`` of the cell; positions from the ``first``-th on, of whose ``levels`` the window drops
+    ``coarse`` bits. ``ranks`` (its row 0) and ``cursor`` (of each class, where in ``found`` its next rank goes) carry what was counted from one call to the
+    next. Returns the number of the next position.
     """
     planes = np.empty(4 * STRETCH_BLOCKS, np.uint64)
     changed = np.uint64(positions.size)
@@ -191,20 +222,42 @@ def rank(words, place, positions, first, shift, base, top, ranks, last, gaps, cl
         for j in range(k, end):
             inside = np.uint64(positions[j]) - begin
             b, bit = inside >> _U6, inside & _U63
-            q = b * _U4
-            p0, p1, p2, p3 = planes[q], planes[q + _U1], planes[q + _U2], planes[q + _U3]
-            c0, c1, c2, c3 = (p0 >> bit) & _U1, (p1 >> bit) & _U1, (p2 >> bit) & _U1, (p3 >> bit) & _U1
-            c = c0 | (c1 << _U1) | (c2 << _U2) | (c3 << _U3)
-            members = (p0 ^ (c0 - _U1)) & (p1 ^ (c1 - _U1)) & (p2 ^ (c2 - _U1)) & (p3 ^ (c3 - _U1))
-            here = ranks[b * _U16 + c] + np.uint32(_count(members & ((_U1 << bit) - _U1)))
-            gaps[j] = here - last[c]
-            classes[j] = np.uint8(c)
-            last[c] = here + np.uint32(1)
+            c = np.uint64(min(max((np.int64(levels[j]) >> coarse) - base, 0), top))
+            before = _members(planes, b, c) & ((_U1 << bit) - _U1)
+            found[cursor[c]] = ranks[b * _U16 + c] + np.uint32(_count(before))
+            cursor[c] += _U1
         k = end
-        for c in range(CLASSES):
-            ranks[c] = ranks[CLASSES * blocks + c]
+        for kept in range(CLASSES):
+            ranks[kept] = ranks[CLASSES * blocks + kept]
         at += BLOCK_WORDS * blocks
     return k
+
+
+@_kernel
+def _place(found, hits, planes, ranks, blocks, top, cursor):  # type: ignore[no-untyped-def]
+    """Sets in ``hits`` the bits of the words whose ranks lie in the blocks surveyed. ``cursor``: of each class, where in ``found`` its next rank is; a rank that
+    no word has ends them."""
+    for number in range(top + 1):
+        c = np.uint64(number)
+        reach = ranks[np.uint64(CLASSES * blocks) + c]
+        m0, m1, m2, m3 = (c & _U1) - _U1, ((c >> _U1) & _U1) - _U1, ((c >> _U2) & _U1) - _U1, ((c >> _U3) & _U1) - _U1
+        k = cursor[c]
+        target = found[k]
+        while target < reach:
+            row = c
+            row += np.uint64(ranks[row + np.uint64(512)] <= target) << _U9
+            row += np.uint64(ranks[row + np.uint64(256)] <= target) << _U8
+            row += np.uint64(ranks[row + np.uint64(128)] <= target) << _U7
+            row += np.uint64(ranks[row + np.uint64(64)] <= target) << _U6
+            row += np.uint64(ranks[row + np.uint64(32)] <= target) << _U5
+            row += np.uint64(ranks[row + _U16] <= target) << _U4
+            b = row >> _U4
+            q = b * _U4
+            members = (planes[q] ^ m0) & (planes[q + _U1] ^ m1) & (planes[q + _U2] ^ m2) & (planes[q + _U3] ^ m3)
+            hits[b] |= _member(members, np.uint64(target - ranks[row]))
+            k += _U1
+            target = found[k]
+        cursor[c] = k
 
 
 @_kernel
@@ -213,14 +266,12 @@ def unrank(  # type: ignore[no-untyped-def]
     lanes_row,
     place,
     valid,
-    gaps,
-    ends,
+    ranked,
     shift,
     base,
     top,
     ranks,
     cursor,
-    ahead,
     positions,
     olds,
     found,
@@ -229,17 +280,17 @@ def unrank(  # type: ignore[no-untyped-def]
     table,
     audit,
 ):
-    """The way back. ``gaps`` stand class by class, those of class c end before ``ends[c]``; fills ``positions`` and the words there (``olds``).
+    """The way back. ``ranked``: ranks class by class, ascending, those of each class followed by 2³² − 1; fills ``positions``, which has two places
+    more than there are ranks, and the words there (``olds``).
 
-    ``words`` are whole blocks, the first of which is word ``place`` of the cell; of the last block, those in ``valid`` count. ``ranks`` (row 0), ``cursor``
-    and ``ahead`` (the rank of each class's next change) carry on from one call to the next, ``found`` counts what is placed. With ``audit`` the digest of
-    the words is taken on the way: ``lanes_row`` is the memory of those that count, ``first`` the number of the first in its tensor.
-    Returns (found, digest).
+    ``words`` are whole blocks, the first of which is word ``place`` of the cell; of the last block, those in ``valid`` count. ``ranks`` (row 0) and ``cursor``
+    (of each class, where its next rank is) carry on from one call to the next, ``found`` counts what is placed. With ``audit`` the digest of the words is
+    taken on the way: ``lanes_row`` is the memory of those that count, ``first`` the number of the first in its tensor. Returns (found, digest).
     """
     planes = np.empty(4 * STRETCH_BLOCKS, np.uint64)
     hits = np.zeros(STRETCH_BLOCKS, np.uint64)
     lanes = _lanes(words)
-    room = np.uint64(positions.size)
+    room = np.uint64(olds.size)
     placed = np.uint64(found)
     held = np.uint64(0)
     at = 0
@@ -258,50 +309,29 @@ def unrank(  # type: ignore[no-untyped-def]
         # A search for a rank must not end behind the last block.
         for spare in range(CLASSES * (blocks + 1), CLASSES * (STRETCH_BLOCKS + 1)):
             ranks[spare] = np.uint32(0xFFFFFFFF)
-        for number in range(top + 1):
-            c = np.uint64(number)
-            reach = np.uint64(ranks[np.uint64(CLASSES * blocks) + c])
-            k, end, rank_ahead = cursor[c], np.uint64(ends[c]), ahead[c]
-            while rank_ahead < reach:
-                target = np.uint32(rank_ahead)
-                row = c
-                row += np.uint64(ranks[row + np.uint64(512)] <= target) << _U9
-                row += np.uint64(ranks[row + np.uint64(256)] <= target) << _U8
-                row += np.uint64(ranks[row + np.uint64(128)] <= target) << _U7
-                row += np.uint64(ranks[row + np.uint64(64)] <= target) << _U6
-                row += np.uint64(ranks[row + np.uint64(32)] <= target) << _U5
-                row += np.uint64(ranks[row + _U16] <= target) << _U4
-                b = row >> _U4
-                hits[b] |= _member(_members(planes, b, c), np.uint64(target - ranks[row]))
-                k += _U1
-                rank_ahead = rank_ahead + _U1 + np.uint64(gaps[k]) if k < end else _NEVER
-            cursor[c] = k
-            ahead[c] = rank_ahead
+        _place(ranked, hits, planes, ranks, blocks, top, cursor)
         if at + BLOCK_WORDS * blocks >= words.size:
             hits[blocks - 1] &= valid
-        for block in range(blocks):
+        earlier = placed
+        for number in range(blocks):
+            block = np.uint64(number)
             bits = hits[block]
             hits[block] = _U0
-            origin = np.uint64(at + BLOCK_WORDS * block)
-            following = placed
-            if placed + _U4 <= room:
-                here = _count(bits)
-                for step in range(4):
-                    inside = origin + (_lowest(bits) & _U63)
-                    positions[placed + np.uint64(step)] = np.uint32(np.uint64(place) + inside)
-                    olds[placed + np.uint64(step)] = words[inside]
-                    bits &= bits - _U1
-                following = placed + _U4
-                placed += here
-                if not bits:
-                    continue
-            while bits and following < room:
-                inside = origin + _lowest(bits)
-                positions[following] = np.uint32(np.uint64(place) + inside)
-                olds[following] = words[inside]
+            origin = np.uint64(place + at) + (block << _U6)
+            # Two are written whether they are there or not: a loop would guess its end wrongly.
+            following = placed + _count(bits)
+            positions[placed] = np.uint32(origin + (_lowest(bits) & _U63))
+            bits &= bits - _U1
+            positions[placed + _U1] = np.uint32(origin + (_lowest(bits) & _U63))
+            bits &= bits - _U1
+            placed += _U2
+            while bits:
+                positions[placed] = np.uint32(origin + _lowest(bits))
                 bits &= bits - _U1
-                following += _U1
+                placed += _U1
             placed = following
+        for k in range(earlier, placed):
+            olds[k] = words[np.uint64(positions[k]) - np.uint64(place)]
         for kept in range(CLASSES):
             ranks[kept] = ranks[CLASSES * blocks + kept]
         at += BLOCK_WORDS * blocks
@@ -331,7 +361,7 @@ def _bits(ones, every):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-untyped-def]
+def _cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-untyped-def]
     """For 1, 4, 8, 12 and 16 classes the least bits that positions take and the base of that window, given words and changes of each level."""
     low = 0
     while low < every.size - 1 and every[low] == 0.0:
@@ -370,3 +400,29 @@ def cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-untyp
             if cost < costs[number]:
                 costs[number] = cost
                 bases[number] = base
+
+
+@_kernel
+def choose(words, pace, finest, widths, changed, class_bits, near):  # type: ignore[no-untyped-def]
+    """(which of ``widths``, base, top) of the window that makes positions cheap, as few classes as come near the best.
+
+    ``widths``: how many levels of shift ``finest`` make one of each shift that may be taken. ``changed``: how many words of each (finest) level change; how
+    many there are is counted in every ``pace``-th block.
+    """
+    counts = np.zeros(256, np.int64)
+    scale = words.size / census(words, pace, finest, counts)
+    costs, bases = np.empty(5), np.zeros(5, np.int64)
+    least, found = np.inf, (0, 0, 0)
+    for which in range(widths.size):
+        width = widths[which]
+        every, moved = np.zeros(256 // width), np.zeros(256 // width)
+        for level in range(256):
+            moved[level // width] += changed[level]
+            every[level // width] += max(counts[level] * scale, np.float64(changed[level]))
+        _cheapest(every, moved, class_bits, costs, bases)
+        number = 0
+        while costs[number] > costs.min() * (1.0 + near):
+            number += 1
+        if costs[number] < least:
+            least, found = costs[number], (which, bases[number], max(0, 4 * number - 1))
+    return found

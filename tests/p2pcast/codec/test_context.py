@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.codec import entropy, ranks
-from p2pcast.codec.context import choose_window, decode_context, encode_context
+from p2pcast.codec.context import SHIFTS, choose_window, decode_context, encode_context
 from p2pcast.codec.digest import digest
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import IntegrityError
@@ -24,23 +24,30 @@ class Bits:
     """The arithmetic decoder of docs/delta-format.md §3, one bit at a time."""
 
     def __init__(self, data):
-        self.data, self.at = list(data), 4
-        self.low, self.high = 0, 2**32 - 1
-        self.code = int.from_bytes(bytes(data[:4]).ljust(4, b"\0"), "big")
+        self.data, self.at = bytes(data), 8
+        self.low, self.high = 0, 2**64 - 1
+        self.code = int.from_bytes(self.data[:8].ljust(8, b"\0"), "big")
 
     def bit(self, probability):
-        middle = self.low + ((self.high - self.low) * probability >> 16)
+        middle = self.low + (self.high - self.low >> 16) * probability
         found = int(self.code <= middle)
         if found:
             self.high = middle
         else:
             self.low = middle + 1
-        while self.low >> 24 == self.high >> 24:
-            self.low = self.low << 8 & 0xFFFFFFFF
-            self.high = self.high << 8 & 0xFFFFFFFF | 255
-            self.code = self.code << 8 & 0xFFFFFFFF | (self.data[self.at] if self.at < len(self.data) else 0)
-            self.at += 1
+        while self.low >> 32 == self.high >> 32:
+            self.low = self.low << 32 & 2**64 - 1
+            self.high = self.high << 32 & 2**64 - 1 | 2**32 - 1
+            four = self.data[self.at : self.at + 4].ljust(4, b"\0")
+            self.code = self.code << 32 & 2**64 - 1 | int.from_bytes(four, "big")
+            self.at += 4
         return found
+
+    def ended(self):
+        """Whether the encoder would have ended here."""
+        return len(self.data) == self.at - 8 + next(
+            j for j in range(1, 5) if self.low < ((self.low >> 64 - 8 * j) + 1 << 64 - 8 * j) <= self.high
+        )
 
     def learned(self, models, key):
         p = models.get(key, 32768)
@@ -87,8 +94,8 @@ def reference_decode(payload, old, start):
         at += 1 if members else 0
         classes.append((members, mean))
     words, raw_bytes, told_bytes = varint(), varint(), varint()
-    states = [int.from_bytes(payload[at + 4 * k : at + 4 * k + 4], "little") for k in range(2)]
-    at += 8
+    states = [int.from_bytes(payload[at + 4 * k : at + 4 * k + 4], "little") for k in range(4)]
+    at += 16
     stream = iter(np.frombuffer(payload[at : at + 2 * words], "<u2").tolist())
     at += 2 * words
     raw = int.from_bytes(payload[at : at + raw_bytes], "little")
@@ -106,19 +113,19 @@ def reference_decode(payload, old, start):
         low_bits, starts = model(mean)
         gaps.append([])
         for _ in range(members):
-            state = states[number % 2]
+            state = states[number % 4]
             slot = state % 4096
             symbol = max(s for s in range(32) if starts[s] <= slot)
             state = (starts[symbol + 1] - starts[symbol]) * (state >> 12) + slot - starts[symbol]
-            if state < 65536:
+            if state < 32768:
                 state = state << 16 | next(stream)
-            states[number % 2] = state
+            states[number % 4] = state
             number += 1
             if symbol == 31:
                 length = take(5)
                 symbol = 31 + (1 << length | take(length)) - 1
             gaps[-1].append(symbol << low_bits | take(low_bits))
-    assert states == [65536, 65536]
+    assert states == [32768] * 4
     assert next(stream, None) is None
     assert raw == 0
 
@@ -147,6 +154,7 @@ def reference_decode(payload, old, start):
         ups.append(up)
         above[column] = (up + 1, above.get(column, (0, 0))[0])
         beside = (up + 1, beside[0])
+    assert not flags & 1 or decoder.ended()
 
     steps, lengths, seconds, decoder = [], {}, {}, Bits(rest)
     for p, up in zip(positions, ups, strict=True):
@@ -164,6 +172,7 @@ def reference_decode(payload, old, start):
                     size = size << 1 | bit
         goes_down = (1 - up) ^ (int(old[p]) >> bits - 1)
         steps.append((-size if goes_down else size) % (1 << bits))
+    assert decoder.ended() if lengths else not rest
     return positions, steps
 
 
@@ -258,7 +267,9 @@ def test_windows_follow_the_dtype():
         old = values.astype(f"<{kind}").view(f"<u{kind[1]}")
         chance = 2.0 ** -np.floor(np.log2(np.abs(values) + 1e-9)) * 1e-4
         held = old[rng.random(old.size) < np.minimum(chance, 1)]
-        assert choose_window(old, held).shift == shift
+        finest = min(SHIFTS[int(kind[1])])
+        levels = np.bincount((held << held.dtype.type(1)) >> held.dtype.type(finest), minlength=256)
+        assert choose_window(old, levels).shift == shift
 
 
 def test_models_are_those_of_the_specification():
@@ -285,12 +296,13 @@ def test_ranks_and_positions_are_each_others_reverse(classes):
     rng = np.random.default_rng(classes)
     old = rng.integers(0, 1 << 16, 64 * 200).astype("<u2")
     positions = np.flatnonzero(rng.random(old.size) < 0.07).astype(np.uint32)
-    row, last = np.zeros(16 * 65, np.uint32), np.zeros(16, np.uint32)
-    gaps, found = np.empty(positions.size, np.uint32), np.empty(positions.size, np.uint8)
-    ranks.rank(old, 0, positions, 0, 8, 100, classes - 1, row, last, gaps, found)
-    levels = np.clip(((old << np.uint16(1)) >> np.uint16(8)).astype(int) - 100, 0, classes - 1)
-    assert found.tolist() == levels[positions].tolist()
-    for c in range(classes):
-        members = np.flatnonzero(levels == c)
-        at = np.searchsorted(members, positions[found == c])
-        assert gaps[found == c].tolist() == (np.diff(at, prepend=-1) - 1).tolist()
+    levels = ((old << np.uint16(1)) >> np.uint16(8)).astype(np.uint8)
+    window = np.clip(levels.astype(int) - 100, 0, classes - 1)
+    row, cursor = np.zeros(16 * 65, np.uint32), np.zeros(16, np.uint64)
+    ends = np.bincount(window[positions], minlength=classes).cumsum()
+    cursor[1:classes] = ends[:-1]
+    found = np.empty(positions.size, np.uint32)
+    ranks.rank(old, 0, positions, levels[positions], 0, 0, 8, 100, classes - 1, row, cursor, found)
+    for c, row in enumerate(np.split(found, ends[:-1])):
+        members = np.flatnonzero(window == c)
+        assert row.tolist() == np.searchsorted(members, positions[window[positions] == c]).tolist()
