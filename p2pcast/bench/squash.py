@@ -32,7 +32,8 @@ State = Callable[[Cell], Words]
 LEARNING_RATES = (1e-6, 3e-6)
 CODECS = ("flat", "context")
 MARKS = (1, 2, 4, 8, 16, 32, 64, 100)
-"""k at which squashes are made and timed."""
+TIMED = (1, 8, 32, 100)
+"""k at which squashes are made, timed and compared; at the other marks only the delta between their ends is."""
 LADDERS: dict[str, tuple[int, ...]] = {
     "chain": (),
     "ladder 64": (64,),
@@ -40,7 +41,7 @@ LADDERS: dict[str, tuple[int, ...]] = {
     "ladder 4, 16, 64": (4, 16, 64),
     "ladder 2, 4, 8 …": (2, 4, 8, 16, 32, 64),
 }
-REPEATS = 3
+REPEATS = 2
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 
 
@@ -103,7 +104,9 @@ class Chain:
         return [link for number, link in self.links.get(cell.index, []) if number <= k]
 
 
-def measure(run: Run, versions: int, *, marks: Sequence[int] = MARKS, repeats: int = REPEATS) -> dict[str, Any]:
+def measure(
+    run: Run, versions: int, *, marks: Sequence[int] = MARKS, timed: Sequence[int] = TIMED, repeats: int = REPEATS
+) -> dict[str, Any]:
     """One dataset's part of the report. Takes ``versions`` deltas, or what there are."""
     layout = run.layout
     base = next(run.states)
@@ -142,8 +145,8 @@ def measure(run: Run, versions: int, *, marks: Sequence[int] = MARKS, repeats: i
         row: dict[str, Any] = {"k": k, "changed": changed[k - 1], "changed_chain": sum(changed_each[:k])}
         for codec, chain in chains.items():
             part = {"chain_bytes": sum(chain.steps[:k]), "squash_bytes": chain.squashed[k - 1]}
-            timed = _timed(layout, base, chain, k, repeats)
-            row[codec] = {**part, "ratio": round(part["squash_bytes"] / max(1, part["chain_bytes"]), 4), **timed}
+            times = _timed(layout, base, chain, k, repeats) if k in timed or k == len(changed) else {}
+            row[codec] = {**part, "ratio": round(part["squash_bytes"] / max(1, part["chain_bytes"]), 4), **times}
         rows.append(row)
     sizes = {codec: {"chain_bytes": chain.steps, "squash_bytes": chain.squashed} for codec, chain in chains.items()}
     return {

@@ -19,25 +19,33 @@ log = logging.getLogger(__name__)
 @click.command("squash")
 @click.argument("checkpoints", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--versions", type=click.IntRange(1), default=100, show_default=True, help="Deltas in the chain, at most.")
+@click.option(
+    "--lr",
+    "rates",
+    type=click.FloatRange(min=0, min_open=True),
+    multiple=True,
+    help="Learning rates, without CHECKPOINTS.  [default: 1e-6, 3e-6]",
+)
 @click.option("--plot", type=PATH, metavar="FILE.png", help="Draw sizes too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @output
-def squash(checkpoints: Path | None, versions: int, plot: Path | None, as_json: bool, output: Path | None) -> None:
+def squash(
+    checkpoints: Path | None, versions: int, rates: tuple[float, ...], plot: Path | None, as_json: bool, output: Path | None
+) -> None:
     """What k deltas weigh as one, what it takes to make that one, and what a ladder of them saves late peers.
 
-    CHECKPOINTS: a folder of a run's step_N folders. Without it: pretrained weights under real AdamW steps at 1e-6 and 3e-6, some minutes.
+    CHECKPOINTS: a folder of a run's step_N folders. Without it: pretrained weights under real AdamW steps, some minutes a learning rate.
     """
     from p2pcast.bench import squash as bench
 
     if plot is not None:
         require_matplotlib()
-    runs = iter([bench.folder_run(checkpoints)]) if checkpoints is not None else bench.trained_runs()
-    rows = []
+    runs = iter([bench.folder_run(checkpoints)]) if checkpoints is not None else bench.trained_runs(rates or bench.LEARNING_RATES)
+    document: dict[str, Any] = {"versions": versions, "rows": []}
     for run in runs:
         log.info("%s: up to %d versions", run.name, versions)
-        rows.append(bench.measure(run, versions))
-    document = {"versions": versions, "rows": rows}
-    write_document(document, output)
+        document["rows"].append(bench.measure(run, versions))
+        write_document(document, output)
     if plot is not None:
         draw(document, plot)
     if as_json:
@@ -74,9 +82,10 @@ def _print(document: dict[str, Any]) -> None:
                     f"{part['squash_bytes']:,}",
                     f"{part['ratio']:.2f}",
                     f"{row['dense_bytes'] / part['squash_bytes']:.1f}" if part["squash_bytes"] else "–",
-                    f"{part['squash_s']:.3f}",
-                    f"{part['squash_to_replay']:.2f}",
-                    f"{part['catch_up_to_replay']:.2f}",
+                    *(
+                        f"{part[key]:.3f}" if key in part else "–"
+                        for key in ("squash_s", "squash_to_replay", "catch_up_to_replay")
+                    ),
                 )
         out.print(table)
         for codec, ladders in row["ladders"].items():
