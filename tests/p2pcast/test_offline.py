@@ -66,7 +66,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 @given(
     seed=st.integers(0, 2**32),
     how=st.sampled_from(["none", "some", "all", "noise"]),
-    codec=st.sampled_from(["auto", "flat", "dense", "raw"]),
+    codec=st.sampled_from(["auto", "flat", "dense", "raw", "context"]),
     pad=st.integers(0, 7),
     workers=st.sampled_from([1, 2]),
 )
