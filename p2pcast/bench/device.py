@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from p2pcast import limits
-from p2pcast.device import RUN_BYTES, class_gaps, compare, digest_row
+from p2pcast.device import RUN_BYTES, class_ranks, compare, digest_row
 
 SHARE = 0.012
 WARM_ROUNDS = 1
@@ -93,7 +93,7 @@ def _by_cells(row: torch.Tensor, work: Callable[[torch.Tensor, int], object]) ->
 def _ranks(row: torch.Tensor, places: torch.Tensor) -> None:
     def work(cell: torch.Tensor, first: int) -> None:
         begin, end = torch.searchsorted(places, torch.tensor([first, first + cell.numel()], device=places.device)).tolist()
-        class_gaps(cell, places[begin:end] - first, *CLASSES)
+        class_ranks(cell, places[begin:end] - first, *CLASSES)
 
     _by_cells(row, work)
 

@@ -5,8 +5,8 @@ integers, which torch computes with everywhere, and wrap. Imports torch: nothing
 """
 
 from p2pcast.device.digests import digest_box, digest_row, to_int
-from p2pcast.device.ranks import class_gaps
+from p2pcast.device.ranks import class_ranks
 from p2pcast.device.scan import RUN_BYTES, Changes, compare
 from p2pcast.device.words import words_of
 
-__all__ = ["RUN_BYTES", "Changes", "class_gaps", "compare", "digest_box", "digest_row", "to_int", "words_of"]
+__all__ = ["RUN_BYTES", "Changes", "class_ranks", "compare", "digest_box", "digest_row", "to_int", "words_of"]

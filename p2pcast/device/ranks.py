@@ -18,11 +18,11 @@ CHUNK_CHANGES = 1 << 18
 _LANES = 8
 
 
-def class_gaps(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gaps int32, classes uint8) of the words at ``places`` (int64, ascending): how many words of its class stand between each and the one of its class
-    before it. The class of a word is min(max((its magnitude >> ``shift``) − ``base``, 0), ``top``)."""
+def class_ranks(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ranks int32, classes uint8) of the words at ``places`` (int64, ascending): how many words of its class stand before each. The class of a word is
+    min(max((its magnitude >> ``shift``) − ``base``, 0), ``top``)."""
     words = words_of(row)
-    ranks = torch.empty(places.numel(), dtype=torch.int64, device=row.device)
+    ranks = torch.empty(places.numel(), dtype=torch.int32, device=row.device)
     classes = torch.empty(places.numel(), dtype=torch.uint8, device=row.device)
     before = torch.zeros(CLASSES, dtype=torch.int64, device=row.device)
     starts = torch.arange(0, words.numel() + CHUNK_WORDS, CHUNK_WORDS, device=row.device)
@@ -41,7 +41,7 @@ def class_gaps(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, t
             ranks[begin:end] = alike.sum(1) + within[block, of] + before[of]
             classes[begin:end] = kind
         before += within[-1]
-    return _gaps(ranks, classes), classes
+    return ranks, classes
 
 
 def _classes(words: torch.Tensor, shift: int, base: int, top: int) -> torch.Tensor:
@@ -63,15 +63,3 @@ def _before_blocks(kinds: torch.Tensor) -> torch.Tensor:
         halves.append(packed.view(torch.uint8).view(-1, _LANES))
     counts = torch.cat(halves, 1).cumsum(0, dtype=torch.int64)
     return torch.nn.functional.pad(counts, (0, 0, 1, 0))
-
-
-def _gaps(ranks: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    order = torch.argsort(classes, stable=True)
-    ranks, kinds = ranks[order], classes[order]
-    previous = torch.full_like(ranks, -1)
-    if ranks.numel():
-        follows = kinds[1:] == kinds[:-1]
-        previous[1:] = torch.where(follows, ranks[:-1], previous[1:])
-    gaps = torch.empty(ranks.numel(), dtype=torch.int32, device=ranks.device)
-    gaps[order] = (ranks - previous - 1).to(torch.int32)
-    return gaps

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell
-from p2pcast.device import class_gaps, compare, digest_box, digest_row, ranks, to_int, words_of
+from p2pcast.device import class_ranks, compare, digest_box, digest_row, ranks, to_int, words_of
 
 WIDTHS = (1, 2, 4, 8)
 SHIFTS = [(1, 3), (1, 4), (2, 8), (2, 11), (4, 24), (8, 56)]
@@ -107,26 +107,25 @@ def test_compare_says_when_too_much_changed():
     assert compare(old, old, [(0, 800), (800, 800)], 16) is not None
 
 
-def reference_gaps(words, positions, shift, base, top):
+def reference_ranks(words, positions, shift, base, top):
     """Counting, one word after the other."""
     bits = 8 * words.itemsize
     kinds = [min(max(((w << 1) % (1 << bits) >> shift) - base, 0), top) for w in words.tolist()]
-    met, last, gaps, classes = [0] * 16, [0] * 16, [], []
+    met, found, classes = [0] * 16, [], []
     chosen = set(positions.tolist())
     for at, kind in enumerate(kinds):
         if at in chosen:
-            gaps.append(met[kind] - last[kind])
+            found.append(met[kind])
             classes.append(kind)
-            last[kind] = met[kind] + 1
         met[kind] += 1
-    return gaps, classes
+    return found, classes
 
 
 @pytest.mark.parametrize(("width", "shift"), SHIFTS)
 @pytest.mark.parametrize("share", [0.01, 1.0])
 @pytest.mark.parametrize("count", [1, 64, 3001])
 @pytest.mark.parametrize("window", [(0, 0), (1, 15), (110, 12)])
-def test_class_gaps(monkeypatch, width, shift, share, count, window):
+def test_class_ranks(monkeypatch, width, shift, share, count, window):
     monkeypatch.setattr(ranks, "CHUNK_WORDS", 1024)
     monkeypatch.setattr(ranks, "CHUNK_CHANGES", 700)
     draw = np.random.default_rng(count)
@@ -135,8 +134,8 @@ def test_class_gaps(monkeypatch, width, shift, share, count, window):
         words = draw.normal(0, 0.02, count).astype(np.float16 if shift == 11 else np.float32)
         words = words.view(np.uint16) if shift == 11 else (words.view(np.uint32) >> 16).astype(np.uint16)
     positions = np.flatnonzero(draw.random(count) < share)
-    gaps, classes = class_gaps(tensor(words), torch.from_numpy(positions), shift, *window)
-    assert (gaps.tolist(), classes.tolist()) == reference_gaps(words, positions, shift, *window)
+    found, classes = class_ranks(tensor(words), torch.from_numpy(positions), shift, *window)
+    assert (found.tolist(), classes.tolist()) == reference_ranks(words, positions, shift, *window)
 
 
 def test_words_are_bits():
