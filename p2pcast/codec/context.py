@@ -29,7 +29,7 @@ MAX_ROW_WORDS = 1 << 20
 """Longest row whose columns are told apart: a byte each."""
 SHIFTS = {1: (3, 4), 2: (8, 11), 4: (24,), 8: (56,)}
 """Word width → what may be dropped below the exponent: of e5m2 and e4m3, bf16 and f16, f32; of 8 bytes, the top 8 bits are taken."""
-SURVEYED_WORDS = 1 << 15
+SURVEYED_WORDS = 1 << 14
 """Words looked at to choose classes; of a larger cell a part, evenly."""
 CLASS_COST_BITS = 24.0
 """What another class takes in the header."""
@@ -73,13 +73,15 @@ def binary_bits(ones: int, every: int) -> float:
     return -ones * math.log2(ones / every) - (every - ones) * math.log2(1 - ones / every)
 
 
-def choose_window(words: Words, changed: npt.NDArray[np.int64]) -> Window:
-    """The classes that make positions cheap, as far as a part of the cell tells. ``changed``: how many words of each level change, of the finest shift."""
+def choose_window(words: Words, changed: npt.NDArray[np.int64]) -> tuple[Window, npt.NDArray[np.int64]]:
+    """The classes that make positions cheap, as far as a part of the cell tells, and how many changed words are of each class or below it. ``changed``: how
+    many words of each level change, of the finest shift."""
     shifts = SHIFTS[words.dtype.itemsize]
     widths = np.array([1 << (shift - shifts[0]) for shift in shifts])
     pace = max(1, words.size // SURVEYED_WORDS)
-    which, base, top = ranks.choose(words, pace, shifts[0], widths, changed, CLASS_COST_BITS, NEAR)
-    return Window(shifts[which], int(base), int(top))
+    ends = np.empty(ranks.CLASSES, np.int64)
+    which, base, top = ranks.choose(words, pace, shifts[0], widths, changed, CLASS_COST_BITS, NEAR, ends)
+    return Window(shifts[which], int(base), int(top)), ends[: top + 1]
 
 
 def _varint(value: int) -> bytes:
@@ -130,16 +132,16 @@ def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, h
     moved, large = np.zeros(256, np.int64), np.zeros(256, np.uint8)
     old, positions = ro(old), ro(positions)
     ranks.look(ro(old[positions] if held is None else held), ro(steps), finest, levels, ups, sizes, moved, large)
-    window = choose_window(old, moved)
+    window, ends = choose_window(old, moved)
     coarse, highest = window.shift - finest, window.base + window.top
-    of_level = np.clip((np.arange(256) >> coarse) - window.base, 0, window.top)
-    ends = np.bincount(of_level, moved, window.top + 1).astype(np.int64).cumsum()
     ranked, cursor = _room.array("ranked", count, np.uint32), np.zeros(ranks.CLASSES, np.uint64)
     cursor[1 : ends.size] = ends[:-1]
-    row = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32)
+    bases = np.zeros(ranks.CLASSES, np.uint32)
     k = 0
     for place, words, _ in _blocks(old):
-        k = ranks.rank(words, place, positions, ro(levels), k, coarse, window.shift, window.base, window.top, row, cursor, ranked)
+        k = ranks.rank(
+            words, place, positions, ro(levels), k, coarse, window.shift, window.base, window.top, bases, cursor, ranked
+        )
     means = np.zeros(ends.size, np.int64)
     entropy.fit(ro(ranked), ends, means)
     symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
@@ -221,11 +223,14 @@ def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> t
     total = 0
     for c in range(top + 1):
         members = reader.varint(changed - total)
-        means[c] = reader.byte() if members else 0
+        model = reader.byte() if members else 0
+        if model >= entropy.MEANS:
+            raise IntegrityError(f"{where}: model {model} is not one of {entropy.MEANS}")
+        means[c] = model
         total += members
         ends[c] = total
-    if total != changed or int(means.max()) >= entropy.MEANS:
-        raise IntegrityError(f"{where}: its classes hold {total} of {changed} changes, or an unknown model")
+    if total != changed:
+        raise IntegrityError(f"{where}: its classes hold {total} of {changed} changes")
     sizes = [reader.varint(len(view)) for _ in range(3)]
     states = reader.take(16).view("<u4").astype(np.uint64)
     words16, raw = np.zeros(sizes[0] + 1, "<u2"), np.zeros(sizes[1] + entropy.SPARE_BYTES, np.uint8)
@@ -253,7 +258,7 @@ def _placed(
     """(positions, the words there, digest). Raises IntegrityError."""
     changed = int(ends[-1])
     positions, held = np.empty(changed + 2, np.uint32), np.empty(changed, word_dtype(cell.word_bytes))
-    row = np.zeros(ranks.CLASSES * (ranks.STRETCH_BLOCKS + 1), np.uint32)
+    bases = np.zeros(ranks.CLASSES, np.uint32)
     cursor = np.zeros(ranks.CLASSES, np.uint64)
     cursor[1 : ends.size] = ends[:-1] + np.arange(1, ends.size)
     found, digest = 0, 0
@@ -263,7 +268,7 @@ def _placed(
         row_lanes = kernels.readonly(lanes_of(words)[: count * lanes])
         placed, part = ranks.unrank(
             words, row_lanes, place, valid, kernels.readonly(ranked), window.shift, window.base, window.top,
-            row, cursor, positions, held, found, cell.start + place, seed(cell.tensor), TABLE, audit,
+            bases, cursor, positions, held, found, cell.start + place, seed(cell.tensor), TABLE, audit,
         )  # fmt: skip
         found, digest = int(placed), (digest + int(part)) & ((1 << 64) - 1)
     if found != changed:

@@ -30,7 +30,7 @@ STATE_BITS = 31
 STATE_MIN = 1 << 15
 SPARE_BYTES = 16
 """Behind raw bits, so that they are fetched eight bytes at a time."""
-FITTED = 2048
+FITTED = 512
 """Gaps of a class that its model is fitted to: an eighth of an octave is told apart by far fewer."""
 MEANS = 8 * 27 + 1
 """Models: the k-th is for gaps of mean 2^(k/8) − 1. A cell has at most 2^26 words."""

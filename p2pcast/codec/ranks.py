@@ -41,6 +41,9 @@ _U9 = np.uint64(9)
 _U16 = np.uint64(16)
 _U63 = np.uint64(63)
 _U64 = np.uint64(64)
+_U128 = np.uint64(128)
+_U192 = np.uint64(192)
+_LAST = np.uint64(CLASSES * STRETCH_BLOCKS)
 
 
 def _splat(builder: Any, value: Any, vector: Any) -> Any:
@@ -72,54 +75,101 @@ def _classes(builder: Any, load: Any, shift: Any, base: Any, top: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def survey(_typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any, top: Any, planes: Any, ranks: Any) -> Any:
-    """Planes of ``blocks`` blocks from ``at`` on, four u64 each: bit k of the j-th is bit j of the class of word k. In ``ranks[16 b + c]``, how many of class c
-    stand before block b, beginning with what row 0 says: eight counts are one vector, two vectors one row."""
+    """Planes of ``blocks`` blocks from ``at`` on: bit k of ``planes[64 j + i]`` is bit j of the class of word k of the block whose ``turn`` is i.
+    And in ``ranks[64 c + i]`` (u16) how many of class c stand in the blocks before that one, in ``ranks[1024 + c]`` how many in 64 blocks.
+
+    A vector is eight blocks, eight apart: so they are added up lane by lane, and the lanes once, at the end.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        word, full = ir.IntType(64), (1 << 64) - 1
+        word, half, full = ir.IntType(64), ir.IntType(16), (1 << 64) - 1
         data, plane_row, rank_row = (arrayobj.make_array(signature.args[k])(context, builder, args[k]).data for k in (0, 6, 7))
         shift, base, top = args[3:6]
         row = ir.VectorType(ir.IntType(signature.args[0].dtype.bitwidth), 64)
-        narrow, masks, counts = ir.VectorType(ir.IntType(8), 64), ir.VectorType(word, 8), ir.VectorType(ir.IntType(32), 16)
+        narrow, masks, eight = ir.VectorType(ir.IntType(8), 64), ir.VectorType(word, 8), ir.VectorType(half, 8)
+        every, picks = ir.VectorType(half, 64), ir.VectorType(ir.IntType(32), 64)
 
         def number(value: int) -> Any:
             return ir.Constant(word, value)
 
-        def plane_at(block: Any, bit: int) -> Any:
-            return builder.gep(plane_row, [builder.add(builder.mul(block, number(4)), number(bit))])
+        def load(source: Any, at: Any, kind: Any, align: int) -> Any:
+            found = builder.load(builder.bitcast(builder.gep(source, [at]), kind.as_pointer()))
+            found.align = align
+            return found
+
+        def store(value: Any, target: Any, at: Any) -> None:
+            place = builder.bitcast(builder.gep(target, [at]), value.type.as_pointer())
+            builder.store(value, place).align = value.type.element.width // 8
 
         with cgutils.for_range(builder, args[2]) as loop:
             place = builder.add(args[1], builder.mul(loop.index, number(64)))
-            load = builder.load(builder.bitcast(builder.gep(data, [place]), row.as_pointer()))
-            load.align = 1
-            classes = _classes(builder, load, shift, base, top)
+            classes = _classes(builder, load(data, place, row, 1), shift, base, top)
+            turn = builder.or_(builder.shl(builder.and_(loop.index, number(7)), number(3)), builder.lshr(loop.index, number(3)))
             for bit in range(4):
                 some = builder.and_(classes, ir.Constant(narrow, [1 << bit] * 64))
-                plane = builder.icmp_unsigned("!=", some, ir.Constant(narrow, [0] * 64))
-                builder.store(builder.bitcast(plane, word), plane_at(loop.index, bit))
+                plane = builder.bitcast(builder.icmp_unsigned("!=", some, ir.Constant(narrow, [0] * 64)), word)
+                builder.store(plane, builder.gep(plane_row, [builder.add(turn, number(64 * bit))]))
         name = "llvm.ctpop.v8i64"
         count = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(masks, [masks]), name)
-        running = cgutils.alloca_once(builder, counts)
-        first = builder.load(builder.bitcast(rank_row, counts.as_pointer()))
-        first.align = 4
-        builder.store(first, running)
-        # A second loop, so that planes are spread by loads. Lane l counts class 2 l in its lower half, class 2 l + 1 in its upper.
-        with cgutils.for_range(builder, args[2]) as loop:
-            spread = [_splat(builder, builder.load(plane_at(loop.index, bit)), masks) for bit in range(4)]
-            pair = ir.Constant(masks, [full] * 8)
-            for bit in (1, 2, 3):
-                flip = ir.Constant(masks, [0 if lane >> (bit - 1) & 1 else full for lane in range(8)])
-                pair = builder.and_(pair, builder.xor(spread[bit], flip))
-            odd = builder.call(count, [builder.and_(pair, spread[0])])
-            even = builder.call(count, [builder.and_(pair, builder.not_(spread[0]))])
-            both = builder.or_(even, builder.shl(odd, ir.Constant(masks, [32] * 8)))
-            now = builder.add(builder.load(running), builder.bitcast(both, counts))
-            builder.store(now, running)
-            after = builder.gep(rank_row, [builder.mul(builder.add(loop.index, number(1)), number(CLASSES))])
-            builder.store(now, builder.bitcast(after, counts.as_pointer())).align = 4
+        running = [cgutils.alloca_once_value(builder, ir.Constant(masks, [0] * 8)) for _ in range(CLASSES)]
+        with cgutils.for_range(builder, number(8)) as loop:
+            first = builder.mul(loop.index, number(8))
+            spread = [load(plane_row, builder.add(first, number(64 * bit)), masks, 8) for bit in range(4)]
+            without = [builder.xor(plane, ir.Constant(masks, [full] * 8)) for plane in spread]
+            pairs = [
+                [builder.and_((spread if c & 1 else without)[bit], (spread if c & 2 else without)[bit + 1]) for c in range(4)]
+                for bit in (0, 2)
+            ]
+            for c in range(CLASSES):
+                before = builder.load(running[c])
+                store(builder.trunc(before, eight), rank_row, builder.add(first, number(64 * c)))
+                members = builder.and_(pairs[0][c & 3], pairs[1][c >> 2])
+                builder.store(builder.add(before, builder.call(count, [members])), running[c])
+        none = ir.Constant(eight, [0] * 8)
+        for c in range(CLASSES):
+            lanes = builder.trunc(builder.load(running[c]), eight)
+            upto = lanes
+            for step in (1, 2, 4):
+                up = ir.Constant(ir.VectorType(ir.IntType(32), 8), [lane - step if lane >= step else 8 for lane in range(8)])
+                upto = builder.add(upto, builder.shuffle_vector(upto, none, up))
+            builder.store(
+                builder.extract_element(upto, ir.Constant(ir.IntType(32), 7)), builder.gep(rank_row, [number(64 * CLASSES + c)])
+            )
+            again = ir.Constant(picks, [k % 8 for k in range(64)])
+            ahead = builder.shuffle_vector(builder.sub(upto, lanes), none, again)
+            store(builder.add(load(rank_row, number(64 * c), every, 2), ahead), rank_row, number(64 * c))
         return context.get_dummy_value()
 
     return types.void(words, types.uint64, types.int64, types.int64, types.int64, types.int64, planes, ranks), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _not_above(_typing: Any, ranks: Any, at: Any, rank: Any) -> Any:
+    """How many of the 64 numbers from ``ranks[at]`` on are at most ``rank``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, word = ir.VectorType(ir.IntType(16), 64), ir.IntType(64)
+        data = arrayobj.make_array(signature.args[0])(context, builder, args[0]).data
+        found = builder.load(builder.bitcast(builder.gep(data, [args[1]]), row.as_pointer()))
+        found.align = 2
+        return builder.ctpop(builder.bitcast(builder.icmp_unsigned("<=", found, _splat(builder, args[2], row)), word))
+
+    return types.uint64(ranks, types.uint64, types.uint64), generate
+
+
+@_kernel
+def turn(block):  # type: ignore[no-untyped-def]
+    """Where a block of a stretch stands in the arrays of its survey."""
+    return ((block & _U7) << _U3) | (block >> _U3)
+
+
+@_kernel
+def _pass(ranks, blocks, bases):  # type: ignore[no-untyped-def]
+    """Add what was surveyed to what stood before."""
+    for number in range(CLASSES):
+        c = np.uint64(number)
+        whole = blocks == STRETCH_BLOCKS
+        bases[c] += np.uint32(ranks[_LAST + c if whole else (c << _U6) + turn(np.uint64(blocks))])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -163,13 +213,12 @@ def level_of(word, spare, shift):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _members(planes, b, c):  # type: ignore[no-untyped-def]
-    """Members of class c in block b."""
-    q = b * _U4
-    found = planes[q] ^ ((c & _U1) - _U1)
-    found &= planes[q + _U1] ^ (((c >> _U1) & _U1) - _U1)
-    found &= planes[q + _U2] ^ (((c >> _U2) & _U1) - _U1)
-    return found & (planes[q + _U3] ^ (((c >> _U3) & _U1) - _U1))
+def _members(planes, i, c):  # type: ignore[no-untyped-def]
+    """Members of class c in the block whose turn is i."""
+    found = planes[i] ^ ((c & _U1) - _U1)
+    found &= planes[i + _U64] ^ (((c >> _U1) & _U1) - _U1)
+    found &= planes[i + _U128] ^ (((c >> _U2) & _U1) - _U1)
+    return found & (planes[i + _U192] ^ (((c >> _U3) & _U1) - _U1))
 
 
 @_kernel
@@ -198,14 +247,14 @@ def look(held, steps, shift, levels, ups, sizes, counts, large):  # type: ignore
 
 
 @_kernel
-def rank(words, place, positions, levels, first, coarse, shift, base, top, ranks, cursor, found):  # type: ignore[no-untyped-def]
+def rank(words, place, positions, levels, first, coarse, shift, base, top, bases, cursor, found):  # type: ignore[no-untyped-def]
     """The rank of each position among the words of its class, class by class.
 
     ``words``: whole blocks, the first of which is word ``place`` of the cell; positions from the ``first``-th on, of whose ``levels`` the window drops
-    ``coarse`` bits. ``ranks`` (its row 0) and ``cursor`` (of each class, where in ``found`` its next rank goes) carry what was counted from one call to the
-    next. Returns the number of the next position.
+    ``coarse`` bits. ``bases`` (members of each class so far) and ``cursor`` (of each class, where in ``found`` its next rank goes) carry what was counted
+    from one call to the next. Returns the number of the next position.
     """
-    planes = np.empty(4 * STRETCH_BLOCKS, np.uint64)
+    planes, ranks = np.zeros(4 * STRETCH_BLOCKS, np.uint64), np.empty(CLASSES * (STRETCH_BLOCKS + 1), np.uint16)
     changed = np.uint64(positions.size)
     k = np.uint64(first)
     at = 0
@@ -221,42 +270,33 @@ def rank(words, place, positions, levels, first, coarse, shift, base, top, ranks
             end += _U1
         for j in range(k, end):
             inside = np.uint64(positions[j]) - begin
-            b, bit = inside >> _U6, inside & _U63
+            i, bit = turn(inside >> _U6), inside & _U63
             c = np.uint64(min(max((np.int64(levels[j]) >> coarse) - base, 0), top))
-            before = _members(planes, b, c) & ((_U1 << bit) - _U1)
-            found[cursor[c]] = ranks[b * _U16 + c] + np.uint32(_count(before))
+            before = _members(planes, i, c) & ((_U1 << bit) - _U1)
+            found[cursor[c]] = bases[c] + np.uint32(ranks[(c << _U6) + i]) + np.uint32(_count(before))
             cursor[c] += _U1
         k = end
-        for kept in range(CLASSES):
-            ranks[kept] = ranks[CLASSES * blocks + kept]
+        _pass(ranks, blocks, bases)
         at += BLOCK_WORDS * blocks
     return k
 
 
 @_kernel
-def _place(found, hits, planes, ranks, blocks, top, cursor):  # type: ignore[no-untyped-def]
-    """Sets in ``hits`` the bits of the words whose ranks lie in the blocks surveyed. ``cursor``: of each class, where in ``found`` its next rank is; a rank that
-    no word has ends them."""
+def _place(found, hits, planes, ranks, bases, reaches, top, cursor):  # type: ignore[no-untyped-def]
+    """Sets in ``hits`` the bits of the words whose ranks lie in the blocks surveyed, of class c those from ``bases[c]`` to ``reaches[c]``. ``cursor``: of each
+    class, where in ``found`` its next rank is; a rank that no word has ends them."""
     for number in range(top + 1):
         c = np.uint64(number)
-        reach = ranks[np.uint64(CLASSES * blocks) + c]
-        m0, m1, m2, m3 = (c & _U1) - _U1, ((c >> _U1) & _U1) - _U1, ((c >> _U2) & _U1) - _U1, ((c >> _U3) & _U1) - _U1
+        base, reach, row = np.uint64(bases[c]), np.uint64(reaches[c]), c << _U6
         k = cursor[c]
-        target = found[k]
+        target = np.uint64(found[k])
         while target < reach:
-            row = c
-            row += np.uint64(ranks[row + np.uint64(512)] <= target) << _U9
-            row += np.uint64(ranks[row + np.uint64(256)] <= target) << _U8
-            row += np.uint64(ranks[row + np.uint64(128)] <= target) << _U7
-            row += np.uint64(ranks[row + np.uint64(64)] <= target) << _U6
-            row += np.uint64(ranks[row + np.uint64(32)] <= target) << _U5
-            row += np.uint64(ranks[row + _U16] <= target) << _U4
-            b = row >> _U4
-            q = b * _U4
-            members = (planes[q] ^ m0) & (planes[q + _U1] ^ m1) & (planes[q + _U2] ^ m2) & (planes[q + _U3] ^ m3)
-            hits[b] |= _member(members, np.uint64(target - ranks[row]))
+            inside = target - base
+            b = _not_above(ranks, row, inside) - _U1
+            i = turn(b)
+            hits[b] |= _member(_members(planes, i, c), inside - np.uint64(ranks[row + i]))
             k += _U1
-            target = found[k]
+            target = np.uint64(found[k])
         cursor[c] = k
 
 
@@ -270,7 +310,7 @@ def unrank(  # type: ignore[no-untyped-def]
     shift,
     base,
     top,
-    ranks,
+    bases,
     cursor,
     positions,
     olds,
@@ -283,11 +323,12 @@ def unrank(  # type: ignore[no-untyped-def]
     """The way back. ``ranked``: ranks class by class, ascending, those of each class followed by 2³² − 1; fills ``positions``, which has two places
     more than there are ranks, and the words there (``olds``).
 
-    ``words`` are whole blocks, the first of which is word ``place`` of the cell; of the last block, those in ``valid`` count. ``ranks`` (row 0) and ``cursor``
-    (of each class, where its next rank is) carry on from one call to the next, ``found`` counts what is placed. With ``audit`` the digest of the words is
+    ``words`` are whole blocks, the first of which is word ``place`` of the cell; of the last block, those in ``valid`` count. ``bases`` (members of each
+    class so far) and ``cursor`` (where its next rank is) carry on from one call to the next, ``found`` counts what is placed. With ``audit`` the digest of the words is
     taken on the way: ``lanes_row`` is the memory of those that count, ``first`` the number of the first in its tensor. Returns (found, digest).
     """
-    planes = np.empty(4 * STRETCH_BLOCKS, np.uint64)
+    planes, ranks = np.zeros(4 * STRETCH_BLOCKS, np.uint64), np.empty(CLASSES * (STRETCH_BLOCKS + 1), np.uint16)
+    reaches = bases.copy()
     hits = np.zeros(STRETCH_BLOCKS, np.uint64)
     lanes = _lanes(words)
     room = np.uint64(olds.size)
@@ -306,10 +347,8 @@ def unrank(  # type: ignore[no-untyped-def]
                 held += _block_sum(lanes_row[taken : taken + count], table[begin : begin + count]) * multiplier(seed, lane >> 10)
                 taken += count
         survey(words, np.uint64(at), blocks, shift, base, top, planes, ranks)
-        # A search for a rank must not end behind the last block.
-        for spare in range(CLASSES * (blocks + 1), CLASSES * (STRETCH_BLOCKS + 1)):
-            ranks[spare] = np.uint32(0xFFFFFFFF)
-        _place(ranked, hits, planes, ranks, blocks, top, cursor)
+        _pass(ranks, blocks, reaches)
+        _place(ranked, hits, planes, ranks, bases, reaches, top, cursor)
         if at + BLOCK_WORDS * blocks >= words.size:
             hits[blocks - 1] &= valid
         earlier = placed
@@ -332,8 +371,7 @@ def unrank(  # type: ignore[no-untyped-def]
             placed = following
         for k in range(earlier, placed):
             olds[k] = words[np.uint64(positions[k]) - np.uint64(place)]
-        for kept in range(CLASSES):
-            ranks[kept] = ranks[CLASSES * blocks + kept]
+        bases[:] = reaches
         at += BLOCK_WORDS * blocks
     return placed, held
 
@@ -403,11 +441,11 @@ def _cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-unty
 
 
 @_kernel
-def choose(words, pace, finest, widths, changed, class_bits, near):  # type: ignore[no-untyped-def]
+def choose(words, pace, finest, widths, changed, class_bits, near, ends):  # type: ignore[no-untyped-def]
     """(which of ``widths``, base, top) of the window that makes positions cheap, as few classes as come near the best.
 
     ``widths``: how many levels of shift ``finest`` make one of each shift that may be taken. ``changed``: how many words of each (finest) level change; how
-    many there are is counted in every ``pace``-th block.
+    many there are is counted in every ``pace``-th block. ``ends[c]`` is set to how many of the changed words are of class c or below.
     """
     counts = np.zeros(256, np.int64)
     scale = words.size / census(words, pace, finest, counts)
@@ -425,4 +463,10 @@ def choose(words, pace, finest, widths, changed, class_bits, near):  # type: ign
             number += 1
         if costs[number] < least:
             least, found = costs[number], (which, bases[number], max(0, 4 * number - 1))
+    which, base, top = found
+    ends[:] = 0
+    for level in range(256):
+        ends[min(max(level // widths[which] - base, 0), top)] += changed[level]
+    for c in range(1, ends.size):
+        ends[c] += ends[c - 1]
     return found
