@@ -60,12 +60,12 @@ class _Run:
 class Compared:
     """What changed between two rooms on a device, compared run by run when the first part of a run is asked for. To be asked once for each part, from any thread."""
 
-    def __init__(self, slots: Sequence[Slot], previous: Room, latest: Room, *, run_bytes: int = RUN_BYTES) -> None:
+    def __init__(self, slots: Sequence[Slot], previous: Room, latest: Room, *, run_bytes: int | None = None) -> None:
         self._slots, self._previous, self._latest = slots, previous, latest
         self._run_of: list[_Run] = []
         for number, slot in enumerate(slots):
             run = self._run_of[-1] if self._run_of else None
-            if run is None or not _joins(slots[run.first], slot, run_bytes):
+            if run is None or not _joins(slots[run.first], slot, run_bytes or RUN_BYTES):
                 run = _Run(number, number, threading.Lock(), 0)
             run.end, run.left = number + 1, run.left + 1
             self._run_of.append(run)
