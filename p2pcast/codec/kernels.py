@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -136,17 +137,103 @@ def _block_sum(lanes, factors):  # type: ignore[no-untyped-def]
     return low + (high << _U32)
 
 
+def _has_fused() -> bool:
+    features = binding.get_host_cpu_features()
+    return binding.get_default_triple().startswith("x86_64") and all(features.get(f) for f in ("avx512f", "avx512ifma"))
+
+
+def _halves() -> list[int]:
+    """T of docs/delta-format.md §2: of each eight, the lower halves, then the upper ones."""
+    left = (np.arange(BLOCK_LANES, dtype=np.uint64) + _U1) * _GOLDEN
+    for shift, factor in ((_U30, _MIX1), (_U27, _MIX2)):
+        left = (left ^ (left >> shift)) * factor
+    left ^= left >> _U31
+    halves: list[int] = np.stack([(left & _LOW32).reshape(-1, 8), (left >> _U32).reshape(-1, 8)], axis=1).reshape(-1).tolist()
+    return halves
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _fused(_typing: Any, lanes: Any, at: Any) -> Any:
+    """``_block_sum`` of two whole blocks of 16-bit lanes from ``at`` on, by multiplications that add. Two, because reading T takes as long."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word, wide, lane_row = ir.IntType(64), ir.VectorType(ir.IntType(64), 8), ir.VectorType(ir.IntType(16), 8)
+        data = builder.gep(arrayobj.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        table = cgutils.global_constant(builder, "p2pcast_halves", ir.Constant(ir.ArrayType(word, 2 * BLOCK_LANES), _halves()))
+        table.align = 64
+        table = builder.bitcast(table, word.as_pointer())
+        name = "llvm.x86.avx512.vpmadd52l.uq.512"
+        fused = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(wide, [wide] * 3), name)
+        sums = [[cgutils.alloca_once_value(builder, ir.Constant(wide, [0] * 8)) for _ in range(4)] for _ in range(2)]
+        with cgutils.for_range(builder, ir.Constant(word, BLOCK_LANES // 16)) as loop:
+            for part in range(2):
+                group = builder.add(builder.mul(loop.index, ir.Constant(word, 2)), ir.Constant(word, part))
+                halves = []
+                for half in range(2):
+                    place = builder.add(builder.mul(group, ir.Constant(word, 16)), ir.Constant(word, 8 * half))
+                    load = builder.load(builder.bitcast(builder.gep(table, [place]), wide.as_pointer()))
+                    load.align = 64
+                    halves.append(load)
+                for block in range(2):
+                    place = builder.add(builder.mul(group, ir.Constant(word, 8)), ir.Constant(word, BLOCK_LANES * block))
+                    load = builder.load(builder.bitcast(builder.gep(data, [place]), lane_row.as_pointer()))
+                    load.align = 2
+                    some = builder.zext(load, wide)
+                    for half in range(2):
+                        kept = sums[block][2 * part + half]
+                        builder.store(builder.call(fused, [builder.load(kept), some, halves[half]]), kept)
+        found = []
+        for block in range(2):
+            low, high = (builder.add(builder.load(sums[block][half]), builder.load(sums[block][half + 2])) for half in range(2))
+            total = builder.add(low, builder.shl(high, ir.Constant(wide, [32] * 8)))
+            one = ir.Constant(word, 0)
+            for lane in range(8):
+                one = builder.add(one, builder.extract_element(total, ir.Constant(ir.IntType(32), lane)))
+            found.append(one)
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(types.uint64, 2)(lanes, types.int64), generate
+
+
+if _has_fused():
+
+    @_kernel
+    def _two_sums(lanes, at, table):  # type: ignore[no-untyped-def]
+        """Of two whole blocks from ``at`` on, Σ lane · T each."""
+        if lanes.itemsize == 2:
+            return _fused(lanes, at)
+        return _block_sum(lanes[at : at + 1024], table), _block_sum(lanes[at + 1024 : at + 2048], table)
+
+else:
+
+    @_kernel
+    def _two_sums(lanes, at, table):  # type: ignore[no-untyped-def]
+        """Of two whole blocks from ``at`` on, Σ lane · T each."""
+        return _block_sum(lanes[at : at + 1024], table), _block_sum(lanes[at + 1024 : at + 2048], table)
+
+
+@_kernel
+def digest_part(lanes, begin, end, first, seed, table):  # type: ignore[no-untyped-def]
+    """Digest of u8 or u16 lanes from ``begin`` to ``end``; ``first`` is the number of lane 0 in its tensor."""
+    total = np.uint64(0)
+    while begin < end:
+        at = (first + begin) & 1023
+        block = (first + begin) >> 10
+        if at == 0 and end - begin >= 2048:
+            one, two = _two_sums(lanes, begin, table)
+            total += one * multiplier(seed, block) + two * multiplier(seed, block + 1)
+            begin += 2048
+            continue
+        count = min(1024 - at, end - begin)
+        total += _block_sum(lanes[begin : begin + count], table[at : at + count]) * multiplier(seed, block)
+        begin += count
+    return total
+
+
 @_kernel
 def digest_lanes(lanes, first, seed, table):  # type: ignore[no-untyped-def]
     """Digest of u8 or u16 lanes, the first of which is lane ``first`` of its tensor."""
-    total = np.uint64(0)
-    done = 0
-    while done < lanes.size:
-        at = (first + done) & 1023
-        count = min(1024 - at, lanes.size - done)
-        total += _block_sum(lanes[done : done + count], table[at : at + count]) * multiplier(seed, (first + done) >> 10)
-        done += count
-    return total
+    return digest_part(lanes, 0, lanes.size, first, seed, table)
 
 
 @_kernel

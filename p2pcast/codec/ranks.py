@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from p2pcast.codec.kernels import _block_sum, _count, _kernel, _lanes, _lowest, multiplier
+from p2pcast.codec.kernels import _count, _kernel, _lanes, _lowest, digest_part
 
 CLASSES = 16
 """At most: four bits a word."""
@@ -340,12 +340,8 @@ def unrank(  # type: ignore[no-untyped-def]
         blocks = min(STRETCH_BLOCKS, (words.size - at) >> 6)
         if audit:
             until = min((at + BLOCK_WORDS * blocks) * lanes, lanes_row.size)
-            while taken < until:
-                lane = first * lanes + taken
-                begin = lane & 1023
-                count = min(1024 - begin, until - taken)
-                held += _block_sum(lanes_row[taken : taken + count], table[begin : begin + count]) * multiplier(seed, lane >> 10)
-                taken += count
+            held += digest_part(lanes_row, taken, until, first * lanes, seed, table)
+            taken = until
         survey(words, np.uint64(at), blocks, shift, base, top, planes, ranks)
         _pass(ranks, blocks, reaches)
         _place(ranked, hits, planes, ranks, bases, reaches, top, cursor)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.codec.digest import digest, digest_change
+from p2pcast.codec import kernels
+from p2pcast.codec.digest import TABLE, digest, digest_change, seed
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.errors import UsageError
 
@@ -114,3 +115,16 @@ def test_reads_maps_that_are_read_only_unaligned_or_strided():
 def test_words_that_are_not_the_cells_are_refused(words):
     with pytest.raises(UsageError, match=r"cell 9: .*need 4 unsigned words of 2 bytes"):
         digest(words, Cell(9, 0, 0, 4, 2, 0))
+
+
+@pytest.mark.parametrize("kind", ["<u1", "<u2"])
+def test_two_blocks_at_once_are_two_blocks(kind):
+    """Where the processor has multiplications that add, whole blocks go through them."""
+    rng = np.random.default_rng(3)
+    lanes = rng.integers(0, 1 << 8 * np.dtype(kind).itemsize, 3000).astype(kind)
+    lanes[700:1500] = np.iinfo(kind).max
+    lanes = kernels.readonly(lanes)
+    for first, begin in ((0, 0), (1 << 40, 0), (5, 1019)):
+        in_ones = [kernels.digest_part(lanes, k, k + 1, first, seed(9), TABLE) for k in range(begin, lanes.size)]
+        whole = kernels.digest_part(lanes, begin, lanes.size, first, seed(9), TABLE)
+        assert int(whole) == sum(map(int, in_ones)) % (1 << 64)
