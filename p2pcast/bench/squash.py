@@ -37,8 +37,8 @@ TIMED = (1, 8, 32, 100)
 LADDERS: dict[str, tuple[int, ...]] = {
     "chain": (),
     "ladder 64": (64,),
-    "ladder 8, 64": RUNGS,
-    "ladder 4, 16, 64": (4, 16, 64),
+    "ladder 8, 64": (8, 64),
+    "ladder 4, 16, 64": RUNGS,
     "ladder 2, 4, 8 …": (2, 4, 8, 16, 32, 64),
 }
 REPEATS = 2

@@ -14,8 +14,8 @@ from itertools import pairwise
 from p2pcast.errors import UsageError
 from p2pcast.version import Version
 
-RUNGS = (8, 64)
-"""Deltas a squash; ascending, each a multiple of the one before. How they do: docs/measurements.md."""
+RUNGS = (4, 16, 64)
+"""Deltas a squash; ascending, each a multiple of the one before. Why these: docs/measurements.md."""
 
 Span = tuple[Version, Version]
 """Base and version of a delta."""

@@ -26,7 +26,7 @@ def spans(rungs):
 
 def test_of_seventeen_versions():
     path = path_of(17)
-    assert due(path[:8], []) == []
+    assert due(path[:4], [], (4, 8)) == []
     two = due(path, [], (4, 8))
     assert spans(two) == [(path[n], path[n + 4]) for n in (0, 4, 8, 12)] + [(path[0], path[8]), (path[8], path[16])]
     assert two[0].parts == tuple(pairwise(path[:5]))
@@ -69,11 +69,11 @@ def test_rungs_stay_in_place_when_old_versions_go(lost, more):
 
 
 def test_a_rung_that_lost_its_base_is_no_reason_to_stop():
-    made = spans(due(path_of(151), []))
+    made = spans(due(path_of(151), [], (8, 64)))
     kept = path_of(140, 65)
-    fresh = spans(due(kept, made))
+    fresh = spans(due(kept, made, (8, 64)))
     assert (kept[72 - 65], kept[136 - 65]) in fresh
-    assert due(kept, made + fresh) == []
+    assert due(kept, made + fresh, (8, 64)) == []
 
 
 @given(behind=st.integers(1, 200))
@@ -81,11 +81,12 @@ def test_a_rung_that_lost_its_base_is_no_reason_to_stop():
 def test_a_late_peer_takes_few(behind):
     path = path_of(201)
     chain = [(a, b, 10) for a, b in pairwise(path)]
-    rungs = [(*span, 50 if path.index(span[1]) - path.index(span[0]) == 8 else 300) for span in spans(due(path, []))]
-    edges = [Edge(bytes([n]), base, version, size) for n, (base, version, size) in enumerate(chain + rungs)]
+    weight = dict(zip(RUNGS, (25, 75, 200), strict=True))
+    rungs = [(*span, weight[path.index(span[1]) - path.index(span[0])]) for span in spans(due(path, []))]
+    edges = [Edge(n.to_bytes(2, "big"), base, version, size) for n, (base, version, size) in enumerate([*chain, *rungs])]
     way = cheapest_path(path[200 - behind], edges)
     assert way[-1].version == path[-1]
-    assert len(way) <= 2 * (RUNGS[0] - 1) + 2 * (RUNGS[1] // RUNGS[0] - 1) + behind // RUNGS[1]
+    assert len(way) <= sum(2 * (b // a - 1) for a, b in pairwise((1, *RUNGS))) + behind // RUNGS[-1]
     assert sum(e.bytes for e in way) <= 10 * behind
 
 
