@@ -42,7 +42,13 @@ from p2pcast.errors import UsageError
     metavar="SHARE",
     help="With --commit barrier: the share of the peers that must have staged it by then.  [default: 0.9]",
 )
-@click.option("--codec", type=click.Choice(["auto", "context", "flat", "dense"]), default="auto", show_default=True)
+@click.option(
+    "--codec",
+    type=click.Choice(["auto", "context", "flat", "dense"]),
+    default="auto",
+    show_default=True,
+    help="auto: for each version, the one that is predicted to be at the last peer first.",
+)
 @click.option(
     "--max-lag",
     type=click.IntRange(0),

@@ -9,13 +9,16 @@ import pytest
 
 from p2pcast.codec.cell import CONTEXT, DENSE, FLAT, RAW, decode, digest, encode
 from p2pcast.codec.choice import MEASURED_BEFORE, Choice, Times, Way
+from p2pcast.codec.join import Part, within
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
 from p2pcast.version import Version
 from trainer_node import choosing
 from trainer_node.choosing import Choosing
-from trainer_node.packing import code, in_context
+from trainer_node.intake import Complete
+from trainer_node.packing import code, in_context, join_incoming
 
 SLOW, FAST = Way(1e6, 16, 16), Way(1e12, 16, 16)
 LAYOUT = Layout([Tensor("a", "BF16", (300, 1000)), Tensor("b", "F32", (777,)), Tensor("c", "BF16", (5,))], cell_words=70_000)
@@ -148,6 +151,58 @@ def test_what_ranks_bring_is_put_in_context():
     for codec in ("dense", "context"):
         other = encode(cell, old, new, codec=codec)
         assert in_context(cell, other, old) is other
+
+
+class Brought:
+    """What ranks bring, all at once."""
+
+    files = None
+
+    def __init__(self, cells):
+        self._cells = cells
+
+    async def take(self):
+        given, self._cells = self._cells, []
+        return given
+
+    def settled(self, nbytes): ...
+
+
+def halves(cell):
+    return [(0, cell.words // 2), (cell.words // 2, cell.words)]
+
+
+def part(cell, old, new, begin, end):
+    sub = within(cell, begin, end - begin)
+    coded = encode(sub, old[begin:end], new[begin:end], codec="flat")
+    return Part(begin, end - begin, coded.codec, coded.payload, coded.before, coded.after)
+
+
+class Packed(list):
+    add = list.append
+
+    def emit(self): ...
+
+
+@pytest.mark.parametrize(
+    ("codec", "told", "number"), [("context", False, CONTEXT), ("context", True, CONTEXT), ("flat", False, FLAT)]
+)
+async def test_what_ranks_bring_goes_out_as_chosen(staged, codec, told, number):
+    shadow, _, new = staged()
+    cells = [c for c in LAYOUT.cells if c.words > 100]
+    old = {c.index: shadow.words(c) for c in cells}
+    brought = [Complete(c, [part(c, old[c.index], new[c.index], *piece) for piece in halves(c)], 1) for c in cells]
+    packed, staging = Packed(), Staging(1)
+    await join_incoming(
+        Brought(brought), shadow, packed, Choice(codec, None if told else SLOW, None if told else times()), staging
+    )
+    assert [one.cell for one in packed] == [c.index for c in cells]
+    assert number in {one.codec for one in packed}
+    for one in packed:
+        patch = decode(LAYOUT.cells[one.cell], one.codec, one.payload, old[one.cell], one.before, one.after)
+        assert patch.after == digest(new[one.cell], LAYOUT.cells[one.cell])
+    staging.close()
+    shadow.close()
 
 
 def test_context_that_is_larger_is_not_taken(monkeypatch):

@@ -62,6 +62,12 @@ def test_one_cell_is_the_work_of_one_core():
     assert predict(cost, Way(1e9, 64, 64, proof=False), one) == predict(cost, Way(1e9, 1, 1, proof=False), one)
 
 
+def test_who_proves_what_it_sends_decodes_it_too():
+    cost, way = Cost(2e9, 1e9, 0.001), Way(100e9, 4, 64, proof=True)
+    assert predict(cost, way, EIGHT_B).encode_s == pytest.approx((8 + 16) / 4)
+    assert predict(cost, replace(way, proof=False), EIGHT_B).encode_s == pytest.approx(8 / 4)
+
+
 def test_nothing_takes_no_time():
     assert predict(Cost(1, 1, 1), Way(1, 1, 1), State(0, CELL)).whole_s == 0
 
