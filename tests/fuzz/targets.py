@@ -1,4 +1,4 @@
-"""What is fuzzed: every decoder of bytes that come from elsewhere. A target takes any bytes; it refuses them with an IntegrityError, which is swallowed
+"""What is fuzzed: every decoder of bytes that come from elsewhere, and the encoders of cells. A target takes any bytes; it refuses them with an IntegrityError, which is swallowed
 here, or what it made of them has the properties that are checked. Anything else is a fault.
 
 Seeds are what encoders make and the golden files; ``corpus/`` holds what runs with ``--coverage`` found: inputs that reach more of a decoder than the seeds.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from p2pcast.artifact.canonical import pack
 from p2pcast.artifact.p2pd import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
 from p2pcast.artifact.records import Batch, Manifest, Open, RunKey
 from p2pcast.checkpoint.safetensors_file import header_for, parse_header
-from p2pcast.codec.cell import CODECS, CONTEXT, DENSE, FLAT, RAW, Patch, digest, encode
+from p2pcast.codec.cell import CODECS, CONTEXT, DENSE, FLAT, RAW, Patch, apply, decode, digest, encode
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.codec.squash import squash
@@ -112,6 +112,35 @@ def check_cell(codec: int) -> Callable[[bytes], None]:
         assert (before + found.delta) & MASK == digest(new, cell)
 
     return check
+
+
+def encoder_seeds() -> list[bytes]:
+    return [
+        bytes([number, 200 - number]) + old[:50].tobytes() + new[:50].tobytes() for number, (_, old, new) in enumerate(cells())
+    ]
+
+
+def check_encoders(data: bytes) -> None:
+    """Not a decoder, but its kernels write into room that was reckoned beforehand. Two bytes choose width, columns and how many words; the rest, over and over,
+    is the words before and after."""
+    kind, count = (data[0], 1 + 7 * data[1]) if len(data) > 2 else (0, 1)
+    cell, *_ = cells()[kind % len(cells())]
+    cell = replace(cell, words=count)
+    dtype = np.dtype(f"<u{cell.word_bytes}")
+    text = data[2:] or b"\0"
+    both = np.frombuffer((text * (2 * count * dtype.itemsize // len(text) + 1))[: 2 * count * dtype.itemsize], dtype)
+    old, new = both[:count].copy(), both[count:].copy()
+    if kind >= 128:  # near each other, as in training
+        new = old + (new % 3 - 1 if kind < 192 else new % 2).astype(dtype)
+    for name in ("auto", "flat", "dense", "context"):
+        coded = encode(cell, old, new, codec=name)
+        if coded is None:
+            assert (old == new).all()
+            return
+        patch = decode(cell, coded.codec, coded.payload, old, coded.before, coded.after)
+        target = old.copy()
+        apply(patch, target)
+        assert (target == new).all()
 
 
 def check_squash(data: bytes) -> None:
@@ -290,6 +319,7 @@ TARGETS: dict[str, Target] = {
     "context": Target(cell_seeds("context"), check_cell(CONTEXT), CELL_MEMORY),
     "flat": Target(cell_seeds("flat"), check_cell(FLAT), CELL_MEMORY),
     "dense": Target(cell_seeds("dense"), check_cell(DENSE), CELL_MEMORY),
+    "encoders": Target(encoder_seeds, check_encoders, CELL_MEMORY),
     "squash": Target(link_seeds, check_squash, CELL_MEMORY),
     "layout": Target(lambda: [layout.document for layout in layouts()], check_layout, DOCUMENT_MEMORY),
     "p2pd": Target(file_seeds, check_file, DOCUMENT_MEMORY),

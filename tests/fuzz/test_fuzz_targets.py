@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).parent / "run.py"
-CELLS = ("context", "flat", "dense", "squash")
+CELLS = ("context", "flat", "dense", "encoders", "squash")
 DOCUMENTS = ("layout", "p2pd", "records", "safetensors", "patch")
 
 
