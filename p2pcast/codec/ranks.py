@@ -73,6 +73,17 @@ def _classes(builder: Any, load: Any, shift: Any, base: Any, top: Any) -> Any:
     return builder.select(builder.icmp_unsigned("<", above, highest), above, highest)
 
 
+def _fetch(builder: Any, place: Any, width: int) -> None:
+    """Ask for the 64 words at ``place``, which need not be there: memory works while the changes of what came before are looked at."""
+    byte, number = ir.IntType(8), ir.IntType(32)
+    name, kind = "llvm.prefetch.p0i8", ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
+    fetch = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    first = builder.bitcast(place, byte.as_pointer())
+    for line in range(width // 8):
+        at = builder.gep(first, [ir.Constant(number, 64 * line)])
+        builder.call(fetch, [at, *(ir.Constant(number, value) for value in (0, 2, 1))])
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def survey(_typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any, top: Any, planes: Any, ranks: Any) -> Any:
     """Planes of ``blocks`` blocks from ``at`` on: bit k of ``planes[64 j + i]`` is bit j of the class of word k of the block whose ``turn`` is i.
@@ -103,6 +114,7 @@ def survey(_typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any
 
         with cgutils.for_range(builder, args[2]) as loop:
             place = builder.add(args[1], builder.mul(loop.index, number(64)))
+            _fetch(builder, builder.gep(data, [builder.add(place, number(STRETCH_WORDS))]), row.element.width)
             classes = _classes(builder, load(data, place, row, 1), shift, base, top)
             turn = builder.or_(builder.shl(builder.and_(loop.index, number(7)), number(3)), builder.lshr(loop.index, number(3)))
             for bit in range(4):
