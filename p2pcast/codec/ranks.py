@@ -87,7 +87,7 @@ def _fetch(builder: Any, place: Any, width: int) -> None:
 @intrinsic  # type: ignore[untyped-decorator]
 def survey(_typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any, top: Any, planes: Any, ranks: Any) -> Any:
     """Planes of ``blocks`` blocks from ``at`` on: bit k of ``planes[64 j + i]`` is bit j of the class of word k of the block whose ``turn`` is i.
-    And in ``ranks[64 c + i]`` (u16) how many of class c stand in the blocks before that one, in ``ranks[1024 + c]`` how many in 64 blocks.
+    And in ``ranks[64 c + i]`` (u16) how many of class c stand in the blocks before that one, in ``ranks[1024 + c]`` how many in 64 blocks; of classes up to ``top``.
 
     A vector is eight blocks, eight apart: so they are added up lane by lane, and the lanes once, at the end.
     """
@@ -132,24 +132,28 @@ def survey(_typing: Any, words: Any, at: Any, blocks: Any, shift: Any, base: Any
                 [builder.and_((spread if c & 1 else without)[bit], (spread if c & 2 else without)[bit + 1]) for c in range(4)]
                 for bit in (0, 2)
             ]
-            for c in range(CLASSES):
-                before = builder.load(running[c])
-                store(builder.trunc(before, eight), rank_row, builder.add(first, number(64 * c)))
-                members = builder.and_(pairs[0][c & 3], pairs[1][c >> 2])
-                builder.store(builder.add(before, builder.call(count, [members])), running[c])
+            for four in range(CLASSES // 4):
+                with builder.if_then(builder.icmp_signed(">=", top, number(4 * four))):
+                    for c in range(4 * four, 4 * four + 4):
+                        before = builder.load(running[c])
+                        store(builder.trunc(before, eight), rank_row, builder.add(first, number(64 * c)))
+                        members = builder.and_(pairs[0][c & 3], pairs[1][four])
+                        builder.store(builder.add(before, builder.call(count, [members])), running[c])
         none = ir.Constant(eight, [0] * 8)
         for c in range(CLASSES):
-            lanes = builder.trunc(builder.load(running[c]), eight)
-            upto = lanes
-            for step in (1, 2, 4):
-                up = ir.Constant(ir.VectorType(ir.IntType(32), 8), [lane - step if lane >= step else 8 for lane in range(8)])
-                upto = builder.add(upto, builder.shuffle_vector(upto, none, up))
-            builder.store(
-                builder.extract_element(upto, ir.Constant(ir.IntType(32), 7)), builder.gep(rank_row, [number(64 * CLASSES + c)])
-            )
-            again = ir.Constant(picks, [k % 8 for k in range(64)])
-            ahead = builder.shuffle_vector(builder.sub(upto, lanes), none, again)
-            store(builder.add(load(rank_row, number(64 * c), every, 2), ahead), rank_row, number(64 * c))
+            with builder.if_then(builder.icmp_signed(">=", top, number(c))):
+                lanes = builder.trunc(builder.load(running[c]), eight)
+                upto = lanes
+                for step in (1, 2, 4):
+                    up = ir.Constant(ir.VectorType(ir.IntType(32), 8), [lane - step if lane >= step else 8 for lane in range(8)])
+                    upto = builder.add(upto, builder.shuffle_vector(upto, none, up))
+                builder.store(
+                    builder.extract_element(upto, ir.Constant(ir.IntType(32), 7)),
+                    builder.gep(rank_row, [number(64 * CLASSES + c)]),
+                )
+                again = ir.Constant(picks, [k % 8 for k in range(64)])
+                ahead = builder.shuffle_vector(builder.sub(upto, lanes), none, again)
+                store(builder.add(load(rank_row, number(64 * c), every, 2), ahead), rank_row, number(64 * c))
         return context.get_dummy_value()
 
     return types.void(words, types.uint64, types.int64, types.int64, types.int64, types.int64, planes, ranks), generate
@@ -176,9 +180,9 @@ def turn(block):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _pass(ranks, blocks, bases):  # type: ignore[no-untyped-def]
+def _pass(ranks, blocks, top, bases):  # type: ignore[no-untyped-def]
     """Add what was surveyed to what stood before."""
-    for number in range(CLASSES):
+    for number in range(top + 1):
         c = np.uint64(number)
         whole = blocks == STRETCH_BLOCKS
         bases[c] += np.uint32(ranks[_LAST + c if whole else (c << _U6) + turn(np.uint64(blocks))])
@@ -288,7 +292,7 @@ def rank(words, place, positions, levels, first, coarse, shift, base, top, bases
             found[cursor[c]] = bases[c] + np.uint32(ranks[(c << _U6) + i]) + np.uint32(_count(before))
             cursor[c] += _U1
         k = end
-        _pass(ranks, blocks, bases)
+        _pass(ranks, blocks, top, bases)
         at += BLOCK_WORDS * blocks
     return k
 
@@ -355,7 +359,7 @@ def unrank(  # type: ignore[no-untyped-def]
             held += digest_part(lanes_row, taken, until, first * lanes, seed, table)
             taken = until
         survey(words, np.uint64(at), blocks, shift, base, top, planes, ranks)
-        _pass(ranks, blocks, reaches)
+        _pass(ranks, blocks, top, reaches)
         _place(ranked, hits, planes, ranks, bases, reaches, top, cursor)
         if at + BLOCK_WORDS * blocks >= words.size:
             hits[blocks - 1] &= valid
