@@ -7,6 +7,7 @@ running one is repaired or replaced only for a gain above `GAMMA`, and by the fe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,8 +21,9 @@ from topology.model import (
     Prediction,
     chain_times_s,
     member_rates,
+    ideal_s,
     number_of_chains,
-    predict,
+    predict_at,
 )
 from topology.rebuild import GAMMA, cut, demote, grow, level, renew
 from topology.tree import ROOT, Epoch, Member, Plan, by_id
@@ -49,11 +51,13 @@ def make_plan(
     table = by_id(members)
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
     planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table))
-    fresh = planner.repaired(planner.deal(epoch))
     if previous is None:
-        return fresh
-    kept = planner.repaired(planner.keep(previous))
-    best = fresh if _improves(planner.predict(fresh), planner.predict(kept)) else kept
+        return planner.repaired(planner.deal(epoch))[0]
+    best, kept = planner.repaired(planner.keep(previous))
+    if kept.cost_s > GAMMA * planner.floor_s():
+        fresh, predicted = planner.repaired(planner.deal(epoch))
+        if _improves(predicted, kept):
+            best = fresh
     return renew(previous, best, epoch)
 
 
@@ -82,7 +86,11 @@ class _Planner:
     rank: Callable[[Member], tuple[bool, float, str]]
 
     def predict(self, plan: Plan) -> Prediction:
-        return predict(plan, self.table.values(), self.payload_bytes, self.uplink_bps, self.network)
+        return predict_at(plan, self.table, self.rates, self.payload_bytes, self.uplink_bps, self.network)
+
+    def floor_s(self) -> float:
+        """No plan's `cost_s` is below this: the slowest is never done before its own rate allows."""
+        return math.sqrt(ideal_s(self.payload_bytes, min(self.rates.values()))) if self.rates else 0.0
 
     def deal(self, epoch: Epoch) -> Plan:
         """From nothing: heads, then the rest round robin, then the leaves at the tails."""
@@ -104,8 +112,8 @@ class _Planner:
         kept = Plan(previous.epoch, kept.parent, frozenset(p for p in kept.order if table[p].leaf))
         return grow(kept, sorted((m for m in table.values() if m.id not in kept), key=self.rank), self.chains)
 
-    def repaired(self, plan: Plan) -> Plan:
-        """The plan after every repair that is worth its moves, the cheaper kind first."""
+    def repaired(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """The plan after every repair that is worth its moves, the cheaper kind first; and what is predicted of it."""
         repairs: tuple[Callable[[Plan], Plan], ...] = (
             lambda p: demote(p, self.table, self.rates, self.chains),
             lambda p: level(p, self.chains),
@@ -119,7 +127,7 @@ class _Planner:
             after = self.predict(candidate)
             if _improves(after, before):
                 plan, before, untried = candidate, after, list(repairs)
-        return plan
+        return plan, before
 
     def _in_regions(self, chain: list[Member]) -> list[Member]:
         """The chain behind the same head, each region in one stretch, where that serves its peers sooner on the whole; else as it came."""

@@ -8,11 +8,11 @@ which must be above the old. `demote` and `level` are the planner's repairs, pro
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from topology.model import median_bps, number_of_chains
+from topology.model import median_bps
 from topology.tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError, by_id
 
 GAMMA: Final = 1.1
@@ -40,21 +40,20 @@ def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
         raise LoopError(f"peer {peer!r} cannot hang below {new_parent!r}, which it feeds itself")
     if new_parent != ROOT and (new_parent in plan.leaves or len(plan.children(new_parent)) >= MAX_CHILDREN):
         raise FullError(f"peer {peer!r} cannot hang below {new_parent!r}, which feeds as many as it may")
-    return renew(plan, Plan(plan.epoch, {**plan.parent, peer: new_parent}, plan.leaves), epoch)
+    return renew(plan, plan.changed(plan.epoch, {peer: new_parent}), epoch)
 
 
-def admit(plan: Plan, member: Member, members: Iterable[Member], *, uplink_bps: float, epoch: Epoch) -> Plan:
-    """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while the uplink can feed one more chain.
+def admit(plan: Plan, member: Member, *, chains: int, turned: Iterable[str] = (), epoch: Epoch) -> Plan:
+    """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while there are fewer than `chains`.
 
-    `members` are all live members; whether they include the newcomer does not matter. One that has become a leaf since the plan was made is not
-    asked to feed the newcomer. Raises PlanError when the newcomer is in the plan already.
+    `turned`: members that have become leaves since the plan was made; those that feed nobody yet are not asked to feed the newcomer. Takes time
+    in proportion to the number of chains, copies apart. Raises PlanError when the newcomer is in the plan already.
     """
     if member.id in plan:
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
-    table = by_id(m for m in members if m.id != member.id) | {member.id: member}
-    chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
-    turned = {p for p in plan.order if p in table and table[p].leaf and not plan.children(p)}
-    return renew(plan, grow(Plan(plan.epoch, plan.parent, plan.leaves | turned), [member], chains), epoch)
+    fresh = {p for p in turned if p in plan and p not in plan.leaves and not plan.children(p)}
+    known = plan.changed(plan.epoch, {}, leaves=plan.leaves | fresh) if fresh else plan
+    return renew(plan, grow(known, [member], chains), epoch)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:
@@ -78,11 +77,11 @@ def validate(plan: Plan, members: Iterable[Member]) -> None:
 
 def renew(old: Plan, changed: Plan, epoch: Epoch) -> Plan:
     """`old` itself when `changed` is no different, else `changed` under the new epoch. Raises PlanError unless that is above the old one."""
-    if changed.parent == old.parent and changed.leaves == old.leaves:
+    if changed is old or (changed.parent == old.parent and changed.leaves == old.leaves):
         return old
     if epoch <= old.epoch:
         raise PlanError(f"a changed plan needs an epoch above {old.epoch}, not {epoch}")
-    return Plan(epoch, changed.parent, changed.leaves)
+    return changed.under(epoch)
 
 
 def cut(plan: Plan, dead: Iterable[str]) -> Plan:
@@ -90,20 +89,19 @@ def cut(plan: Plan, dead: Iterable[str]) -> Plan:
     gone = {peer for peer in dead if peer in plan}
     if not gone:
         return plan
-    parent = {peer: above for peer, above in plan.parent.items() if peer not in gone}
-    load = Counter(above for above in parent.values() if above not in gone)
-    anchor: dict[str, str] = {}  # of the dead: nearest live ancestor
-    for peer in plan.order:
-        above = plan.parent[peer]
-        above = anchor.get(above, above)
-        if peer in gone:
-            anchor[peer] = above
-        elif plan.parent[peer] in gone:
-            while above != ROOT and load[above] >= MAX_CHILDREN:
-                above = anchor.get(plan.parent[above], plan.parent[above])
-            parent[peer] = above
-            load[above] += 1
-    return Plan(plan.epoch, parent, plan.leaves - gone)
+    kept = {peer: len(plan.children(peer)) for peer in (*gone, *(plan.parent[p] for p in gone))}
+    load = {peer: count - sum(child in gone for child in plan.children(peer)) for peer, count in kept.items()}
+    put: dict[str, str] = {}
+    for peer in sorted(gone, key=lambda p: (plan.depth_of(p), p)):
+        for orphan in plan.children(peer):
+            if orphan in gone:
+                continue
+            above = plan.parent[peer]
+            while above != ROOT and (above in gone or load.setdefault(above, len(plan.children(above))) >= MAX_CHILDREN):
+                above = plan.parent[above]
+            put[orphan] = above
+            load[above] = load.get(above, 0) + 1
+    return plan.changed(plan.epoch, put, gone, plan.leaves - gone if plan.leaves & gone else None)
 
 
 def grow(plan: Plan, newcomers: Sequence[Member], chains: int) -> Plan:
@@ -111,10 +109,9 @@ def grow(plan: Plan, newcomers: Sequence[Member], chains: int) -> Plan:
     if not newcomers:
         return plan
     slots = _Slots(plan, chains)
-    parent = dict(plan.parent)
-    for member in newcomers:
-        parent[member.id] = slots.take(member.id, member.leaf)
-    return Plan(plan.epoch, parent, plan.leaves | {m.id for m in newcomers if m.leaf})
+    put = {member.id: slots.take(member.id, member.leaf) for member in newcomers}
+    leaves = {m.id for m in newcomers if m.leaf}
+    return plan.changed(plan.epoch, put, leaves=plan.leaves | leaves if leaves else None)
 
 
 class _Slots:
@@ -122,18 +119,15 @@ class _Slots:
     second child where all chains end in leaves, the hub."""
 
     def __init__(self, plan: Plan, chains: int) -> None:
+        self._plan = plan
         self._heads_left = chains - len(plan.children(ROOT))
-        self._depth = {peer: plan.depth_of(peer) for peer in (ROOT, *plan.order)}
-        self._tails: list[tuple[int, str]] = []
-        self._seconds: list[tuple[int, int, str]] = []
-        for peer in plan.order:
-            below = plan.children(peer)
-            if peer not in plan.leaves and not below:
-                self._tails.append((self._depth[peer], peer))
-            elif len(below) == 1:
-                self._seconds.append(self._second(peer, below[0] in plan.leaves))
-        heapq.heapify(self._tails)
-        heapq.heapify(self._seconds)
+        self._tails = list(plan.tails)  # ascending, and so a heap
+        self._placed: dict[str, tuple[int, bool]] = {}
+        """Newcomers so far: depth, and whether a leaf."""
+        self._only: dict[str, str] = {}
+        """Parents that had nobody below them → the newcomer there."""
+        self._seconds: list[tuple[int, int, str]] | None = None
+        """Made when it is first needed: that is rare, and takes a look at everybody."""
 
     def take(self, peer: str, leaf: bool) -> str:
         """Place one peer and return its parent. O(log n)."""
@@ -142,18 +136,36 @@ class _Slots:
             self._heads_left -= 1
         elif self._tails:
             parent = heapq.heappop(self._tails)[1]
-            heapq.heappush(self._seconds, self._second(parent, leaf))
-        elif self._seconds:
-            parent = heapq.heappop(self._seconds)[2]
-        self._depth[peer] = self._depth[parent] + 1
+            self._only[parent] = peer
+            if self._seconds is not None:
+                heapq.heappush(self._seconds, self._second(parent, leaf))
+        else:
+            if self._seconds is None:
+                self._seconds = self._all_seconds()
+            if self._seconds:
+                parent = heapq.heappop(self._seconds)[2]
+        depth = self._depth(parent) + 1
+        self._placed[peer] = (depth, leaf)
         if not leaf:
-            heapq.heappush(self._tails, (self._depth[peer], peer))
+            heapq.heappush(self._tails, (depth, peer))
         return parent
+
+    def _all_seconds(self) -> list[tuple[int, int, str]]:
+        plan, placed = self._plan, self._placed
+        single = ((peer, plan.children(peer)) for peer in plan.order)
+        seconds = [self._second(peer, below[0] in plan.leaves) for peer, below in single if len(below) == 1]
+        seconds += [self._second(peer, placed[below][1]) for peer, below in self._only.items()]
+        heapq.heapify(seconds)
+        return seconds
+
+    def _depth(self, peer: str) -> int:
+        return self._placed[peer][0] if peer in self._placed else self._plan.depth_of(peer)
 
     def _second(self, peer: str, leaf_below: bool) -> tuple[int, int, str]:
         # A second child halves the rate of everyone below the first: beside a lone leaf it costs least (then the higher the better), elsewhere
         # the lower the better.
-        return (0, self._depth[peer], peer) if leaf_below else (1, -self._depth[peer], peer)
+        depth = self._depth(peer)
+        return (0, depth, peer) if leaf_below else (1, -depth, peer)
 
 
 def demote(plan: Plan, members: Mapping[str, Member], rates: Mapping[str, float], chains: int) -> Plan:

@@ -1,14 +1,14 @@
 """Who feeds whom: a plan is a tree under the hub whose branches are chains.
 
 Promise: a `Plan` that exists is sound. It holds no loop and no unknown parent, a peer feeds at most `MAX_CHILDREN` others, and a leaf feeds
-nobody; the constructor refuses anything else, in time linear in the number of peers. A plan never changes; the functions of `topology.rebuild`
-make new ones from it.
+nobody; the constructor refuses anything else, in time linear in the number of peers, and `changed` in time linear in the change. A plan never
+changes; the functions of `topology.rebuild` make new ones from it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -73,48 +73,137 @@ def by_id(members: Iterable[Member]) -> dict[str, Member]:
 class Plan:
     """Every peer's parent (another peer or ROOT), and which peers are leaves.
 
-    Raises LoopError, FullError or PlanError when these do not make a sound plan.
+    Raises LoopError, FullError or PlanError when these do not make a sound plan. `changed` makes the next plan from this one by looking only at
+    those whose place changes.
     """
 
     epoch: Epoch
     parent: Mapping[str, str]
     leaves: frozenset[str] = frozenset()
-    order: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """All peers, parents before children, deterministic."""
     _children: dict[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     _depth: dict[str, int] = field(init=False, repr=False, compare=False)
+    _tails: list[tuple[int, str]] = field(init=False, repr=False, compare=False)
+    """(depth, id) of each forwarder that feeds nobody, ascending: the places to append to."""
 
     def __post_init__(self) -> None:
         parent = dict(sorted(self.parent.items()))
         grouped: dict[str, list[str]] = {}
         for peer, above in parent.items():
-            if peer == ROOT:
-                raise PlanError("the hub has no parent in a plan")
-            if above != ROOT and above not in parent:
-                raise PlanError(f"peer {peer!r} hangs below {above!r}, which is not in the plan")
             grouped.setdefault(above, []).append(peer)
+        self._set(parent, {p: tuple(c) for p, c in grouped.items()}, {ROOT: 0})
+        if ROOT in parent:
+            raise PlanError("the hub has no parent in a plan")
+        for peer, below in grouped.items():
+            if peer != ROOT and peer not in parent:
+                raise PlanError(f"peer {below[0]!r} hangs below {peer!r}, which is not in the plan")
+            self._check_load(peer)
         if unknown := self.leaves - parent.keys():
             raise PlanError(f"leaf {min(unknown)!r} is not in the plan")
-        for peer, below in grouped.items():
-            if peer != ROOT and len(below) > (0 if peer in self.leaves else MAX_CHILDREN):
-                kind = "a leaf" if peer in self.leaves else "a peer"
-                raise FullError(f"{kind}, {peer!r}, would feed {len(below)} others: {', '.join(below[:4])}")
-        order: list[str] = []
-        depth: dict[str, int] = {ROOT: 0}
-        level = [ROOT]
-        while level:
-            below = [child for peer in level for child in grouped.get(peer, ())]
-            for child in below:
-                depth[child] = depth[parent[child]] + 1
-            order += below
-            level = below
-        if len(order) != len(parent):
-            lost = min(parent.keys() - depth.keys())
-            raise LoopError(f"peer {lost!r} is on or below a loop and cannot be reached from the hub")
+        self._sink(self.children(ROOT), len(parent))
+        self._tails.extend(sorted((self._depth[p], p) for p in parent if p not in grouped and p not in self.leaves))
+
+    def changed(self, epoch: Epoch, put: Mapping[str, str], gone: Iterable[str] = (), leaves: frozenset[str] | None = None) -> Plan:
+        """The plan with the peers of `put` below the parents given (newcomers, or moved with all that hangs below them), without those `gone`
+        (whose children `put` must place). Copies apart, it takes time in proportion to those who move and all below them.
+
+        Raises as the constructor does.
+        """
+        new = object.__new__(Plan)
+        object.__setattr__(new, "epoch", epoch)
+        object.__setattr__(new, "leaves", self.leaves if leaves is None else leaves)
+        parent, children = dict(self.parent), dict(self._children)
+        new._set(parent, children, dict(self._depth))
+        dead = set(gone)
+        if ROOT in put:
+            raise PlanError("the hub has no parent in a plan")
+        moved = {peer: above for peer, above in put.items() if parent.get(peer) != above}
+        left: dict[str, set[str]] = {}
+        came: dict[str, list[str]] = {}
+        for peer in (*dead, *(p for p in moved if p in parent)):
+            left.setdefault(parent.pop(peer), set()).add(peer)
+        for peer, above in moved.items():
+            parent[peer] = above
+            came.setdefault(above, []).append(peer)
+        for above in left.keys() | came.keys():
+            stay = [c for c in children.get(above, ()) if c not in left.get(above, ())]
+            children[above] = tuple(sorted(stay + came.get(above, [])))
+        for peer in dead:
+            del new._depth[peer]
+            if below := children.pop(peer, ()):
+                raise PlanError(f"peer {below[0]!r} hangs below {peer!r}, which is not in the plan")
+        for peer, above in moved.items():
+            if above != ROOT and above not in parent:
+                raise PlanError(f"peer {peer!r} hangs below {above!r}, which is not in the plan")
+        touched = {*moved.values(), *(self.parent[p] for p in dead), *(self.parent[p] for p in moved if p in self.parent)}
+        if new.leaves is not self.leaves:
+            touched |= new.leaves ^ self.leaves
+            if unknown := new.leaves - parent.keys():
+                raise PlanError(f"leaf {min(unknown)!r} is not in the plan")
+        for peer in touched:
+            new._check_load(peer)
+        sunk = _below(children, moved)
+        for peer in sunk:
+            new._depth.pop(peer, None)
+        new._sink([p for p in moved if parent[p] not in sunk], len(sunk))
+        stale = {p for p in (*touched, *sunk, *dead) if p != ROOT}
+        new._tails.extend(tail for tail in self._tails if tail[1] not in stale)
+        new._tails.extend((new._depth[p], p) for p in stale - dead if not new.children(p) and p not in new.leaves)
+        new._tails.sort()
+        return new
+
+    def under(self, epoch: Epoch) -> Plan:
+        """The same plan under another epoch."""
+        new = object.__new__(Plan)
+        new.__dict__.update(self.__dict__, epoch=epoch)
+        return new
+
+    def _set(self, parent: dict[str, str], children: dict[str, tuple[str, ...]], depth: dict[str, int]) -> None:
         object.__setattr__(self, "parent", MappingProxyType(parent))
-        object.__setattr__(self, "order", tuple(order))
-        object.__setattr__(self, "_children", {p: tuple(c) for p, c in grouped.items()})
+        object.__setattr__(self, "_children", children)
         object.__setattr__(self, "_depth", depth)
+        object.__setattr__(self, "_tails", [])
+
+    def _check_load(self, peer: str) -> None:
+        below = self._children.get(peer, ())
+        if peer != ROOT and len(below) > (0 if peer in self.leaves else MAX_CHILDREN):
+            kind = "a leaf" if peer in self.leaves else "a peer"
+            raise FullError(f"{kind}, {peer!r}, would feed {len(below)} others: {', '.join(below[:4])}")
+
+    def _sink(self, level: Iterable[str], expected: int) -> None:
+        """Note the depths of these, whose parents' are known, and of all below them: `expected` peers, or some are on a loop."""
+        depth, children = self._depth, self._children
+        found = 0
+        level = list(level)
+        for peer in level:
+            depth[peer] = depth[self.parent[peer]] + 1
+        while level:
+            found += len(level)
+            below: list[str] = []
+            for peer in level:
+                if kids := children.get(peer):
+                    deeper = depth[peer] + 1
+                    for kid in kids:
+                        depth[kid] = deeper
+                    below += kids
+            level = below
+        if found != expected:
+            lost = min(self.parent.keys() - depth.keys())
+            raise LoopError(f"peer {lost!r} is on or below a loop and cannot be reached from the hub")
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """All peers, parents before children, deterministic."""
+        order: list[str] = []
+        level: tuple[str, ...] | list[str] = self.children(ROOT)
+        while level:
+            order += level
+            level = [child for peer in level for child in self._children.get(peer, ())]
+        return tuple(order)
+
+    @property
+    def tails(self) -> Sequence[tuple[int, str]]:
+        """(depth, id) of each forwarder that feeds nobody, the highest first."""
+        return self._tails
 
     def __contains__(self, peer: object) -> bool:
         return peer in self.parent
@@ -123,7 +212,7 @@ class Plan:
         return len(self.parent)
 
     def __hash__(self) -> int:
-        return hash((self.epoch, self.leaves, tuple(self.parent.items())))
+        return hash((self.epoch, self.leaves, frozenset(self.parent.items())))
 
     def children(self, peer: str) -> tuple[str, ...]:
         """Whom `peer` (or ROOT) feeds, by id; empty for a tail."""
@@ -136,7 +225,7 @@ class Plan:
     @property
     def depth(self) -> int:
         """Hops to the farthest peer; 0 for an empty plan."""
-        return self._depth[self.order[-1]] if self.order else 0
+        return max(self._depth.values())
 
     def path(self, peer: str) -> tuple[str, ...]:
         """Ids from the head of the chain down to `peer`, both included; ROOT has an empty path."""
@@ -155,22 +244,34 @@ class Plan:
     def chains(self) -> tuple[tuple[str, ...], ...]:
         """The plan cut into chains: every peer is in exactly one. Where a peer feeds two, the chain goes on into the taller branch and the
         other starts a chain of its own. Chains that start higher come first."""
+        children = self._children
         height: dict[str, int] = {}
+        heir: dict[str, str] = {}  # the child in which a peer's chain goes on
         for peer in reversed(self.order):
-            height[peer] = 1 + max((height[c] for c in self.children(peer)), default=0)
+            below = children.get(peer)
+            if not below:
+                height[peer] = 1
+                continue
+            first = below[0] if len(below) == 1 else min(below, key=lambda child: (-height[child], child))
+            heir[peer] = first
+            height[peer] = 1 + height[first]
+        goes_on = set(heir.values())
+        starts = [peer for peer in self.order if peer not in goes_on]
         chains: list[tuple[str, ...]] = []
-        starts = [peer for peer in self.order if self._starts_chain(peer, height)]
         for start in starts:
             chain = [start]
-            while below := self.children(chain[-1]):
-                chain.append(_heir(below, height))
+            while (following := heir.get(chain[-1])) is not None:
+                chain.append(following)
             chains.append(tuple(chain))
         return tuple(chains)
 
-    def _starts_chain(self, peer: str, height: Mapping[str, int]) -> bool:
-        above = self.parent[peer]
-        return above == ROOT or _heir(self.children(above), height) != peer
 
-
-def _heir(below: tuple[str, ...], height: Mapping[str, int]) -> str:
-    return min(below, key=lambda child: (-height[child], child))
+def _below(children: Mapping[str, tuple[str, ...]], peers: Iterable[str]) -> set[str]:
+    """These and all that hangs below them."""
+    found = set(peers)
+    waiting = list(found)
+    while waiting:
+        fresh = [child for child in children.get(waiting.pop(), ()) if child not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from topology.model import number_of_chains
 from topology.plan import make_plan
 from topology.rebuild import admit, adopt, demote, excise, level, moves, validate
 from topology.tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
@@ -62,28 +63,24 @@ def test_a_replacement_is_appended_at_the_shortest_tail() -> None:
     plan = make_plan(members, 200e6, epoch=(1, 1))
     assert plan.chains == (("a", "c", "e"), ("b", "d", "f"))
     without = excise(plan, {"c"}, epoch=(1, 2))
-    live = [m for m in members if m.id != "c"]
-    back = admit(without, Member("c", bps=100e6), live, uplink_bps=200e6, epoch=(1, 3))
+    back = admit(without, Member("c", bps=100e6), chains=2, epoch=(1, 3))
     assert moves(without, back) == [("c", "e")]
     with pytest.raises(PlanError, match="already"):
-        admit(back, Member("c"), live, uplink_bps=200e6, epoch=(1, 4))
+        admit(back, Member("c"), chains=2, epoch=(1, 4))
 
 
 def test_a_newcomer_goes_to_the_shortest_chain_whatever_the_ids() -> None:
     plan = Plan((1, 1), {**line("a", 3), **line("y", 1), **line("z", 2)})
-    members = [Member(p, bps=100e6) for p in plan.order]
-    assert admit(plan, Member("n"), members, uplink_bps=300e6, epoch=(1, 2)).parent["n"] == "y0"
-    assert admit(plan, Member("n"), members, uplink_bps=400e6, epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(plan, Member("n"), chains=3, epoch=(1, 2)).parent["n"] == "y0"
+    assert admit(plan, Member("n"), chains=4, epoch=(1, 2)).parent["n"] == ROOT
 
 
 def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "l": "b"}, frozenset("l"))
-    members = [Member("a"), Member("b"), Member("l", leaf=True)]
-    assert admit(plan, Member("n"), members, uplink_bps=100e6, epoch=(1, 2)).parent["n"] == "b"
-    turned = [Member("a"), Member("b", leaf=True)]
-    assert admit(Plan((1, 1), {"a": ROOT, "b": "a"}), Member("n"), turned, uplink_bps=1e8, epoch=(1, 2)).parent["n"] == "a"
+    assert admit(plan, Member("n"), chains=1, epoch=(1, 2)).parent["n"] == "b"
+    assert admit(Plan((1, 1), {"a": ROOT, "b": "a"}), Member("n"), chains=1, turned="b", epoch=(1, 2)).parent["n"] == "a"
     alone = Plan((1, 1), {"l": ROOT}, frozenset("l"))
-    assert admit(alone, Member("n"), members[2:], uplink_bps=100e6, epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(alone, Member("n"), chains=1, epoch=(1, 2)).parent["n"] == ROOT
 
 
 def test_validate_names_what_is_broken() -> None:
@@ -179,8 +176,10 @@ class Fleet(RuleBasedStateMachine):
     def join(self, bps: float | None, region: str, leaf: bool) -> None:
         member = self.newborn(bps, region, leaf)
         before = self.plan
-        self.plan = admit(before, member, self.members.values(), uplink_bps=self.uplink_bps, epoch=self.next_epoch())
         self.members[member.id] = member
+        chains = number_of_chains(self.uplink_bps, [m.bps for m in self.members.values()], len(self.members))
+        turned = [m.id for m in self.members.values() if m.leaf]
+        self.plan = admit(before, member, chains=chains, turned=turned, epoch=self.next_epoch())
         assert [peer for peer, _ in moves(before, self.plan)] == [member.id]
 
     @rule(data=st.data())
@@ -230,6 +229,9 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         validate(self.plan, self.members.values())
+        anew = Plan(self.plan.epoch, dict(self.plan.parent), self.plan.leaves)  # what was worked out change by change, worked out at once
+        assert (anew, anew.order, anew.chains, anew.tails) == (self.plan, self.plan.order, self.plan.chains, self.plan.tails)
+        assert all(anew.depth_of(p) == self.plan.depth_of(p) for p in (ROOT, *anew.order))
         reached = [ROOT]
         for peer in reached:  # walks as it grows: a loop would never end, a peer fed twice would be there twice
             reached += self.plan.children(peer)
