@@ -109,7 +109,9 @@ class _Planner:
         table = self.table
         gone = [p for p in previous.order if p not in table or (table[p].leaf and previous.children(p))]
         kept = cut(previous, gone)
-        kept = Plan(previous.epoch, kept.parent, frozenset(p for p in kept.order if table[p].leaf))
+        leaves = frozenset(m.id for m in table.values() if m.leaf and m.id in kept)
+        if leaves != kept.leaves:
+            kept = kept.changed(kept.epoch, {}, leaves=leaves)
         return grow(kept, sorted((m for m in table.values() if m.id not in kept), key=self.rank), self.chains)
 
     def repaired(self, plan: Plan) -> tuple[Plan, Prediction]:

@@ -196,14 +196,14 @@ def level(plan: Plan, chains: int) -> Plan:
     room = [(0, ROOT)] * (chains - len(kept))
     room += [(len(c), c[-1]) for c in kept if len(c) < length and c[-1] not in plan.leaves]
     heapq.heapify(room)
-    parent = dict(plan.parent)
+    put: dict[str, str] = {}
     while pieces and room:
         piece = pieces.popleft()
         have, tail = heapq.heappop(room)
         taken, rest = piece[: length - have], piece[length - have :]
-        parent[taken[0]] = tail
+        put[taken[0]] = tail
         if rest:
             pieces.appendleft(rest)
         elif have + len(taken) < length and taken[-1] not in plan.leaves:
             heapq.heappush(room, (have + len(taken), taken[-1]))
-    return Plan(plan.epoch, parent, plan.leaves)
+    return plan.changed(plan.epoch, put) if put else plan
