@@ -20,8 +20,8 @@ from topology.model import (
     Network,
     Prediction,
     chain_times_s,
-    member_rates,
     ideal_s,
+    member_rates,
     number_of_chains,
     predict_at,
 )

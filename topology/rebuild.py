@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from topology.model import median_bps
@@ -17,6 +17,9 @@ from topology.tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Membe
 
 GAMMA: Final = 1.1
 """Hysteresis: what is not better by more than this factor is noise. ECHO-2 (section 4.3) finds that 10 % absorbs short-term fluctuation."""
+
+FAR_HOPS: Final = 6
+"""Hops inside a region that take as long as one between two, at `topology.model`'s usual pieces, rates and round trips."""
 
 
 def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
@@ -43,17 +46,46 @@ def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
     return renew(plan, plan.changed(plan.epoch, {peer: new_parent}), epoch)
 
 
-def admit(plan: Plan, member: Member, *, chains: int, turned: Iterable[str] = (), epoch: Epoch) -> Plan:
+def admit(
+    plan: Plan,
+    member: Member,
+    *,
+    chains: int,
+    turned: Iterable[str] = (),
+    region_of: Callable[[str], str] = lambda _: "",
+    epoch: Epoch,
+) -> Plan:
     """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while there are fewer than `chains`.
 
-    `turned`: members that have become leaves since the plan was made; those that feed nobody yet are not asked to feed the newcomer. Takes time
-    in proportion to the number of chains, copies apart. Raises PlanError when the newcomer is in the plan already.
+    A tail in the newcomer's own region is preferred while its chain is not longer than the shortest by more than `FAR_HOPS`. `turned`: members
+    that have become leaves since the plan was made; those that feed nobody yet are not asked to feed the newcomer. Takes time in proportion to
+    the number of chains, copies apart. Raises PlanError when the newcomer is in the plan already.
     """
     if member.id in plan:
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
     fresh = {p for p in turned if p in plan and p not in plan.leaves and not plan.children(p)}
     known = plan.changed(plan.epoch, {}, leaves=plan.leaves | fresh) if fresh else plan
-    return renew(plan, grow(known, [member], chains), epoch)
+    near = _near(known, member.region, region_of) if len(known.children(ROOT)) >= chains else None
+    if near is None:
+        return renew(plan, grow(known, [member], chains), epoch)
+    leaves = known.leaves | {member.id} if member.leaf else None
+    return renew(plan, known.changed(known.epoch, {member.id: near}, leaves=leaves), epoch)
+
+
+def _near(plan: Plan, region: str, region_of: Callable[[str], str]) -> str | None:
+    """The highest tail in the region, unless one elsewhere is higher by more than a crossing is worth."""
+    for depth, peer in plan.tails:
+        if depth > plan.tails[0][0] + FAR_HOPS:
+            break
+        if region_of(peer) == region:
+            return peer
+    return None
+
+
+def lower(plan: Plan, member: Member, *, chains: int, epoch: Epoch) -> Plan:
+    """Take one out of the way of those below it: it goes to a tail, as a leaf if `member` is one; its children go where an orphan's would."""
+    kept = cut(plan, [member.id])
+    return renew(plan, grow(kept, [member], max(chains, len(kept.children(ROOT)))), epoch)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:

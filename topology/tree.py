@@ -102,7 +102,9 @@ class Plan:
         self._sink(self.children(ROOT), len(parent))
         self._tails.extend(sorted((self._depth[p], p) for p in parent if p not in grouped and p not in self.leaves))
 
-    def changed(self, epoch: Epoch, put: Mapping[str, str], gone: Iterable[str] = (), leaves: frozenset[str] | None = None) -> Plan:
+    def changed(
+        self, epoch: Epoch, put: Mapping[str, str], gone: Iterable[str] = (), leaves: frozenset[str] | None = None
+    ) -> Plan:
         """The plan with the peers of `put` below the parents given (newcomers, or moved with all that hangs below them), without those `gone`
         (whose children `put` must place). Copies apart, it takes time in proportion to those who move and all below them.
 

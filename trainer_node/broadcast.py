@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from p2pcast.version import Version
 
@@ -26,12 +26,17 @@ class Broadcast:
         self._version, self._since_s, self._awaited, self.time_to_last_s = version, now_s, set(peers), None
         self._anybody = bool(self._awaited)
 
+    @property
+    def awaited(self) -> Collection[str]:
+        """Who was there when it began and, when that was last looked at, had not all of it."""
+        return () if self._version is None else self._awaited
+
     def end(self) -> None:
         """It came to nothing."""
         self._version = None
 
     def settled(self, staged: Mapping[str, Version | None], now_s: float) -> bool:
-        """``staged``: what each peer that is there has. True once: when the last has it, or it has taken too long."""
+        """``staged``: what each peer that is there, and is waited for, has. True once: when the last has it, or it has taken too long."""
         version = self._version
         if version is None:
             return False

@@ -240,6 +240,7 @@ class Hub:
         self.events.emit("opened", version=str(version))
         self.fleet.began(version, now)
         self.broadcast.begin(version, self.sessions, now)
+        self.membership.began()
 
     async def went_out(self, done: Published) -> None:
         version = done.version
@@ -422,6 +423,10 @@ class Hub:
             size, micros = transfer
             if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
                 self.membership.transferred(peer.ident, now, size, micros / 1e6)
+        received = body.get("bytes_received")
+        if type(received) is int and self.membership.progressed(peer.ident, now, received, self.broadcast.awaited):
+            logger.info("%s falls behind: it goes to a tail", peer.name)
+            self._send_plans()
         parent = body["parent"]
         if parent is not None:
             seen = body.get("epoch", [0, 0])
@@ -469,7 +474,8 @@ class Hub:
     def _check_settled(self) -> None:
         """Between broadcasts the plan may change."""
         now = time.monotonic()
-        staged = {ident: None if s.peer is None else s.peer.staged for ident, s in self.sessions.items()}
+        slow = self.membership.detached
+        staged = {i: None if s.peer is None else s.peer.staged for i, s in self.sessions.items() if i not in slow}
         if self.broadcast.settled(staged, now) and self.membership.replan(now):
             self._send_plans()
 

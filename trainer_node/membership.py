@@ -1,19 +1,22 @@
 """Who takes part, and which plan they follow: topology's decisions applied to live sessions.
 
 Promises: epochs only grow, across restarts too; a peer that dies moves only its orphans; one that re-attached by itself is believed if it
-knew the plan it left. No I/O, time is passed in.
+knew the plan it left; a plan is replaced only for a gain that lasts, and whoever is slow is moved, never dropped. No I/O, time is passed in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2pcast.codec.choice import PEER_CORES, Way
 from p2pcast.version import Version
-from topology.model import DEFAULT_PEER_BPS, median_bps, time_to_last_s
+from topology.laggards import Laggards, Patience, Stragglers
+from topology.model import DEFAULT_PEER_BPS, median_bps, number_of_chains, predict
 from topology.plan import make_plan
-from topology.rebuild import admit, adopt, excise
+from topology.rates import Rate, assumed_bps, settle
+from topology.rebuild import admit, adopt, excise, lower
 from topology.score import Score, Transfers, score
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
 from trainer_node.engines import EngineRow
@@ -66,16 +69,48 @@ class Membership:
         self._chains = chains
         self.peers: dict[str, Peer] = {}
         self.plan = Plan(self._epoch(), {})
-        self._history: dict[str, Transfers] = {}
+        self._history: dict[str, tuple[Transfers, Rate]] = {}
         """What was measured of peers that are gone: a peer that flaps does not start anew."""
+        self._rates: dict[str, Rate] = {}
+        self._samples: dict[str, tuple[float, float]] = {}
+        """(bytes, bits/s) of each peer's last transfer, until all of that broadcast can be compared."""
+        self._middle_bps: float | None = None
+        """Their median, while nothing new has been settled."""
+        self._patience = Patience()
+        self._laggards = Laggards()
+        self._stragglers = Stragglers()
+        self._lowered: set[str] = set()
+        """Taken out of the way in the broadcast under way; planned like all others after it."""
+
+    @property
+    def uplink_bps(self) -> float:
+        """The hub's own rate, as stated or measured."""
+        return self._uplink_bps
+
+    @uplink_bps.setter
+    def uplink_bps(self, bps: float) -> None:
+        self._uplink_bps = bps
+
+    @property
+    def detached(self) -> frozenset[str]:
+        """Those too slow for the others: fed at a tail, feeding nobody, and not waited for."""
+        return self._laggards.detached
+
+    def rate(self, ident: str) -> Rate:
+        """What a peer is known to take in and pass on."""
+        return self._rates.get(ident, Rate())
 
     def join(self, peer: Peer, now: float) -> None:
-        """A newcomer goes to a tail; nobody else moves."""
+        """A newcomer goes to a tail; nobody else moves. Nobody else is looked at either, so that thousands may join at once."""
         if peer.ident in self.plan:
             self.leave(peer.ident, now)
-        peer.transfers = self._history.get(peer.ident, peer.transfers)
+        peer.transfers, rate = self._history.get(peer.ident, (peer.transfers, Rate()))
+        if rate.bps is not None:
+            self._rates[peer.ident] = rate
         self.peers[peer.ident] = peer
-        self.plan = admit(self.plan, self._member(peer, now), self._members(now), uplink_bps=self._uplink(), epoch=self._next())
+        leaf = peer.ident in self._laggards.detached
+        member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
+        self.plan = admit(self.plan, member, chains=self._number_of_chains(), region_of=self._region_of, epoch=self._next())
 
     def leave(self, ident: str, now: float, *, failed: bool = False) -> None:
         peer = self.peers.pop(ident, None)
@@ -84,9 +119,12 @@ class Membership:
         if failed:
             peer.transfers = peer.transfers.record(now, 0, 0.0, False)
         self._history.pop(ident, None)
-        self._history[ident] = peer.transfers
+        self._history[ident] = (peer.transfers, self._rates.pop(ident, Rate()))
         if len(self._history) > MAX_HISTORY:
             del self._history[next(iter(self._history))]
+        self._samples.pop(ident, None)
+        self._stragglers.forget(ident)
+        self._lowered.discard(ident)
         self.plan = excise(self.plan, [ident], epoch=self._next())
 
     def moved(self, ident: str, parent: str, epoch: Epoch) -> bool:
@@ -111,10 +149,35 @@ class Membership:
         if peer is not None:
             rated = size if size >= RATED_BYTES else 0
             peer.transfers = peer.transfers.record(now, rated, seconds, True)
+            if rated and seconds > 0:
+                self._samples[ident] = (float(size), 8.0 * size / seconds)
+
+    def began(self) -> None:
+        """A version begins."""
+        self._stragglers.begin()
+
+    def progressed(self, ident: str, now: float, received_bytes: int, flowing: Iterable[str]) -> bool:
+        """A peer says how many bytes it has received in its life; ``flowing``: who has not all of the version under way. True when that made a
+        new plan: the peer fell behind its parent, and is out of the way of those that it fed."""
+        self._stragglers.heard(ident, now, received_bytes)
+        if not self._stragglers.found(self.plan, ident, now, flowing):
+            return False
+        self._lowered.add(ident)
+        member = Member(ident, self.peers[ident].region, leaf=True)
+        self.plan = lower(self.plan, member, chains=self._number_of_chains(), epoch=self._next())
+        return True
 
     def replan(self, now: float) -> bool:
-        """Between broadcasts: a better plan, if the gain is worth the moves."""
+        """Between broadcasts: a better plan, if it has been better for long enough and the gain is worth the moves. Who has turned out hopeless,
+        or has recovered, finds its place at once: that took as long."""
+        self._settle()
+        was = self._laggards.detached | self._lowered
+        self._laggards.look(self._bps())
+        self._lowered.clear()
         plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan)
+        due = was != self._laggards.detached
+        if not self._patience.wanted(plan is not self.plan) and not due:
+            return False
         if plan is self.plan:
             return False
         self._counter += 1
@@ -124,27 +187,55 @@ class Membership:
     def way(self, now: float, cores: int) -> Way:
         """What a large payload meets on its way to the last peer, by the plan and what has been measured. ``cores``: of this machine.
 
-        A peer that has not said how many cores it decodes with is taken for an ordinary one; so is a fleet of nobody.
+        A peer that has not said how many cores it decodes with is taken for an ordinary one; so is a fleet of nobody. The detached are not waited
+        for.
         """
+        self._settle()
         members = self._members(now)
-        once, twice = (time_to_last_s(self.plan, members, n * LARGE_BYTES, self._uplink_bps) for n in (1, 2))
-        link_bps = 8 * LARGE_BYTES / (twice - once) if members else DEFAULT_PEER_BPS
+        once, twice = (self._last_s(members, n * LARGE_BYTES) for n in (1, 2))
+        link_bps = 8 * LARGE_BYTES / (twice - once) if twice > once else DEFAULT_PEER_BPS
         return Way(link_bps, cores, min((_cores(peer) for peer in self.peers.values()), default=PEER_CORES))
+
+    def _last_s(self, members: list[Member], payload_bytes: float) -> float:
+        times_s = predict(self.plan, members, payload_bytes, self._uplink_bps).times_s
+        return max((s for ident, s in times_s.items() if ident not in self._laggards.detached), default=0.0)
 
     def score(self, ident: str, now: float) -> Score | None:
         return score(self.peers[ident].transfers, now)
 
-    def _member(self, peer: Peer, now: float) -> Member:
-        rated = score(peer.transfers, now)
-        return Member(peer.ident, peer.region, peer.transfers.bps, None if rated is None else rated.total)
-
     def _members(self, now: float) -> list[Member]:
-        return [self._member(p, now) for p in self.peers.values()]
+        bps = self._bps()
+        leaves = self._laggards.detached | self._lowered
+        return [self._member(p, bps[p.ident], p.ident in leaves, now) for p in self.peers.values()]
+
+    def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:
+        rated = score(peer.transfers, now)
+        return Member(peer.ident, peer.region, bps, None if rated is None else rated.total, leaf)
+
+    def _bps(self) -> dict[str, float | None]:
+        return assumed_bps({ident: self._rates.get(ident, Rate()) for ident in self.peers})
+
+    def _settle(self) -> None:
+        """Charge the last broadcast's slowness to where it began."""
+        if self._samples:
+            self._rates |= settle(self.plan, self._rates, self._samples, self._uplink_bps)
+            self._samples.clear()
+            self._middle_bps = None
+
+    def _middle(self) -> float:
+        if self._middle_bps is None:
+            self._middle_bps = median_bps(self._bps().values())
+        return self._middle_bps
 
     def _uplink(self) -> float:
-        if self._chains is None:
-            return self._uplink_bps
-        return (self._chains + 0.5) * median_bps(p.transfers.bps for p in self.peers.values())
+        return self._uplink_bps if self._chains is None else (self._chains + 0.5) * median_bps(self._bps().values())
+
+    def _number_of_chains(self) -> int:
+        return self._chains or number_of_chains(self._uplink_bps, [self._middle()], len(self.peers))
+
+    def _region_of(self, ident: str) -> str:
+        peer = self.peers.get(ident)
+        return "" if peer is None else peer.region
 
     def _epoch(self, ahead: int = 0) -> Epoch:
         return (self._incarnation, self._counter + ahead)

@@ -229,7 +229,9 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         validate(self.plan, self.members.values())
-        anew = Plan(self.plan.epoch, dict(self.plan.parent), self.plan.leaves)  # what was worked out change by change, worked out at once
+        anew = Plan(
+            self.plan.epoch, dict(self.plan.parent), self.plan.leaves
+        )  # what was worked out change by change, worked out at once
         assert (anew, anew.order, anew.chains, anew.tails) == (self.plan, self.plan.order, self.plan.chains, self.plan.tails)
         assert all(anew.depth_of(p) == self.plan.depth_of(p) for p in (ROOT, *anew.order))
         reached = [ROOT]

@@ -161,10 +161,9 @@ def test_a_slow_head_is_moved_to_the_end():
         for _ in range(5):
             members.transferred(ident(name), 1.0, rate * RATED_BYTES, 1.0)
     epoch = members.plan.epoch
-    assert members.replan(2.0)
+    assert [members.replan(2.0) for _ in range(4)] == [False, False, True, False]  # only what lasts counts
     assert members.plan.epoch > epoch
     assert members.plan.children(ident("a")) == ()
-    assert not members.replan(2.0)
 
 
 ACTIONS = st.tuples(

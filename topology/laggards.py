@@ -1,0 +1,129 @@
+"""Slow is not dead: who holds others up, who is hopeless, and how long either has to last before it counts.
+
+Three speeds of answer, all pure. `Patience`: a better plan is taken once it has been better for several plannings in a row. `Laggards`: a peer
+whose rate has been hopeless for as long is detached (it feeds nobody, nobody waits for it), and put back when it has recovered for as long.
+`Stragglers`: in the middle of a broadcast, a peer that falls behind a parent that is ahead is taken out of the way at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from topology.rebuild import GAMMA
+from topology.tree import ROOT, Plan
+
+SUSTAINED: Final = 3
+"""Plannings in a row, one after each broadcast."""
+HOPELESS: Final = 4.0
+"""Below the fleet's median by this factor, a peer could not keep up with the others even if they waited."""
+STRAGGLES: Final = 1.5
+"""In mid-broadcast: below the fleet's median flow by this factor. Less is left to the next planning: moving costs a re-attachment."""
+BEHIND_S: Final = 0.5
+"""And behind its parent by what flows in this time, which a pipeline's own length never is."""
+USUAL_S: Final = 0.25
+"""How long the fleet's median is taken for still true: it takes a look at everybody."""
+LOOKS: Final = 2
+"""Reports in a row that have to show it."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """Counts how long a change has been wanted."""
+
+    held: int = 0
+
+    def wanted(self, change: bool) -> bool:
+        """One planning. True when the change has been wanted often enough in a row; then counting starts anew."""
+        self.held = self.held + 1 if change else 0
+        if self.held < SUSTAINED:
+            return False
+        self.held = 0
+        return True
+
+
+class Laggards:
+    """Who is detached. Deterministic; state is counts alone."""
+
+    def __init__(self) -> None:
+        self.detached: frozenset[str] = frozenset()
+        self._held: dict[str, int] = {}
+
+    def look(self, bps: Mapping[str, float | None]) -> frozenset[str]:
+        """One planning, with everybody's rate; who is detached after it. Ids that are not here are forgotten."""
+        known = [rate for rate in bps.values() if rate is not None]
+        middle = median(known) if known else 0.0
+        held: dict[str, int] = {}
+        detached = set(self.detached & bps.keys())
+        for peer, rate in bps.items():
+            inside = peer in detached
+            if rate is None or not (rate * GAMMA >= middle if inside else rate * HOPELESS < middle):
+                continue
+            held[peer] = self._held.get(peer, 0) + 1
+            if held[peer] >= SUSTAINED:
+                del held[peer]
+                detached ^= {peer}
+        self._held, self.detached = held, frozenset(detached)
+        return self.detached
+
+
+@dataclass(slots=True)
+class _Flow:
+    at_s: float
+    base_bytes: int
+    got_bytes: int
+    bps: float | None = None
+    behind: int = 0
+
+
+class Stragglers:
+    """One broadcast's flows, from peers' counts of bytes received. Counts only ever grow, and are of a peer's whole life."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str, _Flow] = {}
+        self._usual_bps = 0.0
+        self._usual_at_s = -math.inf
+
+    def begin(self) -> None:
+        """A version begins."""
+        for flow in self._flows.values():
+            flow.base_bytes, flow.bps, flow.behind = flow.got_bytes, None, 0
+
+    def forget(self, peer: str) -> None:
+        self._flows.pop(peer, None)
+
+    def heard(self, peer: str, now_s: float, received_bytes: int) -> None:
+        """A report."""
+        flow = self._flows.get(peer)
+        if flow is None or received_bytes < flow.got_bytes:
+            self._flows[peer] = _Flow(now_s, received_bytes, received_bytes)
+        elif now_s > flow.at_s:
+            flow.bps = 8.0 * (received_bytes - flow.got_bytes) / (now_s - flow.at_s)
+            flow.at_s, flow.got_bytes = now_s, received_bytes
+
+    def found(self, plan: Plan, peer: str, now_s: float, flowing: Iterable[str]) -> bool:
+        """Whether `peer`, which has just reported, holds others up. `flowing`: who has not all of the version yet."""
+        if now_s - self._usual_at_s >= USUAL_S:
+            rates = [bps for p in flowing if (f := self._flows.get(p)) is not None and (bps := f.bps) is not None and bps > 0]
+            self._usual_bps, self._usual_at_s = median(rates) if rates else 0.0, now_s
+        return self._usual_bps > 0 and self._straggles(plan, peer, self._usual_bps)
+
+    def _straggles(self, plan: Plan, peer: str, usual_bps: float) -> bool:
+        flow = self._flows.get(peer)
+        if flow is None or flow.bps is None or peer not in plan:
+            return False
+        if flow.bps * STRAGGLES >= usual_bps:
+            flow.behind = 0
+            return False
+        flow.behind = flow.behind + 1 if 8.0 * self._ahead(plan.parent[peer], flow) > BEHIND_S * usual_bps else 0
+        return flow.behind >= LOOKS and bool(plan.children(peer))
+
+    def _ahead(self, parent: str, flow: _Flow) -> float:
+        """Bytes that the parent has and the peer has not; of a parent that has not reported, none."""
+        if parent == ROOT:
+            return math.inf
+        above = self._flows.get(parent)
+        return 0.0 if above is None else (above.got_bytes - above.base_bytes) - (flow.got_bytes - flow.base_bytes)
