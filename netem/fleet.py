@@ -1,0 +1,207 @@
+"""A hub and its peers as processes on this machine, each behind a ``loopback.Net``: what the fault matrix does its harm to.
+
+Everything lies in one folder, in tmpfs if the caller likes: disks are not what is tried. Versions are random words, all of which change every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import safetensors
+
+from netem.loopback import Net
+from p2pcast.errors import LocalError
+
+POLL_S = 0.02
+HUB = "hub"
+
+Document = dict[str, Any]
+
+
+class FleetError(LocalError):
+    """Something did not come about in time."""
+
+
+class Fleet:
+    """``chains`` of peers, ``payload_bytes`` a version. An async context manager; what it started ends with it."""
+
+    def __init__(self, folder: Path, net: Net, peers: int, chains: int, payload_bytes: int, deadline_s: float) -> None:
+        self.folder = folder
+        self.net = net
+        self.names = [f"p{n}" for n in range(1, peers + 1)]
+        self.step = 0
+        self._chains = chains
+        self.payload_bytes = payload_bytes
+        self._deadline_s = deadline_s
+        self._ports: dict[str, tuple[int, int]] = {}
+        """Name → where it listens, and where others find it."""
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._sums: dict[int, str] = {}
+
+    async def __aenter__(self) -> Fleet:
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
+        try:
+            self.publish()
+            await self.start(HUB)
+            await self.until(lambda: (self.folder / "token").exists(), "the hub listens")
+            for name in self.names:
+                await self.start(name)
+            await self.live(*self.names)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        await self._http.close()
+        await self.net.close()
+
+    # -- processes
+
+    async def start(self, name: str) -> None:
+        """Also one that has ended: it comes back with what it had."""
+        if name not in self._ports:
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                port = int(probe.getsockname()[1])
+            self._ports[name] = port, await self.net.front(name, port)
+        port, front = self._ports[name]
+        common: list[object] = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow"]
+        common += ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0", "--plaintext"]
+        common += ["--token-file", self.folder / "token"]
+        if name == HUB:
+            words: list[object] = ["seed", self.folder / "checkpoints", "--chains", self._chains, "--codec", "flat", *common]
+        else:
+            target = f"safetensors:{self.folder / f'{name}-out'}"
+            words = ["join", f"127.0.0.1:{self._ports[HUB][1]}", "--name", name, "--install", target, "--keep", 1, "--stripes", 2]
+            words += common
+        (self.folder / name / "daemon.json").unlink(missing_ok=True)
+        with self.log(name).open("ab") as log:
+            self._processes[name] = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "netem.hostile", *map(str, words), stdout=log, stderr=log
+            )
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
+    async def kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.kill()
+        await process.wait()
+
+    def _still_run(self) -> None:
+        """Raises FleetError when a process has ended by itself."""
+        for name, process in self._processes.items():
+            if process.returncode is not None:
+                raise FleetError(f"{name} ended: {self.log(name).read_text()[-1000:]}")
+
+    # -- versions
+
+    @property
+    def version(self) -> str:
+        """The newest."""
+        return f"0.{self.step}"
+
+    def publish(self) -> None:
+        """The next version."""
+        self.step += 1
+        words = np.random.default_rng(self.step).integers(0, 1 << 16, self.payload_bytes // 2, dtype=np.uint16)
+        part = self.folder / "checkpoints" / f".step_{self.step}"
+        part.mkdir(parents=True)
+        spec = safetensors.TensorSpec(dtype="bfloat16", shape=[len(words)], data_ptr=words.ctypes.data, data_len=words.nbytes)
+        safetensors.serialize_file({"w": spec}, part / "model.safetensors")
+        (part / "STABLE").touch()
+        part.rename(part.with_name(f"step_{self.step}"))
+        self._sums[self.step] = hashlib.sha256(words.data).hexdigest()
+        shutil.rmtree(part.with_name(f"step_{self.step - 3}"), ignore_errors=True)
+
+    async def live(self, *names: str) -> None:
+        """Return when all of ``names`` have installed the newest version."""
+        waiting = set(names)
+
+        async def look() -> bool:
+            for name in sorted(waiting):
+                if (await self.status(name) or {}).get("committed") == self.version:
+                    waiting.discard(name)
+            return not waiting
+
+        await self.until_async(look, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
+
+    def exact(self, name: str) -> bool:
+        """Whether what it installed is the newest version, bit for bit."""
+        file = self.folder / f"{name}-out" / f"step_{self.step}" / "model.safetensors"
+        found = safetensors.deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
+        return hashlib.sha256(found[0][1]["data"]).hexdigest() == self._sums[self.step]
+
+    # -- what they say
+
+    async def status(self, name: str) -> Document | None:
+        """None where there is no answer."""
+        try:
+            url = json.loads((self.folder / name / "daemon.json").read_text())["http"]
+            async with self._http.get(f"{url}/status") as answer:
+                document: Document = await answer.json()
+                return document
+        except (OSError, ValueError, aiohttp.ClientError, TimeoutError):
+            return None
+
+    async def chains(self) -> list[list[str]]:
+        """Who hangs below whom, by what the peers say, once they stand in even chains."""
+        found: list[list[str]] = []
+
+        async def look() -> bool:
+            found[:] = await self._chains_now()
+            short, over = divmod(len(self.names), self._chains)
+            return sorted(map(len, found)) == sorted(short + (n < over) for n in range(self._chains))
+
+        await self.until_async(look, lambda: f"{self._chains} chains: {found}")
+        return sorted(found)
+
+    async def _chains_now(self) -> list[list[str]]:
+        hub = await self.status(HUB)
+        rows = {p["name"]: p for p in (hub or {}).get("peers", [])}
+        names = {p["node"]: n for n, p in rows.items()}
+        said = {n: s for n in self.names if (s := await self.status(n)) is not None and n in rows}
+        above = {n: names.get(s["parent"], HUB) for n, s in said.items() if s["parent"] is not None}
+        chains = [[n] for n, parent in above.items() if parent == HUB]
+        if len(above) < len(self.names):
+            return []
+        for chain in chains:
+            while below := [n for n, parent in above.items() if parent == chain[-1]]:
+                if len(below) > 1 or len(chain) > len(above):
+                    return []
+                chain += below
+        return chains
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        async def look() -> bool:
+            return bool(condition())
+
+        await self.until_async(look, lambda: what)
+
+    async def until_async(self, look: Callable[[], Any], what: Callable[[], str]) -> None:
+        """Raises FleetError."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                while not await look():
+                    await asyncio.sleep(POLL_S)
+                    self._still_run()
+        except TimeoutError:
+            raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None

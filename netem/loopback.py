@@ -1,0 +1,186 @@
+"""A network on loopback: in front of every process a listener of ours, which passes bytes on at a stated rate and loses them when told to.
+
+Promises: no privileges; who talks to whom is read off each connection's HELLO; the rate counts for all that one host sends to another, whatever the number
+of connections; of a way that is cut nothing comes through, nothing is closed, and what was held back comes when the way is mended, as TCP would have it
+(that is a frozen host, a half-open connection, and with one direction alone an asymmetric partition). It is no model of delay or loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import msgpack
+
+from p2pcast.bell import Bell
+
+CHUNK_BYTES = 16 * 1024
+"""Read and passed on at once: a quarter of a delta's piece, so that a cut falls between pieces or within one."""
+KERNEL_BYTES = 32 * 1024
+"""Asked for as the socket buffers of a way, so that little lies between two hosts."""
+PAYLOAD_BYTES = 4 * 1024
+"""A read below this is taken for control messages."""
+HEADER_BYTES = 12
+MOST_HELLO_BYTES = 4096
+
+Way = tuple[str, str]
+"""(who sends, who receives), by name."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """What has come to one host over data links since the last ``reset``."""
+
+    bytes: int = 0
+    times: list[float] = field(default_factory=list)
+    """When payload was passed on to it, by the loop's clock."""
+
+
+class Bucket:
+    """A rate, with one chunk of burst."""
+
+    def __init__(self, rate_bytes_s: float) -> None:
+        self.rate_bytes_s = rate_bytes_s
+        self._free_at = 0.0
+
+    async def take(self, size: int) -> None:
+        """Return when ``size`` bytes have left the wire."""
+        loop = asyncio.get_running_loop()
+        self._free_at = max(self._free_at, loop.time()) + size / self.rate_bytes_s
+        await asyncio.sleep(self._free_at - loop.time())
+
+
+class Net:
+    """``rate_bytes_s``: of every way that has no rate of its own in ``rates``."""
+
+    def __init__(self, rate_bytes_s: float) -> None:
+        self.flows: defaultdict[str, Flow] = defaultdict(Flow)
+        self.rates: dict[Way, float] = {}
+        self.rate_bytes_s = rate_bytes_s
+        self._buckets: dict[Way, Bucket] = {}
+        self._cuts: set[Way] = set()
+        self._changed = Bell()
+        self._passed = Bell()
+        self._servers: list[asyncio.Server] = []
+        self._connections: dict[asyncio.Task[None], Way] = {}
+        """By (dialer, listener)."""
+
+    async def front(self, name: str, port: int) -> int:
+        """Put a listener before ``name``, which listens on loopback at ``port``; the listener's port."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(name, port, reader, writer)
+
+        self._servers.append(await asyncio.start_server(serve, sock=listening, limit=CHUNK_BYTES))
+        return int(listening.getsockname()[1])
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        await self._end(list(self._connections))
+
+    # -- what goes wrong
+
+    def cut(self, *ways: Way) -> None:
+        """Nothing passes any more on these ways; ``*`` stands for everybody."""
+        self._cuts |= set(ways)
+        self._changed.ring()
+
+    def mend(self) -> None:
+        """Every way is whole again."""
+        self._cuts.clear()
+        self._changed.ring()
+
+    async def hang_up(self, name: str) -> None:
+        """Reset every connection of a host; it may dial and be dialled again at once."""
+        await self._end([task for task, way in self._connections.items() if name in way])
+
+    # -- what is seen
+
+    def reset(self) -> None:
+        """Count from here."""
+        self.flows.clear()
+
+    async def received(self, name: str, size: int) -> None:
+        """Return as soon as ``size`` bytes have been passed on to ``name``."""
+        while self.flows[name].bytes < size:
+            await self._passed.wait()
+
+    # -- passing on
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _serve(self, listener: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        writers = [writer]
+        try:
+            hello, dialer, data = await _hello(reader)
+            self._connections[task] = (dialer, listener)
+            await self._open(dialer, listener)
+            inner, outer = await asyncio.open_connection("127.0.0.1", port, limit=CHUNK_BYTES)
+            writers.append(outer)
+            for each in writers:
+                each.transport.set_write_buffer_limits(CHUNK_BYTES)
+            outer.write(hello)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pass(dialer, listener, reader, outer, data))
+                group.create_task(self._pass(listener, dialer, inner, writer, data))
+        except* (OSError, EOFError, ValueError, asyncio.CancelledError):
+            pass
+        finally:
+            self._connections.pop(task, None)
+            for each in writers:
+                # A reset, as of a process that died: what a closed socket still holds must not go on.
+                if (sock := each.get_extra_info("socket")) is not None:
+                    with contextlib.suppress(OSError):
+                        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                each.transport.abort()
+
+    async def _open(self, sender: str, receiver: str) -> None:
+        while self._cuts & {(sender, receiver), ("*", receiver), (sender, "*")}:
+            await self._changed.wait()
+
+    async def _pass(
+        self, sender: str, receiver: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bool
+    ) -> None:
+        """Raises EOFError at the end, which ends the other direction, too."""
+        loop, way = asyncio.get_running_loop(), (sender, receiver)
+        bucket = self._buckets.setdefault(way, Bucket(self.rate_bytes_s))
+        while chunk := await reader.read(CHUNK_BYTES):
+            await self._open(sender, receiver)
+            bucket.rate_bytes_s = self.rates.get(way, self.rate_bytes_s)
+            if data:
+                await bucket.take(len(chunk))
+                await self._open(sender, receiver)
+            if writer.transport.is_closing():
+                break
+            writer.write(chunk)
+            await writer.drain()
+            if data and len(chunk) >= PAYLOAD_BYTES:
+                flow = self.flows[receiver]
+                flow.bytes += len(chunk)
+                flow.times.append(loop.time())
+                self._passed.ring()
+        raise EOFError
+
+
+async def _hello(reader: asyncio.StreamReader) -> tuple[bytes, str, bool]:
+    """The first frame of a connection, who sends it, and whether it begins a data link. Raises EOFError, ValueError."""
+    header = await reader.readexactly(HEADER_BYTES)
+    (size,) = struct.unpack_from("<I", header)
+    if size > MOST_HELLO_BYTES:
+        raise ValueError("no HELLO")
+    body = await reader.readexactly(size)
+    hello = msgpack.unpackb(body)
+    return header + body, hello["name"], hello["purpose"] == "data"
