@@ -49,7 +49,7 @@ NO_VLLM = "vLLM is not installed here: `make setup` installs it (or: pip install
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``fresh_every``: fresh engines for every n-th version and the last one. ``trainer``: further options for ``p2pcast.demo.train``."""
+    """``fresh_every``: fresh engines for the first version, every n-th and the last: one alone could not be told from another. ``trainer``: further options for ``p2pcast.demo.train``."""
 
     folder: Path
     versions: int = 50
@@ -78,7 +78,7 @@ class Options:
 
     @property
     def fresh_steps(self) -> list[int]:
-        return [step for step in range(1, self.versions + 1) if step % self.fresh_every == 0 or step == self.versions]
+        return [step for step in range(1, self.versions + 1) if step % self.fresh_every == 0 or step in (1, self.versions)]
 
 
 class LiveBench:

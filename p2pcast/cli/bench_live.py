@@ -32,7 +32,7 @@ from p2pcast.errors import EXIT_FAILED
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Compare with fresh engines at every n-th version.",
+    help="Compare with fresh engines at the first, every n-th and the last version.",
 )
 @click.option(
     "--dir", "folder", type=PATH, default="bench-out/live", show_default=True, help="Work folder; an earlier one is replaced."
