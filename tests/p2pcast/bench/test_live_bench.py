@@ -105,8 +105,8 @@ def test_a_rest_belongs_to_the_switch_in_which_it_ends() -> None:
 # -- the whole
 
 
-def test_steps_for_fresh_engines_end_with_the_last() -> None:
-    assert Options(Path("x"), versions=7, fresh_every=3).fresh_steps == [3, 6, 7]
+def test_steps_for_fresh_engines_have_the_first_and_the_last() -> None:
+    assert Options(Path("x"), versions=7, fresh_every=3).fresh_steps == [1, 3, 6, 7]
     assert Options(Path("x"), versions=3).fresh_steps == [1, 2, 3]
 
 
