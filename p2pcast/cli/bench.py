@@ -14,6 +14,10 @@ COMMANDS = {
     ),
     "device": ("p2pcast.cli.bench_device:device", "The dense passes with torch's operations, on a GPU or the CPU."),
     "relay": ("p2pcast.cli.bench_relay:relay", "CPU and memory of a peer in the middle of a chain."),
+    "broadcast": (
+        "p2pcast.cli.bench_broadcast:broadcast",
+        "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
+    ),
     "publish": ("p2pcast.cli.bench_publish:publish", "What publishing live tensors costs a training step, beside a memcpy."),
     "live": ("p2pcast.cli.bench_live:live", "Versions into a live vLLM under load, beside its own dense reload."),
 }

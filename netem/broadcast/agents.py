@@ -1,0 +1,111 @@
+"""Processes of rivals, each at a host: started, spoken to in lines of JSON, gone when the block is left or this process dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from netem.description import Emulated
+from p2pcast.errors import LocalError
+
+ANSWER_S = 300.0
+"""The slowest rival's broadcast takes a fraction of this."""
+END_S = 5.0
+MODULE = "netem.broadcast.contenders"
+
+
+class Agent:
+    """Raises LocalError when it ends early or says nothing in time."""
+
+    def __init__(self, net: Emulated, host: str, role: str, settings: Mapping[str, Any]) -> None:
+        self.host = host
+        leash = [sys.executable, "-m", "p2pcast.demo.leash", str(os.getpid()), "0"]
+        words = [*leash, *net.inside(host), sys.executable, "-m", MODULE, role, json.dumps(settings)]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, name=f"p2pcast-{role}-{host}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._failure("ended early") from None
+
+    def answer(self, key: str) -> Any:
+        """What it says next, which must be about ``key``."""
+        try:
+            line = self._lines.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise self._failure(f"said nothing for {ANSWER_S:.0f} s") from None
+        if not line:
+            raise self._failure("ended early")
+        return json.loads(line)[key]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join(END_S)
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass  # an order that it did not live to read
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _failure(self, what: str) -> LocalError:
+        self._errors.seek(0)
+        tail = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
+        return LocalError(f"{self._process.args[-2]!s} at {self.host} {what}: {' / '.join(tail) or 'no word of why'}")  # type: ignore[index]
+
+
+class Agents:
+    """All of one rival, by host; ends them with the block."""
+
+    def __init__(self, net: Emulated) -> None:
+        self._net = net
+        self.agents: dict[str, Agent] = {}
+
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for agent in self.agents.values():
+            agent.close()
+
+    def start(self, host: str, role: str, settings: Mapping[str, Any]) -> None:
+        self.agents[host] = Agent(self._net, host, role, settings)
+
+    def tell(self, **order: Any) -> None:
+        for agent in self.agents.values():
+            agent.tell(**order)
+
+    def answers(self, key: str) -> dict[str, Any]:
+        return {host: agent.answer(key) for host, agent in self.agents.items()}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {host: agent.pid for host, agent in self.agents.items()}

@@ -1,0 +1,65 @@
+"""What rows are made of. Pure.
+
+Of each broadcast there is one time a peer, from the moment it began; a row has the medians of several broadcasts, and ``ideal_s`` is the payload at a peer's
+own rate: no broadcast can be faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One broadcast. ``times_s``: of each peer; ``cpu_s``: of each process, by name; ``busy``: share of the machine's cores, whoever used them."""
+
+    times_s: Sequence[float]
+    cpu_s: Mapping[str, float]
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A system's broadcasts of ``payload_bytes`` each. ``settings``: what has to be known to repeat it."""
+
+    system: str
+    payload_bytes: int
+    rounds: Sequence[Round]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ideal_s(payload_bytes: int, peer_bps: float) -> float:
+    return 8.0 * payload_bytes / peer_bps
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def row(ran: Ran, peers: int, peer_bps: float) -> dict[str, Any]:
+    ideal = ideal_s(ran.payload_bytes, peer_bps)
+    last = [max(r.times_s) for r in ran.rounds]
+    return {
+        "system": ran.system,
+        "peers": peers,
+        "payload_bytes": ran.payload_bytes,
+        "ideal_s": round(ideal, 4),
+        "p90_s": round(median(quantile(r.times_s, 0.9) for r in ran.rounds), 4),
+        "all_s": round(median(last), 4),
+        "all_over_ideal": round(median(last) / ideal, 4),
+        "every_over_ideal": [round(s / ideal, 4) for s in last],
+        "cpu_s": round(median(sum(r.cpu_s.values()) for r in ran.rounds), 3),
+        "busiest_cpu_s": round(median(max(r.cpu_s.values()) for r in ran.rounds), 3),
+        "machine_busy": round(median(r.busy for r in ran.rounds), 3),
+        "settings": dict(ran.settings),
+    }
+
+
+def left_out(system: str, peers: int, why: str) -> dict[str, Any]:
+    """A row that says why there is none."""
+    return {"system": system, "peers": peers, "skipped": why}

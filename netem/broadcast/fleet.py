@@ -1,0 +1,195 @@
+"""p2pcast on an emulated network: a hub and its peers as users start them, and versions of which every byte is new.
+
+Promises: each version travels as a delta of just about the payload's size (random words, all of them changed, so nothing can be made smaller); a peer's time runs
+from the hub's first step of publishing, before anything is encoded, until it has verified, stored, decoded and staged the version; after each the folders that
+peers installed are compared with the trainer's, byte for byte. All clocks are this machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from netem.broadcast.cpu import Meter
+from netem.broadcast.figures import Ran, Round
+from netem.broadcast.rivals import HUB, peers_of
+from netem.description import Emulated
+from p2pcast import limits
+from p2pcast.demo.processes import Processes
+from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.version import Version
+
+P2PCAST = (sys.executable, "-m", "p2pcast.cli")
+HUB_PORT, PEER_PORT, HTTP_PORT = 7077, 7079, 7078
+LIMIT_S = 300.0
+"""A daemon compiles kernels when it is the first on a machine, and they all start at once."""
+POLL_S = 0.05
+HTTP_S = 10.0
+TENSOR_BYTES = 256 * limits.KIB
+"""A small cell: 24 MiB of delta are those of a model with thousands of cells, not of one with three."""
+WARM_UP = 1
+"""Deltas before those that count: connections open their windows, kernels are read from their cache."""
+
+
+class Inside(http.client.HTTPConnection):
+    """HTTP to a daemon on its host's own loopback."""
+
+    def __init__(self, net: Emulated, host: str, timeout_s: float) -> None:
+        super().__init__("127.0.0.1", HTTP_PORT, timeout=timeout_s)
+        self._net, self._at, self._timeout_s = net, host, timeout_s
+
+    def connect(self) -> None:
+        self.sock: socket.socket = self._net.connect(self._at, ("127.0.0.1", HTTP_PORT), self._timeout_s)
+
+
+class Fleet:
+    """``folder``: for all that is written. ``start``, then ``publish``, one version after the other; ``Processes`` ends what was started."""
+
+    def __init__(
+        self, net: Emulated, processes: Processes, folder: Path, memory: Path, payload_bytes: int, uplink_bps: float
+    ) -> None:
+        self._net, self._processes = net, processes
+        self._folder, self._memory = folder, memory
+        self._payload_bytes, self._uplink_bps = payload_bytes, uplink_bps
+        self._random = np.random.default_rng(0)
+        self._step = 0
+        self.sent_bytes = 0
+        """Of the newest version's artifact."""
+        (folder / "train").mkdir()
+
+    # -- daemons
+
+    def start(self) -> None:
+        """The hub, a first whole state, the peers; returns once everybody has it."""
+        self._save()
+        token = self._folder / "token"
+        self._daemon(
+            HUB, "seed", self._folder / "train", "--listen", f"0.0.0.0:{HUB_PORT}", "--http", f"127.0.0.1:{HTTP_PORT}",
+            "--token-file", token, "--uplink", f"{self._uplink_bps:.0f}",
+        )  # fmt: skip
+        self._until(token.exists, "the hub's token")
+        for peer in peers_of(self._net):
+            self._daemon(
+                peer, "join", f"{self._net.network.address(HUB)}:{HUB_PORT}", "--listen", f"0.0.0.0:{PEER_PORT}",
+                "--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", token, "--name", peer,
+                "--install", f"safetensors:{self._installed(peer)}", "--keep", "1",
+            )  # fmt: skip
+        self._until_live()
+
+    def _daemon(self, host: str, *words: str | Path) -> None:
+        command = [*self._net.inside(host), *P2PCAST, *words, "--plaintext"]
+        command += ["--state", self._folder / "state" / host, "--shadow", self._memory / host]
+        self._processes.start(host, command)
+
+    def _installed(self, peer: str) -> Path:
+        return self._folder / "peers" / peer
+
+    def status(self) -> dict[str, Any]:
+        """The hub's; empty while it does not answer."""
+        with contextlib.suppress(OSError):
+            return self._get(HUB, "/status", HTTP_S)
+        return {}
+
+    def _get(self, host: str, path: str, timeout_s: float) -> dict[str, Any]:
+        self._processes.check()
+        with contextlib.closing(Inside(self._net, host, timeout_s)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            document: dict[str, Any] = json.loads(answer.read())
+            if answer.status != http.client.OK:
+                raise self._processes.children[host].failure(f"{host} answered {path}: {document.get('error')}")
+            return document
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not done():
+            self._processes.check()
+            if time.monotonic() > deadline:
+                raise self._processes.children[HUB].failure(f"no {what} within {LIMIT_S:.0f} s")
+            time.sleep(POLL_S)
+
+    # -- versions
+
+    def _save(self) -> Path:
+        """The next version, as a trainer saves it."""
+        count = max(1, self._payload_bytes // TENSOR_BYTES)
+        words = self._payload_bytes // count // 2
+        tensors = {f"w{n:05}": self._random.integers(0, 1 << 16, words, np.uint16).view(np.float16) for n in range(count)}
+        part, folder = self._folder / "part", self._folder / "train" / f"step_{self._step}"
+        part.mkdir()
+        (part / "STABLE").touch()
+        save_file(tensors, part / "model.safetensors")
+        part.rename(folder)
+        return folder
+
+    def _until_live(self) -> None:
+        """Everybody has installed the newest version."""
+        version, everybody = str(Version(0, self._step)), len(peers_of(self._net))
+
+        def live() -> bool:
+            peers = self.status().get("peers", [])
+            return len(peers) == everybody and all(peer["committed"] == version for peer in peers)
+
+        self._until(live, f"{version} at {everybody} peers")
+
+    def publish(self) -> Round:
+        """One more version, to everybody; checked. Raises IntegrityError for a peer that installed anything else."""
+        self._step += 1
+        version = str(Version(0, self._step))
+        meter = Meter({name: child.process.pid for name, child in self._processes.children.items()})
+        saved = self._save()
+        began_s = self._event(HUB, "opened", version)
+        staged_s = [self._event(peer, "staged", version) for peer in peers_of(self._net)]
+        done = Round([at - began_s for at in staged_s], meter.processes_s(), meter.busy())
+        self._until_live()
+        for peer in peers_of(self._net):
+            self._check(saved, self._installed(peer) / saved.name)
+        self.sent_bytes = int(self.status()["last"]["bytes"])
+        shutil.rmtree(saved)
+        return done
+
+    @staticmethod
+    def _check(saved: Path, installed: Path) -> None:
+        ours, theirs = (load_file(folder / "model.safetensors") for folder in (saved, installed))
+        if ours.keys() != theirs.keys() or any(ours[name].tobytes() != theirs[name].tobytes() for name in ours):
+            raise IntegrityError(f"{installed} is not what was published as {saved.name}")
+
+    def _event(self, host: str, kind: str, version: str) -> float:
+        """When it happened (Unix time), once it has."""
+        with contextlib.closing(Inside(self._net, host, LIMIT_S)) as connection:
+            connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
+            answer = connection.getresponse()
+            name = ""
+            while read := answer.readline():
+                line = read.decode().rstrip()
+                name = line.removeprefix("event: ") if line.startswith("event: ") else name
+                if line.startswith("data: ") and name == kind:
+                    facts = json.loads(line.removeprefix("data: "))
+                    if facts["version"] == version:
+                        return float(facts["time"])
+                    name = ""
+        raise LocalError(f"{host} told of no {kind} of {version}")
+
+
+def p2pcast(net: Emulated, payload_bytes: int, rounds: int, uplink_bps: float, folder: Path, memory: Path) -> Ran:
+    """Broadcasts by p2pcast. ``memory``: for shadows, in tmpfs. From the main thread. Raises LocalError, IntegrityError."""
+    work = folder / "p2pcast"
+    (work / "logs").mkdir(parents=True)
+    with Processes(work / "logs") as processes:
+        fleet = Fleet(net, processes, work, memory / "shadows", payload_bytes, uplink_bps)
+        fleet.start()
+        ran = [fleet.publish() for _ in range(WARM_UP + rounds)]
+        status = fleet.status()
+    settings = {"chains": status["chains"], "codec": status["last"]["codec"]}
+    return Ran("p2pcast", fleet.sent_bytes, ran[WARM_UP:], settings)

@@ -1,0 +1,98 @@
+"""The others: bare chains of forwarding sockets (the least that any relay does), libtorrent set up for this, and a star over HTTP (aiohttp)."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from netem.broadcast.agents import Agents
+from netem.broadcast.contenders import PORT, TORRENT_PIECE_BYTES, TORRENT_SETTINGS
+from netem.broadcast.cpu import Meter
+from netem.broadcast.figures import Ran, Round
+from netem.description import Emulated
+from p2pcast.errors import LocalError
+from p2pcast.limits import PIECE_BYTES
+
+HUB = "hub"
+
+
+class MissingError(LocalError):
+    """A rival's package is not installed."""
+
+
+def peers_of(net: Emulated) -> list[str]:
+    return [host.name for host in net.network.hosts if host.name != HUB]
+
+
+def _round(agents: Agents, begin: Callable[[], None]) -> Round:
+    """``begin`` starts a broadcast; each agent at a peer then says when it was done."""
+    meter = Meter(agents.pids)
+    began_s = time.time()
+    begin()
+    done = agents.answers("done_s")
+    cpu_s, busy = meter.processes_s(), meter.busy()
+    return Round([at - began_s for host, at in done.items() if host != HUB], cpu_s, busy)
+
+
+def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
+    """The same chains as p2pcast's at its best: as many as the uplink feeds, peers dealt in turn; pieces as large, one connection a hop."""
+    peers = peers_of(net)
+    below = {HUB: peers[:chains], **{peer: peers[at + chains : at + chains + 1] for at, peer in enumerate(peers)}}
+    with Agents(net) as agents:
+        for host in (HUB, *peers):
+            children = [[net.network.address(child), PORT] for child in below[host]]
+            agents.start(host, "chain", {"children": children, "source": host == HUB})
+        agents.answers("ready")
+        agents.tell(listening=True)
+        agents.answers("ready")
+        ran = [_round(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES)) for _ in range(rounds + 1)]
+    return Ran("bare chain", payload_bytes, ran[1:], {"chains": chains, "piece_bytes": PIECE_BYTES})
+
+
+def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
+    """Everybody fetches everything from the hub; connections stay open from one round to the next."""
+    with Agents(net) as servers, Agents(net) as agents:
+        servers.start(HUB, "star-hub", {"bytes": payload_bytes})
+        servers.answers("ready")
+        for peer in peers_of(net):
+            agents.start(peer, "star", {"url": f"http://{net.network.address(HUB)}:{PORT}/"})
+        agents.answers("ready")
+        ran = [_round(agents, lambda: agents.tell(fetch=True)) for _ in range(rounds)]
+    return Ran("http star", payload_bytes, ran)
+
+
+def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
+    """All connected to all, and the payload known by its torrent, before the clock starts. Raises MissingError."""
+    if importlib.util.find_spec("libtorrent") is None:
+        raise MissingError("libtorrent is not installed: pip install 'p2pcast[lab]'")
+    peers = peers_of(net)
+    everybody = [net.network.address(host) for host in (HUB, *peers)]
+    with Agents(net) as agents:
+        for host in (HUB, *peers):
+            others = [a for a in everybody if a != net.network.address(host)]
+            agents.start(host, "torrent", {"peers": others, "folder": str(folder)})
+        version = agents.answers("ready")[HUB]
+        ran = [_torrent_round(agents, payload_bytes) for _ in range(rounds)]
+    return Ran("libtorrent", payload_bytes, ran, {"version": version, "piece_bytes": TORRENT_PIECE_BYTES, **TORRENT_SETTINGS})
+
+
+def _torrent_round(agents: Agents, payload_bytes: int) -> Round:
+    hub = agents.agents[HUB]
+    hub.tell(seed=payload_bytes)
+    document = hub.answer("torrent")
+    peers = [agent for host, agent in agents.agents.items() if host != HUB]
+    for agent in peers:
+        agent.tell(torrent=document)
+    for agent in peers:
+        agent.answer("torrent")
+    return _round(agents, lambda: agents.tell(go=True))
+
+
+RIVALS: Mapping[str, Callable[[Emulated, int, int, int, Path], Ran]] = {
+    "chain": bare_chain,
+    "libtorrent": libtorrent,
+    "star": http_star,
+}
+"""By the word with which they are asked for."""

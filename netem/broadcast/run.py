@@ -1,0 +1,78 @@
+"""``bench broadcast``: every system on a network of its own, one after the other, in one run.
+
+Promise: whatever happens, processes, namespaces and folders are gone at the end; after SIGKILL the kernel ends the processes and with them the namespaces, and the
+next run removes the folders.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from netem.broadcast.figures import left_out, row
+from netem.broadcast.fleet import p2pcast
+from netem.broadcast.folders import own_folder
+from netem.broadcast.rivals import RIVALS, MissingError
+from netem.description import Link, star
+from netem.rate import rate_network
+
+TMPFS = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """``congestion``: TCP's congestion control at every host; None is the machine's own. ``folder``: where folders are made that are gone afterwards."""
+
+    peers: Sequence[int]
+    payload_bytes: int
+    uplink_bps: float
+    peer_bps: float
+    rounds: int
+    rivals: Sequence[str]
+    congestion: str | None = None
+    folder: Path | None = None
+
+    def chains(self, peers: int) -> int:
+        """As many as the uplink feeds at a peer's full rate."""
+        return min(peers, max(1, int(self.uplink_bps / self.peer_bps)))
+
+
+def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """``tell`` is given each row when it is there. From the main thread. Raises LocalError, IntegrityError."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rows = []
+    for peers in bench.peers:
+        for system in ("p2pcast", *bench.rivals):
+            rows.append(_row(bench, system, peers))
+            tell(rows[-1])
+    return {
+        "uplink_bps": bench.uplink_bps,
+        "peer_bps": bench.peer_bps,
+        "congestion": bench.congestion or Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        "rounds": bench.rounds,
+        "cores": len(os.sched_getaffinity(0)),
+        "rows": rows,
+    }
+
+
+def _row(bench: Bench, system: str, peers: int) -> dict[str, Any]:
+    uplink, link = Link(bench.uplink_bps, bench.uplink_bps), Link(bench.peer_bps, bench.peer_bps)
+    with ExitStack() as owned:
+        folder = owned.enter_context(own_folder(bench.folder or Path(tempfile.gettempdir())))
+        network = star(uplink, peers, link, bench.congestion)
+        net = owned.enter_context(rate_network(network))
+        try:
+            if system == "p2pcast":
+                memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
+                ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory)
+            else:
+                ran = RIVALS[system](net, bench.payload_bytes, bench.rounds, bench.chains(peers), folder)
+        except MissingError as error:
+            return left_out(system, peers, str(error))
+        return row(ran, peers, bench.peer_bps)
