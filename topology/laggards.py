@@ -8,7 +8,7 @@ whose rate has been hopeless for as long is detached (it feeds nobody, nobody wa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -22,12 +22,10 @@ HOPELESS: Final = 4.0
 """Below the fleet's median by this factor, a peer could not keep up with the others even if they waited."""
 STRAGGLES: Final = 1.5
 """In mid-broadcast: below the fleet's median flow by this factor. Less is left to the next planning: moving costs a re-attachment."""
-BEHIND_S: Final = 0.5
-"""And behind its parent by what flows in this time, which a pipeline's own length never is."""
+BEHIND_S: Final = 0.3
+"""And behind its parent by what flows in this time: so much does not gather in one hiccup, and a hop's own length is far below it."""
 USUAL_S: Final = 0.25
 """How long the fleet's median is taken for still true: it takes a look at everybody."""
-LOOKS: Final = 2
-"""Reports in a row that have to show it."""
 
 
 @dataclass(slots=True)
@@ -73,10 +71,10 @@ class Laggards:
 @dataclass(slots=True)
 class _Flow:
     at_s: float
-    base_bytes: int
     got_bytes: int
+    base_bytes: int | None = None
+    """At the beginning of the version; None for who was first heard after it, and is left alone until the next."""
     bps: float | None = None
-    behind: int = 0
 
 
 class Stragglers:
@@ -90,7 +88,7 @@ class Stragglers:
     def begin(self) -> None:
         """A version begins."""
         for flow in self._flows.values():
-            flow.base_bytes, flow.bps, flow.behind = flow.got_bytes, None, 0
+            flow.base_bytes, flow.bps = flow.got_bytes, None
 
     def forget(self, peer: str) -> None:
         self._flows.pop(peer, None)
@@ -99,13 +97,15 @@ class Stragglers:
         """A report."""
         flow = self._flows.get(peer)
         if flow is None or received_bytes < flow.got_bytes:
-            self._flows[peer] = _Flow(now_s, received_bytes, received_bytes)
+            self._flows[peer] = _Flow(now_s, received_bytes)
         elif now_s > flow.at_s:
             flow.bps = 8.0 * (received_bytes - flow.got_bytes) / (now_s - flow.at_s)
             flow.at_s, flow.got_bytes = now_s, received_bytes
 
-    def found(self, plan: Plan, peer: str, now_s: float, flowing: Iterable[str]) -> bool:
+    def found(self, plan: Plan, peer: str, now_s: float, flowing: Collection[str]) -> bool:
         """Whether `peer`, which has just reported, holds others up. `flowing`: who has not all of the version yet."""
+        if peer not in flowing:
+            return False
         if now_s - self._usual_at_s >= USUAL_S:
             rates = [bps for p in flowing if (f := self._flows.get(p)) is not None and (bps := f.bps) is not None and bps > 0]
             self._usual_bps, self._usual_at_s = median(rates) if rates else 0.0, now_s
@@ -113,17 +113,15 @@ class Stragglers:
 
     def _straggles(self, plan: Plan, peer: str, usual_bps: float) -> bool:
         flow = self._flows.get(peer)
-        if flow is None or flow.bps is None or peer not in plan:
+        if flow is None or flow.bps is None or flow.base_bytes is None or peer not in plan:
             return False
-        if flow.bps * STRAGGLES >= usual_bps:
-            flow.behind = 0
+        if flow.bps * STRAGGLES >= usual_bps or not plan.children(peer):
             return False
-        flow.behind = flow.behind + 1 if 8.0 * self._ahead(plan.parent[peer], flow) > BEHIND_S * usual_bps else 0
-        return flow.behind >= LOOKS and bool(plan.children(peer))
+        return 8.0 * self._ahead(plan.parent[peer], flow.got_bytes - flow.base_bytes) > BEHIND_S * usual_bps
 
-    def _ahead(self, parent: str, flow: _Flow) -> float:
-        """Bytes that the parent has and the peer has not; of a parent that has not reported, none."""
+    def _ahead(self, parent: str, got_bytes: int) -> float:
+        """Bytes of the version that the parent had by its last report, beyond these; of a parent that has not reported, none."""
         if parent == ROOT:
             return math.inf
         above = self._flows.get(parent)
-        return 0.0 if above is None else (above.got_bytes - above.base_bytes) - (flow.got_bytes - flow.base_bytes)
+        return 0.0 if above is None or above.base_bytes is None else above.got_bytes - above.base_bytes - got_bytes

@@ -39,12 +39,13 @@ def make_plan(
     previous: Plan | None = None,
     payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
     network: Network = DEFAULT_NETWORK,
+    anew: bool = True,
 ) -> Plan:
     """A plan that reaches every member once.
 
     With a `previous` plan: those gone are cut out, newcomers appended at the shortest chains' tails, and the rest stays as it is, unless that
     predicts a gain above `GAMMA`; when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
-    matter, ties go by id.
+    matter, ties go by id. `anew`: whether all may be dealt anew, where no repair brings that gain.
 
     Raises PlanError for a member listed twice, an uplink not above 0, or a changed plan whose epoch is not above the previous one's.
     """
@@ -54,7 +55,7 @@ def make_plan(
     if previous is None:
         return planner.repaired(planner.deal(epoch))[0]
     best, kept = planner.repaired(planner.keep(previous))
-    if kept.cost_s > GAMMA * planner.floor_s():
+    if anew and kept.cost_s > GAMMA * planner.floor_s():
         fresh, predicted = planner.repaired(planner.deal(epoch))
         if _improves(predicted, kept):
             best = fresh

@@ -20,6 +20,8 @@ NEWEST_WEIGHT: Final = 0.5
 PROBE: Final = 2.0
 """While nobody has been the narrowest hop, rates are bounded from below alone; planning with this many times the bound gives the hub's uplink to
 fewer chains, until somebody is."""
+PROBE_DEPTH: Final = 2
+"""That is worth finding out where chains are so short at most: a hop more costs little there, and a star wastes the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,18 @@ class Rate:
 
 
 def settle(
-    plan: Plan, rates: Mapping[str, Rate], samples: Mapping[str, tuple[float, float]], uplink_bps: float
+    plan: Plan, began: Plan, rates: Mapping[str, Rate], samples: Mapping[str, tuple[float, float]], uplink_bps: float
 ) -> dict[str, Rate]:
-    """The new rates of those that have a sample: (bytes, bits per second) of the same transfer, made over `plan`.
+    """The new rates of those that have a sample: (bytes, bits per second) of the same transfer, that began over the
+    plan `began` and ended over `plan`.
 
-    A peer whose parent has no sample of as many bytes says nothing: what it could have had is unknown.
+    One that has been moved meanwhile says nothing: it lost time on the way. A peer whose parent has no sample of as many bytes says nothing: what it could have had is unknown.
     """
-    heads = max(1, sum(peer in samples for peer in plan.children(ROOT)))
+    heads = max(1, len(plan.children(ROOT)))
     settled: dict[str, Rate] = {}
     for peer in plan.order:
         sample = samples.get(peer)
-        if sample is None:
+        if sample is None or began.parent.get(peer) != plan.parent[peer]:
             continue
         size, bps = sample
         above = plan.parent[peer]
@@ -68,19 +71,19 @@ def settle(
     return settled
 
 
-def assumed_bps(rates: Mapping[str, Rate]) -> dict[str, float | None]:
-    """Each peer's rate for planning; None where nothing is known, which a planner takes for the median.
+def assumed_bps(rates: Mapping[str, Rate], depth: int) -> dict[str, float | None]:
+    """Each peer's rate for planning; None where nothing is known, which a planner takes for the median. `depth`: of the plan in force.
 
-    One that is bounded from below alone is taken for the median of those known exactly, or its bound if that is more.
+    One that is bounded from below alone is taken for the median of those known exactly, or its bound if that is more. While nobody is known
+    exactly, the bound is what counts, or a multiple of it where finding out is cheap.
     """
     exact = [rate.bps for rate in rates.values() if rate.exact]
     middle = median_bps(exact) if exact else None
-    return {peer: _assumed(rate, middle) for peer, rate in rates.items()}
+    factor = PROBE if middle is None and depth <= PROBE_DEPTH else 1.0
+    return {peer: _assumed(rate, middle or 0.0, factor) for peer, rate in rates.items()}
 
 
-def _assumed(rate: Rate, middle: float | None) -> float | None:
+def _assumed(rate: Rate, middle: float, factor: float) -> float | None:
     if rate.bps is None:
         return None
-    if rate.exact:
-        return max(rate.bps, MIN_PEER_BPS)
-    return max(rate.bps, middle) if middle is not None else PROBE * rate.bps
+    return max(rate.bps, MIN_PEER_BPS) if rate.exact else max(rate.bps * factor, middle)

@@ -82,10 +82,10 @@ def _near(plan: Plan, region: str, region_of: Callable[[str], str]) -> str | Non
     return None
 
 
-def lower(plan: Plan, member: Member, *, chains: int, epoch: Epoch) -> Plan:
+def lower(plan: Plan, member: Member, *, epoch: Epoch) -> Plan:
     """Take one out of the way of those below it: it goes to a tail, as a leaf if `member` is one; its children go where an orphan's would."""
     kept = cut(plan, [member.id])
-    return renew(plan, grow(kept, [member], max(chains, len(kept.children(ROOT)))), epoch)
+    return renew(plan, grow(kept, [member], 0), epoch)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ knew the plan it left; a plan is replaced only for a gain that lasts, and whoeve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,8 @@ class Membership:
         """(bytes, bits/s) of each peer's last transfer, until all of that broadcast can be compared."""
         self._middle_bps: float | None = None
         """Their median, while nothing new has been settled."""
+        self._began: Plan | None = None
+        """The plan in force when the version under way began."""
         self._patience = Patience()
         self._laggards = Laggards()
         self._stragglers = Stragglers()
@@ -155,8 +157,10 @@ class Membership:
     def began(self) -> None:
         """A version begins."""
         self._stragglers.begin()
+        self._samples.clear()
+        self._began = self.plan
 
-    def progressed(self, ident: str, now: float, received_bytes: int, flowing: Iterable[str]) -> bool:
+    def progressed(self, ident: str, now: float, received_bytes: int, flowing: Collection[str]) -> bool:
         """A peer says how many bytes it has received in its life; ``flowing``: who has not all of the version under way. True when that made a
         new plan: the peer fell behind its parent, and is out of the way of those that it fed."""
         self._stragglers.heard(ident, now, received_bytes)
@@ -164,7 +168,7 @@ class Membership:
             return False
         self._lowered.add(ident)
         member = Member(ident, self.peers[ident].region, leaf=True)
-        self.plan = lower(self.plan, member, chains=self._number_of_chains(), epoch=self._next())
+        self.plan = lower(self.plan, member, epoch=self._next())
         return True
 
     def replan(self, now: float) -> bool:
@@ -175,9 +179,10 @@ class Membership:
         self._laggards.look(self._bps())
         self._lowered.clear()
         plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan)
-        due = was != self._laggards.detached
-        if not self._patience.wanted(plan is not self.plan) and not due:
-            return False
+        if not self._patience.wanted(plan is not self.plan):
+            if was == self._laggards.detached:
+                return False
+            plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False)
         if plan is self.plan:
             return False
         self._counter += 1
@@ -213,12 +218,12 @@ class Membership:
         return Member(peer.ident, peer.region, bps, None if rated is None else rated.total, leaf)
 
     def _bps(self) -> dict[str, float | None]:
-        return assumed_bps({ident: self._rates.get(ident, Rate()) for ident in self.peers})
+        return assumed_bps({ident: self._rates.get(ident, Rate()) for ident in self.peers}, self.plan.depth)
 
     def _settle(self) -> None:
         """Charge the last broadcast's slowness to where it began."""
         if self._samples:
-            self._rates |= settle(self.plan, self._rates, self._samples, self._uplink_bps)
+            self._rates |= settle(self.plan, self._began or self.plan, self._rates, self._samples, self._uplink_bps)
             self._samples.clear()
             self._middle_bps = None
 

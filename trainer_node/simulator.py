@@ -1,0 +1,330 @@
+"""A fleet of thousands in one thread: peers that come, go and slow down, and the hub's own decisions about them.
+
+What decides is what runs: `trainer_node.membership` and `trainer_node.broadcast` with their timing, peers' silence limits from `p2pcast.relay.liveness`, the hub's from
+`trainer_node.hub`. What is modelled is the rest: how payloads flow (`topology.flow`), when reports and orders arrive, and what a re-attachment takes. The
+same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from p2pcast.relay.liveness import IDLE_SILENCE_S, SILENCE_FLOOR_S
+from p2pcast.version import Version
+from topology.flow import Flow
+from topology.model import Network, ideal_s
+from topology.rebuild import moves
+from topology.tree import ROOT
+from trainer_node.broadcast import Broadcast
+from trainer_node.membership import Membership, Peer
+
+REPORT_S = 1.0
+"""Between a peer's reports."""
+TICK_S = 0.1
+"""Reports that arrive within this are looked at together."""
+HUB_SILENCE_S = 5.0
+"""As `trainer_node.hub.SILENCE_S`."""
+DIAL_RTTS = 3.0
+"""TCP, the handshake's two exchanges, ATTACH."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What happens to the fleet. Shares are of all peers, a minute."""
+
+    peers: int = 1000
+    regions: int = 5
+    versions: int = 20
+    payload_bytes: float = 64 << 20
+    uplink_bps: float = 3e9
+    peer_bps: float = 100e6
+    interval_s: float = 15.0
+    """Between the beginnings of two versions."""
+    deaths: float = 0.01
+    """As many join."""
+    silent: float = 0.5
+    """Share of deaths that nobody is told of: a machine that is cut off. Of a process that ends, the kernel tells."""
+    slowdowns: float = 0.0025
+    slow_s: float = 60.0
+    """Mean length of a slow-down: to between 0.1 and 0.6 of the peer's rate."""
+    network: Network = field(default_factory=lambda: Network(root_region="region-0"))
+
+
+@dataclass(slots=True)
+class VersionResult:
+    """Seconds from the beginning of a version, among those who were there then and are alive."""
+
+    ideal_s: float
+    t99_s: float = math.inf
+    last_s: float = math.inf
+    unfinished: int = 0
+    """Who had not all of it when the next version began; they take both."""
+    deaths: int = 0
+    joins: int = 0
+    slowdowns: int = 0
+    moved: int = 0
+    """Re-attachments, from the beginning of this version to that of the next."""
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "ideal_s": self.ideal_s, "t99_s": _finite(self.t99_s), "last_s": _finite(self.last_s),
+            "t99_over_ideal": _finite(self.t99_s / self.ideal_s), "last_over_ideal": _finite(self.last_s / self.ideal_s),
+            "unfinished": self.unfinished, "deaths": self.deaths, "joins": self.joins, "slowdowns": self.slowdowns, "moved": self.moved,
+        }  # fmt: skip
+
+
+def simulate(scenario: Scenario, seed: int = 0) -> list[VersionResult]:
+    """One run; a result a version. The first two are the fleet's beginning, when nothing has been measured."""
+    return _World(scenario, Random(seed)).run()
+
+
+class _World:
+    def __init__(self, scenario: Scenario, rng: Random) -> None:
+        self.scenario = scenario
+        self.rng = rng
+        self.now = 0.0
+        self.membership = Membership(1, scenario.uplink_bps)
+        self.broadcast = Broadcast()
+        self.regions: dict[str, str] = {}
+        self.flow = Flow(scenario.payload_bytes, scenario.uplink_bps, self.regions, scenario.network)
+        self.results: list[VersionResult] = []
+        self._serial = 0
+        self._born = 0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._dead: set[str] = set()
+        """Of whom the hub does not know yet."""
+        self._slow: set[str] = set()
+        self._there: set[str] = set()
+        """At the beginning of the version under way."""
+        self._done_s: dict[str, float] = {}
+        self._staged: dict[str, Version | None] = {}
+        self._lifetime: dict[str, float] = {}
+        """Bytes that a peer had received when the version under way began, less what it then lacked."""
+        self._version = Version(0, 0)
+        self._began_s = 0.0
+        self._going: dict[str, str] = {}
+        """Peers on their way to a new parent."""
+
+    def run(self) -> list[VersionResult]:
+        scenario = self.scenario
+        for _ in range(scenario.peers):
+            self._join()
+        for number in range(scenario.versions):
+            self._at(5.0 + number * scenario.interval_s, self._begin)
+        for rate, event in ((scenario.deaths, self._die), (scenario.deaths, self._come), (scenario.slowdowns, self._slow_down)):
+            self._poisson(scenario.peers * rate / 60.0, event)
+        self._at(TICK_S, self._tick)
+        end_s = 5.0 + scenario.versions * scenario.interval_s
+        while self._agenda and self._agenda[0][0] <= end_s:
+            self._until(self._agenda[0][0])
+            heapq.heappop(self._agenda)[2]()
+        self._until(end_s)
+        self._close()
+        return self.results
+
+    # -- time
+
+    def _at(self, when_s: float, event: Callable[[], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._agenda, (when_s, self._serial, event))
+
+    def _poisson(self, per_s: float, event: Callable[[], None]) -> None:
+        if per_s <= 0:
+            return
+
+        def again() -> None:
+            event()
+            self._at(self.now + self.rng.expovariate(per_s), again)
+
+        self._at(5.0 + self.rng.expovariate(per_s), again)
+
+    def _until(self, when_s: float) -> None:
+        while self.now < when_s:
+            self.now, finished = self.flow.advance(when_s)
+            for peer in finished:
+                self._finished(peer)
+
+    # -- peers
+
+    def _join(self) -> None:
+        self._born += 1
+        peer = f"{self.rng.getrandbits(64):016x}"
+        self.regions[peer] = f"region-{self._born % self.scenario.regions}"
+        self.flow.add(peer, self.scenario.peer_bps, 0.0 if self.results else self.scenario.payload_bytes)
+        self._lifetime[peer] = 0.0
+        self._staged[peer] = None
+        self._ordered(lambda: self.membership.join(Peer(peer, peer, self.regions[peer], "", 0, self.now), self.now))
+
+    def _come(self) -> None:
+        self._join()
+        self._result().joins += 1
+
+    def _alive(self) -> list[str]:
+        return [p for p in self.membership.peers if p not in self._dead]
+
+    def _die(self) -> None:
+        alive = self._alive()
+        if not alive:
+            return
+        peer = self.rng.choice(alive)
+        self._result().deaths += 1
+        self._dead.add(peer)
+        self._going.pop(peer, None)
+        told = self.rng.random() >= self.scenario.silent
+        for orphan in self.flow.remove(peer):
+            rtt_s = self._rtt_s(orphan, peer)
+            limit_s = max(4 * rtt_s, SILENCE_FLOOR_S) if not self.flow.done(orphan) else IDLE_SILENCE_S
+            self._at(self.now + (rtt_s / 2 if told else limit_s), lambda o=orphan: self._orphaned(o))  # type: ignore[misc]
+        self._at(self.now + (self._rtt_s(peer, ROOT) / 2 if told else HUB_SILENCE_S), lambda: self._lost(peer))
+
+    def _lost(self, peer: str) -> None:
+        """The hub's own connection to it has been silent for too long."""
+        self._dead.discard(peer)
+        self._there.discard(peer)
+        self._staged.pop(peer, None)
+        self._ordered(lambda: self.membership.leave(peer, self.now, failed=True))
+
+    def _orphaned(self, peer: str) -> None:
+        """Its parent is silent: the next of its backups that answers."""
+        if not self._present(peer) or self.flow.parent(peer) is not None or peer in self._going:
+            return
+        plan = self.membership.plan
+        for candidate in (plan.parent[peer], *plan.backups(peer)):
+            if candidate == ROOT or (self._present(candidate) and not self.flow.feeds(peer, candidate)):
+                self._move(peer, candidate)
+                return
+
+    def _present(self, peer: str) -> bool:
+        return peer in self.membership.peers and peer not in self._dead
+
+    def _slow_down(self) -> None:
+        fast = [p for p in self._alive() if p not in self._slow]
+        if not fast:
+            return
+        peer = self.rng.choice(fast)
+        self._result().slowdowns += 1
+        self._slow.add(peer)
+        self.flow.limit(peer, self.scenario.peer_bps * self.rng.uniform(0.1, 0.6))
+        self._at(self.now + self.rng.expovariate(1.0 / self.scenario.slow_s), lambda: self._recover(peer))
+
+    def _recover(self, peer: str) -> None:
+        self._slow.discard(peer)
+        if self._present(peer):
+            self.flow.limit(peer, self.scenario.peer_bps)
+
+    # -- links
+
+    def _rtt_s(self, a: str, b: str) -> float:
+        root = self.scenario.network.root_region
+        return self.scenario.network.rtt_s(self.regions.get(a, root), self.regions.get(b, root))
+
+    def _ordered(self, decide: Callable[[], object]) -> None:
+        """A decision of the hub, and its orders to those whom it concerns."""
+        before = self.membership.plan
+        decide()
+        plan = self.membership.plan
+        if plan is before:
+            return
+        for peer, parent in moves(before, plan):
+            member = self.membership.peers[peer]
+            member.sent_epoch = plan.epoch
+            self._at(self.now + self._rtt_s(peer, ROOT) / 2, lambda p=peer, a=parent: self._obey(p, a))  # type: ignore[misc]
+
+    def _obey(self, peer: str, parent: str) -> None:
+        if not self._present(peer) or self.membership.plan.parent[peer] != parent:
+            return  # gone, or a newer order is under way
+        if self.flow.parent(peer) == parent and peer not in self._going:
+            return
+        if parent != ROOT and not self._present(parent):
+            return  # it stays where it is, or falls back once that is silent
+        self._move(peer, parent)
+
+    def _move(self, peer: str, parent: str) -> None:
+        self.flow.detach(peer)
+        self._going[peer] = parent
+        if self.results:
+            self._result().moved += 1
+        self._at(self.now + DIAL_RTTS * self._rtt_s(peer, parent), lambda: self._arrive(peer, parent))
+
+    def _arrive(self, peer: str, parent: str) -> None:
+        if self._going.get(peer) != parent:
+            return
+        del self._going[peer]
+        if not self._present(peer):
+            return
+        if parent != ROOT and (not self._present(parent) or self.flow.feeds(peer, parent)):
+            self._at(self.now + SILENCE_FLOOR_S, lambda: self._orphaned(peer))
+            return
+        self.flow.attach(peer, parent)
+        epoch = self.membership.plan.epoch
+        self._ordered(lambda: self.membership.moved(peer, parent, epoch))
+
+    # -- versions
+
+    def _result(self) -> VersionResult:
+        if not self.results:
+            self.results.append(VersionResult(self._ideal_s()))
+        return self.results[-1]
+
+    def _ideal_s(self) -> float:
+        return ideal_s(self.scenario.payload_bytes, self.scenario.peer_bps)
+
+    def _begin(self) -> None:
+        self._close()
+        self._version = Version(0, self._version.step + 1)
+        self.results.append(VersionResult(self._ideal_s()))
+        for peer in self._alive():
+            self._lifetime[peer] += self.scenario.payload_bytes
+        self.flow.restart()
+        self._began_s, self._done_s = self.now, {}
+        self._there = set(self._alive())
+        self.membership.began()
+        self.broadcast.begin(self._version, self._there, self.now)
+
+    def _close(self) -> None:
+        """What became of the version under way."""
+        if self._version.step == 0:
+            return
+        result = self._result()
+        present = [p for p in self._there if self._present(p)]
+        times = sorted(self._done_s.get(p, math.inf) for p in present)
+        if times:
+            result.t99_s = times[math.ceil(0.99 * len(times)) - 1]
+            result.last_s = times[-1]
+            result.unfinished = sum(math.isinf(t) for t in times)
+
+    def _finished(self, peer: str) -> None:
+        version, flow_s, hops_s = self._version, self.now - self._began_s, self.flow.hops_s(peer)
+        self._at(self.now + hops_s, lambda: self._completed(peer, version, flow_s, flow_s + hops_s))
+
+    def _completed(self, peer: str, version: Version, flow_s: float, took_s: float) -> None:
+        """`flow_s`: from the first word of it here to the last."""
+        if version == self._version and self._present(peer):
+            self._done_s[peer] = took_s
+            self._staged[peer] = version
+            self.membership.transferred(peer, self.now, int(self.scenario.payload_bytes), flow_s)
+
+    def _tick(self) -> None:
+        """Reports, and whether all have it."""
+        count = round(REPORT_S / TICK_S)
+        turn = round(self.now / TICK_S) % count
+        awaited = self.broadcast.awaited
+        if awaited or self.now > self._began_s + self.scenario.interval_s - 2 * REPORT_S:  # else reports say nothing new
+            for peer in [p for p in self._alive() if int(p[:8], 16) % count == turn]:
+                received = int(self._lifetime[peer] + self.flow.got_bytes(peer))
+                self._ordered(lambda p=peer, r=received: self.membership.progressed(p, self.now, r, awaited))  # type: ignore[misc]
+        detached = self.membership.detached
+        staged = {p: v for p, v in self._staged.items() if p not in detached}
+        if self.broadcast.settled(staged, self.now):
+            self._ordered(lambda: self.membership.replan(self.now))
+        self._at(self.now + TICK_S, self._tick)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
