@@ -1,8 +1,8 @@
 """Codec ``context`` (docs/delta-format.md §3): where and how far words move, told in terms of the old words.
 
 Whether a word changes depends on its magnitude: a step of the optimiser is so many ULPs of a small weight and a fraction of an ULP of a large one. So
-positions are gaps between changed members of one class (``ranks``), each class with its own geometric model (``entropy``), and steps are a direction in
-value and a size. Needs the old words to decode, positions included.
+positions are gaps between changed members of one class (``ranks``), each class with its own geometric model (``gaps``), and steps are a direction in
+value and a size (``moves``). Needs the old words to decode, positions included.
 
 Promise: decodes to what was encoded or raises IntegrityError; allocates no more than a few times the cell, whatever a payload claims; reads and writes
 inside its arrays by construction.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.codec import entropy, kernels, ranks
+from p2pcast.codec import gaps, kernels, moves, ranks
 from p2pcast.codec.dense import Buffer
 from p2pcast.codec.digest import TABLE, lanes_of, seed, word_dtype
 from p2pcast.codec.layout import Cell
@@ -143,10 +143,10 @@ def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, h
             words, place, positions, ro(levels), k, coarse, window.shift, window.base, window.top, bases, cursor, ranked
         )
     means = np.zeros(ends.size, np.int64)
-    entropy.fit(ro(ranked), ends, means)
+    gaps.fit(ro(ranked), ends, means)
     symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
-    raw = _room.array("raw", 10 * count + entropy.SPARE_BYTES, np.uint8)
-    *states, begin, used = entropy.pack_gaps(ro(ranked), ends, means, entropy.STARTS, entropy.LOW_BITS, symbols, words16, raw)
+    raw = _room.array("raw", 10 * count + gaps.SPARE_BYTES, np.uint8)
+    *states, begin, used = gaps.pack_gaps(ro(ranked), ends, means, gaps.STARTS, gaps.LOW_BITS, symbols, words16, raw)
     directions = _directions(cell, positions, ups)
     flags = _IN_CONTEXT if directions is not None else 0
     told = directions if directions is not None else np.packbits(ups, bitorder="little").tobytes()
@@ -170,16 +170,16 @@ def _sizes(cell: Cell, levels: Words, sizes: Words, large: Words, coarse: int, h
     """(contexts that are coded, a bit each; sizes)."""
     coded = 0
     for level in np.flatnonzero(large).tolist():
-        coded |= 1 << min(max(highest - (level >> coarse), 0), entropy.LEVEL_CONTEXTS - 1)
+        coded |= 1 << min(max(highest - (level >> coarse), 0), moves.LEVEL_CONTEXTS - 1)
     if not coded:
         return 0, b""
     ro, count = kernels.readonly, levels.size
     listed = _room.array("listed", count + 1, np.uint32)
     if coarse:
         levels >>= np.uint8(coarse)
-    found = entropy.told_sizes(ro(levels), highest, np.uint64(coded), listed)
+    found = moves.told_sizes(ro(levels), highest, np.uint64(coded), listed)
     out = _room.array("said", int(found) * (4 * cell.word_bytes + 4) + 16, np.uint8)
-    said = entropy.pack_sizes(ro(sizes), ro(levels), ro(listed[:found]), highest, 8 * cell.word_bytes, out)
+    said = moves.pack_sizes(ro(sizes), ro(levels), ro(listed[:found]), highest, 8 * cell.word_bytes, out)
     return coded, out[:said].tobytes()
 
 
@@ -190,15 +190,15 @@ def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) ->
         return None
     ro = kernels.readonly
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
-    counts = np.zeros(2 * entropy.DIRECTION_CONTEXTS, np.int64)
-    entropy.count_directions(ro(positions), ro(ups), cell.start, row_words, columns, counts)
+    counts = np.zeros(2 * moves.DIRECTION_CONTEXTS, np.int64)
+    moves.count_directions(ro(positions), ro(ups), cell.start, row_words, columns, counts)
     met = counts.reshape(-1, 2)
     # Learning a context takes some bits too.
     bits = sum(binary_bits(int(up), int(down + up)) + 6.0 for down, up in met if down + up)
     if bits > 0.98 * ups.size:
         return None
     out = _room.array("directions", 2 * ups.size + 16, np.uint8)
-    used = entropy.pack_directions(ro(positions), ro(ups), cell.start, row_words, columns, out)
+    used = moves.pack_directions(ro(positions), ro(ups), cell.start, row_words, columns, out)
     return out[:used].tobytes() if used < ups.size / 8 else None
 
 
@@ -224,8 +224,8 @@ def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> t
     for c in range(top + 1):
         members = reader.varint(changed - total)
         model = reader.byte() if members else 0
-        if model >= entropy.MEANS:
-            raise IntegrityError(f"{where}: model {model} is not one of {entropy.MEANS}")
+        if model >= gaps.MEANS:
+            raise IntegrityError(f"{where}: model {model} is not one of {gaps.MEANS}")
         means[c] = model
         total += members
         ends[c] = total
@@ -233,21 +233,21 @@ def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> t
         raise IntegrityError(f"{where}: its classes hold {total} of {changed} changes")
     sizes = [reader.varint(len(view)) for _ in range(3)]
     states = reader.take(16).view("<u4").astype(np.uint64)
-    words16, raw = np.zeros(sizes[0] + 1, "<u2"), np.zeros(sizes[1] + entropy.SPARE_BYTES, np.uint8)
+    words16, raw = np.zeros(sizes[0] + 1, "<u2"), np.zeros(sizes[1] + gaps.SPARE_BYTES, np.uint8)
     words16[:-1] = np.frombuffer(reader.take(2 * sizes[0]), "<u2")
     raw[: sizes[1]] = reader.take(sizes[1])
     told = reader.take(sizes[2])
     rest = reader.take(len(view) - reader.at)
     ranked = _room.array("ranked", changed + top + 1, np.uint32)
     ro = kernels.readonly
-    fine = entropy.unpack_gaps(states, ro(words16), ro(raw), ends, means, entropy.STARTS, entropy.LOW_BITS, cell.words, ranked)
+    fine = gaps.unpack_gaps(states, ro(words16), ro(raw), ends, means, gaps.STARTS, gaps.LOW_BITS, cell.words, ranked)
     if not fine:
         raise IntegrityError(f"{where}: its gaps do not end where they should")
     window = Window(shift, base, top)
     positions, held, digest = _placed(cell, old, window, ranked, ends, audit=audit, where=where)
     ups = _told(cell, told, positions, row_words, where)
     steps, listed = np.empty(changed, word_dtype(width)), _room.array("listed", changed + 1, np.uint32)
-    if not entropy.unpack_steps(ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded), listed, steps):
+    if not moves.unpack_steps(ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded), listed, steps):
         raise IntegrityError(f"{where}: its sizes of steps do not end where they should")
     return positions, held, steps, digest
 
@@ -288,6 +288,6 @@ def _told(cell: Cell, told: npt.NDArray[np.uint8], positions: Positions, row_wor
     ups = _room.array("ups", count, np.uint8)
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
     ro = kernels.readonly
-    if not entropy.unpack_directions(ro(positions), ro(told), cell.start, row_words, columns, ups):
+    if not moves.unpack_directions(ro(positions), ro(told), cell.start, row_words, columns, ups):
         raise IntegrityError(f"{where}: its directions do not end where they should")
     return ups

@@ -24,7 +24,7 @@ SPARE_BYTES = 1 << 30
 """Of address space, beyond what there is once everything is compiled."""
 LONGEST_S = 60
 """For one input; noisy machines stand still for seconds."""
-KERNELS = ("p2pcast.codec.kernels", "p2pcast.codec.entropy", "p2pcast.codec.ranks", "p2pcast.codec.squash")
+KERNELS = ("p2pcast.codec.kernels", "p2pcast.codec.gaps", "p2pcast.codec.moves", "p2pcast.codec.ranks", "p2pcast.codec.squash")
 """Compiled: atheris can't look inside, and must not change them."""
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast.codec import entropy, ranks
+from p2pcast.codec import gaps as geometric
+from p2pcast.codec import ranks
 from p2pcast.codec.context import SHIFTS, choose_window, decode_context, encode_context
 from p2pcast.codec.digest import digest
 from p2pcast.codec.layout import Cell
@@ -273,9 +274,9 @@ def test_windows_follow_the_dtype():
 
 
 def test_models_are_those_of_the_specification():
-    for mean in range(entropy.MEANS):
+    for mean in range(geometric.MEANS):
         low_bits, starts = model(mean)
-        assert entropy.model(mean) == (low_bits, starts)
+        assert geometric.model(mean) == (low_bits, starts)
         assert all(a < b for a, b in pairwise(starts))
 
 

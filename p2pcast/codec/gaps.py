@@ -1,10 +1,9 @@
-"""Entropy coders of the ``context`` codec: gaps by rANS over fixed geometric models, bits by an adaptive binary arithmetic coder. Integers throughout.
+"""Gaps of the ``context`` codec, by rANS over fixed geometric models. Integers throughout.
 
 A gap between changed members of a class is geometric as far as anybody can tell, so its model is one number, the mean, and nothing adapts: symbols decode
-side by side. What adapts is the direction of a change (in matrices such as an output layer, a column's changes go one way for many rows) and the size of
-steps in the few classes where it is not always one. Specification: docs/delta-format.md §3.
+side by side. Specification: docs/delta-format.md §3.
 
-Kernels as in ``kernels``. Decoders are handed untrusted bytes: past the end they read zeros and say so, and every loop is bounded by a count that the
+Kernels as in ``kernels``. The decoder is handed untrusted bytes: past the end it reads zeros and says so, and every loop is bounded by a count that the
 caller has checked.
 """
 
@@ -20,7 +19,6 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from p2pcast.codec.kernels import _kernel
-from p2pcast.codec.ranks import level_of
 
 SYMBOLS = 32
 ESCAPE = SYMBOLS - 1
@@ -37,31 +35,18 @@ MEANS = 8 * 27 + 1
 _ROOTS = (4294967296, 3938502375, 3611622602, 3311872529, 3037000499, 2784941737, 2553802833, 2341847523)
 """2^32 · 2^(−j/8), rounded down, j < 8."""
 
-PROBABILITY_BITS = 16
-_RATE = np.uint64(5)
-_HALF = np.uint64(1 << (PROBABILITY_BITS - 1))
-_ONE = np.uint64(1 << PROBABILITY_BITS)
-DIRECTION_CONTEXTS = 81
-LEVEL_CONTEXTS = 32
-BIT_CONTEXTS = 64
-
 _U0 = np.uint64(0)
 _U1 = np.uint64(1)
-_U2 = np.uint64(2)
 _U3 = np.uint64(3)
 _U4 = np.uint64(4)
 _U5 = np.uint64(5)
 _U7 = np.uint64(7)
-_U8 = np.uint64(8)
 _U16 = np.uint64(16)
 _U17 = np.uint64(17)
 _U31 = np.uint64(31)
-_U32 = np.uint64(32)
 _U56 = np.uint64(56)
-_U64 = np.uint64(64)
 _NONE = np.uint32(0xFFFFFFFF)
 _LOW16 = np.uint64(0xFFFF)
-_LOW32 = np.uint64(0xFFFFFFFF)
 _BITS = np.uint64(SCALE_BITS)
 _SLOTS = np.uint64(SCALE - 1)
 _MIN = np.uint64(STATE_MIN)
@@ -286,245 +271,3 @@ def unpack_gaps(states, words, raw, ends, means, starts, low_bits, limit, ranked
         whole &= raw[min(at, most) >> _U3] >> (at & _U7) == 0
     ended = a == _MIN and b == _MIN and c3 == _MIN and d == _MIN
     return fine and whole and ended and taken == room
-
-
-@_kernel
-def _code(low, high, probability, bit, out, used):  # type: ignore[no-untyped-def]
-    """One bit of an arithmetic coder that narrows [low, high] of 64 bits; ``probability`` (of a one) in 2⁻¹⁶."""
-    middle = low + ((high - low) >> _U16) * probability
-    low, high = (low, middle) if bit else (middle + _U1, high)
-    while (low ^ high) >> _U32 == _U0:
-        for k in range(4):
-            out[used + k] = np.uint8(high >> np.uint64(56 - 8 * k))
-        used += 4
-        low <<= _U32
-        high = (high << _U32) | _LOW32
-    return low, high, used
-
-
-@_kernel
-def _last(low, high):  # type: ignore[no-untyped-def]
-    """How many bytes more tell the interval, if zeros follow, and what they say."""
-    size: Any = 1
-    value = low
-    while True:
-        rest = np.uint64(64 - 8 * size)
-        value = ((low >> rest) + _U1) << rest
-        # Beyond the highest number it wraps to 0.
-        if low < value <= high:
-            return size, value
-        size += 1
-
-
-@_kernel
-def _finish(low, high, out, used):  # type: ignore[no-untyped-def]
-    """Returns the bytes used."""
-    size, value = _last(low, high)
-    for k in range(size):
-        out[used + k] = np.uint8(value >> np.uint64(56 - 8 * k))
-    return used + size
-
-
-@_kernel
-def _finished(low, high, at, data):  # type: ignore[no-untyped-def]
-    """Whether ``data`` ends where an encoder would have ended it; the decoder has fetched eight bytes ahead."""
-    return at - 8 + _last(low, high)[0] == data.size
-
-
-@_kernel
-def _four(data, at):  # type: ignore[no-untyped-def]
-    """Four bytes, the highest first; past the end they are zeros."""
-    found = _U0
-    for k in range(4):
-        found <<= _U8
-        if at + k < data.size:
-            found |= np.uint64(data[at + k])
-    return found
-
-
-@_kernel
-def _decode(low, high, code, probability, data, at):  # type: ignore[no-untyped-def]
-    """(bit, low, high, code, at)."""
-    middle = low + ((high - low) >> _U16) * probability
-    bit = np.uint64(code <= middle)
-    low, high = (low, middle) if bit else (middle + _U1, high)
-    while (low ^ high) >> _U32 == _U0:
-        low <<= _U32
-        high = (high << _U32) | _LOW32
-        code = (code << _U32) | _four(data, at)
-        at += 4
-    return bit, low, high, code, at
-
-
-@_kernel
-def _begin(data):  # type: ignore[no-untyped-def]
-    """The first eight bytes."""
-    return (_four(data, 0) << _U32) | _four(data, 4)
-
-
-@_kernel
-def _learn(probability, bit):  # type: ignore[no-untyped-def]
-    return probability + ((_ONE - probability) >> _RATE) if bit else probability - (probability >> _RATE)
-
-
-@_kernel
-def count_directions(positions, ups, first, row_words, columns, counts):  # type: ignore[no-untyped-def]
-    """How often each context met each direction, to tell whether they are worth it. ``columns`` (zeros, one a column) is left as it was."""
-    beside: Any = 0
-    row_end = 0
-    for k in range(positions.size):
-        p = first + np.int64(positions[k])
-        if p >= row_end:
-            row_end = (p // row_words + 1) * row_words
-            beside = 0
-        column = p - row_end + row_words
-        up = np.int64(ups[k])
-        above = np.int64(columns[column])
-        counts[2 * (9 * above + beside) + up] += 1
-        columns[column] = np.uint8(above // 3 + 3 * (up + 1))
-        beside = beside // 3 + 3 * (up + 1)
-    columns[:] = 0
-
-
-@_kernel
-def pack_directions(positions, ups, first, row_words, columns, out):  # type: ignore[no-untyped-def]
-    """Each direction in the context of the last two in its column and the last two in its row. Returns the bytes used."""
-    models = np.full(DIRECTION_CONTEXTS, _HALF, np.uint64)
-    low, high, used = _U0, ~_U0, 0
-    beside: Any = 0
-    row_end = 0
-    for k in range(positions.size):
-        p = first + np.int64(positions[k])
-        if p >= row_end:
-            row_end = (p // row_words + 1) * row_words
-            beside = 0
-        column = p - row_end + row_words
-        above = np.int64(columns[column])
-        context = 9 * above + beside
-        up = np.int64(ups[k])
-        low, high, used = _code(low, high, models[context], up, out, used)
-        models[context] = _learn(models[context], up)
-        columns[column] = np.uint8(above // 3 + 3 * (up + 1))
-        beside = beside // 3 + 3 * (up + 1)
-    columns[:] = 0
-    return _finish(low, high, out, used)
-
-
-@_kernel
-def unpack_directions(positions, data, first, row_words, columns, ups):  # type: ignore[no-untyped-def]
-    """The way back. Returns whether the bytes were neither too few nor too many."""
-    models = np.full(DIRECTION_CONTEXTS, _HALF, np.uint64)
-    low, high, code, at = _U0, ~_U0, _begin(data), 8
-    beside: Any = 0
-    row_end = 0
-    for k in range(positions.size):
-        p = first + np.int64(positions[k])
-        if p >= row_end:
-            row_end = (p // row_words + 1) * row_words
-            beside = 0
-        column = p - row_end + row_words
-        above = np.int64(columns[column])
-        context = 9 * above + beside
-        bit, low, high, code, at = _decode(low, high, code, models[context], data, at)
-        up = np.int64(bit)
-        models[context] = _learn(models[context], up)
-        ups[k] = np.uint8(up)
-        columns[column] = np.uint8(above // 3 + 3 * (up + 1))
-        beside = beside // 3 + 3 * (up + 1)
-    columns[:] = 0
-    return _finished(low, high, at, data)
-
-
-@_kernel
-def told_sizes(levels, highest, coded, listed):  # type: ignore[no-untyped-def]
-    """Fills ``listed`` with the numbers of the changes whose size is told, those with their level's context in ``coded``. Returns how many."""
-    found = _U0
-    for k in range(levels.size):
-        listed[found] = np.uint32(k)
-        found += (coded >> context_of(np.int64(levels[k]), highest)) & _U1
-    return found
-
-
-@_kernel
-def context_of(level, highest):  # type: ignore[no-untyped-def]
-    """How far a level lies below the highest that the window tells apart."""
-    return np.uint64(min(max(highest - level, 0), LEVEL_CONTEXTS - 1))
-
-
-@_kernel
-def pack_sizes(sizes, levels, listed, highest, width, out):  # type: ignore[no-untyped-def]
-    """|step| of the changes in ``listed``: length in unary and the bit below the first adaptively, the rest as it is. Returns the bytes used; 0 where there is
-    nothing to say."""
-    lengths = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
-    seconds = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
-    low, high, used = _U0, ~_U0, 0
-    last = np.uint64(width - 1)
-    for number in range(listed.size):
-        k = np.uint64(listed[number])
-        context = context_of(np.int64(levels[k]), highest)
-        size = np.uint64(sizes[k])
-        length = _length(size) - _U1
-        begin = context * np.uint64(BIT_CONTEXTS)
-        for step in range(length + _U1):
-            at = begin + np.uint64(step)
-            if np.uint64(step) == last:
-                break
-            longer = np.int64(np.uint64(step) < length)
-            low, high, used = _code(low, high, lengths[at], longer, out, used)
-            lengths[at] = _learn(lengths[at], longer)
-        if length == last:
-            continue
-        for step in range(length):
-            bit = np.int64((size >> (length - _U1 - np.uint64(step))) & _U1)
-            if step == 0:
-                at = begin + length
-                low, high, used = _code(low, high, seconds[at], bit, out, used)
-                seconds[at] = _learn(seconds[at], bit)
-            else:
-                low, high, used = _code(low, high, _HALF, bit, out, used)
-    return _finish(low, high, out, used) if listed.size else 0
-
-
-@_kernel
-def unpack_steps(data, held, ups, shift, highest, coded, listed, steps):  # type: ignore[no-untyped-def]
-    """Steps, from the words that they leave, directions, and sizes (1 where their context is not coded). ``listed`` is room. Returns whether the bytes were neither too few nor too many."""
-    lengths = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
-    seconds = np.full(LEVEL_CONTEXTS * BIT_CONTEXTS, _HALF, np.uint64)
-    low, high, code, at = _U0, ~_U0, _begin(data), 8
-    bits = np.uint64(8 * held.itemsize)
-    spare = _U64 - bits
-    last = bits - _U1
-    found = _U0
-    for k in range(held.size):
-        word = np.uint64(held[k])
-        level = level_of(word, spare, shift)
-        listed[found] = np.uint32(k)
-        found += (coded >> context_of(np.int64(level), highest)) & _U1
-        down = (np.uint64(ups[k]) ^ _U1) ^ (word >> last)
-        steps[k] = (_U1 ^ (_U0 - down)) + down
-    for number in range(found):
-        told = np.uint64(listed[number])
-        word = np.uint64(held[told])
-        begin = context_of(np.int64(level_of(word, spare, shift)), highest) * np.uint64(BIT_CONTEXTS)
-        size: Any = _U1
-        length = _U0
-        while length < last:
-            here = begin + length
-            bit, low, high, code, at = _decode(low, high, code, lengths[here], data, at)
-            lengths[here] = _learn(lengths[here], np.int64(bit))
-            if not bit:
-                break
-            length += _U1
-        if length == last:
-            size <<= last
-        elif length:
-            here = begin + length
-            bit, low, high, code, at = _decode(low, high, code, seconds[here], data, at)
-            seconds[here] = _learn(seconds[here], np.int64(bit))
-            size = _U2 | bit
-            for _ in range(length - _U1):
-                bit, low, high, code, at = _decode(low, high, code, _HALF, data, at)
-                size = (size << _U1) | bit
-        down = (np.uint64(ups[told]) ^ _U1) ^ (word >> last)
-        steps[told] = (size ^ (_U0 - down)) + down
-    return _finished(low, high, at, data) if found else data.size == 0
