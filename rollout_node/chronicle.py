@@ -83,6 +83,10 @@ class Chronicle:
         _remember(self._opened, version, now)
         self._events.emit("receiving", version=str(version), base=None if base is None else str(base))
 
+    def received(self, version: Version, took_s: float) -> None:
+        """All of it is verified and in the store's log; ``took_s``: from its first word to its last piece."""
+        self._events.emit("received", version=str(version), took_s=round(took_s, 6))
+
     def aborted(self, version: Version) -> None:
         self._opened.pop(version, None)
         self._events.emit("aborted", version=str(version))

@@ -337,6 +337,7 @@ class Peer:
 
     def on_complete(self, holding: Holding) -> None:
         took = (holding.completed_at or 0.0) - holding.opened_at
+        self.chronicle.received(holding.open.version, took)
         if holding.assembly.manifest is not None and took > 0:
             self._transfer = [holding.assembly.manifest.log, int(took * 1e6)]
         self._later(self._seal(holding), f"seal {holding.open.version}")

@@ -86,7 +86,10 @@ async def test_the_life_of_a_version(swarm, states):
             "version": "0.2",
             "base": "0.1",
         }
-        assert 0 < (await first(at_peer, "staged"))["after_s"] < DEADLINE_S
+        received = await first(at_peer, "received")
+        assert received["version"] == "0.2"
+        staged_s = (await first(at_peer, "staged"))["after_s"]
+        assert 0 < received["took_s"] < staged_s < DEADLINE_S
         assert (await first(at_peer, "committed"))["after_s"] < DEADLINE_S
     kinds = [kind for kind, _ in told(hub)]
     assert kinds.index("opened") < kinds.index("sealed") < kinds.index("staged") < kinds.index("committed")
