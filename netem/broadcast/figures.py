@@ -15,11 +15,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One broadcast. ``times_s``: of each peer; ``cpu_s``: of each process, by name; ``busy``: share of the machine's cores, whoever used them."""
+    """One broadcast. ``times_s``: until each peer had the payload; ``cpu_s``: of each process, by name; ``busy``: share of the machine's cores, whoever used
+    them; ``staged_s``: until the last peer could install it, where that is asked."""
 
     times_s: Sequence[float]
     cpu_s: Mapping[str, float]
     busy: float
+    staged_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def row(ran: Ran, peers: int, peer_bps: float) -> dict[str, Any]:
     ideal = ideal_s(ran.payload_bytes, peer_bps)
     last = [max(r.times_s) for r in ran.rounds]
+    staged = [r.staged_s for r in ran.rounds if r.staged_s is not None]
     return {
         "system": ran.system,
         "peers": peers,
@@ -53,6 +56,7 @@ def row(ran: Ran, peers: int, peer_bps: float) -> dict[str, Any]:
         "all_s": round(median(last), 4),
         "all_over_ideal": round(median(last) / ideal, 4),
         "every_over_ideal": [round(s / ideal, 4) for s in last],
+        "staged_s": round(median(staged), 4) if staged else None,
         "cpu_s": round(median(sum(r.cpu_s.values()) for r in ran.rounds), 3),
         "busiest_cpu_s": round(median(max(r.cpu_s.values()) for r in ran.rounds), 3),
         "machine_busy": round(median(r.busy for r in ran.rounds), 3),

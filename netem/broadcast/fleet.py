@@ -1,8 +1,8 @@
 """p2pcast on an emulated network: a hub and its peers as users start them, and versions of which every byte is new.
 
 Promises: each version travels as a delta of just about the payload's size (random words, all of them changed, so nothing can be made smaller); a peer's time runs
-from the hub's first step of publishing, before anything is encoded, until it has verified, stored, decoded and staged the version; after each the folders that
-peers installed are compared with the trainer's, byte for byte. All clocks are this machine's.
+from the hub's first step of publishing, before anything is encoded, until it has verified all of it, and a second one until it has it on disk, decoded and staged; after
+each, the weights that peers installed are compared with the trainer's, bit for bit. All clocks are this machine's.
 """
 
 from __future__ import annotations
@@ -149,9 +149,14 @@ class Fleet:
         version = str(Version(0, self._step))
         meter = Meter({name: child.process.pid for name, child in self._processes.children.items()})
         saved = self._save()
-        began_s = self._event(HUB, "opened", version)
-        staged_s = [self._event(peer, "staged", version) for peer in peers_of(self._net)]
-        done = Round([at - began_s for at in staged_s], meter.processes_s(), meter.busy())
+        began_s = float(self._event(HUB, "opened", version)["time"])
+        staged = [float(self._event(peer, "staged", version)["time"]) for peer in peers_of(self._net)]
+        cpu_s, busy = meter.processes_s(), meter.busy()
+        received = [
+            self._event(peer, "receiving", version)["time"] + self._event(peer, "received", version)["took_s"]
+            for peer in peers_of(self._net)
+        ]
+        done = Round([at - began_s for at in received], cpu_s, busy, max(staged) - began_s)
         self._until_live()
         for peer in peers_of(self._net):
             self._check(saved, self._installed(peer) / saved.name)
@@ -165,8 +170,8 @@ class Fleet:
         if ours.keys() != theirs.keys() or any(ours[name].tobytes() != theirs[name].tobytes() for name in ours):
             raise IntegrityError(f"{installed} is not what was published as {saved.name}")
 
-    def _event(self, host: str, kind: str, version: str) -> float:
-        """When it happened (Unix time), once it has."""
+    def _event(self, host: str, kind: str, version: str) -> dict[str, Any]:
+        """Its facts, once it has happened; ``time``: when (Unix time)."""
         with contextlib.closing(Inside(self._net, host, LIMIT_S)) as connection:
             connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
             answer = connection.getresponse()
@@ -175,9 +180,9 @@ class Fleet:
                 line = read.decode().rstrip()
                 name = line.removeprefix("event: ") if line.startswith("event: ") else name
                 if line.startswith("data: ") and name == kind:
-                    facts = json.loads(line.removeprefix("data: "))
+                    facts: dict[str, Any] = json.loads(line.removeprefix("data: "))
                     if facts["version"] == version:
-                        return float(facts["time"])
+                        return facts
                     name = ""
         raise LocalError(f"{host} told of no {kind} of {version}")
 

@@ -65,7 +65,9 @@ def broadcast(
     """
     from netem.broadcast.run import Bench, bench_broadcast
 
-    table = Table("system", "peers", "time to last, s", "÷ ideal", "of each round", "CPU s, all · busiest", "machine")
+    table = Table(
+        "system", "peers", "time to last, s", "÷ ideal", "of each round", "staged, s", "CPU s, all · busiest", "machine"
+    )
 
     def tell(row: dict[str, Any]) -> None:
         if "skipped" in row:
@@ -77,6 +79,7 @@ def broadcast(
             f"{row['all_s']:.3f}",
             f"{row['all_over_ideal']:.3f}",
             " ".join(f"{ratio:.2f}" for ratio in row["every_over_ideal"]),
+            "" if row["staged_s"] is None else f"{row['staged_s']:.3f}",
             f"{row['cpu_s']:.1f} · {row['busiest_cpu_s']:.2f}",
             f"{row['machine_busy']:.0%}",
         )
