@@ -154,7 +154,6 @@ class Flow:
                     due_s = min(due_s, (payload - got[child]) / share)
                 if share > inflow and there - got[child] > LEVEL_BITS:
                     due_s = min(due_s, (there - got[child]) / (share - inflow))
-            for child in children:
-                waiting.append((child, rate[child], got[child]))
+            waiting.extend((child, rate[child], got[child]) for child in children)
         self._rate, self._stale = rate, False
         self._due_s = self._now_s + due_s

@@ -72,6 +72,7 @@ class Laggards:
 class _Flow:
     at_s: float
     got_bytes: int
+    parent: str
     base_bytes: int | None = None
     """At the beginning of the version; None for who was first heard after it, and is left alone until the next."""
     bps: float | None = None
@@ -93,23 +94,24 @@ class Stragglers:
     def forget(self, peer: str) -> None:
         self._flows.pop(peer, None)
 
-    def heard(self, peer: str, now_s: float, received_bytes: int) -> None:
-        """A report."""
+    def heard(self, peer: str, parent: str, now_s: float, received_bytes: int) -> None:
+        """A report of one that is fed by `parent`. Who changed parents since the last lost time on the way: its rate is unknown until the next."""
         flow = self._flows.get(peer)
         if flow is None or received_bytes < flow.got_bytes:
-            self._flows[peer] = _Flow(now_s, received_bytes)
+            self._flows[peer] = _Flow(now_s, received_bytes, parent)
         elif now_s > flow.at_s:
-            flow.bps = 8.0 * (received_bytes - flow.got_bytes) / (now_s - flow.at_s)
-            flow.at_s, flow.got_bytes = now_s, received_bytes
+            same = flow.parent == parent
+            flow.bps = 8.0 * (received_bytes - flow.got_bytes) / (now_s - flow.at_s) if same else None
+            flow.at_s, flow.got_bytes, flow.parent = now_s, received_bytes, parent
 
-    def found(self, plan: Plan, peer: str, now_s: float, flowing: Collection[str]) -> bool:
-        """Whether `peer`, which has just reported, holds others up. `flowing`: who has not all of the version yet."""
+    def found(self, plan: Plan, peer: str, now_s: float, flowing: Collection[str]) -> float | None:
+        """Whether `peer`, which has just reported, holds others up: then its rate in bits/s. `flowing`: who has not all of the version yet."""
         if peer not in flowing:
-            return False
+            return None
         if now_s - self._usual_at_s >= USUAL_S:
             rates = [bps for p in flowing if (f := self._flows.get(p)) is not None and (bps := f.bps) is not None and bps > 0]
             self._usual_bps, self._usual_at_s = median(rates) if rates else 0.0, now_s
-        return self._usual_bps > 0 and self._straggles(plan, peer, self._usual_bps)
+        return self._flows[peer].bps if self._usual_bps > 0 and self._straggles(plan, peer, self._usual_bps) else None
 
     def _straggles(self, plan: Plan, peer: str, usual_bps: float) -> bool:
         flow = self._flows.get(peer)

@@ -25,7 +25,7 @@ from topology.model import (
     number_of_chains,
     predict_at,
 )
-from topology.rebuild import GAMMA, cut, demote, grow, level, renew
+from topology.rebuild import GAMMA, cut, demote, grow, level, renew, straighten
 from topology.tree import ROOT, Epoch, Member, Plan, by_id
 
 __all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
@@ -119,6 +119,7 @@ class _Planner:
         """The plan after every repair that is worth its moves, the cheaper kind first; and what is predicted of it."""
         repairs: tuple[Callable[[Plan], Plan], ...] = (
             lambda p: demote(p, self.table, self.rates, self.chains),
+            lambda p: straighten(p, self.chains),
             lambda p: level(p, self.chains),
         )
         before = self.predict(plan)

@@ -2,7 +2,7 @@
 
 Promise: peers are cut out, put in and moved one link at a time. `excise` moves the orphans of the dead and nobody else, `admit` moves nobody,
 `adopt` writes down what a peer has already done. Each returns the plan it was given when nothing changes, and otherwise one under the new epoch,
-which must be above the old. `demote` and `level` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
+which must be above the old. `demote`, `straighten` and `level` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
 """
 
 from __future__ import annotations
@@ -212,6 +212,26 @@ def demote(plan: Plan, members: Mapping[str, Member], rates: Mapping[str, float]
         wanted[peer] = max(below, min(rates[peer], middle))
     slow.sort(key=lambda peer: (-rates[peer], peer))
     return grow(cut(plan, slow), [members[peer] for peer in slow], chains)
+
+
+def straighten(plan: Plan, chains: int) -> Plan:
+    """Propose to end forks: where a peer feeds two that forward, the chain that parts from the taller one goes to the shortest chain's tail, or to
+    the hub while that feeds too few. One link for each."""
+    parted = [c for c in plan.chains if plan.parent[c[0]] != ROOT and c[0] not in plan.leaves]
+    if not parted:
+        return plan
+    moving = {c[-1] for c in parted}
+    room = [(0, ROOT)] * (chains - len(plan.children(ROOT))) + [tail for tail in plan.tails if tail[1] not in moving]
+    heapq.heapify(room)
+    put: dict[str, str] = {}
+    for chain in sorted(parted, key=lambda c: (-len(c), c)):
+        if not room:
+            break
+        depth, tail = heapq.heappop(room)
+        put[chain[0]] = tail
+        if chain[-1] not in plan.leaves:
+            heapq.heappush(room, (depth + len(chain), chain[-1]))
+    return plan.changed(plan.epoch, put)
 
 
 def level(plan: Plan, chains: int) -> Plan:

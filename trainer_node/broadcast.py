@@ -8,6 +8,11 @@ from p2pcast.version import Version
 
 SETTLED_S = 30.0
 """After a broadcast, plans may change once all have it, or after this long."""
+MOST = 1 / 1.1
+"""Or once this share has it and as much time again has passed: the rest is slow, and a plan that could help would wait for ever behind a fast
+trainer. ECHO-2 (section 5.5.1) takes the same share for the fleet."""
+SOONEST_S = 1.0
+"""No planning for the rest before this: reports come every second."""
 
 
 class Broadcast:
@@ -19,12 +24,15 @@ class Broadcast:
         self._version: Version | None = None
         self._since_s = 0.0
         self._awaited: set[str] = set()
-        self._anybody = False
+        self._peers = 0
+        self._most_s: float | None = None
+        """When most had it, from the start."""
+        self._planned = False
 
     def begin(self, version: Version, peers: Iterable[str], now_s: float) -> None:
         """``peers``: those that are there. Who joins later is not waited for."""
         self._version, self._since_s, self._awaited, self.time_to_last_s = version, now_s, set(peers), None
-        self._anybody = bool(self._awaited)
+        self._peers, self._most_s, self._planned = len(self._awaited), None, False
 
     @property
     def awaited(self) -> Collection[str]:
@@ -36,14 +44,20 @@ class Broadcast:
         self._version = None
 
     def settled(self, staged: Mapping[str, Version | None], now_s: float) -> bool:
-        """``staged``: what each peer that is there, and is waited for, has. True once: when the last has it, or it has taken too long."""
+        """``staged``: what each peer that is there, and is waited for, has. True once: when the last has it, when most have and the
+        rest is far behind, or when it has taken too long."""
         version = self._version
         if version is None:
             return False
         self._awaited = {i for i in self._awaited if i in staged and ((s := staged[i]) is None or s < version)}
+        took_s, planned = now_s - self._since_s, self._planned
         if not self._awaited:
-            self.time_to_last_s = now_s - self._since_s if self._anybody else None
-        elif now_s - self._since_s <= SETTLED_S:
-            return False
+            self.time_to_last_s = took_s if self._peers else None
+        if self._most_s is None and len(self._awaited) <= (1 - MOST) * self._peers:
+            self._most_s = took_s
+        patient = self._most_s is None or took_s <= max(2 * self._most_s, self._most_s + SOONEST_S)
+        if self._awaited and took_s <= SETTLED_S:
+            self._planned = planned or not patient
+            return self._planned and not planned
         self._version = None
-        return True
+        return not planned

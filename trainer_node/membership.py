@@ -16,7 +16,7 @@ from topology.laggards import Laggards, Patience, Stragglers
 from topology.model import DEFAULT_PEER_BPS, median_bps, number_of_chains, predict
 from topology.plan import make_plan
 from topology.rates import Rate, assumed_bps, settle
-from topology.rebuild import admit, adopt, excise, lower
+from topology.rebuild import GAMMA, admit, adopt, excise, lower, straighten
 from topology.score import Score, Transfers, score
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
 from trainer_node.engines import EngineRow
@@ -82,7 +82,7 @@ class Membership:
         self._laggards = Laggards()
         self._stragglers = Stragglers()
         self._lowered: set[str] = set()
-        """Taken out of the way in the broadcast under way; planned like all others after it."""
+        """Taken out of the way in a broadcast: leaves until they have recovered."""
 
     @property
     def uplink_bps(self) -> float:
@@ -163,10 +163,20 @@ class Membership:
     def progressed(self, ident: str, now: float, received_bytes: int, flowing: Collection[str]) -> bool:
         """A peer says how many bytes it has received in its life; ``flowing``: who has not all of the version under way. True when that made a
         new plan: the peer fell behind its parent, and is out of the way of those that it fed."""
-        self._stragglers.heard(ident, now, received_bytes)
-        if not self._stragglers.found(self.plan, ident, now, flowing):
+        self._stragglers.heard(ident, self.plan.parent[ident], now, received_bytes)
+        bps = self._stragglers.found(self.plan, ident, now, flowing)
+        if bps is None:
             return False
+        beside = [p for p in self.plan.children(self.plan.parent[ident]) if p not in self.plan.leaves]
+        if len(beside) > 1 and self.plan.parent[ident] != ROOT:
+            # Its parent feeds two, and each gets half: that is no fault of theirs.
+            straight = straighten(self.plan, self._number_of_chains())
+            if straight is not self.plan:
+                self.plan = straight.under(self._next())
+                return True
         self._lowered.add(ident)
+        self._rates[ident] = self.rate(ident).own(bps)
+        self._middle_bps = None
         member = Member(ident, self.peers[ident].region, leaf=True)
         self.plan = lower(self.plan, member, epoch=self._next())
         return True
@@ -175,12 +185,13 @@ class Membership:
         """Between broadcasts: a better plan, if it has been better for long enough and the gain is worth the moves. Who has turned out hopeless,
         or has recovered, finds its place at once: that took as long."""
         self._settle()
+        bps = self._bps()
         was = self._laggards.detached | self._lowered
-        self._laggards.look(self._bps())
-        self._lowered.clear()
+        self._laggards.look(bps)
+        self._lowered = {p for p in self._lowered if (bps[p] or 0.0) * GAMMA < self._middle()}
         plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan)
         if not self._patience.wanted(plan is not self.plan):
-            if was == self._laggards.detached:
+            if was == self._laggards.detached | self._lowered:
                 return False
             plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False)
         if plan is self.plan:

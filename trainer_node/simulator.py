@@ -282,6 +282,13 @@ class _World:
         for peer in self._alive():
             self._lifetime[peer] += self.scenario.payload_bytes
         self.flow.restart()
+        for peer in self._alive():
+            if self.flow.parent(peer) is None and peer not in self._going:
+                # The hub's word that a version is open makes it listen for its parent as closely as in mid-transfer.
+                rtt_s = self._rtt_s(peer, self.membership.plan.parent[peer])
+                self._at(
+                    self.now + self._rtt_s(peer, ROOT) / 2 + max(4 * rtt_s, SILENCE_FLOOR_S), lambda p=peer: self._orphaned(p)
+                )  # type: ignore[misc]
         self._began_s, self._done_s = self.now, {}
         self._there = set(self._alive())
         self.membership.began()

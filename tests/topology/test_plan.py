@@ -211,12 +211,22 @@ def test_a_slow_peer_does_not_hide_the_others_from_the_planner() -> None:
     )
 
 
-def test_what_no_repair_can_mend_is_dealt_anew() -> None:
+def test_forks_are_straightened_by_a_move_each() -> None:
     members = fleet(7)
     parent = {m.id: members[(i - 1) // 2].id if i else ROOT for i, m in enumerate(members)}
     binary = Plan((1, 1), parent)  # everyone at half rate
     new = make_plan(members, 100 * MBIT, epoch=(1, 2), previous=binary)
-    assert new.chains == (tuple(m.id for m in members),)
+    assert [len(c) for c in new.chains] == [7]
+    assert len(moves(binary, new)) == 3
+
+
+def test_what_no_repair_can_mend_is_dealt_anew() -> None:
+    members = [replace(m, leaf=i > 3) for i, m in enumerate(fleet(7))]
+    tangled = Plan((1, 1), {m.id: ROOT for m in members}, frozenset(m.id for m in members if m.leaf))
+    kept = make_plan(members, 100 * MBIT, epoch=(1, 2), previous=tangled, anew=False)
+    new = make_plan(members, 100 * MBIT, epoch=(1, 2), previous=tangled)
+    assert predict(new, members, PAYLOAD, 100 * MBIT).cost_s * 1.1 < predict(kept, members, PAYLOAD, 100 * MBIT).cost_s
+    assert len(new.chains[0]) > 1
 
 
 def test_ten_thousand_members() -> None:

@@ -49,3 +49,18 @@ def test_a_broadcast_to_nobody_has_no_time() -> None:
     broadcast.begin(NEW, [], 0.0)
     assert broadcast.settled({"late": None}, 1.0)
     assert broadcast.time_to_last_s is None
+
+
+def test_a_few_that_are_far_behind_hold_up_no_planning() -> None:
+    broadcast = Broadcast()
+    peers = [f"p{n}" for n in range(20)]
+    broadcast.begin(NEW, peers, 0.0)
+    most = dict.fromkeys(peers, NEW) | {"p0": OLD}
+    assert not broadcast.settled(most | {"p1": OLD, "p2": OLD}, 4.0)  # too many
+    assert not broadcast.settled(most, 5.0)
+    assert not broadcast.settled(most, 10.0)
+    assert broadcast.settled(most, 10.5)
+    assert not broadcast.settled(most, 11.0)
+    assert broadcast.awaited == {"p0"}
+    assert not broadcast.settled(most | {"p0": NEW}, 12.0)  # planned already
+    assert broadcast.time_to_last_s == 12.0
