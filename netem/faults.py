@@ -152,11 +152,7 @@ class _Strike:
         began = loop.time()
         if self.case.fault in ("kill", "several"):
             await self.fleet.start(HUB)
-
-            async def answers() -> bool:
-                return await self.fleet.status(HUB) is not None
-
-            await self.fleet.until_async(answers, lambda: "the hub is back")
+            await self.fleet.answers(HUB)
         elif self.case.fault != "flap":
             await asyncio.sleep(OUTAGE_S)
             await self.mend()
@@ -196,14 +192,7 @@ async def run_case(fleet: Fleet, case: Case) -> Outcome:
 
 
 async def _duplicate(fleet: Fleet, name: str) -> int:
-    found: list[int] = []
-
-    async def look() -> bool:
-        found.extend([] if (s := await fleet.status(name)) is None else [s["bytes_duplicate"]])
-        return bool(found)
-
-    await fleet.until_async(look, lambda: f"{name} answers")
-    return found[0]
+    return int((await fleet.answers(name))["bytes_duplicate"])
 
 
 def _gap(since: float, times: list[float]) -> float:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from netem.loopback import Net
 from p2pcast.errors import LocalError
 
 POLL_S = 0.02
+SETTLED_S = 5.0
+"""For a plan to be even again after a fault."""
 HUB = "hub"
 
 Document = dict[str, Any]
@@ -53,11 +55,7 @@ class Fleet:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
         try:
             self.publish()
-            await self.start(HUB)
-            await self.until(lambda: (self.folder / "token").exists(), "the hub listens")
-            for name in self.names:
-                await self.start(name)
-            await self.live(*self.names)
+            await self._start_all()
         except BaseException:
             await self.__aexit__()
             raise
@@ -72,6 +70,13 @@ class Fleet:
         await self.net.close()
 
     # -- processes
+
+    async def _start_all(self) -> None:
+        await self.start(HUB)
+        await self.answers(HUB)
+        for name in self.names:
+            await self.start(name)
+        await self.live(*self.names)
 
     async def start(self, name: str) -> None:
         """Also one that has ended: it comes back with what it had."""
@@ -142,7 +147,7 @@ class Fleet:
                     waiting.discard(name)
             return not waiting
 
-        await self.until_async(look, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
+        await self._until(look, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
 
     def exact(self, name: str) -> bool:
         """Whether what it installed is the newest version, bit for bit."""
@@ -151,6 +156,17 @@ class Fleet:
         return hashlib.sha256(found[0][1]["data"]).hexdigest() == self._sums[self.step]
 
     # -- what they say
+
+    async def answers(self, name: str) -> Document:
+        """Its status, as soon as it has one."""
+        found: list[Document] = []
+
+        async def look() -> bool:
+            found.extend([] if (status := await self.status(name)) is None else [status])
+            return bool(found)
+
+        await self._until(look, lambda: f"{name} answers")
+        return found[0]
 
     async def status(self, name: str) -> Document | None:
         """None where there is no answer."""
@@ -163,7 +179,7 @@ class Fleet:
             return None
 
     async def chains(self) -> list[list[str]]:
-        """Who hangs below whom, by what the peers say, once they stand in even chains."""
+        """Who hangs below whom, by what the peers say, in even chains; where a plan has become uneven, all join anew."""
         found: list[list[str]] = []
 
         async def look() -> bool:
@@ -171,7 +187,12 @@ class Fleet:
             short, over = divmod(len(self.names), self._chains)
             return sorted(map(len, found)) == sorted(short + (n < over) for n in range(self._chains))
 
-        await self.until_async(look, lambda: f"{self._chains} chains: {found}")
+        try:
+            await self._until(look, lambda: "", SETTLED_S)
+        except FleetError:
+            await asyncio.gather(*map(self.kill, [HUB, *self.names]))
+            await self._start_all()
+            await self._until(look, lambda: f"{self._chains} chains: {found}")
         return sorted(found)
 
     async def _chains_now(self) -> list[list[str]]:
@@ -190,16 +211,10 @@ class Fleet:
                 chain += below
         return chains
 
-    async def until(self, condition: Callable[[], object], what: str) -> None:
-        async def look() -> bool:
-            return bool(condition())
-
-        await self.until_async(look, lambda: what)
-
-    async def until_async(self, look: Callable[[], Any], what: Callable[[], str]) -> None:
+    async def _until(self, look: Callable[[], Awaitable[bool]], what: Callable[[], str], most_s: float | None = None) -> None:
         """Raises FleetError."""
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(most_s or self._deadline_s):
                 while not await look():
                     await asyncio.sleep(POLL_S)
                     self._still_run()

@@ -72,7 +72,7 @@ class Net:
     async def front(self, name: str, port: int) -> int:
         """Put a listener before ``name``, which listens on loopback at ``port``; the listener's port."""
         listening = socket.create_server(("127.0.0.1", 0))
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+        _shallow(listening)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._serve(name, port, reader, writer)
@@ -128,7 +128,7 @@ class Net:
             hello, dialer, data = await _hello(reader)
             self._connections[task] = (dialer, listener)
             await self._open(dialer, listener)
-            inner, outer = await asyncio.open_connection("127.0.0.1", port, limit=CHUNK_BYTES)
+            inner, outer = await _dial(port)
             writers.append(outer)
             for each in writers:
                 each.transport.set_write_buffer_limits(CHUNK_BYTES)
@@ -173,6 +173,23 @@ class Net:
                 flow.times.append(loop.time())
                 self._passed.ring()
         raise EOFError
+
+
+def _shallow(sock: socket.socket) -> None:
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
+
+
+async def _dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    sock = socket.socket()
+    try:
+        sock.setblocking(False)
+        _shallow(sock)  # before it connects: the window is agreed on then
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        return await asyncio.open_connection(sock=sock, limit=CHUNK_BYTES)
+    except BaseException:
+        sock.close()
+        raise
 
 
 async def _hello(reader: asyncio.StreamReader) -> tuple[bytes, str, bool]:

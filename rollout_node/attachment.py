@@ -1,7 +1,9 @@
-"""Whom a peer receives from: its parent by plan, an ancestor when that is lost, the hub in the end; and a second link to the hub for what the parent lacks.
+"""Whom a peer receives from: its parent by plan, an ancestor when that is lost, the hub in the end; a peer beside it when all of these are out of reach;
+and a second link to the hub for what the parent lacks.
 
-Promises: a lost parent is left for the next candidate at once, with what is held stated piece by piece, so nothing is sent twice; a candidate that just
-failed is not tried again before the others.
+Promises: a lost parent is left for the next candidate at once, with what is held stated piece by piece, so nothing is sent twice; one that does not answer
+holds nobody up, since the next is dialled beside it; a candidate that just failed is not tried again before the others. Whoever is beside us (topology.sideways)
+is left as soon as somebody above answers.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
@@ -25,6 +28,8 @@ RETRY_MIN_S = 0.1
 RETRY_MAX_S = 3.0
 LOOP_RETRY_S = 0.1
 LOOP_TRIES = 20
+HEAD_START_S = 0.3
+"""For a candidate to answer, before the next one is dialled too: half of what it takes to bring a link up at a round trip of 150 ms."""
 SHUN_S = 5.0
 """A candidate that failed is the last choice for so long, unless a new plan names it."""
 
@@ -56,6 +61,8 @@ class Attachment:
         """The node that feeds us now."""
         self.live: Upstream | None = None
         self.pull: Upstream | None = None
+        self.beside: Upstream | None = None
+        """From a peer that has lost all above it, as we have."""
         self.moved_at = 0.0
         """When a parent was last found or lost."""
         self._node = node
@@ -68,6 +75,11 @@ class Attachment:
         self._moving = False
         """The link was closed for a new plan: that is no fault of the parent."""
         self._ordered = asyncio.Event()
+        self._neighbours: list[Place] = []
+        """Beside us, by the hub's last word."""
+        self._introduced = Bell()
+        self._orphaned = asyncio.Event()
+        """Nobody above has answered."""
         self._wishes: dict[bytes, None] = {}
         """In the order in which they are needed."""
         self._wished = asyncio.Event()
@@ -85,6 +97,11 @@ class Attachment:
         self._ordered.set()
         self._changed()
 
+    def introduce(self, neighbours: list[Place]) -> None:
+        """Whom to turn to when nobody above answers."""
+        self._neighbours = neighbours
+        self._introduced.ring()
+
     def fetch(self, artifact: bytes) -> None:
         """Have an artifact sent by the hub, over a link of its own."""
         if artifact not in self._wishes:
@@ -100,6 +117,7 @@ class Attachment:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_plan(), name="parent")
+            group.create_task(self._exchange(), name="neighbours")
             group.create_task(self._pull(), name="pull")
 
     @property
@@ -119,13 +137,19 @@ class Attachment:
         wait_s, loops = RETRY_MIN_S, 0
         while True:
             if self._all_shunned():
+                self._orphaned.set()
                 await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
                 wait_s = min(RETRY_MAX_S, wait_s * 2)
-            orders, place = self.orders, self._choose()
-            upstream = await self._attach(place, live=True)
-            if upstream is None:
-                self._shunned[place[0]] = loop.time()
+            orders = self.orders
+            found = await self._first_to_answer(self._ranked())
+            if found is None:
                 continue
+            place, upstream = found
+            self._orphaned.clear()
+            if self.beside is not None:
+                # First of all: what it was sending is asked for above.
+                self.beside.link.abort()
+            upstream.start(upstream.link)
             self.live, self.parent = upstream, place[0]
             self.moved_at = loop.time()
             if self.orders is not orders and (self.orders.parent or self._hub())[0] != place[0]:
@@ -149,11 +173,46 @@ class Attachment:
                 self._shunned[place[0]] = loop.time()
                 logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
 
-    def _choose(self) -> Place:
-        """The planned parent, the backups, the hub: the first that has not just failed; else the one that failed longest ago."""
+    def _ranked(self) -> list[Place]:
+        """The planned parent, the backups, the hub: those first that have not just failed, then the one that failed longest ago, alone."""
         now = asyncio.get_running_loop().time()
         self._shunned = {n: t for n, t in self._shunned.items() if now - t < SHUN_S}
-        return min(self._candidates(), key=lambda c: self._shunned.get(c[0], 0.0))
+        every: dict[bytes, Place] = {}
+        for place in self._candidates():
+            every.setdefault(place[0], place)
+        ranked = sorted(every.values(), key=lambda c: self._shunned.get(c[0], 0.0))
+        return [c for c in ranked if c[0] not in self._shunned] or ranked[:1]
+
+    async def _first_to_answer(self, places: list[Place]) -> tuple[Place, Upstream] | None:
+        """Dial one after the other, each with a head start; the first link that is up. Those that failed or were overtaken are shunned."""
+        loop = asyncio.get_running_loop()
+        left = list(places)
+        dials: dict[asyncio.Task[Upstream | None], Place] = {}
+        try:
+            while left or dials:
+                if left:
+                    place = left.pop(0)
+                    dials[asyncio.create_task(self._attach(place, live=True), name=f"dial {place[1]}:{place[2]}")] = place
+                # The last one is waited for; but if it takes long we are orphans meanwhile.
+                started, timeout_s = loop.time(), None if self._orphaned.is_set() and not left else HEAD_START_S
+                done, _ = await asyncio.wait(dials, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and not left and loop.time() - started >= HEAD_START_S:
+                    self._orphaned.set()
+                for task in done:
+                    place, upstream = dials.pop(task), task.result()
+                    if upstream is not None:
+                        return place, upstream
+                    self._shunned[place[0]] = loop.time()
+            return None
+        finally:
+            for task, place in dials.items():
+                task.cancel()
+                self._shunned[place[0]] = loop.time()
+            if dials:
+                await asyncio.wait(dials)
+            for task in dials:
+                if not task.cancelled() and task.exception() is None and (late := task.result()) is not None:
+                    late.link.abort()
 
     def _candidates(self) -> list[Place]:
         hub = self._hub()
@@ -162,6 +221,27 @@ class Attachment:
     def _all_shunned(self) -> bool:
         """There is nobody left to try at once."""
         return all(node in self._shunned for node, _, _ in self._candidates())
+
+    async def _exchange(self) -> None:
+        """As an orphan: receive what a neighbour has, until somebody above answers."""
+        while True:
+            await self._orphaned.wait()
+            for place in list(self._neighbours):
+                upstream = await self._attach(place, live=True, beside=True)
+                if upstream is None:
+                    continue
+                if not self._orphaned.is_set():
+                    upstream.link.abort()
+                    break
+                self.beside = upstream
+                upstream.start(upstream.link)
+                logger.info("nobody above answers; receiving what %s holds", upstream.link.name)
+                await upstream.run()
+                self.beside = None
+                if not self._orphaned.is_set():
+                    break
+            # Those above are dialled meanwhile; here nobody has answered, or the one that did is gone.
+            await self._introduced.wait(RETRY_MIN_S)
 
     async def _pull(self) -> None:
         while True:
@@ -172,6 +252,7 @@ class Attachment:
                 await asyncio.sleep(RETRY_MAX_S * random.uniform(0.5, 1.5))
                 self._wished.set()
                 continue
+            upstream.start(upstream.link)
             self.pull = upstream
             serving = asyncio.ensure_future(upstream.run())
             try:
@@ -189,11 +270,12 @@ class Attachment:
             # Cut off in the middle: what is still wanted will be wished for again by whoever stages it.
             await asyncio.sleep(RETRY_MIN_S)
 
-    async def _attach(self, place: Place, *, live: bool) -> Upstream | None:
+    async def _attach(self, place: Place, *, live: bool, beside: bool = False) -> Upstream | None:
+        """A link that is up, not started yet."""
         node, host, port = place
-        upstream = Upstream(self._node, live=live)
+        upstream = Upstream(self._node, live=live, beside=beside)
         try:
-            link = await dial(
+            upstream.link = await dial(
                 upstream,
                 host,
                 port,
@@ -207,5 +289,4 @@ class Attachment:
         except P2PCastError as error:
             logger.info("cannot attach to %s:%d: %s", host, port, error)
             return None
-        upstream.start(link)
         return upstream

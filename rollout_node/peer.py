@@ -228,6 +228,8 @@ class Peer:
         elif kind is Type.PLAN:
             parent = None if body["parent"] is None else (body["parent"], body["host"], body["port"])
             self.attachment.order((body["epoch"][0], body["epoch"][1]), parent, [(n, h, p) for n, h, p in body["backups"]])
+        elif kind is Type.NEIGHBOURS:
+            self.attachment.introduce([(n, h, p) for n, h, p in body["peers"]])
         elif kind is Type.CATALOG:
             whole = self.catalog.update(body, asyncio.get_running_loop().time())
             dropped = body["dropped"]

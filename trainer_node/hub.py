@@ -39,6 +39,7 @@ from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
+from topology.sideways import sideways
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
 from trainer_node.broadcast import Broadcast
 from trainer_node.choosing import Choosing
@@ -482,10 +483,12 @@ class Hub:
     def _send_plans(self) -> None:
         plan = self.membership.plan
         self.fleet.planned(plan, {p.ident: p.name for p in self.membership.peers.values()})
+        beside = sideways(plan)
         for ident, session in self.sessions.items():
             parent = self.membership.peers.get(plan.parent[ident])
             backups = [self.membership.peers[b] for b in plan.backups(ident) if b in self.membership.peers]
             session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
+            session.send_neighbours([self.membership.peers[n].place for n in beside[ident]])
 
     def _send_leads(self) -> None:
         for ident, engine, lead in self.spans.news():

@@ -34,6 +34,7 @@ class Session:
         self._owner = owner
         self._heard_at = asyncio.get_running_loop().time()
         self._sent: tuple[Place | None, list[Place]] | None = None
+        self._neighbours: list[Place] = []
 
     def send_plan(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
         """Only what is new to this peer. ``parent`` None: the hub."""
@@ -44,6 +45,12 @@ class Session:
         node, host, port = parent or (None, "", 0)
         body: Body = {"epoch": list(epoch), "parent": node, "host": host, "port": port, "backups": [list(b) for b in backups]}
         self.link.send(Type.PLAN, body)
+
+    def send_neighbours(self, neighbours: list[Place]) -> None:
+        """Only what is new to this peer. Apart from the plan: they change more often, and nobody has to move for them."""
+        if self._neighbours != neighbours:
+            self._neighbours = neighbours
+            self.link.send(Type.NEIGHBOURS, {"peers": [list(place) for place in neighbours]})
 
     def beat(self, now: float, silence_s: float) -> None:
         if now - self._heard_at > silence_s:

@@ -73,7 +73,7 @@ class ParentWatch:
         silence = max(4 * rtt, SILENCE_FLOOR_S, JITTER_FACTOR * self.gap_s) if active else IDLE_SILENCE_S
         if now - self.heard_at > silence:
             return Verdict.SILENT
-        ahead = any(pieces > held.get(handle, pieces) for handle, pieces in self.high.items())
+        ahead = any(pieces > held.get(handle, 0) for handle, pieces in self.high.items())
         if not ahead or self.stalled:
             self.paid_at = now
             return Verdict.STAY

@@ -25,11 +25,15 @@ MAX_UNNAMED_LAYOUTS = 4
 
 
 class Upstream:
-    """Owns the link to one parent. ``live``: it pushes what opens from now on; else it only answers WANTs."""
+    """Owns the link to one parent. ``live``: it pushes what opens from now on; else it only answers WANTs.
 
-    def __init__(self, node: Node, *, live: bool) -> None:
+    ``beside``: it is no parent, but a peer that is as cut off as we are. It pushes what it has and we lack, and its way from the hub is not ours.
+    """
+
+    def __init__(self, node: Node, *, live: bool, beside: bool = False) -> None:
         self.node = node
         self.live = live
+        self.beside = beside
         self.link: Link = None  # type: ignore[assignment]  # set by start(), before anything else can happen
         self.handles: dict[int, Holding | None] = {}
         self.offers: dict[bytes, tuple[str, Version | None, Version, bool]] = {}
@@ -205,10 +209,10 @@ class Upstream:
                 while len(self._layouts) > MAX_UNNAMED_LAYOUTS:
                     del self._layouts[next(iter(self._layouts))]
         elif kind in (Type.ATTACHED, Type.PATH):
-            if node.ident in body["path"]:
+            if node.ident in body["path"] and not (self.beside and kind is Type.PATH):
                 self.looped = True
                 raise RemoteError("attaching here would close a loop")
-            if self.live:
+            if self.live and not self.beside:
                 node.set_path(body["path"])
             if kind is Type.ATTACHED:
                 self.offers = {
@@ -216,11 +220,20 @@ class Upstream:
                     for a, k, base, version, complete in body["artifacts"]
                 }
                 self.attached.set()
+                if self.beside:
+                    self._want_newer()
                 node.owner.on_offered(self)
         elif kind is Type.GONE:
             self.wanted.discard(body["artifact"])
             self.offers.pop(body["artifact"], None)
             node.owner.on_offered(self)
+
+    def _want_newer(self) -> None:
+        """Versions that were on their way when the hub was lost, and had not begun here."""
+        newest = max((h.open.version for h in self.node.holdings.values()), default=None)
+        for artifact, (kind, _, version, _) in sorted(self.offers.items(), key=lambda offer: offer[1][2]):
+            if kind == "delta" and newest is not None and version > newest:
+                self.want(artifact)
 
     def _holding(self, message: Message) -> Holding | None:
         if message.handle not in self.handles:

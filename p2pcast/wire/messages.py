@@ -39,6 +39,7 @@ class Type(IntEnum):
     COMMIT = 21
     LEAVE = 22
     HOLD = 23
+    NEIGHBOURS = 24
 
     ATTACH = 32
     ATTACHED = 33
@@ -201,6 +202,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "port": port,
         "backups": row(fields(node, host, port), limits.MAX_PEERS),
     },
+    Type.NEIGHBOURS: {"peers": row(fields(node, host, port), limits.MAX_PEERS)},
     Type.CATALOG: {
         "artifacts": row(
             fields(

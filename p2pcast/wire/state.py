@@ -48,7 +48,7 @@ for _side in Side:
             TRANSITIONS[_state, _side, _type] = _state
 for _type in (Type.JOIN, Type.REPORT, Type.LEAVE):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
-for _type in (Type.WELCOME, Type.PLAN, Type.CATALOG, Type.COMMIT, Type.HOLD, Type.ENGINE):
+for _type in (Type.WELCOME, Type.PLAN, Type.NEIGHBOURS, Type.CATALOG, Type.COMMIT, Type.HOLD, Type.ENGINE):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
 for _type in (Type.ATTACH, Type.WANT):
     TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA

@@ -78,6 +78,7 @@ VALUES = {
     Type.DURABLE: {"serial": T63, "version": V, "bytes": st.integers(0, 2 * limits.MAX_STATE_BYTES), "changed": BYTES, "params": BYTES},
     Type.ABORTED: {"serial": T63, "reason": st.text(max_size=1024)},
     Type.LIVE: {"engines": rows(st.text(max_size=limits.MAX_ENGINE_NAME), OPT_V, st.booleans()), "head": OPT_V},
+    Type.NEIGHBOURS: {"peers": st.lists(st.tuples(B16, HOST, PORT).map(list), max_size=5)},
     Type.ENGINE: {"name": SPAN, "lead": st.none() | st.tuples(B16, HOST, PORT).map(list)},
     Type.MEMBER: {"engine": SPAN, "incarnation": B16},
     Type.HELD: {"version": OPT_V, "still": st.booleans(), "round": T63},
@@ -173,7 +174,7 @@ def _sample(kind):
         "incarnation": 16,
     }
     plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
-    lists = {key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines")}
+    lists = {key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines", "peers")}
     nils = dict.fromkeys(("held", "target", "parent", "staged", "committed", "head", "state", "base", "before", "lead"))
     counts = dict.fromkeys(
         (
@@ -235,6 +236,7 @@ def _sample(kind):
         (Type.LIVE, "engines", [["n", None, True]] * (limits.MAX_ENGINES + 1)),
         (Type.JOIN, "engine", ["e", "leader"]),
         (Type.JOIN, "engine", ["e" * (limits.MAX_SPAN_NAME + 1), "lead"]),
+        (Type.NEIGHBOURS, "peers", [[bytes(16), "h"]]),
         (Type.ENGINE, "lead", [bytes(16), "h"]),
         (Type.MEMBER, "incarnation", bytes(15)),
         (Type.HELD, "still", None),

@@ -18,7 +18,7 @@ ALLOWED = {
     (State.PROOF, D): {T.PROOF},
     (State.READY, L): {T.READY},
     (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.PING, T.PONG},
-    (State.CONTROL, L): {T.WELCOME, T.PLAN, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG},
+    (State.CONTROL, L): {T.WELCOME, T.PLAN, T.NEIGHBOURS, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG},
     (State.DATA, D): {T.ATTACH, T.WANT, T.PING, T.PONG},
     (State.DATA, L): {
         T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.ABORT, T.GONE, T.ALIVE, T.PING, T.PONG,
@@ -45,6 +45,7 @@ BODIES = {
     T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True]], "dropped": [bytes(16)]},
     T.COMMIT: {"version": V},
     T.HOLD: {"version": V},
+    T.NEIGHBOURS: {"peers": []},
     T.ATTACH: {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 3, 5, 6]]]},
     T.WANT: {"artifact": bytes(16), "have": []},
     T.ATTACHED: {"path": [bytes(16)], "artifacts": [[bytes(16), "anchor", None, V, False]]},
