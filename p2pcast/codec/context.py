@@ -37,6 +37,8 @@ NEAR = 0.0025
 """More classes have to save more than this share: each four of them take time."""
 
 _IN_CONTEXT = 1
+_SIGNS_APART = 2
+_FLAGS = (0, _IN_CONTEXT, _IN_CONTEXT | _SIGNS_APART)
 _FIXED = 10
 
 Words = npt.NDArray[Any]
@@ -147,14 +149,12 @@ def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, h
     symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
     raw = _room.array("raw", 10 * count + gaps.SPARE_BYTES, np.uint8)
     *states, begin, used = gaps.pack_gaps(ro(ranked), ends, means, gaps.STARTS, gaps.LOW_BITS, symbols, words16, raw)
-    directions = _directions(cell, positions, ups)
-    flags = _IN_CONTEXT if directions is not None else 0
-    told = directions if directions is not None else np.packbits(ups, bitorder="little").tobytes()
+    flags, told = _directions(cell, positions, ups)
     coded, said = _sizes(cell, levels, sizes, large, coarse, highest)
     head = [bytes((VERSION, cell.word_bytes, window.shift, window.base, window.top, flags)), coded.to_bytes(4, "little")]
     head.append(_varint(count))
-    if directions is not None:
-        head.append(_varint(cell.row_words))
+    if flags & _IN_CONTEXT:
+        head.append(_varint(_row_words(cell)))
     start = 0
     for c in range(ends.size):
         head.append(_varint(int(ends[c]) - start))
@@ -183,23 +183,28 @@ def _sizes(cell: Cell, levels: Words, sizes: Words, large: Words, coarse: int, h
     return coded, out[:said].tobytes()
 
 
-def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) -> bytes | None:
-    """Directions in context, if that takes less than a bit each."""
-    row_words = cell.row_words
-    if not 0 < row_words <= MAX_ROW_WORDS:
-        return None
-    ro = kernels.readonly
+def _row_words(cell: Cell) -> int:
+    return cell.row_words if 0 < cell.row_words <= MAX_ROW_WORDS else 1
+
+
+def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) -> tuple[int, bytes]:
+    """(flags, directions): in context, if that takes less than a bit each, the old words' signs told apart where they tell something."""
+    row_words, ro = _row_words(cell), kernels.readonly
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
-    counts = np.zeros(2 * moves.DIRECTION_CONTEXTS, np.int64)
-    moves.count_directions(ro(positions), ro(ups), cell.start, row_words, columns, counts)
-    met = counts.reshape(-1, 2)
+    counts = np.zeros((2, moves.DIRECTION_CONTEXTS, 2), np.int64)
+    moves.count_directions(ro(positions), ro(ups), cell.start, row_words, columns, counts.reshape(-1))
     # Learning a context takes some bits too.
-    bits = sum(binary_bits(int(up), int(down + up)) + 6.0 for down, up in met if down + up)
-    if bits > 0.98 * ups.size:
-        return None
-    out = _room.array("directions", 2 * ups.size + 16, np.uint8)
-    used = moves.pack_directions(ro(positions), ro(ups), cell.start, row_words, columns, out)
-    return out[:used].tobytes() if used < ups.size / 8 else None
+    together, apart = (
+        sum(binary_bits(up, down + up) + 6.0 for down, up in met.tolist() if down + up)
+        for met in (counts.sum(axis=0), counts.reshape(-1, 2))
+    )
+    if min(together, apart) <= 0.98 * ups.size:
+        told_apart = int(apart < 0.99 * together)
+        out = _room.array("directions", 2 * ups.size + 16, np.uint8)
+        used = moves.pack_directions(ro(positions), ro(ups), told_apart, cell.start, row_words, columns, out)
+        if used < ups.size / 8:
+            return _IN_CONTEXT | (_SIGNS_APART if told_apart else 0), out[:used].tobytes()
+    return 0, np.packbits(ups & np.uint8(1), bitorder="little").tobytes()
 
 
 def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> tuple[Positions, Words, Words, int | None]:
@@ -212,7 +217,7 @@ def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> t
     coded = int.from_bytes(view[6:10], "little")
     if version != VERSION:
         raise IntegrityError(f"{where}: version {version}; this p2pcast reads version {VERSION}")
-    if width != cell.word_bytes or shift not in SHIFTS[width] or top >= ranks.CLASSES or flags & ~_IN_CONTEXT:
+    if width != cell.word_bytes or shift not in SHIFTS[width] or top >= ranks.CLASSES or flags not in _FLAGS:
         raise IntegrityError(f"{where}: its header does not fit a cell of {cell.word_bytes}-byte words")
     reader = _Reader(view, _FIXED, where)
     changed = reader.varint(cell.words)
@@ -245,7 +250,7 @@ def decode_context(payload: Buffer, cell: Cell, old: Words, *, audit: bool) -> t
         raise IntegrityError(f"{where}: its gaps do not end where they should")
     window = Window(shift, base, top)
     positions, held, digest = _placed(cell, old, window, ranked, ends, audit=audit, where=where)
-    ups = _told(cell, told, positions, row_words, where)
+    ups = _told(cell, told, positions, held, row_words, flags >> 1, where)
     steps, listed = np.empty(changed, word_dtype(width)), _room.array("listed", changed + 1, np.uint32)
     if not moves.unpack_steps(ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded), listed, steps):
         raise IntegrityError(f"{where}: its sizes of steps do not end where they should")
@@ -278,8 +283,10 @@ def _placed(
     return positions[:changed], held, digest if audit else None
 
 
-def _told(cell: Cell, told: npt.NDArray[np.uint8], positions: Positions, row_words: int, where: str) -> npt.NDArray[np.uint8]:
-    """Directions. Raises IntegrityError."""
+def _told(
+    cell: Cell, told: npt.NDArray[np.uint8], positions: Positions, held: Words, row_words: int, apart: int, where: str
+) -> npt.NDArray[np.uint8]:
+    """Directions; ``apart``: 1 where they were told with signs apart. Raises IntegrityError."""
     count = positions.size
     if not row_words:
         if told.size != (count + 7) // 8 or (count % 8 and told[-1] >> (count % 8)):
@@ -288,6 +295,6 @@ def _told(cell: Cell, told: npt.NDArray[np.uint8], positions: Positions, row_wor
     ups = _room.array("ups", count, np.uint8)
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
     ro = kernels.readonly
-    if not moves.unpack_directions(ro(positions), ro(told), cell.start, row_words, columns, ups):
+    if not moves.unpack_directions(ro(positions), ro(held), ro(told), apart, cell.start, row_words, columns, ups):
         raise IntegrityError(f"{where}: its directions do not end where they should")
     return ups

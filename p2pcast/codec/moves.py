@@ -22,6 +22,7 @@ _RATE = np.uint64(5)
 _HALF = np.uint64(1 << (PROBABILITY_BITS - 1))
 _ONE = np.uint64(1 << PROBABILITY_BITS)
 DIRECTION_CONTEXTS = 81
+"""For a word of either sign, where signs are told apart."""
 LEVEL_CONTEXTS = 32
 BIT_CONTEXTS = 64
 
@@ -116,7 +117,8 @@ def _learn(probability, bit):  # type: ignore[no-untyped-def]
 
 @_kernel
 def count_directions(positions, ups, first, row_words, columns, counts):  # type: ignore[no-untyped-def]
-    """How often each context met each direction, to tell whether they are worth it. ``columns`` (zeros, one a column) is left as it was."""
+    """How often each context met each direction, signs told apart, to tell what is worth it. ``ups``: bit 0 the direction, bit 1 the old word's sign.
+    ``columns`` (zeros, one a column) is left as it was."""
     beside: Any = 0
     row_end = 0
     for k in range(positions.size):
@@ -125,18 +127,19 @@ def count_directions(positions, ups, first, row_words, columns, counts):  # type
             row_end = (p // row_words + 1) * row_words
             beside = 0
         column = p - row_end + row_words
-        up = np.int64(ups[k])
+        up, sign = np.int64(ups[k]) & 1, np.int64(ups[k]) >> 1
         above = np.int64(columns[column])
-        counts[2 * (9 * above + beside) + up] += 1
+        counts[2 * (DIRECTION_CONTEXTS * sign + 9 * above + beside) + up] += 1
         columns[column] = np.uint8(above // 3 + 3 * (up + 1))
         beside = beside // 3 + 3 * (up + 1)
     columns[:] = 0
 
 
 @_kernel
-def pack_directions(positions, ups, first, row_words, columns, out):  # type: ignore[no-untyped-def]
-    """Each direction in the context of the last two in its column and the last two in its row. Returns the bytes used."""
-    models = np.full(DIRECTION_CONTEXTS, _HALF, np.uint64)
+def pack_directions(positions, ups, apart, first, row_words, columns, out):  # type: ignore[no-untyped-def]
+    """Each direction in the context of the last two in its column and the last two in its row and, where ``apart`` is 1 and not 0, of the old word's sign.
+    Returns the bytes used."""
+    models = np.full(2 * DIRECTION_CONTEXTS, _HALF, np.uint64)
     low, high, used = _U0, ~_U0, 0
     beside: Any = 0
     row_end = 0
@@ -147,8 +150,8 @@ def pack_directions(positions, ups, first, row_words, columns, out):  # type: ig
             beside = 0
         column = p - row_end + row_words
         above = np.int64(columns[column])
-        context = 9 * above + beside
-        up = np.int64(ups[k])
+        up, sign = np.int64(ups[k]) & 1, np.int64(ups[k]) >> 1
+        context = DIRECTION_CONTEXTS * (sign & apart) + 9 * above + beside
         low, high, used = _code(low, high, models[context], up, out, used)
         models[context] = _learn(models[context], up)
         columns[column] = np.uint8(above // 3 + 3 * (up + 1))
@@ -158,9 +161,10 @@ def pack_directions(positions, ups, first, row_words, columns, out):  # type: ig
 
 
 @_kernel
-def unpack_directions(positions, data, first, row_words, columns, ups):  # type: ignore[no-untyped-def]
-    """The way back. Returns whether the bytes were neither too few nor too many."""
-    models = np.full(DIRECTION_CONTEXTS, _HALF, np.uint64)
+def unpack_directions(positions, held, data, apart, first, row_words, columns, ups):  # type: ignore[no-untyped-def]
+    """The way back, ``held`` being the old words. Returns whether the bytes were neither too few nor too many."""
+    last = np.uint64(8 * held.itemsize - 1)
+    models = np.full(2 * DIRECTION_CONTEXTS, _HALF, np.uint64)
     low, high, code, at = _U0, ~_U0, _begin(data), 8
     beside: Any = 0
     row_end = 0
@@ -171,7 +175,7 @@ def unpack_directions(positions, data, first, row_words, columns, ups):  # type:
             beside = 0
         column = p - row_end + row_words
         above = np.int64(columns[column])
-        context = 9 * above + beside
+        context = DIRECTION_CONTEXTS * (np.int64(np.uint64(held[k]) >> last) & apart) + 9 * above + beside
         bit, low, high, code, at = _decode(low, high, code, models[context], data, at)
         up = np.int64(bit)
         models[context] = _learn(models[context], up)

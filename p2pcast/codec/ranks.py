@@ -235,7 +235,7 @@ def _members(planes, i, c):  # type: ignore[no-untyped-def]
 
 @_kernel
 def look(held, steps, shift, levels, ups, sizes, counts, large):  # type: ignore[no-untyped-def]
-    """Of each word that changes: its level, whether its value goes up, and the size of its step.
+    """Of each word that changes: its level, whether its value goes up (bit 0 of ``ups``; bit 1: its sign), and the size of its step.
 
     ``counts[level]`` is added up, and ``large[level]`` is set where a size is not 1.
     """
@@ -249,7 +249,8 @@ def look(held, steps, shift, levels, ups, sizes, counts, large):  # type: ignore
         down = step >> (bits - _U1)
         size = ((step ^ (_U0 - down)) + down) & (~_U0 >> spare)
         levels[k] = np.uint8(level)
-        ups[k] = np.uint8((down ^ _U1) ^ (word >> (bits - _U1)))
+        sign = word >> (bits - _U1)
+        ups[k] = np.uint8((down ^ _U1 ^ sign) | sign << _U1)
         sizes[k] = size
         # Four tables: one could not be read again before it is written.
         four[(np.uint64(k) & _U3) * np.uint64(256) + level] += np.uint32(1)

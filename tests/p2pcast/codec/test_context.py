@@ -151,7 +151,8 @@ def reference_decode(payload, old, start):
         column = (start + p) % row_words
         if row != (start + p) // row_words:
             row, beside = (start + p) // row_words, (0, 0)
-        up = decoder.learned(models, (above.get(column, (0, 0)), beside))
+        sign = int(old[p]) >> bits - 1 if flags & 2 else 0
+        up = decoder.learned(models, (sign, above.get(column, (0, 0)), beside))
         ups.append(up)
         above[column] = (up + 1, above.get(column, (0, 0))[0])
         beside = (up + 1, beside[0])
@@ -259,6 +260,21 @@ def test_columns_that_move_one_way_are_told_in_few_bits():
     steps = ways[positions % columns]
     told = there_and_back(cell, old, positions, steps, columns)
     assert len(told) < len(there_and_back(cell, old, positions, steps, 0)) - positions.size / 10
+
+
+@pytest.mark.parametrize("row_words", [0, 64, 1 << 21])
+def test_steps_that_all_go_one_way_in_ulps_cost_no_directions(row_words):
+    """Their values go up or down as the signs of the old words are."""
+    rng = np.random.default_rng(9)
+    old = weights(rng, 1 << 16, 2)
+    positions = np.flatnonzero(rng.random(old.size) < 0.2).astype(np.uint32)
+    cell = Cell(0, 0, 0, old.size, 2, 0)
+    payloads = [
+        there_and_back(cell, old, positions, steps.astype(np.uint16), row_words)
+        for steps in (np.full(positions.size, 1), np.full(positions.size, 0xFFFF), rng.choice([1, 0xFFFF], positions.size))
+    ]
+    assert reference_decode(payloads[1], old, 0)[1] == [0xFFFF] * positions.size
+    assert max(map(len, payloads[:2])) < len(payloads[2]) - 0.8 * positions.size / 8
 
 
 def test_windows_follow_the_dtype():
