@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from topology.model import MIN_PEER_BPS, median_bps
+from topology.model import DEFAULT_PEER_BPS, MIN_PEER_BPS, median_bps
 from topology.rebuild import GAMMA
 from topology.tree import ROOT, Plan
 
@@ -75,12 +75,12 @@ def assumed_bps(rates: Mapping[str, Rate], depth: int) -> dict[str, float | None
     """Each peer's rate for planning; None where nothing is known, which a planner takes for the median. `depth`: of the plan in force.
 
     One that is bounded from below alone is taken for the median of those known exactly, or its bound if that is more. While nobody is known
-    exactly, the bound is what counts, or a multiple of it where finding out is cheap.
+    exactly, `DEFAULT_PEER_BPS` stands for the median, and a multiple for the bound where finding out is cheap.
     """
     exact = [rate.bps for rate in rates.values() if rate.exact]
     middle = median_bps(exact) if exact else None
     factor = PROBE if middle is None and depth <= PROBE_DEPTH else 1.0
-    return {peer: _assumed(rate, middle or 0.0, factor) for peer, rate in rates.items()}
+    return {peer: _assumed(rate, DEFAULT_PEER_BPS if middle is None else middle, factor) for peer, rate in rates.items()}
 
 
 def _assumed(rate: Rate, middle: float, factor: float) -> float | None:

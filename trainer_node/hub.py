@@ -40,6 +40,7 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
 from topology.sideways import sideways
+from topology.uplink import WINDOW_S, Uplink
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
 from trainer_node.broadcast import Broadcast
 from trainer_node.choosing import Choosing
@@ -76,7 +77,8 @@ class HubConfig:
     listen: tuple[str, int] = ("0.0.0.0", DEFAULT_PORT)
     advertise: tuple[str, int] | None = None
     http: tuple[str, int] = ("127.0.0.1", DEFAULT_HTTP_PORT)
-    uplink_bps: float = DEFAULT_UPLINK_BPS
+    uplink_bps: float | None = None
+    """Stated; else it is measured, and until then taken for `DEFAULT_UPLINK_BPS`."""
     chains: int | None = None
     commit: str = "auto"
     barrier_timeout_s: float = 30.0
@@ -103,6 +105,7 @@ class Hub:
         """Folder name (``step_N from ranks`` for what came from ranks) → why it was not published."""
         self._sealing: set[asyncio.Task[None]] = set()
         self.broadcast = Broadcast()
+        self.uplink = Uplink()
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -133,7 +136,7 @@ class Hub:
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
-        self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps, self.config.chains)
+        self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps or DEFAULT_UPLINK_BPS, self.config.chains)
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing)
         self.pace = Pace(
@@ -167,6 +170,7 @@ class Hub:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
+            group.create_task(self._measure_uplink(), name="uplink")
             group.create_task(self.intake.run(), name="ranks")
             if self.config.checkpoints is not None:
                 group.create_task(Folders(self).run(self.config.checkpoints), name="checkpoints")
@@ -471,6 +475,16 @@ class Hub:
             self.intake.beat(now)
             self.commits.happened(Tick())
             self._check_settled()
+
+    async def _measure_uplink(self) -> None:
+        while True:
+            await asyncio.sleep(WINDOW_S)
+            children = {link.remote.hex(): child for link, child in self.downstream.children.items() if child.attached}
+            sent = {name: sum(s.acked_bytes for s in child.link.stripes.values()) for name, child in children.items()}
+            pulling = {name for name, child in children.items() if child.feeds.waiting}
+            counted = self.uplink.look(asyncio.get_running_loop().time(), sent, pulling)
+            if counted and self.config.uplink_bps is None and self.uplink.bps is not None:
+                self.membership.uplink_bps = self.uplink.bps
 
     def _check_settled(self) -> None:
         """Between broadcasts the plan may change."""

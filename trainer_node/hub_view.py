@@ -13,6 +13,7 @@ from p2pcast import metrics
 from p2pcast.daemon import show_address
 from p2pcast.http import Document, Reached
 from p2pcast.version import Version
+from topology.score import Score
 from trainer_node.commits import OUTCOMES
 from trainer_node.membership import Peer
 
@@ -44,6 +45,12 @@ class HubView:
             "target": None if hub.commits.target is None else str(hub.commits.target),
             "barrier": hub.commits.status(),
             "epoch": list(plan.epoch),
+            "uplink": {
+                "bps": round(hub.membership.uplink_bps),
+                "from": "stated" if hub.config.uplink_bps is not None else "measured" if hub.uplink.windows else "assumed",
+                "measured_bps": None if hub.uplink.bps is None else round(hub.uplink.bps),
+                "windows": hub.uplink.windows,
+            },
             "chains": [[names.get(i, i) for i in chain] for chain in plan.chains],
             "layout_id": None if hub.publishing.shadow is None else hub.publishing.shadow.layout.layout_id.hex(),
             "digests": {str(s.version): f"{s.manifest.state:016x}" for s in hub.store.artifacts.values()},
@@ -80,6 +87,7 @@ class HubView:
     def _peer_status(self, peer: Peer, names: dict[str, str], now: float) -> Document:
         hub = self._hub
         rated = hub.membership.score(peer.ident, now)
+        rate = hub.membership.rate(peer.ident)
         parent = hub.membership.plan.parent.get(peer.ident, "")
         shown = {k: peer.report.get(k) for k in ("state", "progress", "bytes_received", "bytes_duplicate", "error")}
         return {
@@ -92,6 +100,10 @@ class HubView:
             "staged": None if peer.staged is None else str(peer.staged),
             "committed": None if peer.committed is None else str(peer.committed),
             "score": None if rated is None else round(rated.total, 1),
+            "score_parts": None if rated is None else {part: round(value, 3) for part, value in _parts(rated)},
+            "bps": None if rate.bps is None else round(rate.bps),
+            "bps_exact": rate.exact,
+            "detached": peer.ident in hub.membership.detached,
             "engines": [row.shown for row in peer.engines],
             **shown,
         }
@@ -124,6 +136,8 @@ class HubView:
         yield from hub.fleet.families()
         yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(hub.sessions))
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
+        yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))
+        yield metrics.gauge("p2pcast_hub_uplink_bits_per_second", "The hub's uplink, as planned with", hub.membership.uplink_bps)
         yield metrics.gauge("p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(hub.skipped))
         yield metrics.counters(
             "p2pcast_hub_barrier_outcomes", "Ends and failures of the barrier's rounds", ["outcome"],
@@ -148,10 +162,19 @@ class HubView:
     def _peer_families(self) -> Iterable[Metric]:
         hub, now = self._hub, time.monotonic()
         peers = hub.membership.peers.values()
-        scores = ((p.name, hub.membership.score(p.ident, now)) for p in peers)
+        scores = [(p.name, s) for p in peers if (s := hub.membership.score(p.ident, now)) is not None]
         yield metrics.labelled(
-            "p2pcast_hub_peer_score", "Score of a peer (ECHO-2)", ["peer"], (([n], s.total) for n, s in scores if s is not None)
+            "p2pcast_hub_peer_score", "Score of a peer (ECHO-2)", ["peer"], (([n], s.total) for n, s in scores)
         )
+        yield metrics.labelled(
+            "p2pcast_hub_peer_score_part", "What a peer's score is made of", ["peer", "part"],
+            (([n, part], value) for n, s in scores for part, value in _parts(s)),
+        )  # fmt: skip
+        rates = ((p.name, hub.membership.rate(p.ident)) for p in peers)
+        yield metrics.labelled(
+            "p2pcast_hub_peer_bits_per_second", "What a peer is known to take in and pass on, at least; 0 while nothing is known", ["peer"],
+            (([n], r.bps or 0.0) for n, r in rates),
+        )  # fmt: skip
         versions = sorted({s.version for s in hub.store.artifacts.values()})
         rows = [(p.name, r) for p in peers for r in p.engines]
         yield metrics.labelled(
@@ -167,6 +190,10 @@ class HubView:
 def _enough(share: int, of: int, fraction: float | None) -> bool:
     """Never of nobody."""
     return of > 0 and share > 0 and share >= (DEFAULT_FRACTION if fraction is None else fraction) * of - 1e-9
+
+
+def _parts(rated: Score) -> list[tuple[str, float]]:
+    return [("speed", rated.speed), ("success", rated.success), ("stability", rated.stability), ("decay", rated.decay)]
 
 
 def _http_of(peer: Peer) -> str | None:

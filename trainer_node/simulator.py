@@ -285,14 +285,15 @@ class _World:
         for peer in self._alive():
             if self.flow.parent(peer) is None and peer not in self._going:
                 # The hub's word that a version is open makes it listen for its parent as closely as in mid-transfer.
-                rtt_s = self._rtt_s(peer, self.membership.plan.parent[peer])
-                self._at(
-                    self.now + self._rtt_s(peer, ROOT) / 2 + max(4 * rtt_s, SILENCE_FLOOR_S), lambda p=peer: self._orphaned(p)
-                )  # type: ignore[misc]
+                self._listen(peer)
         self._began_s, self._done_s = self.now, {}
         self._there = set(self._alive())
         self.membership.began()
         self.broadcast.begin(self._version, self._there, self.now)
+
+    def _listen(self, peer: str) -> None:
+        limit_s = max(4 * self._rtt_s(peer, self.membership.plan.parent[peer]), SILENCE_FLOOR_S)
+        self._at(self.now + self._rtt_s(peer, ROOT) / 2 + limit_s, lambda: self._orphaned(peer))
 
     def _close(self) -> None:
         """What became of the version under way."""

@@ -20,7 +20,9 @@ from p2pcast.errors import UsageError
 @click.option("--state", type=PATH, help="Folder for key, versions and membership.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the state in memory (1 x the model).")
 @click.option(
-    "--uplink", type=Rate(), default="1gbit", show_default=True, help="This side's upload rate: it decides the number of chains."
+    "--uplink",
+    type=Rate(),
+    help="This side's upload rate, which decides the number of chains.  [default: measured; 1gbit until then]",
 )
 @click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
 @click.option(
@@ -64,7 +66,7 @@ def seed(
     http: tuple[str, int],
     state: Path | None,
     shadow: Path | None,
-    uplink: float,
+    uplink: float | None,
     chains: int | None,
     commit: str,
     barrier_timeout: float | None,

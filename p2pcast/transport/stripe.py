@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -23,6 +24,10 @@ WRITE_HIGH_BYTES = 128 * KIB
 WRITE_LOW_BYTES = 64 * KIB
 NOTSENT_LOWAT_BYTES = 128 * KIB
 """Unsent bytes that the kernel may hold for one stripe: less makes the pipe run dry, more makes every hop later."""
+
+TCP_INFO_BYTES = 128
+TCP_INFO_ACKED = slice(120, 128)
+"""tcpi_bytes_acked in Linux's struct tcp_info, since 4.1."""
 
 
 class StripeOwner(Protocol):
@@ -55,6 +60,17 @@ class Stripe(asyncio.BufferedProtocol):
         self._established = False
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def acked_bytes(self) -> int:
+        """What the other side's kernel has acknowledged of all that was sent here; 0 where this kernel does not say."""
+        if self._closed or self._transport is None or (sock := self._transport.get_extra_info("socket")) is None:
+            return 0
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except (AttributeError, OSError):
+            return 0
+        return int.from_bytes(info[TCP_INFO_ACKED], sys.byteorder) if len(info) == TCP_INFO_BYTES else 0
 
     # -- asyncio's side
 
