@@ -75,14 +75,21 @@ def binary_bits(ones: int, every: int) -> float:
     return -ones * math.log2(ones / every) - (every - ones) * math.log2(1 - ones / every)
 
 
-def choose_window(words: Words, changed: npt.NDArray[np.int64]) -> tuple[Window, npt.NDArray[np.int64]]:
-    """The classes that make positions cheap, as far as a part of the cell tells, and how many changed words are of each class or below it. ``changed``: how
-    many words of each level change, of the finest shift."""
-    shifts = SHIFTS[words.dtype.itemsize]
+def pace_of(words: int) -> int:
+    """Every how many-th block of 64 words a census of a cell of so many looks at."""
+    return max(1, words // SURVEYED_WORDS)
+
+
+def choose_window(
+    cell: Cell, counts: npt.NDArray[np.int64], changed: npt.NDArray[np.int64]
+) -> tuple[Window, npt.NDArray[np.int64]]:
+    """The classes that make positions cheap, as far as a census tells, and how many changed words are of each class or below it. Both of 256 levels of the
+    finest shift: ``counts`` of the words in every ``pace_of``-th block, ``changed`` of all words that change."""
+    shifts = SHIFTS[cell.word_bytes]
     widths = np.array([1 << (shift - shifts[0]) for shift in shifts])
-    pace = max(1, words.size // SURVEYED_WORDS)
     ends = np.empty(ranks.CLASSES, np.int64)
-    which, base, top = ranks.choose(words, pace, shifts[0], widths, changed, CLASS_COST_BITS, NEAR, ends)
+    scale = cell.words / int(counts.sum())
+    which, base, top = ranks.choose(counts, scale, widths, changed, CLASS_COST_BITS, NEAR, ends)
     return Window(shifts[which], int(base), int(top)), ends[: top + 1]
 
 
@@ -125,32 +132,65 @@ class _Reader:
         return np.frombuffer(self.view, np.uint8, size, self.at - size) if size else np.empty(0, np.uint8)
 
 
-def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, held: Words | None = None) -> bytes:
-    """Payload of a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero). ``held``: the words there, if known."""
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What the changed words tell by themselves: levels of the finest shift, directions and sizes of steps, in order of position; how many are of each level
+    (``counts``), and of which one is larger than a step (``large``). Valid until the thread's next."""
+
+    positions: Positions
+    levels: npt.NDArray[np.uint8]
+    ups: npt.NDArray[np.uint8]
+    sizes: Words
+    counts: npt.NDArray[np.int64]
+    large: npt.NDArray[np.uint8]
+
+
+def note(cell: Cell, positions: Positions, held: Words, steps: Words) -> Noted:
+    """Of words ``held`` at ``positions`` (ascending, at least one) that move by ``steps`` (unsigned, none zero)."""
     ro, count = kernels.readonly, positions.size
     levels, ups = _room.array("levels", count, np.uint8), _room.array("ups", count, np.uint8)
-    sizes = _room.array("sizes", count, steps.dtype)
-    finest = SHIFTS[cell.word_bytes][0]
-    moved, large = np.zeros(256, np.int64), np.zeros(256, np.uint8)
-    old, positions = ro(old), ro(positions)
-    ranks.look(ro(old[positions] if held is None else held), ro(steps), finest, levels, ups, sizes, moved, large)
-    window, ends = choose_window(old, moved)
-    coarse, highest = window.shift - finest, window.base + window.top
-    ranked, cursor = _room.array("ranked", count, np.uint32), np.zeros(ranks.CLASSES, np.uint64)
+    sizes, moved, large = _room.array("sizes", count, steps.dtype), np.zeros(256, np.int64), np.zeros(256, np.uint8)
+    ranks.look(ro(held), ro(steps), SHIFTS[cell.word_bytes][0], levels, ups, sizes, moved, large)
+    return Noted(ro(positions), levels, ups, sizes, moved, large)
+
+
+def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, held: Words | None = None) -> bytes:
+    """Payload of a cell whose words at ``positions`` (ascending, at least one) move by ``steps`` (unsigned, none zero). ``held``: the words there, if known.
+
+    It takes a census of the old words and ranks among them; where they lie elsewhere, these are made there (``device.context``), and the bytes here.
+    """
+    old = kernels.readonly(old)
+    noted = note(cell, positions, old[positions] if held is None else held, steps)
+    counts = np.zeros(256, np.int64)
+    ranks.census(old, pace_of(cell.words), SHIFTS[cell.word_bytes][0], counts)
+    window, ends = choose_window(cell, counts, noted.counts)
+    return payload_of(cell, noted, window, ends, _ranked(cell, old, noted, window, ends))
+
+
+def _ranked(cell: Cell, old: Words, noted: Noted, window: Window, ends: Words) -> npt.NDArray[np.uint32]:
+    """Ranks of the changed words in their classes, class by class."""
+    found, cursor = _room.array("ranked", noted.positions.size, np.uint32), np.zeros(ranks.CLASSES, np.uint64)
     cursor[1 : ends.size] = ends[:-1]
-    bases = np.zeros(ranks.CLASSES, np.uint32)
+    bases, levels = np.zeros(ranks.CLASSES, np.uint32), kernels.readonly(noted.levels)
+    coarse = window.shift - SHIFTS[cell.word_bytes][0]
     k = 0
     for place, words, _ in _blocks(old):
         k = ranks.rank(
-            words, place, positions, ro(levels), k, coarse, window.shift, window.base, window.top, bases, cursor, ranked
+            words, place, noted.positions, levels, k, coarse, window.shift, window.base, window.top, bases, cursor, found
         )
-    means = np.zeros(ends.size, np.int64)
-    gaps.fit(ro(ranked), ends, means)
+    return found
+
+
+def payload_of(cell: Cell, noted: Noted, window: Window, ends: Words, ranked: npt.NDArray[np.uint32]) -> bytes:
+    """The bytes. ``ranked``: of each changed word its rank in its class, class by class, in order of position; ``ends`` as from ``choose_window``."""
+    ro, count = kernels.readonly, noted.positions.size
+    ranked, means = ro(ranked), np.zeros(ends.size, np.int64)
+    gaps.fit(ranked, ends, means)
     symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
     raw = _room.array("raw", 10 * count + gaps.SPARE_BYTES, np.uint8)
-    *states, begin, used = gaps.pack_gaps(ro(ranked), ends, means, gaps.STARTS, gaps.LOW_BITS, symbols, words16, raw)
-    flags, told = _directions(cell, positions, ups)
-    coded, said = _sizes(cell, levels, sizes, large, coarse, highest)
+    *states, begin, used = gaps.pack_gaps(ranked, ends, means, gaps.STARTS, gaps.LOW_BITS, symbols, words16, raw)
+    flags, told = _directions(cell, noted.positions, noted.ups)
+    coded, said = _sizes(cell, noted, window)
     head = [bytes((VERSION, cell.word_bytes, window.shift, window.base, window.top, flags)), coded.to_bytes(4, "little")]
     head.append(_varint(count))
     if flags & _IN_CONTEXT:
@@ -166,20 +206,21 @@ def encode_context(cell: Cell, old: Words, positions: Positions, steps: Words, h
     return b"".join([*head, words16[begin:].tobytes(), raw[:used].tobytes(), told, said])
 
 
-def _sizes(cell: Cell, levels: Words, sizes: Words, large: Words, coarse: int, highest: int) -> tuple[int, bytes]:
+def _sizes(cell: Cell, noted: Noted, window: Window) -> tuple[int, bytes]:
     """(contexts that are coded, a bit each; sizes)."""
+    levels, coarse, highest = noted.levels, window.shift - SHIFTS[cell.word_bytes][0], window.base + window.top
     coded = 0
-    for level in np.flatnonzero(large).tolist():
+    for level in np.flatnonzero(noted.large).tolist():
         coded |= 1 << min(max(highest - (level >> coarse), 0), moves.LEVEL_CONTEXTS - 1)
     if not coded:
         return 0, b""
     ro, count = kernels.readonly, levels.size
     listed = _room.array("listed", count + 1, np.uint32)
     if coarse:
-        levels >>= np.uint8(coarse)
+        levels = np.right_shift(levels, np.uint8(coarse), out=_room.array("coarse", count, np.uint8))
     found = moves.told_sizes(ro(levels), highest, np.uint64(coded), listed)
     out = _room.array("said", int(found) * (4 * cell.word_bytes + 4) + 16, np.uint8)
-    said = moves.pack_sizes(ro(sizes), ro(levels), ro(listed[:found]), highest, 8 * cell.word_bytes, out)
+    said = moves.pack_sizes(ro(noted.sizes), ro(levels), ro(listed[:found]), highest, 8 * cell.word_bytes, out)
     return coded, out[:said].tobytes()
 
 

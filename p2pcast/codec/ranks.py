@@ -387,15 +387,12 @@ def unrank(  # type: ignore[no-untyped-def]
 
 @_kernel
 def census(words, pace, shift, counts):  # type: ignore[no-untyped-def]
-    """Counts levels in every ``pace``-th block of 64 words; a shorter end counts as a block. Returns how many words were looked at."""
-    seen = 0
+    """Counts levels in every ``pace``-th block of 64 words; a shorter end counts as a block."""
     spare = np.uint64(64 - 8 * words.itemsize)
     for block in range(0, (words.size + BLOCK_WORDS - 1) // BLOCK_WORDS, pace):
         end = min(BLOCK_WORDS * (block + 1), words.size)
         for k in range(BLOCK_WORDS * block, end):
             counts[level_of(words[k], spare, shift)] += 1
-        seen += end - BLOCK_WORDS * block
-    return seen
 
 
 @_kernel
@@ -450,14 +447,12 @@ def _cheapest(every, changed, class_bits, costs, bases):  # type: ignore[no-unty
 
 
 @_kernel
-def choose(words, pace, finest, widths, changed, class_bits, near, ends):  # type: ignore[no-untyped-def]
+def choose(counts, scale, widths, changed, class_bits, near, ends):  # type: ignore[no-untyped-def]
     """(which of ``widths``, base, top) of the window that makes positions cheap, as few classes as come near the best.
 
-    ``widths``: how many levels of shift ``finest`` make one of each shift that may be taken. ``changed``: how many words of each (finest) level change; how
-    many there are is counted in every ``pace``-th block. ``ends[c]`` is set to how many of the changed words are of class c or below.
+    ``counts``: how many words of each (finest) level a census met, of ``scale`` times as many; ``changed``: how many of all change. ``widths``: how many levels
+    make one of each shift that may be taken. ``ends[c]`` is set to how many of the changed words are of class c or below.
     """
-    counts = np.zeros(256, np.int64)
-    scale = words.size / census(words, pace, finest, counts)
     costs, bases = np.empty(5), np.zeros(5, np.int64)
     least, found = np.inf, (0, 0, 0)
     for which in range(widths.size):
