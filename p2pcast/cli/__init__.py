@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": ("p2pcast.cli.inspect:inspect", "Say what is in a delta, an anchor or a checkpoint."),
     "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),
     "bench": ("p2pcast.cli.bench:bench", "Measure this installation."),
+    "simulate": ("p2pcast.cli.simulate:simulate", "The hub's decisions about a fleet of thousands, with churn."),
     "lab": ("p2pcast.cli.lab:lab", "Emulated networks; see what this machine can emulate."),
     "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model here, and check it all."),
 }

@@ -1,0 +1,70 @@
+"""``p2pcast bench plan``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from p2pcast.cli.options import Rate, console, output, write_document
+
+REPEATS = 5
+
+
+@click.command("plan")
+@click.option("--peers", type=click.IntRange(2), default=10_000, show_default=True)
+@click.option("--regions", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--uplink", type=Rate(), default="30gbit", show_default=True, help="The hub's; peers have 100 Mbit/s each.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@output
+def plan(peers: int, regions: int, uplink: float, as_json: bool, output: Path | None) -> None:
+    """What the hub's decisions about a large fleet take: a plan from nothing, a plan anew, a join, a death, a whole fleet that joins."""
+    rows = measure(peers, regions, uplink)
+    document: dict[str, Any] = {"peers": peers, "regions": regions, "uplink_bps": uplink, "rows": rows}
+    write_document(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    table = Table("what", "ms, best", "ms, median")
+    for row in rows:
+        table.add_row(row["what"], f"{row['best_s'] * 1e3:.2f}", f"{row['median_s'] * 1e3:.2f}")
+    console().print(table)
+
+
+def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]:
+    from topology import Member, admit, excise, make_plan
+    from topology.model import number_of_chains
+    from trainer_node.membership import Membership, Peer
+
+    members = [Member(f"{i * 2654435761 % 2**64:016x}", f"r{i % regions}", 100e6, 50.0 + i % 50) for i in range(peers)]
+    first = make_plan(members, uplink_bps, epoch=(1, 1))
+    chains = number_of_chains(uplink_bps, [100e6], peers)
+    newcomer, dying = Member("newcomer", "r0"), members[peers // 2].id
+
+    def everybody() -> None:
+        fleet = Membership(1, uplink_bps)
+        for m in members:
+            fleet.join(Peer(m.id, m.id, m.region, "", 0, 0.0), 0.0)
+
+    return [
+        _timed("plan from nothing", lambda: make_plan(members, uplink_bps, epoch=(1, 1))),
+        _timed("plan anew", lambda: make_plan(members, uplink_bps, epoch=(1, 2), previous=first)),
+        _timed("one joins", lambda: admit(first, newcomer, chains=chains, epoch=(1, 2))),
+        _timed("one dies", lambda: excise(first, [dying], epoch=(1, 2))),
+        _timed("all join, one by one", everybody, 1),
+    ]
+
+
+def _timed(what: str, run: Callable[[], object], repeats: int = REPEATS) -> dict[str, Any]:
+    took: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - began)
+    took.sort()
+    return {"what": what, "best_s": took[0], "median_s": took[len(took) // 2]}
