@@ -22,7 +22,7 @@ import numpy.typing as npt
 from p2pcast.bench import pulse, sparrowrl, xor
 from p2pcast.bench.reference_scan import compact
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.cell import CODEC_NAMES, decode, digest, encode
+from p2pcast.codec.cell import CODEC_NAMES, Encoded, decode, digest, encode
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.errors import UsageError
@@ -201,34 +201,61 @@ def tiled(dataset: Dataset, working_set_bytes: int) -> tuple[Words, Words]:
     return np.tile(rows[0], copies), np.tile(rows[1], copies)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A cell as a trainer in its steady state has it, the digest of the old words known, and as a peer gets it."""
+
+    cell: Cell
+    old: Words
+    new: Words
+    before: int
+    coded: Encoded | None
+
+
+def work_of(dataset: Dataset, codec: str, working_set_bytes: int) -> list[Work]:
+    """The tiled working set in ordinary cells."""
+    old, new = tiled(dataset, working_set_bytes)
+    dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
+    work = []
+    for cell in Layout([Tensor("tiled", dtype, (old.size,))]).cells:
+        was, now = (words[cell.start : cell.start + cell.words] for words in (old, new))
+        before = digest(was, cell)
+        work.append(Work(cell, was, now, before, encode(cell, was, now, before=before, codec=codec)))
+    return work
+
+
+def encode_part(part: Work, codec: str) -> None:
+    encode(part.cell, part.old, part.new, before=part.before, codec=codec)
+
+
+def decode_part(part: Work) -> None:
+    coded = part.coded
+    if coded is not None:
+        decode(part.cell, coded.codec, coded.payload, part.old, coded.before, coded.after)
+
+
 def speeds(
     dataset: Dataset, codec: str, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
 ) -> dict[str, float]:
     """Seconds (medians) of a bare scan, of encoding and of decoding the working set on one core, and its bytes."""
-    old, new = tiled(dataset, working_set_bytes)
-    dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
-    layout = Layout([Tensor("tiled", dtype, (old.size,))])
-    work = [(c, old[c.start : c.start + c.words], new[c.start : c.start + c.words]) for c in layout.cells]
-    known = [digest(o, c) for c, o, _ in work]
-    coded = [encode(c, o, n, before=b, codec=codec) for (c, o, n), b in zip(work, known, strict=True)]
-    positions = np.zeros(max(c.words for c in layout.cells), dtype=np.uint32)
+    work = work_of(dataset, codec, working_set_bytes)
+    positions = np.zeros(max(part.cell.words for part in work), dtype=np.uint32)
 
     def scan() -> None:
-        for _, o, n in work:
-            compact(o, n, positions)
+        for part in work:
+            compact(part.old, part.new, positions)
 
     def encode_all() -> None:
-        for (c, o, n), before in zip(work, known, strict=True):
-            encode(c, o, n, before=before, codec=codec)
+        for part in work:
+            encode_part(part, codec)
 
     def decode_all() -> None:
-        for (c, o, _), e in zip(work, coded, strict=True):
-            if e is not None:
-                decode(c, e.codec, e.payload, o, e.before, e.after)
+        for part in work:
+            decode_part(part)
 
     with one_core():
         taken = take_turns({"scan_s": scan, "encode_s": encode_all, "decode_s": decode_all}, repeats)
-    return {**taken, "timed_bytes": float(old.nbytes)}
+    return {**taken, "timed_bytes": float(sum(part.old.nbytes for part in work))}
 
 
 def take_turns(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:

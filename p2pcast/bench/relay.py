@@ -16,7 +16,6 @@ import resource
 import secrets
 import ssl
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -30,6 +29,7 @@ from p2pcast import limits
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.bench import bare
+from p2pcast.bench.anonymous import Peak
 from p2pcast.codec.cell import DENSE
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.daemon import keep_freed_memory
@@ -47,7 +47,6 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
 from p2pcast.wire.token import Token
 
-SAMPLE_S = 0.05
 CELL_BYTES = limits.MIB // 2
 """Payload a cell."""
 EMIT_S = 0.02
@@ -201,32 +200,6 @@ def _cpu_s() -> tuple[float, float]:
     return used.ru_utime, used.ru_stime
 
 
-def anonymous_bytes() -> int:
-    """Anonymous resident memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * limits.KIB
-    return 0
-
-
-class _Peak(threading.Thread):
-    """Samples memory; the largest value seen."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.bytes = 0
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            self.bytes = max(self.bytes, anonymous_bytes())
-
-    def stop(self) -> int:
-        self._ended.set()
-        self.join()
-        return max(self.bytes, anonymous_bytes())
-
-
 def _process(setup: Setup, pipe: Pipe) -> None:
     _pin(setup.role)
     keep_freed_memory()
@@ -237,7 +210,7 @@ class _Meter:
     """CPU, time and memory of this process between making it and ``figures``."""
 
     def __init__(self) -> None:
-        self._peak = _Peak()
+        self._peak = Peak()
         self._peak.start()
         self._cpu, self._began = _cpu_s(), time.monotonic()
 

@@ -27,6 +27,14 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option("--trainer-cores", type=_CORES, default=PEER_CORES, show_default=True, help="That encode, in the table of times.")
 @click.option("--peer-cores", type=_CORES, default=PEER_CORES, show_default=True, help="That decode, in the table of times.")
+@click.option(
+    "--memory-gib",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    metavar="GIB",
+    help="Size of a synthetic state that is coded to see what memory it takes; 0: none. It lies twice in the folder for temporary files.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @output
 def codec(
@@ -36,6 +44,7 @@ def codec(
     working_set: int,
     trainer_cores: int,
     peer_cores: int,
+    memory_gib: int,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -47,19 +56,24 @@ def codec(
         raise UsageError("give --old and --new together, or neither")
     from p2pcast.bench import codec as bench
     from p2pcast.bench import formats
+    from p2pcast.bench.codec_cores import WORKING_SET_BYTES, two_cores
+    from p2pcast.bench.codec_memory import GIB, memory
     from p2pcast.bench.end_to_end import end_to_end
 
     datasets = iter([bench.folder_dataset(old, new)]) if old is not None and new is not None else bench.trained_datasets()
     if old is None:
         log.info("training: pretrained weights, a few AdamW steps a learning rate")
-    rows, compared = [], None
+    rows, compared, sped_up = [], None, {}
     for dataset in datasets:
         rows.append(bench.measure(dataset, codec, working_set_bytes=working_set << 20))
         if compared is None:
+            sped_up = two_cores(dataset, codec, working_set_bytes=min(working_set << 20, WORKING_SET_BYTES))
             compared = formats.measure_formats(dataset, working_set_bytes=min(working_set << 20, formats.WORKING_SET_BYTES))
     assert compared is not None
     document = {
         **bench.report(rows, codec),
+        **sped_up,
+        "memory": memory(memory_gib * GIB, codec) if memory_gib else None,
         "formats": compared.document,
         "end_to_end": end_to_end(compared.formats, encode_cores=trainer_cores, decode_cores=peer_cores),
     }
@@ -110,6 +124,14 @@ def _print(document: dict[str, Any], working_set: int) -> None:
         f"One core; GB/s of the old state's bytes; words tiled to at least {working_set} MiB. Encode: digests of the old state known, those of the new one "
         "made. Decode: to a patch, both digests verified. PULSE: the smaller of its 2-D and 1-D forms, zstd-1."
     )
+    out.print(
+        f"Two cores beside one: encode {_text(document['encode_two_cores'])} ×, decode {_text(document['decode_two_cores'])} ×."
+    )
+    if found := document["memory"]:
+        out.print(
+            f"A synthetic state of {found['state_bytes'] / 1e9:.1f} GB on {found['cores']} cores: anonymous memory of {found['before_bytes'] / 1e6:.0f} MB "
+            f"before the first cell, at most {found['encode_peak_bytes'] / 1e6:.0f} MB encoding and {found['decode_peak_bytes'] / 1e6:.0f} MB decoding."
+        )
 
 
 def _print_formats(document: dict[str, Any]) -> None:

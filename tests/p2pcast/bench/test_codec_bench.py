@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,10 +15,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from p2pcast.bench import codec as bench
-from p2pcast.bench import pulse, sparrowrl, xor
+from p2pcast.bench import codec_memory, pulse, sparrowrl, xor
+from p2pcast.bench.anonymous import Peak, anonymous_bytes
+from p2pcast.bench.codec_cores import two_cores
 from p2pcast.bench.reference_scan import compact
 from p2pcast.cli.bench_codec import codec as command
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.errors import LocalError
 
 SHAPES = st.lists(
     st.one_of(
@@ -183,6 +188,8 @@ def test_command_on_two_folders(tmp_path):
     document = json.loads(done.stdout)
     assert set(document) >= KEYS
     assert document["codec"] == "context"
+    assert document["encode_two_cores"] > 0
+    assert document["memory"] is None
     assert {row["format"] for row in document["formats"]["rows"]} == {row["format"] for row in document["end_to_end"]["rows"]}
     assert document["formats"]["changed_share"] == pytest.approx(0.01, rel=0.2)
     assert document["params"] == 50_003
@@ -207,3 +214,34 @@ def test_command_wants_both_folders(tmp_path):
     done = CliRunner().invoke(command, ["--old", str(tmp_path)])
     assert done.exit_code != 0
     assert "--old and --new together" in str(done.exception)
+
+
+def test_two_cores_beside_one(monkeypatch):
+    done = two_cores(a_dataset(), "context", working_set_bytes=1 << 20, turns=2)
+    assert set(done) == {"encode_two_cores", "decode_two_cores"}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    assert set(two_cores(a_dataset(), "flat", turns=1).values()) == {None}
+
+
+def test_memory_of_a_large_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(codec_memory, "SPARE_DISK_BYTES", 0)
+    found = codec_memory.memory(1, "context", tmp_path)
+    assert found["state_bytes"] == 2 * codec_memory.BLOCK_WORDS
+    assert 0 < found["before_bytes"] < found["peak_bytes"] == max(found["encode_peak_bytes"], found["decode_peak_bytes"])
+    assert found["delta_bytes"] > codec_memory.BLOCK_WORDS * codec_memory.CHANGED
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(codec_memory, "SPARE_DISK_BYTES", 1 << 62)
+    with pytest.raises(LocalError, match="disk free"):
+        codec_memory.memory(1, "context", tmp_path)
+
+
+def test_peak_is_of_the_process_that_was_named():
+    held = 50 << 20
+    script = f"held = b'x' * {held}; print('there', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        peak = Peak(other.pid)
+        peak.start()
+        assert peak.stop() > held
+        other.communicate(b"\n")
+    assert anonymous_bytes(other.pid) == 0
