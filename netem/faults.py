@@ -96,9 +96,9 @@ class _Strike:
     @property
     def victims(self) -> list[str]:
         """The second one is struck by ``several`` alone."""
-        head, middle, tail = self.chain
-        found = {"head": [head, middle], "middle": [middle, tail], "tail": [tail, middle], HUB: [HUB, head]}[self.case.position]
-        return found if self.case.fault == "several" else found[:1]
+        head, middle, *rest = self.chain
+        found = {"head": [head, middle], "middle": [middle, rest[0]], "tail": self.chain[:-3:-1], HUB: [HUB, head]}
+        return found[self.case.position][: 2 if self.case.fault == "several" else 1]
 
     @property
     def watched(self) -> str:
@@ -161,7 +161,7 @@ class _Strike:
 
 async def run_case(fleet: Fleet, case: Case) -> Outcome:
     """Raises FleetError when the swarm does not come through."""
-    chain, others = sorted(await fleet.chains(), key=len, reverse=True)
+    chain, others, *_ = await fleet.chains()
     blow = _Strike(fleet, case, chain, others)
     survivors = [n for n in fleet.names if n not in blow.dead]
     net, loop = fleet.net, asyncio.get_running_loop()

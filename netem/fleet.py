@@ -24,8 +24,10 @@ from netem.loopback import Net
 from p2pcast.errors import LocalError
 
 POLL_S = 0.02
-SETTLED_S = 5.0
-"""For a plan to be even again after a fault."""
+PEERS = 5
+"""In two chains: one that has a head, a middle and a tail, and one beside it."""
+SETTLED_S = 1.5
+"""For a plan to have a chain of three again after a fault."""
 HUB = "hub"
 
 Document = dict[str, Any]
@@ -70,6 +72,12 @@ class Fleet:
         await self.net.close()
 
     # -- processes
+
+    async def anew(self) -> None:
+        """Kill all, mend the network, and have all join again."""
+        self.net.mend()
+        await asyncio.gather(*map(self.kill, list(self._processes)))
+        await self._start_all()
 
     async def _start_all(self) -> None:
         await self.start(HUB)
@@ -179,37 +187,41 @@ class Fleet:
             return None
 
     async def chains(self) -> list[list[str]]:
-        """Who hangs below whom, by what the peers say, in even chains; where a plan has become uneven, all join anew."""
+        """The longest way down from each head, by what the peers say, the longest first: at least three peers, and another head.
+
+        Where a plan has no such chain any more, all join anew.
+        """
         found: list[list[str]] = []
 
         async def look() -> bool:
             found[:] = await self._chains_now()
-            short, over = divmod(len(self.names), self._chains)
-            return sorted(map(len, found)) == sorted(short + (n < over) for n in range(self._chains))
+            return len(found) >= self._chains and len(found[0]) > 2
 
         try:
             await self._until(look, lambda: "", SETTLED_S)
         except FleetError:
-            await asyncio.gather(*map(self.kill, [HUB, *self.names]))
-            await self._start_all()
+            await self.anew()
             await self._until(look, lambda: f"{self._chains} chains: {found}")
-        return sorted(found)
+        return found
 
     async def _chains_now(self) -> list[list[str]]:
+        """Nothing while somebody is not attached."""
         hub = await self.status(HUB)
         rows = {p["name"]: p for p in (hub or {}).get("peers", [])}
         names = {p["node"]: n for n, p in rows.items()}
         said = {n: s for n in self.names if (s := await self.status(n)) is not None and n in rows}
         above = {n: names.get(s["parent"], HUB) for n, s in said.items() if s["parent"] is not None}
-        chains = [[n] for n, parent in above.items() if parent == HUB]
         if len(above) < len(self.names):
             return []
-        for chain in chains:
-            while below := [n for n, parent in above.items() if parent == chain[-1]]:
-                if len(below) > 1 or len(chain) > len(above):
+        ways: dict[str, list[str]] = {}
+        for name in self.names:
+            way = [name]
+            while (parent := above[way[0]]) != HUB:
+                if parent in way:
                     return []
-                chain += below
-        return chains
+                way.insert(0, parent)
+            ways[way[0]] = max(way, ways.get(way[0], []), key=len)
+        return sorted(ways.values(), key=len, reverse=True)
 
     async def _until(self, look: Callable[[], Awaitable[bool]], what: Callable[[], str], most_s: float | None = None) -> None:
         """Raises FleetError."""

@@ -14,6 +14,7 @@ COMMANDS = {
     ),
     "device": ("p2pcast.cli.bench_device:device", "The dense passes with torch's operations, on a GPU or the CPU."),
     "relay": ("p2pcast.cli.bench_relay:relay", "CPU and memory of a peer in the middle of a chain."),
+    "faults": ("p2pcast.cli.bench_faults:faults", "Each fault in mid-broadcast: how soon bytes flow again, when all have it."),
     "broadcast": (
         "p2pcast.cli.bench_broadcast:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",

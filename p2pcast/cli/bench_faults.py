@@ -1,0 +1,116 @@
+"""``p2pcast bench faults``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import uvloop
+from rich.table import Table
+
+from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.limits import MIB
+
+if TYPE_CHECKING:
+    from netem.faults import Case, Outcome
+
+CHAINS = 2
+RUNS = 3
+"""Undisturbed versions, whose median time the others are compared with."""
+
+
+@click.command()
+@click.option("--payload", type=click.IntRange(1), default=4, show_default=True, help="MiB of each version.")
+@click.option("--rate", type=Rate(), default="16mbit", show_default=True, help="Of every way between two processes.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="WORDS",
+    help='Cases that these words begin: "kill", "kill hub" or "kill hub start"; may be given several times.',
+)
+@click.option(
+    "--deadline", type=click.FloatRange(1), default=30.0, show_default=True, help="Seconds after which a case has failed."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@output
+def faults(payload: int, rate: float, only: tuple[str, ...], deadline: float, as_json: bool, output: Path | None) -> None:
+    """Each fault, at each place of a chain of three, at the start, middle and end of a broadcast: how soon bytes flow again, and when all have it.
+
+    A hub and five peers in two chains, as processes on this machine, behind proxies that hold them to a rate and cut them off. No privileges are needed.
+    """
+    from netem.faults import matrix
+
+    cases = [case for case in matrix() if not only or any(f"{case} ".startswith(f"{words} ") for words in only)]
+    if not cases:
+        raise click.BadParameter("no case begins with these words", param_hint="--only")
+    document = uvloop.run(_measure(payload * MIB, rate / 8, cases, deadline))
+    write_document(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _show(document)
+
+
+async def _measure(payload_bytes: int, rate_bytes_s: float, cases: list[Case], deadline_s: float) -> dict[str, Any]:
+    from netem.faults import run_case, undisturbed
+    from netem.fleet import PEERS, Fleet, FleetError
+    from netem.loopback import Net
+
+    with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
+        async with Fleet(Path(folder), Net(rate_bytes_s), PEERS, CHAINS, payload_bytes, deadline_s) as fleet:
+            quiet_s = await undisturbed(fleet, RUNS)
+            outcomes, failed = [], []
+            for case in cases:
+                try:
+                    outcomes.append(await run_case(fleet, case))
+                except FleetError as error:
+                    failed.append(str(case))
+                    click.echo(f"{case}: {error}", err=True)
+                    await fleet.anew()
+                else:
+                    click.echo(f"{case}: {outcomes[-1].gap_s:.2f} s", err=True)
+    return _document(quiet_s, outcomes) | {"failed": failed} | {"payload_bytes": payload_bytes, "rate_bits_s": rate_bytes_s * 8}
+
+
+def _document(quiet_s: float, outcomes: list[Outcome]) -> dict[str, Any]:
+    from statistics import median
+
+    rows: list[dict[str, Any]] = [
+        {
+            "fault": o.case.fault, "position": o.case.position, "moment": o.case.moment, "gap_s": round(o.gap_s, 3),
+            "all_s": round(o.all_s, 3), "outage_s": round(o.outage_s, 3), "most_s": round(1.25 * quiet_s + 1 + o.outage_s, 3),
+            "bytes_duplicate": o.duplicate_bytes, "wrong": list(o.wrong),
+        }
+        for o in outcomes
+    ]  # fmt: skip
+    gaps = [max(0.0, o.gap_s - o.outage_s) for o in outcomes] or [0.0]
+    return {
+        "undisturbed_s": round(quiet_s, 3),
+        "gap_median_s": round(median(gaps), 3),
+        "gap_worst_s": round(max(gaps), 3),
+        "late": sum(row["all_s"] > row["most_s"] for row in rows),
+        "bytes_duplicate": sum(row["bytes_duplicate"] for row in rows),
+        "wrong": sum(bool(row["wrong"]) for row in rows),
+        "rows": rows,
+    }
+
+
+def _show(document: dict[str, Any]) -> None:
+    from netem.faults import MOMENTS
+
+    table = Table("fault", "position", *(f"{moment}: flows again · all, s" for moment in MOMENTS), "hub away, s")
+    found = {(row["fault"], row["position"], row["moment"]): row for row in document["rows"]}
+    for fault, position in dict.fromkeys((row["fault"], row["position"]) for row in document["rows"]):
+        cells = [found.get((fault, position, moment)) for moment in MOMENTS]
+        away = max(cell["outage_s"] for cell in cells if cell)
+        shown = [f"{cell['gap_s']:.2f} · {cell['all_s']:.2f}" if cell else "" for cell in cells]
+        table.add_row(fault, position, *shown, f"{away:.1f}" if away else "")
+    console().print(table)
+    click.echo(
+        f"undisturbed {document['undisturbed_s']:.2f} s; bytes flow again after {document['gap_median_s']:.2f} s (median) and "
+        f"{document['gap_worst_s']:.2f} s (worst), the hub's absence apart; {document['late']} of {len(document['rows'])} later than "
+        f"1.25 × undisturbed + 1 s; {document['bytes_duplicate']} bytes twice; {document['wrong']} with other bits; {len(document['failed'])} failed{': ' if document['failed'] else ''}{', '.join(document['failed'])}"
+    )

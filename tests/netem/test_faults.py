@@ -1,0 +1,91 @@
+"""Faults done to real processes in mid-broadcast: every survivor ends bit for bit, nobody is sent a byte twice, and whoever was struck comes back.
+
+Each fault once, every position and every moment several times; ``p2pcast bench faults`` goes through all of them and says how long they take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from netem.faults import FAULTS, MOMENTS, POSITIONS, Case, matrix, run_case
+from netem.fleet import HUB, PEERS, Fleet
+from netem.loopback import Net
+
+CASES = [
+    Case("garbage", "head", "start"),
+    Case("mute", "head", "middle"),
+    Case("one-way", "middle", "last"),
+    Case("half-open", "tail", "middle"),
+    Case("flap", "tail", "start"),
+    Case("stop", "middle", "middle"),
+    Case("kill", "head", "last"),
+    Case("several", HUB, "last"),
+]
+
+
+class Stage:
+    """A fleet, and the loop that it and its network live on."""
+
+    def __init__(self, fleet: Fleet, runner: asyncio.Runner) -> None:
+        self.fleet = fleet
+        self._runner = runner
+
+    def play(self, act: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(act)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        fleet = Fleet(Path(folder), Net(2e6), PEERS, 2, 2_000_000, 90.0)
+        stage = Stage(fleet, runner)
+        try:
+            stage.play(fleet.__aenter__())
+            yield stage
+            stage.play(fleet.__aexit__())
+        finally:
+            for name in (HUB, *fleet.names):
+                print(f"--- {name}\n{fleet.log(name).read_text()}" if fleet.log(name).exists() else f"--- {name}: no log")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fault_in_mid_broadcast(stage, case):
+    outcome = stage.play(run_case(stage.fleet, case))
+    assert outcome.wrong == ()
+    assert outcome.duplicate_bytes == 0
+
+
+def test_the_swarm_completes_what_it_holds_without_its_hub(stage):
+    stage.play(_without_hub(stage.fleet))
+
+
+async def _without_hub(fleet: Fleet) -> None:
+    """One chain has a version whole when the hub is killed, which does not come back: the other gets the rest from beside it."""
+    first, second, *_ = await fleet.chains()
+    before = {n: (await fleet.answers(n))["bytes_duplicate"] for n in fleet.names}
+    fleet.net.rates[HUB, second[0]] = fleet.net.rate_bytes_s / 4
+    fleet.net.reset()
+    fleet.publish()
+    await fleet.live(*first)
+    await fleet.kill(HUB)
+    assert fleet.net.flows[second[-1]].bytes < fleet.payload_bytes, "too late: the payload is too small"
+    await fleet.live(*fleet.names)
+    assert all(fleet.exact(n) for n in fleet.names)
+    assert before == {n: (await fleet.answers(n))["bytes_duplicate"] for n in fleet.names}
+
+
+def test_the_cases_are_of_the_matrix_and_leave_nothing_out():
+    assert set(CASES) < set(matrix())
+    assert {c.fault for c in CASES} == set(FAULTS)
+    assert {c.position for c in CASES} == set(POSITIONS)
+    assert {c.moment for c in CASES} == set(MOMENTS)
