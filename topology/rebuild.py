@@ -215,16 +215,18 @@ def demote(plan: Plan, members: Mapping[str, Member], rates: Mapping[str, float]
 
 
 def straighten(plan: Plan, chains: int) -> Plan:
-    """Propose to end forks: where a peer feeds two that forward, the chain that parts from the taller one goes to the shortest chain's tail, or to
-    the hub while that feeds too few. One link for each."""
-    parted = [c for c in plan.chains if plan.parent[c[0]] != ROOT and c[0] not in plan.leaves]
+    """Propose to end forks: where a peer feeds two, the chain that parts from the taller one goes to the shortest chain's tail, or to the hub
+    while that feeds too few; a leaf beside one that forwards goes to a tail. One link for each. Two leaves at one tail stay."""
+    parted = [
+        c for c in plan.chains if plan.parent[c[0]] != ROOT and not plan.leaves.issuperset(plan.children(plan.parent[c[0]]))
+    ]
     if not parted:
         return plan
     moving = {c[-1] for c in parted}
     room = [(0, ROOT)] * (chains - len(plan.children(ROOT))) + [tail for tail in plan.tails if tail[1] not in moving]
     heapq.heapify(room)
     put: dict[str, str] = {}
-    for chain in sorted(parted, key=lambda c: (-len(c), c)):
+    for chain in sorted(parted, key=lambda c: (c[0] in plan.leaves, -len(c), c)):
         if not room:
             break
         depth, tail = heapq.heappop(room)

@@ -167,13 +167,14 @@ class Membership:
         bps = self._stragglers.found(self.plan, ident, now, flowing)
         if bps is None:
             return False
-        beside = [p for p in self.plan.children(self.plan.parent[ident]) if p not in self.plan.leaves]
-        if len(beside) > 1 and self.plan.parent[ident] != ROOT:
-            # Its parent feeds two, and each gets half: that is no fault of theirs.
+        above = self.plan.parent[ident]
+        if above != ROOT and len(self.plan.children(above)) > 1:
+            # Its parent feeds two, and each gets a part: that is no fault of theirs.
             straight = straighten(self.plan, self._number_of_chains())
-            if straight is not self.plan:
-                self.plan = straight.under(self._next())
-                return True
+            if straight is self.plan:
+                return False
+            self.plan = straight.under(self._next())
+            return True
         self._lowered.add(ident)
         self._rates[ident] = self.rate(ident).own(bps)
         self._middle_bps = None
