@@ -18,6 +18,23 @@ CHUNK_CHANGES = 1 << 18
 _LANES = 8
 
 
+def census(row: torch.Tensor, pace: int, shift: int) -> torch.Tensor:
+    """How many words of each level (int64 [256]: magnitudes >> ``shift``) there are in every ``pace``-th block of 64 words; a shorter end counts as a block."""
+    words = words_of(row)
+    blocks = words.numel() // BLOCK_WORDS
+    whole, end = words[: blocks * BLOCK_WORDS], words[blocks * BLOCK_WORDS :]
+    looked_at = whole.view(-1, BLOCK_WORDS)[::pace].reshape(-1)
+    if blocks % pace == 0:
+        looked_at = torch.cat((looked_at, end))
+    return torch.bincount(_levels(looked_at, shift), minlength=256)
+
+
+def ranks_by_class(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int) -> torch.Tensor:
+    """The ranks of ``class_ranks``, class by class; within a class in the order of places."""
+    ranks, classes = class_ranks(row, places, shift, base, top)
+    return ranks.index_select(0, torch.sort(classes, stable=True).indices)
+
+
 def class_ranks(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(ranks int32, classes uint8) of the words at ``places`` (int64, ascending): how many words of its class stand before each. The class of a word is
     min(max((its magnitude >> ``shift``) − ``base``, 0), ``top``)."""
@@ -46,10 +63,15 @@ def class_ranks(row: torch.Tensor, places: torch.Tensor, shift: int, base: int, 
 
 def _classes(words: torch.Tensor, shift: int, base: int, top: int) -> torch.Tensor:
     """By blocks of 64; the last is filled up."""
-    bits = 8 * words.element_size()
-    level = ((words << 1) >> shift) & ((1 << (bits - shift)) - 1)  # of a signed number the shift would bring its sign along
-    kinds = (level.to(torch.int16) - base).clamp_(0, top).to(torch.uint8)
+    kinds = (_levels(words, shift) - base).clamp_(0, top).to(torch.uint8)
     return torch.nn.functional.pad(kinds, (0, -kinds.numel() % BLOCK_WORDS)).view(-1, BLOCK_WORDS)
+
+
+def _levels(words: torch.Tensor, shift: int) -> torch.Tensor:
+    """int16, below 256."""
+    bits = 8 * words.element_size()
+    # Of a signed number the shift would bring its sign along.
+    return (((words << 1) >> shift) & ((1 << (bits - shift)) - 1)).to(torch.int16)
 
 
 def _before_blocks(kinds: torch.Tensor) -> torch.Tensor:
