@@ -223,6 +223,41 @@ async def test_a_hub_that_hangs_up_at_once_is_not_hammered(parents, attached, mo
     assert waits[-1] >= 0.5 * attachment.RETRY_MAX_S
 
 
+async def test_one_that_does_not_answer_holds_nobody_up(parents, attached):
+    """A frozen parent's kernel still accepts connections. The backup is dialled beside it."""
+    _, (_, _, backup) = parents
+    attach, _ = attached
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        attach.order((1, 1), (PARENT, "127.0.0.1", frozen.getsockname()[1]), [backup])
+        await until(lambda: attach.parent == BACKUP)
+        assert PARENT in attach._shunned
+
+
+async def test_an_orphan_turns_to_its_neighbour_until_somebody_above_answers(parents, attached):
+    (hub, _, neighbour), (place, _, beside) = parents
+    attach, _ = attached
+    await hub.listener.stop()
+    attach.introduce([(PARENT, "127.0.0.1", free_port()), beside])
+    attach.order((1, 1), None, [])
+    await until(lambda: attach.beside is not None and neighbour.downstream.children)
+    assert attach.parent is None
+    assert attach._node.path == [attach._node.ident], "that is no place in the tree"
+    await hub.listener.start("127.0.0.1", place[2])
+    await until(lambda: attach.parent == HUB and attach.beside is None)
+    await until(lambda: not neighbour.downstream.children)
+
+
+async def test_a_neighbour_that_hangs_below_us_is_left_for_the_next(parents, attached):
+    (hub, below, neighbour), (_, lower, beside) = parents
+    attach, _ = attached
+    below.node.path = [HUB, attach._node.ident, PARENT]
+    await hub.listener.stop()
+    attach.introduce([lower, beside])
+    attach.order((1, 1), None, [])
+    await until(lambda: neighbour.downstream.children)
+    await until(lambda: not below.downstream.children)
+
+
 async def test_a_loop_is_left_without_blame(parents, attached):
     """Two plans cross: the parent still hangs below us. It is asked again until it has been moved."""
     (_, parent, _), (_, place, backup) = parents

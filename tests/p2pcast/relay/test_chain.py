@@ -77,6 +77,8 @@ class Member:
         self.piece_hook: Callable[[], None] | None = None
         self.tasks: list[asyncio.Task[object]] = []
         self.alive = True
+        self.beside = False
+        """Its parents are neighbours, and all of them orphans."""
 
     async def start(self, *candidates: Member) -> Member:
         await self.listener.start("127.0.0.1", 0)
@@ -93,7 +95,7 @@ class Member:
 
     async def follow(self, candidates) -> None:
         for parent in chain(candidates, repeat(candidates[-1])):
-            upstream = Upstream(self.node, live=True)
+            upstream = Upstream(self.node, live=True, beside=self.beside)
             try:
                 link = await dial(
                     upstream, *parent.listener.address, self.identity, purpose="data", role="child",
@@ -318,6 +320,36 @@ def test_an_anchor_with_its_files_goes_down_a_chain(swarm, maker):
             assert member.sent_twice == 0
 
     swarm(play, stripes=2, bare=True)
+
+
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_a_ring_of_orphans_completes_what_it_holds_together(swarm, maker, stripes):
+    """Nobody has all of it; one has the seal. Each receives from the next, round and round."""
+    made = maker.make(MEGABYTES)
+
+    async def play(swarm: Swarm) -> None:
+        ring = [await swarm.add() for _ in range(3)]
+        for number, member in enumerate(ring):
+            node = member.node
+            holding = node.open(made.open, None)
+            for batch in made.batches:
+                node.add_batch(holding, batch)
+            for index, piece in enumerate(made.pieces(65536)):
+                if index % 3 == number:
+                    holding.artifact.offer(index, memoryview(piece))
+                    node.add_piece(holding, index, memoryview(piece))
+        ring[0].node.seal(ring[0].node.holdings[made.id], made.manifest)
+        for member, following in zip(ring, [*ring[1:], ring[0]], strict=True):
+            member.beside = True
+            member._spawn(member.follow([following]))
+        await swarm.all_have(made)
+        for member in ring:
+            assert member.log(made) == made.log
+            assert member.sent_twice == 0
+            assert member.node.bytes_received == len(made.log)
+            assert member.node.path == [member.ident]
+
+    swarm(play, stripes=stripes)
 
 
 @pytest.mark.parametrize("stripes", [1, 4])

@@ -95,8 +95,8 @@ def test_ahead_but_not_sending():
 
 @pytest.mark.parametrize(
     ("high", "held", "stalled"),
-    [({1: 10}, {1: 4}, True), ({1: 4}, {1: 4}, False), ({1: 3}, {1: 4}, False), ({}, {1: 4}, False), ({2: 10}, {1: 4}, False)],
-    ids=["its own parent stalls", "level", "behind", "says nothing", "a handle not opened yet"],
+    [({1: 10}, {1: 4}, True), ({1: 4}, {1: 4}, False), ({1: 3}, {1: 4}, False), ({}, {1: 4}, False), ({2: 0}, {1: 4}, False)],
+    ids=["its own parent stalls", "level", "behind", "says nothing", "a handle not opened yet, and nothing to send"],
 )
 def test_not_its_fault(high, held, stalled):
     clock = Clock()
@@ -107,6 +107,13 @@ def test_not_its_fault(high, held, stalled):
     verdict, took = clock.run(5, heard=True)
     assert verdict is Verdict.STALLED
     assert took > STALL_FLOOR_S
+
+
+def test_pieces_of_what_was_never_opened_are_ahead_too():
+    """A parent that went mute before the first frame of a version."""
+    clock = Clock()
+    clock.watch.high, clock.held = {2: 10}, {1: 4}
+    assert clock.run(5, heard=True)[0] is Verdict.STALLED
 
 
 def test_payload_keeps_it():
