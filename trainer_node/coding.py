@@ -15,34 +15,52 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from p2pcast.codec.cell import FLAT, Encoded, encode
+from p2pcast.codec.cell import CONTEXT, FLAT, Encoded
+from p2pcast.codec.choice import Choice
 from p2pcast.codec.digest import MASK, digest_change, word_dtype
 from p2pcast.codec.flat import encode_flat
 from p2pcast.codec.layout import Cell
-from p2pcast.device import RUN_BYTES, Changes, compare
+from p2pcast.device import RUN_BYTES, Changes, compare, encode_context_on_device
+from trainer_node.packing import code
 from trainer_node.snapshot import Room, Slot
 
 DENSE_FROM = 16
-"""Once ``flat`` takes more than 1/16 of a part's bytes the host decides, which knows ``dense`` too: as in ``codec.cell``."""
+"""Once a payload takes more than 1/16 of a part's bytes the host decides, which knows ``dense`` too: as in ``codec.cell``."""
+
+AUTO = "auto"
+CONTEXT_CODED = "context"
 
 
-def encode_on_device(cell: Cell, old: torch.Tensor, new: torch.Tensor, before: int) -> Encoded | None:
-    """As ``codec.cell.encode``, for 1-D tensors on one device; ``before``: the digest of ``old``. None if no word changed."""
+def codec_of(told: str, cell: Cell, whole: Cell) -> str:
+    """What a part is coded in, of a version that goes out in ``told``: in context a whole cell, which the hub takes as it is. Parts it has to join, and context
+    is made when it is known what all of them change."""
+    return CONTEXT_CODED if told == CONTEXT_CODED and cell.words == whole.words else AUTO
+
+
+def encode_on_device(cell: Cell, old: torch.Tensor, new: torch.Tensor, before: int, codec: str = AUTO) -> Encoded | None:
+    """As ``packing.code``, for 1-D tensors on one device; ``before``: the digest of ``old``; ``codec``: ``auto`` or ``context``. None if no word changed."""
     found = compare(old, new, [(0, cell.words)], DENSE_FROM)
-    return encode_changes(cell, None if found is None else found[0], old, new, before)
+    return encode_changes(cell, None if found is None else found[0], old, new, before, codec)
 
 
-def encode_changes(cell: Cell, changes: Changes | None, old: torch.Tensor, new: torch.Tensor, before: int) -> Encoded | None:
+def encode_changes(
+    cell: Cell, changes: Changes | None, old: torch.Tensor, new: torch.Tensor, before: int, codec: str = AUTO
+) -> Encoded | None:
     """As ``encode_on_device``, once it is known what changed. ``changes`` None: too much to be worth listing."""
     if changes is not None and not changes.positions.size:
         return None
     if changes is not None and changes.positions.size * DENSE_FROM <= cell.words:
         steps = np.subtract(changes.new, changes.old)
-        payload = encode_flat(changes.positions, steps, cell.words)
+        in_context = codec == CONTEXT_CODED
+        payload = (
+            encode_context_on_device(cell, old, changes, steps)
+            if in_context
+            else encode_flat(changes.positions, steps, cell.words)
+        )
         if len(payload) * DENSE_FROM <= cell.nbytes:
             after = (before + digest_change(changes.positions, changes.old, changes.new, cell)) & MASK
-            return Encoded(cell.index, FLAT, payload, before, after, changes.positions.size)
-    return encode(cell, _words(old), _words(new), before=before)
+            return Encoded(cell.index, CONTEXT if in_context else FLAT, payload, before, after, changes.positions.size)
+    return code(cell, _words(old), _words(new), before, Choice(codec))
 
 
 @dataclass(slots=True)
@@ -70,7 +88,7 @@ class Compared:
             run.end, run.left = number + 1, run.left + 1
             self._run_of.append(run)
 
-    def encode(self, cell: Cell, number: int, before: int) -> Encoded | None:
+    def encode(self, cell: Cell, number: int, before: int, codec: str = AUTO) -> Encoded | None:
         """Part ``number``, which ``cell`` stands for, as ``encode_on_device``."""
         run, slot = self._run_of[number], self._slots[number]
         with run.lock:
@@ -81,8 +99,8 @@ class Compared:
             if not run.left:
                 run.found = None
         if changes is None and run.end - run.first > 1:  # the run as a whole changed much, this part may not have
-            return encode_on_device(cell, self._previous.tensor(slot), self._latest.tensor(slot), before)
-        return encode_changes(cell, changes, self._previous.tensor(slot), self._latest.tensor(slot), before)
+            return encode_on_device(cell, self._previous.tensor(slot), self._latest.tensor(slot), before, codec)
+        return encode_changes(cell, changes, self._previous.tensor(slot), self._latest.tensor(slot), before, codec)
 
     def _compare(self, run: _Run) -> list[Changes] | None:
         slots = self._slots[run.first : run.end]

@@ -292,10 +292,12 @@ class Intake:
                 coming.failure.result()
             coming.parts = coming.group.begun(layout, whole=base is None)
             told = {"serial": terms.serial, "version": list(version), "base": None if base is None else list(base)}
+            choice = publishing.choice_for(layout)
+            told["codec"] = choice.codec
             for session in coming.sessions:
                 session.link.send(Type.BEGUN, told)
             self._owner.begins(version)
-            done = await publishing.receive(version, layout, coming)
+            done = await publishing.receive(version, layout, coming, choice)
             self._finished(coming, done)
             await self._owner.is_out(done)
         finally:

@@ -142,7 +142,7 @@ class Incoming(Protocol):
 async def join_incoming(incoming: Incoming, shadow: Shadow, packing: Packing, choice: Choice, staging: Staging) -> None:
     """All cells that ranks bring, against the shadow. Raises IntegrityError for parts that are not what they say.
 
-    Ranks code without context; where it was chosen, it is done here.
+    Where context was chosen, ranks code in it what they own whole cells of; what was joined is coded so here.
     """
     context = choice.codec == "context"
     codec = "auto" if context or choice.times is not None else choice.codec

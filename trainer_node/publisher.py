@@ -36,7 +36,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.cell import RAW, Encoded, digest, encode
+from p2pcast.codec.cell import RAW, Encoded, digest
+from p2pcast.codec.choice import Choice
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up, warm_up_for
 from p2pcast.daemon import parse_address
@@ -47,8 +48,9 @@ from p2pcast.parallel import cores, ordered_map
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
-from trainer_node.coding import Compared
+from trainer_node.coding import Compared, codec_of
 from trainer_node.handle import Handle
+from trainer_node.packing import code
 from trainer_node.shards import Holding, Part, dealt, holding
 from trainer_node.snapshot import Copy, Rooms, slots_for
 from trainer_node.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
@@ -311,7 +313,7 @@ class Publisher:
         begun = self._answer(handle, uplink, serial, lambda heard: heard.begun.get(serial))
         handle.version = begun.version
         coded = begun.base is not None and begun.base == self._version
-        marks, sent = self._send_parts(uplink, serial, plan, coded=coded)
+        marks, sent = self._send_parts(uplink, serial, plan, begun.codec if coded else None)
         if first and begun.base is None and self._base is not None:
             for path, contents in self._base.small_files().items():
                 uplink.send(Type.FILE, {"serial": serial, "path": path, "contents": contents}, len(contents))
@@ -351,22 +353,23 @@ class Publisher:
         self._marks = list(ordered_map(lambda cell: digest(base.words(cell), cell), cells, workers=self._workers, name="base"))
         self._version = ranked.head
 
-    def _send_parts(self, uplink: Uplink, serial: int, plan: Plan, *, coded: bool) -> tuple[list[int], int]:
-        """Every part that changed, in order; all parts, as they are, if not ``coded``. Returns (digests of all parts, how many were sent)."""
+    def _send_parts(self, uplink: Uplink, serial: int, plan: Plan, codec: str | None) -> tuple[list[int], int]:
+        """Every part that changed, in order, for a version that goes out in ``codec``; with None all parts, as they are. Returns (digests of all parts, how many
+        were sent)."""
         parts, cells = plan.parts, len(plan.layout.cells)
-        marks = list(self._marks) if coded else [0] * len(parts)
+        marks = list(self._marks) if codec is not None else [0] * len(parts)
         sent = told = 0
         told_at = time.monotonic()
 
         rooms, compared = plan.rooms, None
-        if coded and rooms.device is not None:
+        if codec is not None and rooms.device is not None:
             assert rooms.previous is not None
             compared = Compared(rooms.slots, rooms.previous, rooms.next)
 
-        def code(number: int) -> Body | None:
-            return self._coded(plan, number, compared) if coded else self._whole(plan, number)
+        def body_of(number: int) -> Body | None:
+            return self._whole(plan, number) if codec is None else self._coded(plan, number, codec, compared)
 
-        for number, body in enumerate(ordered_map(code, range(len(parts)), workers=self._workers, name="p2pcast encode")):
+        for number, body in enumerate(ordered_map(body_of, range(len(parts)), workers=self._workers, name="p2pcast encode")):
             now = time.monotonic()
             if serial in uplink.heard.aborted:
                 break  # the next question to the hub raises
@@ -382,17 +385,17 @@ class Publisher:
                 told, told_at = reached, now
         return marks, sent
 
-    def _coded(self, plan: Plan, number: int, compared: Compared | None) -> Body | None:
-        """A part against the previous state; None where nothing changed. ``compared``: for rooms on a device."""
+    def _coded(self, plan: Plan, number: int, told: str, compared: Compared | None) -> Body | None:
+        """A part against the previous state, for a version in codec ``told``; None where nothing changed. ``compared``: for rooms on a device."""
         part, rooms, slot = plan.parts[number], plan.rooms, plan.rooms.slots[number]
         assert rooms.previous is not None
-        before = self._marks[number]
+        before, codec = self._marks[number], codec_of(told, part.cell, plan.layout.cells[part.cell.index])
         found: Encoded | None
         if compared is None:
-            found = encode(part.cell, rooms.previous.words(slot), rooms.next.words(slot), before=before)
+            found = code(part.cell, rooms.previous.words(slot), rooms.next.words(slot), before, Choice(codec))
         else:
             with rooms.on_stream():
-                found = compared.encode(part.cell, number, before)
+                found = compared.encode(part.cell, number, before, codec)
         if found is None:
             return None
         return _cell(part, found.codec, found.before, found.after, found.changed, found.payload)

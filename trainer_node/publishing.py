@@ -142,18 +142,23 @@ class Publishing:
         files = await self._staging.run(checkpoint.small_files)
         if self.shadow is None or self.shadow.layout != layout:
             return await self.publish_anchor(version, checkpoint, layout, files)
-        shadow = self.shadow
+        shadow, choice = self.shadow, self.choice_for(layout)
 
-        async def made(packing: Packing, choice: Choice) -> dict[str, bytes] | None:
+        async def made(packing: Packing) -> dict[str, bytes] | None:
             await self._staging.run(encode_folder, checkpoint, shadow, packing, choice)
             return files
 
-        done = await self._publish_delta(version, shadow, made)
+        done = await self._publish_delta(version, shadow, choice, made)
         await self.write_due_anchor()
         return done
 
-    async def receive(self, version: Version, layout: Layout, incoming: Incoming) -> Published:
-        """Publish what ranks bring as ``version``: changes against ``base_for(layout)``, or a whole state. Where no small files come, they stay as they are.
+    def choice_for(self, layout: Layout) -> Choice:
+        """What the next version of this layout goes out in."""
+        return self._choosing.next(layout)
+
+    async def receive(self, version: Version, layout: Layout, incoming: Incoming, choice: Choice) -> Published:
+        """Publish what ranks bring as ``version``: changes against ``base_for(layout)``, in the codec that ranks were told, or a whole state. Where no small
+        files come, they stay as they are.
         ``write_due_anchor`` should follow, once the ranks have been told.
 
         Raises what ``incoming`` ended with, and as ``publish`` does; then the version was never sealed.
@@ -161,11 +166,11 @@ class Publishing:
         before, shadow = self.head, self.shadow
         if shadow is not None and shadow.layout == layout:
 
-            async def made(packing: Packing, choice: Choice) -> dict[str, bytes] | None:
+            async def made(packing: Packing) -> dict[str, bytes] | None:
                 await join_incoming(incoming, shadow, packing, choice, self._staging)
                 return incoming.files
 
-            return await self._publish_delta(version, shadow, made)
+            return await self._publish_delta(version, shadow, choice, made)
 
         async def filled() -> tuple[Shadow, dict[str, bytes]]:
             shadow = await self._staging.run(self._empty_shadow, layout)
@@ -238,11 +243,10 @@ class Publishing:
         return stored
 
     async def _publish_delta(
-        self, version: Version, shadow: Shadow, made: Callable[[Packing, Choice], Awaitable[dict[str, bytes] | None]]
+        self, version: Version, shadow: Shadow, choice: Choice, made: Callable[[Packing], Awaitable[dict[str, bytes] | None]]
     ) -> Published:
         """``made`` adds all cells, and gives the version's small files; None: those of the base stay."""
         base, layout = shadow.version, shadow.layout
-        choice = self._choosing.next(layout)
         record = Open(
             secrets.token_bytes(16), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(self._key.public), version
         )
@@ -253,7 +257,7 @@ class Publishing:
         started = loop.time()
         packing = Packing(packer, log, lambda batch: loop.call_soon_threadsafe(self._emit, holding, batch))
         staged = asyncio.ensure_future(self._staging.patch(holding, shadow))
-        making = asyncio.ensure_future(made(packing, choice))
+        making = asyncio.ensure_future(made(packing))
         try:
             await asyncio.wait([making, staged], return_when=asyncio.FIRST_COMPLETED)
             if not making.done():

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from p2pcast import limits
+from p2pcast.codec.join import within
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import UsageError
 
@@ -92,7 +93,6 @@ def _parts(cell: Cell, begin: int, end: int, origin: int) -> list[Part]:
     while begin < end:
         words = min(MAX_PART_WORDS, end - begin)
         at = begin - cell.start
-        part = Cell(cell.index, cell.tensor, begin, words, cell.word_bytes, cell.offset + at * cell.word_bytes)
-        out.append(Part(part, at, begin - origin))
+        out.append(Part(within(cell, at, words), at, begin - origin))
         begin += words
     return out

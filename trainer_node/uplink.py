@@ -43,8 +43,11 @@ Found = TypeVar("Found")
 
 @dataclass(slots=True)
 class Begun:
+    """``codec``: what the version goes out in, as far as the hub says."""
+
     version: Version
     base: Version | None
+    codec: str = "auto"
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class Heard:
             document = self._document[1] if known and self._document is not None else None
             self.ranked = Ranked(_version(body["head"]), body["layout"], document, body["state"])
         elif message.type is Type.BEGUN:
-            self.begun = {body["serial"]: Begun(Version.of(body["version"]), _version(body["base"]))}
+            self.begun = {body["serial"]: Begun(Version.of(body["version"]), _version(body["base"]), body.get("codec", "auto"))}
             self.aborted = {serial: reason for serial, reason in self.aborted.items() if serial >= body["serial"]}
         elif message.type is Type.DURABLE:
             done = Durable(Version.of(body["version"]), body["bytes"], body["changed"], body["params"])

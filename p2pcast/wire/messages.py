@@ -1,6 +1,6 @@
 """Message types, and what each must look like.
 
-A schema says which keys a message must have and what each value must be; what it does not name is ignored. Nothing past
+A schema says which keys a message must have and what each value must be (``SINCE``: which it may have); what it does not name is ignored. Nothing past
 ``decode`` needs to check a type again. Specification: docs/wire-protocol.md, sections 1, 2 and 4 to 7.
 """
 
@@ -282,6 +282,9 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.SERVES: {"version": optional(version), "ready": flag},
 }
 
+SINCE: dict[Type, dict[str, Check]] = {Type.BEGUN: {"codec": text(16)}}
+"""Keys that came later: they may be missing, and who does not know them ignores them."""
+
 
 def encode(kind: Type, body: Body) -> bytes:
     """A message's body. Map keys are sorted, so equal messages are equal bytes."""
@@ -301,6 +304,9 @@ def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
         if key not in body:
             raise RemoteError(f"{kind.name}: {key!r} is missing")
         if not check(body[key]):
+            raise RemoteError(f"{kind.name}: {key!r} is malformed or out of range")
+    for key, check in SINCE.get(kind, {}).items():
+        if key in body and not check(body[key]):
             raise RemoteError(f"{kind.name}: {key!r} is malformed or out of range")
     return body
 

@@ -205,6 +205,19 @@ async def test_what_ranks_bring_goes_out_as_chosen(staged, codec, told, number):
     shadow.close()
 
 
+async def test_a_whole_cell_in_context_goes_out_as_it_came(staged, monkeypatch):
+    shadow, _, new = staged()
+    cell = max(LAYOUT.cells, key=lambda c: c.words)
+    coded = encode(cell, shadow.words(cell), new[cell.index], before=shadow.mark(cell.index), codec="context")
+    part = Part(0, cell.words, coded.codec, coded.payload, coded.before, coded.after)
+    monkeypatch.setattr("trainer_node.packing.encode", None)
+    packed, staging = Packed(), Staging(1)
+    await join_incoming(Brought([Complete(cell, [part], 1)]), shadow, packed, Choice("context"), staging)
+    assert packed == [coded]
+    staging.close()
+    shadow.close()
+
+
 def test_context_that_is_larger_is_not_taken(monkeypatch):
     cell, old, new = a_cell(0.01)
     flat = encode(cell, old, new, codec="flat")

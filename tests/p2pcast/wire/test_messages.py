@@ -174,7 +174,9 @@ def _sample(kind):
         "incarnation": 16,
     }
     plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
-    lists = {key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines", "peers")}
+    lists = {
+        key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines", "peers")
+    }
     nils = dict.fromkeys(("held", "target", "parent", "staged", "committed", "head", "state", "base", "before", "lead"))
     counts = dict.fromkeys(
         (
@@ -231,6 +233,8 @@ def _sample(kind):
         (Type.FILE, "path", "p" * (limits.MAX_PATH_BYTES + 1)),
         (Type.BEGIN, "resume", None),
         (Type.BEGUN, "base", [1, 2, 3]),
+        (Type.BEGUN, "codec", None),
+        (Type.BEGUN, "codec", "c" * 17),
         (Type.ABORTED, "reason", "r" * 1025),
         (Type.LIVE, "engines", [["n" * (limits.MAX_ENGINE_NAME + 1), None, True]]),
         (Type.LIVE, "engines", [["n", None, True]] * (limits.MAX_ENGINES + 1)),

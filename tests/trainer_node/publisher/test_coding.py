@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from p2pcast.codec.cell import DENSE, FLAT, decode, digest, encode
+from p2pcast.codec.cell import CONTEXT, DENSE, FLAT, decode, digest
+from p2pcast.codec.choice import Choice
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell, Tensor
-from trainer_node.coding import Compared, encode_on_device
+from trainer_node.coding import Compared, codec_of, encode_on_device
+from trainer_node.packing import code
 from trainer_node.snapshot import Rooms, slots_for
 from trainer_node.tensors import TORCH_DTYPES
 
@@ -33,11 +35,11 @@ def tensor(words: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
     return torch.from_numpy(words.copy()).view(torch.uint8).view(dtype or kinds[words.itemsize])
 
 
-def check(cell: Cell, old: np.ndarray, new: np.ndarray, dtype: torch.dtype | None = None) -> int | None:
+def check(cell: Cell, old: np.ndarray, new: np.ndarray, dtype: torch.dtype | None = None, codec: str = "auto") -> int | None:
     """The codec."""
     before = digest(old, cell)
-    found = encode_on_device(cell, tensor(old, dtype), tensor(new, dtype), before)
-    assert found == encode(cell, old, new, before=before)
+    found = encode_on_device(cell, tensor(old, dtype), tensor(new, dtype), before, codec)
+    assert found == code(cell, old, new, before, Choice(codec))
     if found is None:
         assert (old == new).all()
         return None
@@ -55,6 +57,8 @@ def test_device_and_host_agree(width, share):
     old, new = states(width, share)
     codec = check(Cell(7, 3, 1_000_003, WORDS, width, 0), old, new)
     assert codec == (FLAT if share == 0.01 else codec)
+    codec = check(Cell(7, 3, 1_000_003, WORDS, width, 0, 500), old, new, codec="context")
+    assert codec == (CONTEXT if share == 0.0001 or (share == 0.01 and width > 1) else codec)
 
 
 @pytest.mark.parametrize("words", [1, 2, 15, 16, 17, 1023, 4097])
@@ -62,7 +66,8 @@ def test_odd_sizes(words):
     for width in (1, 2, 4, 8):
         for share in (0.01, 1.0):
             old, new = states(width, share, words, words)
-            check(Cell(0, 1, 3, words, width, 0), old, new)
+            for codec in ("auto", "context"):
+                check(Cell(0, 1, 3, words, width, 0), old, new, codec=codec)
 
 
 @pytest.mark.parametrize("name", sorted(TORCH_DTYPES))
@@ -73,7 +78,8 @@ def test_every_dtype(name):
     if dtype is torch.bool:  # not any byte is one
         old, new = old & 1, (old & 1) ^ (old != new)
     seen = torch.float32 if dtype is torch.complex64 else dtype
-    check(Cell(0, 0, 0, whole.words, whole.word_bytes, 0), old, new, seen)
+    for codec in ("auto", "context"):
+        check(Cell(0, 0, 0, whole.words, whole.word_bytes, 0, 30), old, new, seen, codec)
 
 
 def test_nans_and_zeros_are_bits():
@@ -95,8 +101,16 @@ def test_where_much_changes_the_smaller_codec_is_taken():
     assert check(Cell(0, 0, 0, WORDS, 2, 0), old, new) == DENSE
 
 
+def test_whole_cells_alone_are_coded_in_context():
+    cell = Cell(0, 0, 0, 100, 2, 0)
+    assert codec_of("context", cell, cell) == "context"
+    assert codec_of("context", Cell(0, 0, 0, 99, 2, 0), cell) == "auto"
+    assert {codec_of(told, cell, cell) for told in ("auto", "flat", "dense", "a later one")} == {"auto"}
+
+
+@pytest.mark.parametrize("codec", ["auto", "context"])
 @pytest.mark.parametrize("run_bytes", [1, 10_000, 1 << 20])
-def test_parts_compared_together_are_those_compared_alone(run_bytes):
+def test_parts_compared_together_are_those_compared_alone(run_bytes, codec):
     """Odd sizes leave room between parts, in which anything may stand; one part changes all over, one not at all."""
     draw = np.random.default_rng(2)
     kinds = [(2, torch.bfloat16), (2, torch.float16), (4, torch.float32), (1, torch.float8_e4m3fn), (8, torch.int64)]
@@ -116,6 +130,7 @@ def test_parts_compared_together_are_those_compared_alone(run_bytes):
     compared = Compared(slots, rooms.previous, rooms.next, run_bytes=run_bytes)
     before = [digest(old, cell) for cell, (old, _) in zip(cells, pairs, strict=True)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(compared.encode, cells, range(25), before))
-    assert found == [encode(cell, old, new) for cell, (old, new) in zip(cells, pairs, strict=True)]
+        found = list(pool.map(compared.encode, cells, range(25), before, [codec] * 25))
+    rows = zip(cells, pairs, before, strict=True)
+    assert found == [code(cell, old, new, held, Choice(codec)) for cell, (old, new), held in rows]
     assert sum(one is None for one in found) >= 5

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from p2pcast.codec.cell import CONTEXT, FLAT
 from trainer_node import Publisher, coding, publisher
 from trainer_node.snapshot import Rooms
 
 DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "c": torch.float32, "d": torch.float8_e4m3fn, "e": torch.int64}
 
 
-def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("codec", "sent"), [("flat", FLAT), ("context", CONTEXT)])
+def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch, codec, sent):
     """Several parts a run, several runs; few words change, then many, then none."""
     monkeypatch.setattr(
         publisher, "Rooms", lambda slots, segments, _, *, pinned: Rooms(slots, segments, torch.device("cpu"), pinned=pinned)
@@ -21,11 +24,14 @@ def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch):
     monkeypatch.setattr(
         coding, "compare", lambda old, new, parts, sparse: runs.append(len(parts)) or compare(old, new, parts, sparse)
     )
+    coded = []
+    cell = publisher._cell
+    monkeypatch.setattr(publisher, "_cell", lambda part, codec, *rest: coded.append(codec) or cell(part, codec, *rest))
     draw = torch.Generator().manual_seed(0)
     live = {name: torch.randn(150, 101, generator=draw).to(dtype) for name, dtype in DTYPES.items()}
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
-    run.hub_up(checkpoints)
+    run.hub_up(checkpoints, "--codec", codec)
     run.peer_up("peer")
     changed = []
     with Publisher(run.address, token_file=run.token, base=states.folder(tmp_path / "base", live)) as trainer:
@@ -36,6 +42,7 @@ def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch):
             handle = trainer.publish(step, live)
             handle.wait_live(1.0)
             changed.append(handle.durable.changed)
+            assert sent in coded or share != 0.01
             assert states.differing(run.installed(step), live) == []
     words = sum(tensor.numel() for tensor in live.values())
     assert 0.005 * words < changed[1] < 0.02 * words

@@ -17,10 +17,10 @@ LIMIT_S = 240
 class Trainer:
     """Runs a scenario of ranks.py."""
 
-    def __init__(self, run, states) -> None:
+    def __init__(self, run, states, *options: str) -> None:
         self.run, self.states = run, states
         self.folder = run.folder
-        run.hub_up(*self._checkpoints())
+        run.hub_up(*self._checkpoints(), *options)
         run.peer_up("peer")
 
     def _checkpoints(self):
@@ -78,7 +78,9 @@ def test_shards_of_columns_are_gathered(trainer):
     trainer.check(1, 2, 3)
 
 
-def test_every_placement(trainer):
+def test_every_placement(run, states):
+    """Whole cells beside cells in parts, which are not coded alike where context was chosen."""
+    trainer = Trainer(run, states, "--codec", "context")
     trainer.all_well("placements", 4)
     trainer.check(1, 2, 3)
 

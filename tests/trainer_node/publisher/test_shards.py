@@ -39,6 +39,7 @@ def covered(layout: Layout, holdings: Sequence[Sequence[Holding]]) -> list[np.nd
             assert part.cell.start + part.cell.words <= cell.start + cell.words
             assert part.at == part.cell.start - cell.start
             assert part.cell.offset == cell.offset + part.at * cell.word_bytes
+            assert part.cell.row_words == cell.row_words
             own = held[cell.tensor]
             tensor = layout.tensors[cell.tensor]
             origin = 0 if own.holders else own.first * (tensor.words // tensor.elements)

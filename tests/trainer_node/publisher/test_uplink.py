@@ -120,6 +120,13 @@ def test_aborts_are_kept_for_those_who_come_later():
     assert heard.aborted == {2: "why 2"}
 
 
+def test_the_codec_that_a_hub_says_or_does_not():
+    heard = Heard()
+    for serial, said in enumerate(({}, {"codec": "context"})):
+        heard.take(Message(Type.BEGUN, {"serial": serial, "version": [0, 1], "base": None, **said}))
+        assert heard.begun[serial].codec == said.get("codec", "auto")
+
+
 def test_an_abort_before_anything_began(played, made):
     handle = made.publish(1, tensors())
     played.heard(Type.BEGIN)
