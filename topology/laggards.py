@@ -24,6 +24,8 @@ STRAGGLES: Final = 1.5
 """In mid-broadcast: below the fleet's median flow by this factor. Less is left to the next planning: moving costs a re-attachment."""
 BEHIND_S: Final = 0.3
 """And behind its parent by what flows in this time: so much does not gather in one hiccup, and a hop's own length is far below it."""
+HEAD_LOOKS: Final = 2
+"""Reports in a row for a head, to whom the hub is always ahead: when the uplink itself falters, the first to report must not be taken for slow."""
 USUAL_S: Final = 0.25
 """How long the fleet's median is taken for still true: it takes a look at everybody."""
 
@@ -76,6 +78,8 @@ class _Flow:
     base_bytes: int | None = None
     """At the beginning of the version; None for who was first heard after it, and is left alone until the next."""
     bps: float | None = None
+    slow: int = 0
+    """Reports in a row."""
 
 
 class Stragglers:
@@ -89,7 +93,7 @@ class Stragglers:
     def begin(self) -> None:
         """A version begins."""
         for flow in self._flows.values():
-            flow.base_bytes, flow.bps = flow.got_bytes, None
+            flow.base_bytes, flow.bps, flow.slow = flow.got_bytes, None, 0
 
     def forget(self, peer: str) -> None:
         self._flows.pop(peer, None)
@@ -117,7 +121,11 @@ class Stragglers:
         flow = self._flows.get(peer)
         if flow is None or flow.bps is None or flow.base_bytes is None or peer not in plan:
             return False
-        if flow.bps * STRAGGLES >= usual_bps or not plan.children(peer):
+        if flow.bps * STRAGGLES >= usual_bps:
+            flow.slow = 0
+            return False
+        flow.slow += 1
+        if not plan.children(peer) or (plan.parent[peer] == ROOT and flow.slow < HEAD_LOOKS):
             return False
         return 8.0 * self._ahead(plan.parent[peer], flow.got_bytes - flow.base_bytes) > BEHIND_S * usual_bps
 

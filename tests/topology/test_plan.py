@@ -283,3 +283,13 @@ def test_a_plan_answers_who_is_where() -> None:
     assert "z" not in plan
     assert plan == Plan((1, 1), dict(plan.parent))
     assert hash(plan) == hash(Plan((1, 1), dict(reversed(list(plan.parent.items())))))
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["eu", "us", "ap", "af"]), min_size=1, max_size=40), st.sampled_from([100 * MBIT, 350 * MBIT]))
+def test_no_chain_of_equal_peers_enters_a_region_twice(regions: list[str], uplink: float) -> None:
+    members = [Member(f"p{i:02}", region, 100 * MBIT, 80.0) for i, region in enumerate(regions)]
+    where = {m.id: m.region for m in members}
+    for chain in make_plan(members, uplink, epoch=(1, 1)).chains:
+        entered = [where[p] for i, p in enumerate(chain) if i == 0 or where[p] != where[chain[i - 1]]]
+        assert len(entered) == len(set(entered))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from topology.model import number_of_chains
 from topology.plan import make_plan
-from topology.rebuild import admit, adopt, demote, excise, level, moves, validate
+from topology.rebuild import admit, adopt, demote, excise, level, lower, moves, straighten, validate
 from topology.tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
 
 TREE = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
@@ -192,6 +194,24 @@ class Fleet(RuleBasedStateMachine):
         for peer in dead:
             del self.members[peer]
         assert all(before.parent[peer] in dead for peer, _ in moves(before, self.plan))
+
+    @rule(data=st.data())
+    def fall_behind(self, data: st.DataObject) -> None:
+        if not self.members:
+            return
+        peer = self.some(data)
+        before = self.plan
+        self.plan = lower(before, Member(peer, leaf=True), epoch=self.next_epoch())
+        self.members[peer] = replace(self.members[peer], leaf=True)
+        assert not self.plan.children(peer)
+        assert all(p == peer or before.parent[p] == peer for p, _ in moves(before, self.plan))
+
+    @rule(chains=st.integers(1, 5))
+    def straighten(self, chains: int) -> None:
+        before = self.plan
+        self.plan = straighten(before, chains).under(self.next_epoch())
+        forked = {c for p in before.order for c in before.children(p) if len(before.children(p)) > 1}
+        assert {p for p, _ in moves(before, self.plan)} <= forked
 
     @rule(data=st.data())
     def reattach(self, data: st.DataObject) -> None:

@@ -1,0 +1,59 @@
+"""The simulated fleet: what it says where the answer is known, and that the hub's decisions hold up under churn."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from p2pcast.cli.bench_plan import plan
+from p2pcast.cli.simulate import simulate as command
+from trainer_node.simulator import Scenario, simulate
+
+CALM = Scenario(peers=60, regions=1, versions=5, uplink_bps=3e8, deaths=0, slowdowns=0)
+
+
+def test_a_calm_fleet_takes_the_pipelines_time_and_moves_nobody() -> None:
+    results = simulate(CALM)
+    assert len(results) == CALM.versions
+    for result in results:
+        # 20 hops of a piece and half a round trip.
+        assert 1.0 < result.t99_s / result.ideal_s <= result.last_s / result.ideal_s < 1.12
+        assert (result.moved, result.unfinished) == (0, 0)
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    scenario = Scenario(peers=80, versions=3, uplink_bps=8e8, deaths=0.2, slowdowns=0.1)
+    assert simulate(scenario, 7) == simulate(scenario, 7)
+    assert simulate(scenario, 7) != simulate(scenario, 8)
+
+
+@pytest.mark.parametrize("silent", [0.0, 0.5])
+def test_a_thousand_peers_under_churn(silent: float) -> None:
+    """Simulated seconds, the same on every machine."""
+    results = simulate(Scenario(versions=6, silent=silent, slowdowns=0), 1)
+    ratios = sorted(r.t99_s / r.ideal_s for r in results)
+    assert sum(r.deaths for r in results) > 10
+    assert ratios[len(ratios) // 2] <= 1.2
+    assert all(math.isfinite(r) for r in ratios)
+    assert sum(r.moved for r in results) < 10 * sum(r.deaths + r.joins for r in results)
+
+
+def test_the_slow_do_not_hold_up_the_others() -> None:
+    results = simulate(Scenario(peers=300, uplink_bps=2e9, versions=8, deaths=0, slowdowns=0.02, slow_s=1e6), 3)
+    slowed = sum(r.slowdowns for r in results)
+    assert slowed > 3
+    assert all(r.unfinished <= slowed for r in results)
+
+
+def test_the_commands_print_documents() -> None:
+    run = CliRunner().invoke(command, ["--peers", "30", "--versions", "3", "--uplink", "300mbit", "--json"])
+    document = json.loads(run.stdout)
+    assert document["peers"] == 30
+    assert len(document["rows"]) == 3
+    assert document["t99_over_ideal"]["median"] >= 1
+    assert "÷ ideal" in CliRunner().invoke(command, ["--peers", "30", "--versions", "3", "--uplink", "300mbit"]).stdout
+    measured = json.loads(CliRunner().invoke(plan, ["--peers", "50", "--json"]).stdout)
+    assert [row["what"] for row in measured["rows"]][:2] == ["plan from nothing", "plan anew"]
