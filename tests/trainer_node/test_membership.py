@@ -222,3 +222,64 @@ def test_of_peers_that_say_nothing_the_usual_is_taken(said):
     members = joined("a")
     members.peers[ident("a")].report = {"cores": said}
     assert (members.way(0.0, 4).link_bps, members.way(0.0, 4).decode_cores) == (DEFAULT_PEER_BPS, PEER_CORES)
+
+
+def fall_behind(members: Membership, mbit: dict[str, float], seconds: int) -> list[tuple[int, str]]:
+    """A version of which each peer reports so much a second, in the order of the plan; who was moved for it, and when."""
+    moved, flowing = [], set(members.peers)
+    for peer_ident in members.plan.order:
+        members.progressed(peer_ident, 0.0, 0, flowing)
+    members.began()
+    for second in range(1, seconds + 1):
+        for peer_ident in members.plan.order:
+            name = bytes.fromhex(peer_ident).decode()
+            if members.progressed(peer_ident, float(second), int(second * mbit[name] * 125_000), flowing):
+                moved.append((second, name))
+    return moved
+
+
+def test_whoever_falls_behind_is_out_of_the_way_at_once_and_put_back_when_it_has_recovered():
+    members = joined("abcdef")
+    rates = {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "e": 20.0, "f": 20.0}
+    assert fall_behind(members, rates, 1) == [(1, "e")]
+    assert links(members) == {"a": "", "b": "a", "c": "b", "d": "c", "f": "d", "e": "f"}
+    assert members.plan.leaves == {ident("e")}
+    members.join(peer("g"), 3.0)
+    assert links(members)["g"] != "e"
+    assert not members.rate(ident("e")).bps > 20e6
+    members.began()
+    for name in "abcdefg":
+        members.transferred(ident(name), 4.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / 100e6)
+    members.replan(5.0)
+    assert members.plan.leaves == set()
+    assert not members.detached
+
+
+def test_half_of_a_sender_is_nobodys_fault():
+    members = joined("abcde")
+    members.peers[ident("d")].sent_epoch = members.plan.epoch
+    assert members.moved(ident("d"), ident("b"), members.plan.epoch)
+    assert members.plan.children(ident("b")) == (ident("c"), ident("d"))
+    rates = {"a": 100.0, "b": 100.0, "c": 50.0, "d": 50.0, "e": 50.0}
+    moved = fall_behind(members, rates, 2)
+    assert len(moved) <= 1
+    assert members.plan.leaves == set()
+
+
+def test_the_hopeless_are_detached_and_the_way_does_not_wait_for_them():
+    members = joined("abcd")
+    for _ in range(3):
+        members.began()
+        for name, mbit in zip("abcd", (100, 100, 100, 10), strict=True):
+            members.transferred(ident(name), 1.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (mbit * 1e6))
+        members.replan(2.0)
+    assert members.detached == {ident("d")}
+    assert members.plan.leaves == {ident("d")}
+    assert members.way(3.0, 4).link_bps == pytest.approx(100e6)
+
+
+def test_a_thousand_join_without_anybody_being_looked_at():
+    members = Membership(1, 10 * GBIT)
+    for number in range(1000):
+        members.join(Peer(f"{number:08x}", str(number), f"r{number % 5}", "host", 1, 0.0), 0.0)
+    assert [len(c) for c in members.plan.chains] == [10] * 100
