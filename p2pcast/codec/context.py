@@ -10,7 +10,6 @@ inside its arrays by construction.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +65,6 @@ def _blocks(words: Words) -> list[tuple[int, Words, int]]:
         rest[: words.size - whole] = words[whole:]
         parts.append((whole, kernels.readonly(rest), words.size - whole))
     return parts
-
-
-def binary_bits(ones: int, every: int) -> float:
-    """Bits that it takes to say which ``ones`` of ``every`` there are."""
-    if not 0 < ones < every:
-        return 0.0
-    return -ones * math.log2(ones / every) - (every - ones) * math.log2(1 - ones / every)
 
 
 def pace_of(words: int) -> int:
@@ -232,13 +224,7 @@ def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) ->
     """(flags, directions): in context, if that takes less than a bit each, the old words' signs told apart where they tell something."""
     row_words, ro = _row_words(cell), kernels.readonly
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
-    counts = np.zeros((2, moves.DIRECTION_CONTEXTS, 2), np.int64)
-    moves.count_directions(ro(positions), ro(ups), cell.start, row_words, columns, counts.reshape(-1))
-    # Learning a context takes some bits too.
-    together, apart = (
-        sum(binary_bits(up, down + up) + 6.0 for down, up in met.tolist() if down + up)
-        for met in (counts.sum(axis=0), counts.reshape(-1, 2))
-    )
+    together, apart = moves.direction_bits(ro(positions), ro(ups), cell.start, row_words, columns)
     if min(together, apart) <= 0.98 * ups.size:
         told_apart = int(apart < 0.99 * together)
         out = _room.array("directions", 2 * ups.size + 16, np.uint8)

@@ -15,7 +15,7 @@ import numpy as np
 
 from p2pcast.codec.gaps import _length
 from p2pcast.codec.kernels import _kernel
-from p2pcast.codec.ranks import level_of
+from p2pcast.codec.ranks import _bits, level_of
 
 PROBABILITY_BITS = 16
 _RATE = np.uint64(5)
@@ -23,6 +23,8 @@ _HALF = np.uint64(1 << (PROBABILITY_BITS - 1))
 _ONE = np.uint64(1 << PROBABILITY_BITS)
 DIRECTION_CONTEXTS = 81
 """For a word of either sign, where signs are told apart."""
+LEARNING_BITS = 6.0
+"""What a context takes beyond its entropy, about."""
 LEVEL_CONTEXTS = 32
 BIT_CONTEXTS = 64
 
@@ -116,9 +118,10 @@ def _learn(probability, bit):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def count_directions(positions, ups, first, row_words, columns, counts):  # type: ignore[no-untyped-def]
-    """How often each context met each direction, signs told apart, to tell what is worth it. ``ups``: bit 0 the direction, bit 1 the old word's sign.
-    ``columns`` (zeros, one a column) is left as it was."""
+def direction_bits(positions, ups, first, row_words, columns):  # type: ignore[no-untyped-def]
+    """About how many bits directions take in context, and with signs told apart. ``ups``: bit 0 the direction, bit 1 the old word's sign. ``columns`` (zeros, one
+    a column) is left as it was."""
+    counts = np.zeros(4 * DIRECTION_CONTEXTS, np.int64)
     beside: Any = 0
     row_end = 0
     for k in range(positions.size):
@@ -133,6 +136,19 @@ def count_directions(positions, ups, first, row_words, columns, counts):  # type
         columns[column] = np.uint8(above // 3 + 3 * (up + 1))
         beside = beside // 3 + 3 * (up + 1)
     columns[:] = 0
+    together, apart = 0.0, 0.0
+    for at in range(0, 2 * DIRECTION_CONTEXTS, 2):
+        beyond = at + 2 * DIRECTION_CONTEXTS
+        together += _learnt(counts[at] + counts[beyond], counts[at + 1] + counts[beyond + 1])
+        apart += _learnt(counts[at], counts[at + 1]) + _learnt(counts[beyond], counts[beyond + 1])
+    return together, apart
+
+
+@_kernel
+def _learnt(downs, ups):  # type: ignore[no-untyped-def]
+    """Bits that a context takes."""
+    every = downs + ups
+    return _bits(ups, every) + LEARNING_BITS if every else 0.0
 
 
 @_kernel
