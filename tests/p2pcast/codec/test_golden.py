@@ -30,7 +30,7 @@ def load(path):
 
 def test_they_are_all_here():
     names = [path.stem for path in FILES]
-    contexts = ["context-bf16", "context-f16-columns", "context-u8-escape"]
+    contexts = ["context-bf16", "context-bf16-signs", "context-f16-columns", "context-u8-escape"]
     assert sorted(names) == [
         *contexts,
         "dense-bf16",
