@@ -239,6 +239,10 @@ class Peer:
                 dropped = [h.id for h in self.node.holdings.values() if self.catalog.get(h.id) is None and h.opened_at < since]
             for artifact in dropped:
                 self._dropped(artifact)
+            if not whole and (live := self.attachment.live) is not None:
+                for artifact, *_, sealed in body["artifacts"]:
+                    if not sealed:
+                        live.expect(artifact)
             self.following.news.ring()
         elif kind is Type.ENGINE and self.member is not None:
             self.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))

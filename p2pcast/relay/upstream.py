@@ -20,6 +20,8 @@ from p2pcast.wire.messages import Type
 
 ATTACH_S = 5.0
 """For the parent's answer to ATTACH."""
+EXPECTED_S = 2.0
+"""A parent that lives may itself wait for its own; after this it is listened to as an idle one again."""
 MAX_UNNAMED_LAYOUTS = 4
 """A run has one layout as a rule; stripes may interleave a few."""
 
@@ -44,6 +46,8 @@ class Upstream:
         self.bytes_received = 0
         self.looped = False
         """The parent hangs below us: so it was between two plans, or it was asked too early."""
+        self._expected: dict[bytes, float] = {}
+        """Artifacts that the hub has opened and the parent has not → when we heard of it."""
         self._layouts: dict[bytes, bytes] = {}
         """Layout → document, of those that came and that no OPEN has named yet."""
         self._loop = asyncio.get_running_loop()
@@ -85,10 +89,19 @@ class Upstream:
         have = [] if holding is None else holding.artifact.held.ranges()
         self.link.send(Type.WANT, {"artifact": artifact, "have": have})
 
+    def expect(self, artifact: bytes) -> None:
+        """The hub says that it has opened: a parent that lives will have it any moment, and one that is silent need not be waited for as long as
+        an idle one."""
+        if self.live and artifact not in self.node.holdings:
+            self._expected[artifact] = self._loop.time()
+            self._bell.ring()
+
     @property
     def active(self) -> bool:
         """Whether a transfer runs, or should."""
-        return bool(self.wanted) or any(h is not None and h.completed_at is None and not h.aborted for h in self.handles.values())
+        return bool(self.wanted or self._expected) or any(
+            h is not None and h.completed_at is None and not h.aborted for h in self.handles.values()
+        )
 
     async def run(self) -> P2PCastError | None:
         """Watch over the parent until the link ends; the reason, if there is one."""
@@ -101,6 +114,7 @@ class Upstream:
                 now = loop.time()
                 if self.ended.done():
                     break
+                self._expected = {a: since for a, since in self._expected.items() if now - since < EXPECTED_S}
                 began, self._active = self.active and not self._active, self.active
                 if began:
                     # Until now the parent had no reason to speak often.
@@ -250,6 +264,7 @@ class Upstream:
         if holding.source is None and holding.completed_at is None and not holding.finished:
             holding.source = self
         self.handles[message.handle] = holding
+        self._expected.pop(holding.id, None)
         if not self._active:
             self._bell.ring()
         self.offers.setdefault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pcast.artifact import RunKey
+from p2pcast.artifact.records import Open
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
@@ -196,3 +197,19 @@ async def test_a_child_that_never_saw_the_open_is_told_that_it_is_gone(child, ma
     downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": []}))
     assert link.closed
     assert "twice" in str(link.error)
+
+
+async def test_what_the_hub_has_opened_makes_a_link_active_before_the_parent_has_it(child, maker):
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    made = maker.make([5000] * 3, piece=1024)
+    artifact = Open.from_signed(made.open, maker.key.public).artifact
+    pull = Upstream(node, live=False)
+    for each in (upstream, pull):
+        each.expect(artifact)
+    assert (upstream.active, pull.active) == (True, False)
+    hear(upstream, link, Type.OPEN, handle=7, signed=made.open)
+    assert upstream._expected == {}
+    assert upstream.active
+    hear(upstream, link, Type.ABORT, handle=7)
+    assert not upstream.active
