@@ -159,16 +159,10 @@ class Fleet:
         done = Round([at - began_s for at in received], cpu_s, busy, max(staged) - began_s)
         self._until_live()
         for peer in peers_of(self._net):
-            self._check(saved, self._installed(peer) / saved.name)
+            check(saved, self._installed(peer) / saved.name)
         self.sent_bytes = int(self.status()["last"]["bytes"])
         shutil.rmtree(saved)
         return done
-
-    @staticmethod
-    def _check(saved: Path, installed: Path) -> None:
-        ours, theirs = (load_file(folder / "model.safetensors") for folder in (saved, installed))
-        if ours.keys() != theirs.keys() or any(ours[name].tobytes() != theirs[name].tobytes() for name in ours):
-            raise IntegrityError(f"{installed} is not what was published as {saved.name}")
 
     def _event(self, host: str, kind: str, version: str) -> dict[str, Any]:
         """Its facts, once it has happened; ``time``: when (Unix time)."""
@@ -187,12 +181,18 @@ class Fleet:
         raise LocalError(f"{host} told of no {kind} of {version}")
 
 
+def check(saved: Path, installed: Path) -> None:
+    """Whether the same weights lie in both folders. Raises IntegrityError."""
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (saved, installed))
+    if ours.keys() != theirs.keys() or any(ours[name].tobytes() != theirs[name].tobytes() for name in ours):
+        raise IntegrityError(f"{installed} is not what was published as {saved.name}")
+
+
 def p2pcast(net: Emulated, payload_bytes: int, rounds: int, uplink_bps: float, folder: Path, memory: Path) -> Ran:
     """Broadcasts by p2pcast. ``memory``: for shadows, in tmpfs. From the main thread. Raises LocalError, IntegrityError."""
-    work = folder / "p2pcast"
-    (work / "logs").mkdir(parents=True)
-    with Processes(work / "logs") as processes:
-        fleet = Fleet(net, processes, work, memory / "shadows", payload_bytes, uplink_bps)
+    (folder / "logs").mkdir()
+    with Processes(folder / "logs") as processes:
+        fleet = Fleet(net, processes, folder, memory / "shadows", payload_bytes, uplink_bps)
         fleet.start()
         ran = [fleet.publish() for _ in range(WARM_UP + rounds)]
         status = fleet.status()
