@@ -93,7 +93,7 @@ def ours(below: Path) -> list[str]:
 def test_the_command_broadcasts_bit_exact_and_leaves_nothing(p2pcast, tmp_path: Path, short: Path) -> None:
     """Exit code 0 says that what each peer installed was compared with what was published."""
     names = ["--peers", 2, "--payload", 1, "--rounds", 1, "--rival", "chain", "--dir", short]
-    done = p2pcast("bench", "broadcast", *names, "--json", "-o", tmp_path / "out.json")
+    done = p2pcast("bench", "broadcast", *names, "--json", "-o", tmp_path / "out.json", timeout_s=500)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said == json.loads((tmp_path / "out.json").read_text())
