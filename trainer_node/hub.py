@@ -64,6 +64,8 @@ BEAT_S = 1.0
 """Between PINGs to each peer."""
 SILENCE_S = 5.0
 """A control connection that has been silent for so long is dead."""
+BACKUPS = 8
+"""Ancestors that a peer is told of; after so many at once are gone, the hub."""
 FROM_RANKS = " from ranks"
 
 
@@ -500,7 +502,7 @@ class Hub:
         beside = sideways(plan)
         for ident, session in self.sessions.items():
             parent = self.membership.peers.get(plan.parent[ident])
-            backups = [self.membership.peers[b] for b in plan.backups(ident) if b in self.membership.peers]
+            backups = [self.membership.peers[b] for b in plan.backups(ident, BACKUPS) if b in self.membership.peers]
             session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
             session.send_neighbours([self.membership.peers[n].place for n in beside[ident]])
 

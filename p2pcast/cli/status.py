@@ -73,6 +73,8 @@ def table(document: dict[str, Any]) -> Group:
 def _hub_heading(document: dict[str, Any]) -> str:
     last = document.get("last") or {}
     line = f"run {document['run'][:12]}  version {document['version']}  chains {len(document.get('chains', []))}"
+    if (uplink := document.get("uplink")) is not None:
+        line += f"  uplink {uplink['bps'] / 1e6:.0f} Mbit/s ({uplink['from']})"
     if last:
         ratio = last["dense_bytes"] / max(1, last["bytes"])
         line += f"\n{last['kind']} {last['version']}: {last['bytes'] / 1e3:.1f} kB, {ratio:.0f} x smaller than dense"
@@ -115,7 +117,7 @@ def _peers(document: dict[str, Any]) -> Table:
         progress = peer.get("progress")
         out.add_row(
             peer["name"],
-            peer["parent"],
+            peer["parent"] + (" (detached)" if peer.get("detached") else ""),
             str(peer.get("state") or ""),
             str(peer.get("staged") or "-"),
             str(peer.get("committed") or "-"),
