@@ -218,7 +218,8 @@ def test_command_wants_both_folders(tmp_path):
 
 def test_two_cores_beside_one(monkeypatch):
     done = two_cores(a_dataset(), "context", working_set_bytes=1 << 20, turns=2)
-    assert set(done) == {"encode_two_cores", "decode_two_cores"}
+    assert set(done) == {f"{name}_two_cores{how}" for name in ("encode", "decode") for how in ("", "_by_cpu")}
+    assert min(done.values()) > 0
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     assert set(two_cores(a_dataset(), "flat", turns=1).values()) == {None}
 
