@@ -189,7 +189,7 @@ class Fleet:
     async def chains(self) -> list[list[str]]:
         """The longest way down from each head, by what the peers say, the longest first: at least three peers, and another head.
 
-        Where a plan has no such chain any more, all join anew.
+        Where a plan has no such chain any more, the hub is started again: it makes a new one of those who come back.
         """
         found: list[list[str]] = []
 
@@ -200,7 +200,8 @@ class Fleet:
         try:
             await self._until(look, lambda: "", SETTLED_S)
         except FleetError:
-            await self.anew()
+            await self.kill(HUB)
+            await self.start(HUB)
             await self._until(look, lambda: f"{self._chains} chains: {found}")
         return found
 
