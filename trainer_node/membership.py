@@ -81,6 +81,8 @@ class Membership:
         self._patience = Patience()
         self._laggards = Laggards()
         self._stragglers = Stragglers()
+        self._strayed = False
+        """Somebody has moved by itself since the last planning: what that spoilt is repaired at the next."""
         self._lowered: set[str] = set()
         """Taken out of the way in a broadcast: leaves until they have recovered."""
 
@@ -144,6 +146,7 @@ class Membership:
             self.plan = adopt(self.plan, ident, parent, epoch=self._next())
         except PlanError:
             return False
+        self._strayed = True
         return True
 
     def transferred(self, ident: str, now: float, size: int, seconds: float) -> None:
@@ -184,15 +187,16 @@ class Membership:
 
     def replan(self, now: float) -> bool:
         """Between broadcasts: a better plan, if it has been better for long enough and the gain is worth the moves. Who has turned out hopeless,
-        or has recovered, finds its place at once: that took as long."""
+        or has recovered, finds its place at once: that took as long; and what peers that moved by themselves have spoilt is repaired."""
         self._settle()
+        strayed, self._strayed = self._strayed, False
         bps = self._bps()
         was = self._laggards.detached | self._lowered
         self._laggards.look(bps)
         self._lowered = {p for p in self._lowered if (bps[p] or 0.0) * GAMMA < self._middle()}
         plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan)
         if not self._patience.wanted(plan is not self.plan):
-            if was == self._laggards.detached | self._lowered:
+            if not strayed and was == self._laggards.detached | self._lowered:
                 return False
             plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False)
         if plan is self.plan:

@@ -283,3 +283,12 @@ def test_a_thousand_join_without_anybody_being_looked_at():
     for number in range(1000):
         members.join(Peer(f"{number:08x}", str(number), f"r{number % 5}", "host", 1, 0.0), 0.0)
     assert [len(c) for c in members.plan.chains] == [10] * 100
+
+
+def test_what_a_peer_that_moved_by_itself_has_spoilt_is_repaired_at_the_next_planning():
+    members = joined("abcdef")
+    members.peers[ident("d")].sent_epoch = members.plan.epoch
+    assert members.moved(ident("d"), ident("a"), members.plan.epoch)
+    assert members.replan(1.0)
+    assert [len(chain) for chain in members.plan.chains] == [6]
+    assert not members.replan(2.0)
