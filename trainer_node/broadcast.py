@@ -35,6 +35,10 @@ class Broadcast:
         self._peers, self._most_s, self._planned = len(self._awaited), None, False
 
     @property
+    def under_way(self) -> bool:
+        return self._version is not None
+
+    @property
     def awaited(self) -> Collection[str]:
         """Who was there when it began and, when that was last looked at, had not all of it."""
         return () if self._version is None else self._awaited

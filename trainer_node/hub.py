@@ -493,7 +493,11 @@ class Hub:
         now = time.monotonic()
         slow = self.membership.detached
         staged = {i: None if s.peer is None else s.peer.staged for i, s in self.sessions.items() if i not in slow}
-        if self.broadcast.settled(staged, now) and self.membership.replan(now):
+        if self.broadcast.settled(staged, now):
+            changed = self.membership.replan(now)
+        else:
+            changed = not self.broadcast.under_way and self.membership.repair(now)
+        if changed:
             self._send_plans()
 
     def _send_plans(self) -> None:

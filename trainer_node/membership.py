@@ -25,6 +25,8 @@ DEFAULT_UPLINK_BPS = 1e9
 LARGE_BYTES = 1 << 30
 """So much that a broadcast's time is its narrowest link's, and round trips do not count."""
 MAX_CORES = 1 << 16
+REPAIR_S = 2.0
+"""From the first repair of the plan between two broadcasts to the second."""
 RATED_BYTES = 1 << 20
 """Transfers below this say whether a peer works, but nothing about its rate."""
 
@@ -82,7 +84,8 @@ class Membership:
         self._laggards = Laggards()
         self._stragglers = Stragglers()
         self._strayed = False
-        """Somebody has moved by itself since the last planning: what that spoilt is repaired at the next."""
+        """Somebody has moved by itself since the last planning: what that spoilt is repaired at the next, or before that by ``repair``."""
+        self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
         self._lowered: set[str] = set()
         """Taken out of the way in a broadcast: leaves until they have recovered."""
 
@@ -159,6 +162,7 @@ class Membership:
 
     def began(self) -> None:
         """A version begins."""
+        self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
         self._stragglers.begin()
         self._samples.clear()
         self._began = self.plan
@@ -198,7 +202,23 @@ class Membership:
         if not self._patience.wanted(plan is not self.plan):
             if not strayed and was == self._laggards.detached | self._lowered:
                 return False
-            plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False)
+            plan = self._repaired(now)
+        return self._follow(plan)
+
+    def repair(self, now: float) -> bool:
+        """While no version is on its way: what peers that moved by themselves have spoilt, without waiting for the next broadcast. From one to the next it
+        takes twice as long, until a version begins: who cannot reach its parent would else be sent there for ever."""
+        if not self._strayed or now < self._repair_at:
+            return False
+        self._repair_at, self._repair_wait_s = now + self._repair_wait_s, 2 * self._repair_wait_s
+        self._strayed = False
+        return self._follow(self._repaired(now))
+
+    def _repaired(self, now: float) -> Plan:
+        return make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False)
+
+    def _follow(self, plan: Plan) -> bool:
+        """Whether it is another one."""
         if plan is self.plan:
             return False
         self._counter += 1

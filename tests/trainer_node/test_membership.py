@@ -10,7 +10,7 @@ from p2pcast.codec.choice import PEER_CORES
 from topology.model import DEFAULT_PEER_BPS
 from topology.tree import ROOT
 from trainer_node import membership
-from trainer_node.membership import RATED_BYTES, Membership, Peer
+from trainer_node.membership import RATED_BYTES, REPAIR_S, Membership, Peer
 
 GBIT = 1e9
 
@@ -292,3 +292,26 @@ def test_what_a_peer_that_moved_by_itself_has_spoilt_is_repaired_at_the_next_pla
     assert members.replan(1.0)
     assert [len(chain) for chain in members.plan.chains] == [6]
     assert not members.replan(2.0)
+
+
+def test_between_broadcasts_it_is_repaired_too_each_time_later_than_before():
+    members = joined("abcdef")
+    assert not members.repair(0.0), "nobody has strayed"
+
+    def stray() -> None:
+        members.peers[ident("d")].sent_epoch = members.plan.epoch
+        (chain,) = members.plan.chains
+        assert members.moved(chain[3], chain[0], members.plan.epoch)
+
+    stray()
+    assert members.repair(1.0)
+    assert [len(chain) for chain in members.plan.chains] == [6]
+    assert not members.repair(100.0)
+    stray()
+    assert members.repair(100.0)
+    stray()
+    assert not members.repair(100.0 + 2 * REPAIR_S - 0.1), "who cannot reach its parent must not be sent there for ever"
+    assert members.repair(100.0 + 2 * REPAIR_S)
+    stray()
+    members.began()
+    assert members.repair(100.1 + 2 * REPAIR_S), "after a version it is as at first"
