@@ -26,7 +26,7 @@ from p2pcast.errors import LocalError
 POLL_S = 0.02
 PEERS = 5
 """In two chains: one that has a head, a middle and a tail, and one beside it."""
-SETTLED_S = 1.5
+SETTLED_S = 2.0
 """For a plan to have a chain of three again after a fault."""
 HUB = "hub"
 
@@ -72,6 +72,12 @@ class Fleet:
         await self.net.close()
 
     # -- processes
+
+    async def _hub_again(self) -> None:
+        await self.kill(HUB)
+        await self.start(HUB)
+        await self.answers(HUB)
+        await self.live(*self.names)
 
     async def anew(self) -> None:
         """Kill all, mend the network, and have all join again."""
@@ -189,7 +195,7 @@ class Fleet:
     async def chains(self) -> list[list[str]]:
         """The longest way down from each head, by what the peers say, the longest first: at least three peers, and another head.
 
-        Where a plan has no such chain any more, the hub is started again: it makes a new one of those who come back.
+        Where a plan has no such chain any more, the hub is started again, and makes a new one of those who come back; if that has none either, all join anew.
         """
         found: list[list[str]] = []
 
@@ -197,12 +203,13 @@ class Fleet:
             found[:] = await self._chains_now()
             return len(found) >= self._chains and len(found[0]) > 2
 
-        try:
-            await self._until(look, lambda: "", SETTLED_S)
-        except FleetError:
-            await self.kill(HUB)
-            await self.start(HUB)
-            await self._until(look, lambda: f"{self._chains} chains: {found}")
+        for again in (self._hub_again, self.anew):
+            try:
+                await self._until(look, lambda: "", SETTLED_S)
+                return found
+            except FleetError:
+                await again()
+        await self._until(look, lambda: f"{self._chains} chains: {found}")
         return found
 
     async def _chains_now(self) -> list[list[str]]:
