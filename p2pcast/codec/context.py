@@ -34,6 +34,8 @@ CLASS_COST_BITS = 24.0
 """What another class takes in the header."""
 NEAR = 0.0025
 """More classes have to save more than this share: each four of them take time."""
+SAMPLED_MOVES = 1 << 12
+"""Changes looked at to tell whether directions are worth a context: so many in a row, for contexts are learnt from what came before."""
 
 _IN_CONTEXT = 1
 _SIGNS_APART = 2
@@ -224,7 +226,9 @@ def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) ->
     """(flags, directions): in context, if that takes less than a bit each, the old words' signs told apart where they tell something."""
     row_words, ro = _row_words(cell), kernels.readonly
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
-    together, apart = moves.direction_bits(ro(positions), ro(ups), cell.start, row_words, columns)
+    middle = slice(max(0, (ups.size - SAMPLED_MOVES) // 2), (ups.size + SAMPLED_MOVES) // 2)
+    some, said = positions[middle], ups[middle]
+    together, apart = moves.direction_bits(ro(some), ro(said), ups.size / said.size, cell.start, row_words, columns)
     if min(together, apart) <= 0.98 * ups.size:
         told_apart = int(apart < 0.99 * together)
         out = _room.array("directions", 2 * ups.size + 16, np.uint8)
