@@ -119,8 +119,8 @@ def _learn(probability, bit):  # type: ignore[no-untyped-def]
 
 @_kernel
 def direction_bits(positions, ups, scale, first, row_words, columns):  # type: ignore[no-untyped-def]
-    """About how many bits ``scale`` times as many directions take in context, and with signs told apart. ``ups``: bit 0 the direction, bit 1 the old word's sign. ``columns`` (zeros, one
-    a column) is left as it was."""
+    """About how many bits ``scale`` times as many directions take in context, and with signs told apart. ``ups``: bit 0 the direction, bit 1 the old word's
+    sign. ``columns`` (zeros, one a column) is left as it was."""
     counts = np.zeros(4 * DIRECTION_CONTEXTS, np.int64)
     beside: Any = 0
     row_end = 0
@@ -137,17 +137,18 @@ def direction_bits(positions, ups, scale, first, row_words, columns):  # type: i
         beside = beside // 3 + 3 * (up + 1)
     columns[:] = 0
     together, apart = 0.0, 0.0
-    told_together, told_apart = 0, 0
     for at in range(0, 2 * DIRECTION_CONTEXTS, 2):
         beyond = at + 2 * DIRECTION_CONTEXTS
-        for sign in range(2):
-            here = at + sign * 2 * DIRECTION_CONTEXTS
-            apart += _bits(counts[here], counts[here] + counts[here + 1])
-            told_apart += counts[here] + counts[here + 1] > 0
-        ups_here, every = counts[at] + counts[beyond], counts[at] + counts[beyond] + counts[at + 1] + counts[beyond + 1]
-        together += _bits(ups_here, every)
-        told_together += every > 0
-    return together * scale + LEARNING_BITS * told_together, apart * scale + LEARNING_BITS * told_apart
+        together += _learnt(counts[at] + counts[beyond], counts[at + 1] + counts[beyond + 1], scale)
+        apart += _learnt(counts[at], counts[at + 1], scale) + _learnt(counts[beyond], counts[beyond + 1], scale)
+    return together, apart
+
+
+@_kernel
+def _learnt(downs, ups, scale):  # type: ignore[no-untyped-def]
+    """Bits that a context takes which is met ``scale`` times as often."""
+    every = downs + ups
+    return scale * _bits(ups, every) + LEARNING_BITS if every else 0.0
 
 
 @_kernel
