@@ -34,6 +34,8 @@ CLASS_COST_BITS = 24.0
 """What another class takes in the header."""
 NEAR = 0.0025
 """More classes have to save more than this share: each four of them take time."""
+WORTH = 0.95
+"""Directions are told in context where that takes less than this share of a bit each: a few per cent of them are not worth the time."""
 SAMPLED_MOVES = 1 << 12
 """Changes looked at to tell whether directions are worth a context: so many in a row, for contexts are learnt from what came before."""
 
@@ -229,7 +231,7 @@ def _directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uint8]) ->
     middle = slice(max(0, (ups.size - SAMPLED_MOVES) // 2), (ups.size + SAMPLED_MOVES) // 2)
     some, said = positions[middle], ups[middle]
     together, apart = moves.direction_bits(ro(some), ro(said), ups.size / said.size, cell.start, row_words, columns)
-    if min(together, apart) <= 0.98 * ups.size:
+    if min(together, apart) <= WORTH * ups.size:
         told_apart = int(apart < 0.99 * together)
         out = _room.array("directions", 2 * ups.size + 16, np.uint8)
         used = moves.pack_directions(ro(positions), ro(ups), told_apart, cell.start, row_words, columns, out)
