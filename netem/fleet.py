@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -29,6 +30,8 @@ PEERS = 5
 SETTLED_S = 2.0
 """For a plan to have a chain of three again after a fault."""
 HUB = "hub"
+AT_ONCE = max(2, os.cpu_count() or 2)
+"""Peers that start side by side: loading the interpreter and the kernels is a second of work each."""
 
 Document = dict[str, Any]
 
@@ -38,11 +41,21 @@ class FleetError(LocalError):
 
 
 class Fleet:
-    """``chains`` of peers, ``payload_bytes`` a version. An async context manager; what it started ends with it."""
+    """``chains`` of peers, ``payload_bytes`` a version. An async context manager; what it started ends with it. ``program``: the module that is run."""
 
-    def __init__(self, folder: Path, net: Net, peers: int, chains: int, payload_bytes: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        net: Net,
+        peers: int,
+        chains: int,
+        payload_bytes: int,
+        deadline_s: float,
+        program: str = "netem.hostile",
+    ) -> None:
         self.folder = folder
         self.net = net
+        self._program = program
         self.names = [f"p{n}" for n in range(1, peers + 1)]
         self.step = 0
         self._chains = chains
@@ -88,9 +101,22 @@ class Fleet:
     async def _start_all(self) -> None:
         await self.start(HUB)
         await self.answers(HUB)
-        for name in self.names:
-            await self.start(name)
+        for at in range(0, len(self.names), AT_ONCE):
+            await self._start_wave(self.names[at : at + AT_ONCE])
         await self.live(*self.names)
+
+    async def _start_wave(self, names: list[str]) -> None:
+        async def look() -> bool:
+            return all((self.folder / name / "daemon.json").exists() for name in names)
+
+        for name in names:
+            await self.start(name)
+        await self._until(look, lambda: f"{', '.join(names)} join")
+
+    def pid(self, name: str) -> int | None:
+        """None while it does not run."""
+        process = self._processes.get(name)
+        return None if process is None else process.pid
 
     async def start(self, name: str) -> None:
         """Also one that has ended: it comes back with what it had."""
@@ -111,7 +137,7 @@ class Fleet:
         (self.folder / name / "daemon.json").unlink(missing_ok=True)
         with self.log(name).open("ab") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "netem.hostile", *map(str, words), stdout=log, stderr=log
+                sys.executable, "-m", self._program, *map(str, words), stdout=log, stderr=log
             )
 
     def log(self, name: str) -> Path:
@@ -125,7 +151,21 @@ class Fleet:
         process.kill()
         await process.wait()
 
-    def _still_run(self) -> None:
+    async def leave(self, name: str, deadline_s: float) -> None:
+        """Have it end by itself. Raises FleetError when it does not, or not in order."""
+        process = self._processes.pop(name)
+        process.terminate()
+        try:
+            async with asyncio.timeout(deadline_s):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise FleetError(f"{name} did not end within {deadline_s:.0f} s of SIGTERM") from None
+        if code != 0:
+            raise FleetError(f"{name} ended with {code} on SIGTERM: {self.log(name).read_text()[-1000:]}")
+
+    def still_run(self) -> None:
         """Raises FleetError when a process has ended by itself."""
         for name, process in self._processes.items():
             if process.returncode is not None:
@@ -163,11 +203,16 @@ class Fleet:
 
         await self._until(look, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
 
-    def exact(self, name: str) -> bool:
-        """Whether what it installed is the newest version, bit for bit."""
-        file = self.folder / f"{name}-out" / f"step_{self.step}" / "model.safetensors"
+    def installed(self, name: str, step: int) -> bool:
+        """Whether its folder holds that step, whole."""
+        return (self.folder / f"{name}-out" / f"step_{step}" / "STABLE").exists()
+
+    def exact(self, name: str, step: int | None = None) -> bool:
+        """Whether what it installed is what the trainer wrote as that step (the newest), bit for bit."""
+        step = self.step if step is None else step
+        file = self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors"
         found = safetensors.deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
-        return hashlib.sha256(found[0][1]["data"]).hexdigest() == self._sums[self.step]
+        return hashlib.sha256(found[0][1]["data"]).hexdigest() == self._sums[step]
 
     # -- what they say
 
@@ -184,11 +229,16 @@ class Fleet:
 
     async def status(self, name: str) -> Document | None:
         """None where there is no answer."""
+        text = await self.asked(name, "status")
+        found: Document | None = None if text is None else json.loads(text)
+        return found
+
+    async def asked(self, name: str, what: str) -> str | None:
+        """The answer to GET ``/what``, where there is one."""
         try:
             url = json.loads((self.folder / name / "daemon.json").read_text())["http"]
-            async with self._http.get(f"{url}/status") as answer:
-                document: Document = await answer.json()
-                return document
+            async with self._http.get(f"{url}/{what}") as answer:
+                return await answer.text()
         except (OSError, ValueError, aiohttp.ClientError, TimeoutError):
             return None
 
@@ -237,6 +287,6 @@ class Fleet:
             async with asyncio.timeout(most_s or self._deadline_s):
                 while not await look():
                     await asyncio.sleep(POLL_S)
-                    self._still_run()
+                    self.still_run()
         except TimeoutError:
             raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None

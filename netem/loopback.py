@@ -61,6 +61,8 @@ class Net:
         self.flows: defaultdict[str, Flow] = defaultdict(Flow)
         self.rates: dict[Way, float] = {}
         self.rate_bytes_s = rate_bytes_s
+        self.slow: dict[str, float] = {}
+        """Name → the share of its rate that every way to it and from it has left."""
         self._buckets: dict[Way, Bucket] = {}
         self._cuts: set[Way] = set()
         self._changed = Bell()
@@ -159,7 +161,8 @@ class Net:
         bucket = self._buckets.setdefault(way, Bucket(self.rate_bytes_s))
         while chunk := await reader.read(CHUNK_BYTES):
             await self._open(sender, receiver)
-            bucket.rate_bytes_s = self.rates.get(way, self.rate_bytes_s)
+            share = min(self.slow.get(sender, 1.0), self.slow.get(receiver, 1.0))
+            bucket.rate_bytes_s = share * self.rates.get(way, self.rate_bytes_s)
             if data:
                 await bucket.take(len(chunk))
                 await self._open(sender, receiver)

@@ -5,6 +5,7 @@ What each means for the reader is in docs/operations.md, "Metrics"; a test holds
 
 from __future__ import annotations
 
+import asyncio
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -119,6 +120,7 @@ def disk_bytes(folder: Path) -> int:
 def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metric]:
     """What every daemon has beside its node. ``store``, ``shadow``: folders."""
     yield gauge("p2pcast_disk_bytes", "What the state folder takes on disk", disk_bytes(store))
+    yield gauge("p2pcast_tasks", "Tasks of this daemon's event loop", len(asyncio.all_tasks()))
     yield gauge("p2pcast_shadow_bytes", "What the shadow and its patches take in memory (tmpfs)", disk_bytes(shadow))
     yield counter("p2pcast_events", "Events told", events.told)
     yield counter("p2pcast_events_dropped", "Events that readers of /events did not get", events.dropped)

@@ -1,0 +1,39 @@
+"""Whether what a process holds (memory, descriptors, tasks) stays where it is or grows. Pure.
+
+The rule: of the readings after warm-up, the median of the first third is the *level*. The slope through all of them is Theil and Sen's (the median of the slopes of
+all pairs: a reading in the middle of a transfer says little), times their span it is the *growth*. Flat is what grew by no more than ``SHARE`` of the level or by what is allowed, whichever is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Final
+
+SHARE: Final = 0.05
+FEWEST: Final = 6
+"""Readings: with fewer, nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """``level`` and ``growth`` in the unit of the readings; growth over their whole span."""
+
+    level: float
+    growth: float
+    allowed: float
+
+    @property
+    def flat(self) -> bool:
+        return self.growth <= max(SHARE * self.level, self.allowed)
+
+
+def trend(readings: Sequence[tuple[float, float]], allowed: float) -> Trend | None:
+    """``readings``: (seconds, value), ascending. None where there are too few."""
+    if len(readings) < FEWEST:
+        return None
+    level = median(value for _, value in readings[: len(readings) // 3])
+    slope = median((b - a) / (t - s) for (s, a), (t, b) in combinations(readings, 2) if t > s)
+    return Trend(level, slope * (readings[-1][0] - readings[0][0]), allowed)

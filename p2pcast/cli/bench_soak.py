@@ -1,0 +1,113 @@
+"""``p2pcast bench soak``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+from rich.table import Table
+
+from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.errors import EXIT_FAILED
+from p2pcast.limits import MIB
+
+CHAIN = 8
+"""Peers in each chain, about."""
+OUT_SHARE = 6
+"""One in so many may be out of order at once."""
+
+
+@click.command()
+@click.option("--peers", type=click.IntRange(2), default=48, show_default=True)
+@click.option("--versions", type=click.IntRange(1), default=20, show_default=True, help="In the storm; three before it are calm.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of the storm: who is struck, by what, and when they come back."
+)
+@click.option("--payload", type=click.IntRange(1), default=2, show_default=True, help="MiB of each version.")
+@click.option("--rate", type=Rate(), default="16mbit", show_default=True, help="Of every way between two processes.")
+@click.option(
+    "--every", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds from one version to the next, at least."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(1),
+    default=90.0,
+    show_default=True,
+    help="Seconds after which a version that has not arrived has failed.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@output
+def soak(
+    peers: int,
+    versions: int,
+    seed: int,
+    payload: int,
+    rate: float,
+    every: float,
+    deadline: float,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Many versions, while every second a peer is killed, leaves, is frozen, slows down or comes back.
+
+    A hub and peers as processes on this machine, behind proxies that hold them to a rate; no privileges. Every version is compared bit for bit at every
+    peer that nothing was done to, the last one at all; memory, descriptors and tasks are read all the time. Exit code 1 if anything is wrong or grows.
+    """
+    document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline))
+    write_document(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _show(document)
+    if not document["ok"]:
+        sys.exit(EXIT_FAILED)
+
+
+async def _measure(
+    peers: int, versions: int, seed: int, payload_bytes: int, rate_bytes_s: float, every_s: float, deadline_s: float
+) -> dict[str, Any]:
+    from netem.fleet import Fleet
+    from netem.loopback import Net
+    from netem.soak import Soak
+    from netem.soaked import document
+    from netem.storm import Storm
+
+    chains = max(1, peers // CHAIN)
+    with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
+        async with Fleet(Path(folder), Net(rate_bytes_s), peers, chains, payload_bytes, deadline_s, "p2pcast.cli") as fleet:
+            storm = Storm(fleet.names, seed, max(1, peers // OUT_SHARE))
+            run = Soak(fleet, versions, storm, every_s, deadline_s)
+            await run.run()
+            asked = {"peers": peers, "versions": versions, "seed": seed, "chains": chains}
+            return asked | {"payload_bytes": payload_bytes, "rate_bits_s": rate_bytes_s * 8} | document(run)
+
+
+def _show(document: dict[str, Any]) -> None:
+    table = Table("version", "undisturbed peers", "median, s", "last of them, s")
+    for row in document["rows"]:
+        step = f"{row['step']} (calm)" if row["calm"] else str(row["step"])
+        table.add_row(
+            step,
+            f"{row['undisturbed']} of {row['waited_for']}",
+            *(f"{row[k]:.2f}" if row[k] else "" for k in ("median_s", "last_s")),
+        )
+    console().print(table)
+    table = Table(
+        "at rest", "processes", "memory, MiB", "of the hub", "descriptors", "tasks", "CPU of the hub", "of a peer", "log, bytes/s"
+    )
+    for name, rest in zip(("before", "after"), document["rests"], strict=True):
+        table.add_row(
+            name, str(rest["processes"]), f"{rest['anonymous_bytes'] / MIB:.0f}", f"{rest['hub_anonymous_bytes'] / MIB:.0f}",
+            str(rest["descriptors"]), str(rest["tasks"]), f"{rest['hub_cpu']:.2%}", f"{rest['peer_cpu']:.2%}", f"{rest['log_bytes_s']:.0f}",
+        )  # fmt: skip
+    console().print(table)
+    blows = ", ".join(f"{count} × {what}" for what, count in sorted(document["blows"].items()))
+    click.echo(
+        f"{blows}; {len(document['wrong'])} with other bits; {document['bytes_duplicate']} bytes twice; "
+        f"{len(document['processes'])} processes, {len(document['grown'])} that grew{': ' if document['grown'] else ''}{', '.join(document['grown'])}"
+    )
