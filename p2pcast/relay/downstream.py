@@ -37,6 +37,8 @@ class Child:
     live: bool = False
     wishes: dict[bytes, list[int]] = field(default_factory=dict)
     """Artifacts that it wants and that are not here yet, with what it holds of them."""
+    spared: set[bytes] = field(default_factory=set)
+    """Artifacts that it has, or gets from elsewhere: not pushed."""
     reading: bool = False
     alive_at: float = 0.0
     bytes_sent: int = 0
@@ -88,7 +90,7 @@ class Downstream:
     def opened(self, holding: Holding) -> None:
         for child in list(self.children.values()):
             have = child.wishes.pop(holding.id, None)
-            if have is not None or child.live:
+            if have is not None or (child.live and holding.id not in child.spared):
                 self._feed(child, holding, have or [], live=True)
                 self._pump_all(child)
 
@@ -133,7 +135,10 @@ class Downstream:
         kind, body = event.type, event.body
         if kind is Type.ATTACH:
             self._attach(child, body)
+        elif kind is Type.SPARE:
+            self._spare(child, body["artifact"])
         elif kind is Type.WANT:
+            child.spared.discard(body["artifact"])
             self._want(child, body["artifact"], body["have"], live=False)
             self._pump_all(child)
         elif kind is Type.PING:
@@ -165,6 +170,7 @@ class Downstream:
         child.attached = True
         child.live = body["live"]
         child.feeds.layouts = frozenset(body["layouts"])
+        child.spared = set(body.get("spare", ()))
         offers = [
             [h.id, h.open.kind, None if h.open.base is None else list(h.open.base), list(h.open.version), h.artifact.complete]
             for h in self.node.holdings.values()
@@ -182,6 +188,14 @@ class Downstream:
             child.wishes[artifact] = have
         else:
             child.link.send(Type.GONE, {"artifact": artifact})
+
+    def _spare(self, child: Child, artifact: bytes) -> None:
+        child.wishes.pop(artifact, None)
+        child.spared.add(artifact)
+        if len(child.spared) > limits.MAX_CATALOG:
+            child.link.close(RemoteError(f"more than {limits.MAX_CATALOG} artifacts to be spared"))
+        elif (holding := self.node.holdings.get(artifact)) is not None:
+            child.feeds.drop(holding.artifact)
 
     def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
         try:

@@ -97,7 +97,7 @@ class ChildFeeds:
         return any(feed.queue for feed in self._feeds.values())
 
     def drop(self, artifact: Artifact) -> Feed | None:
-        """An artifact was aborted: nothing more of it goes out."""
+        """An artifact was aborted, or the child has it by now: nothing more of it goes out."""
         return self._feeds.pop(artifact.id, None)
 
     def put_back(self, send: Send) -> None:

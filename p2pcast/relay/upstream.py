@@ -46,6 +46,8 @@ class Upstream:
         self.bytes_received = 0
         self.looped = False
         """The parent hangs below us: so it was between two plans, or it was asked too early."""
+        self._spared: set[bytes] = set()
+        """What the parent was told not to push."""
         self._expected: dict[bytes, float] = {}
         """Artifacts that the hub has opened and the parent has not → when we heard of it."""
         self._layouts: dict[bytes, bytes] = {}
@@ -72,8 +74,10 @@ class Upstream:
                 holding.source = self
                 self.wanted.add(holding.id)
                 want.append([holding.id, holding.artifact.held.ranges()])
+            # A parent that catches up opens old ones late, and would push them.
+            self._spared = {h.id for h in node.holdings.values() if h.source is not self}
         known = list(node.layouts)[-limits.MAX_LAYOUTS :]
-        link.send(Type.ATTACH, {"live": self.live, "layouts": known, "want": want})
+        link.send(Type.ATTACH, {"live": self.live, "layouts": known, "want": want, "spare": list(self._spared)})
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""
@@ -85,9 +89,19 @@ class Upstream:
                 return
             holding.source = self
         self.wanted.add(artifact)
+        self._spared.discard(artifact)
+        for other in self.node.upstreams:
+            if other is not self:
+                other.spare(artifact)
         self._bell.ring()
         have = [] if holding is None else holding.artifact.held.ranges()
         self.link.send(Type.WANT, {"artifact": artifact, "have": have})
+
+    def spare(self, artifact: bytes) -> None:
+        """It is here, or comes from elsewhere: have nothing (more) of it pushed until it is asked for."""
+        if self.live and artifact not in self._spared and not self.link.closed:
+            self._spared.add(artifact)
+            self.link.send(Type.SPARE, {"artifact": artifact})
 
     def expect(self, artifact: bytes) -> None:
         """The hub says that it has opened: a parent that lives will have it any moment, and one that is silent need not be waited for as long as
@@ -100,7 +114,7 @@ class Upstream:
     def active(self) -> bool:
         """Whether a transfer runs, or should."""
         return bool(self.wanted or self._expected) or any(
-            h is not None and h.completed_at is None and not h.aborted for h in self.handles.values()
+            h is not None and h.source is self and h.completed_at is None and not h.aborted for h in self.handles.values()
         )
 
     async def run(self) -> P2PCastError | None:
@@ -126,7 +140,9 @@ class Upstream:
                     # We are not listening, because the disk is behind: silence proves nothing.
                     self._watch.deaf(now)
                     continue
-                held = {h: (x.artifact.held.count if x is not None else 1 << 62) for h, x in self.handles.items()}
+                held = {
+                    h: x.artifact.held.count if x is not None and x.source is self else 1 << 62 for h, x in self.handles.items()
+                }
                 verdict = self._watch.judge(now, active=self._active, held=held, every_s=every_s)
                 if verdict is not Verdict.STAY:
                     self.link.abort(RetryableError(f"left parent {self.link.name}: {verdict.value}"))
@@ -263,6 +279,8 @@ class Upstream:
         holding = self.node.open(message.signed, self)
         if holding.source is None and holding.completed_at is None and not holding.finished:
             holding.source = self
+        elif holding.source is not self:
+            self.spare(holding.id)
         self.handles[message.handle] = holding
         self._expected.pop(holding.id, None)
         if not self._active:

@@ -53,6 +53,7 @@ class Type(IntEnum):
     GONE = 41
     ALIVE = 42
     LAYOUT = 43
+    SPARE = 44
 
     RANK = 48
     RANKED = 49
@@ -236,6 +237,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.WANT: {"artifact": artifact, "have": ranges},
     Type.ABORT: {},
     Type.GONE: {"artifact": artifact},
+    Type.SPARE: {"artifact": artifact},
     Type.ALIVE: {
         "high": row(fields(integer(0, 65535), integer(0, limits.MAX_PIECES)), limits.MAX_CATALOG),
         "stalled": flag,
@@ -282,7 +284,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.SERVES: {"version": optional(version), "ready": flag},
 }
 
-SINCE: dict[Type, dict[str, Check]] = {Type.BEGUN: {"codec": text(16)}}
+SINCE: dict[Type, dict[str, Check]] = {Type.BEGUN: {"codec": text(16)}, Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG)}}
 """Keys that came later: they may be missing, and who does not know them ignores them."""
 
 

@@ -50,7 +50,7 @@ for _type in (Type.JOIN, Type.REPORT, Type.LEAVE):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
 for _type in (Type.WELCOME, Type.PLAN, Type.NEIGHBOURS, Type.CATALOG, Type.COMMIT, Type.HOLD, Type.ENGINE):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
-for _type in (Type.ATTACH, Type.WANT):
+for _type in (Type.ATTACH, Type.WANT, Type.SPARE):
     TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA
 for _type in (
     Type.ATTACHED,

@@ -213,3 +213,81 @@ async def test_what_the_hub_has_opened_makes_a_link_active_before_the_parent_has
     assert upstream.active
     hear(upstream, link, Type.ABORT, handle=7)
     assert not upstream.active
+
+
+async def test_a_parent_that_catches_up_spares_the_child_what_it_has(child, maker):
+    """It opens old artifacts late: what the child named in its ATTACH, or later, is not pushed; a WANT takes that back."""
+    node, _, _ = child
+    node.add_layout(maker.layout)
+    downstream = node.downstream
+    link = Heard(downstream)
+    downstream.accept(link)
+    old, later, new = (maker.make([5000] * 3, step=step) for step in (1, 2, 3))
+    attach = {"live": True, "layouts": [], "want": [], "spare": [old.id]}
+    downstream.on_link_event(link, None, Message(Type.ATTACH, attach))
+    downstream.on_link_event(link, None, Message(Type.SPARE, {"artifact": later.id}))
+    for made in (old, later, new):
+        node.open(made.open, None)
+
+    def fed() -> set[bytes]:
+        return {feed.artifact.id for feed in downstream.children[link].feeds}
+
+    assert fed() == {new.id}
+    downstream.on_link_event(link, None, Message(Type.SPARE, {"artifact": new.id}))
+    assert fed() == set(), "also in the middle of it"
+    downstream.on_link_event(link, None, Message(Type.WANT, {"artifact": old.id, "have": []}))
+    assert fed() == {old.id}
+
+
+async def test_no_end_of_sparing(child, maker, monkeypatch):
+    node, _, _ = child
+    downstream = node.downstream
+    link = Heard(downstream)
+    downstream.accept(link)
+    downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": []}))
+    monkeypatch.setattr("p2pcast.limits.MAX_CATALOG", 3)
+    for n in range(4):
+        assert not link.closed
+        downstream.on_link_event(link, None, Message(Type.SPARE, {"artifact": bytes([n]) * 16}))
+    assert link.closed
+
+
+async def test_what_is_here_or_comes_from_elsewhere_is_not_pushed(child, maker):
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    here, asked, crossed = (maker.make([5000] * 3, step=step) for step in (1, 2, 3))
+    hear(upstream, link, Type.OPEN, handle=1, signed=here.open)
+    pull = Upstream(node, live=False)
+    pull.start(Heard(pull))
+    link.said.clear()
+    pull.want(asked.id)
+    assert link.said == [(Type.SPARE, {"artifact": asked.id}, 0)]
+    hear(pull, pull.link, Type.OPEN, handle=1, signed=asked.open)
+    hear(pull, pull.link, Type.OPEN, handle=2, signed=crossed.open)
+    link.said.clear()
+    hear(upstream, link, Type.OPEN, handle=2, signed=crossed.open)
+    assert link.said == [(Type.SPARE, {"artifact": crossed.id}, 0)], "it was on its way already"
+    later = Upstream(node, live=True)
+    other = Heard(later)
+    later.start(other)
+    ((kind, body, _),) = other.said
+    assert kind is Type.ATTACH
+    assert set(body["spare"]) == {here.id, asked.id, crossed.id}
+    pull.link.close()
+    again = Upstream(node, live=True)
+    last = Heard(again)
+    again.start(last)
+    assert {w[0] for w in last.said[0][1]["want"]} == {asked.id, crossed.id}
+    assert last.said[0][1]["spare"] == [here.id]
+
+
+async def test_a_parent_is_not_left_for_what_it_was_told_to_spare(child, maker):
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    pull = Upstream(node, live=False)
+    pull.start(Heard(pull))
+    made = maker.make([5000] * 3)
+    hear(pull, pull.link, Type.OPEN, handle=1, signed=made.open)
+    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    assert not upstream.active
+    assert pull.active

@@ -23,6 +23,7 @@ CORPUS = [
     (T.LAYOUT, {"layout": bytes(32), "document": b"{}" * 40}),
     (T.ALIVE, {"high": [[1, 2]], "stalled": False}),
     (T.GONE, {"artifact": bytes(16)}),
+    (T.SPARE, {"artifact": bytes(16)}),
     (T.JOIN, {"name": "n", "region": "r", "listen": ["h", 1], "held": [0, 3], "engine": ["e", "member"]}),
     (T.REPORT, {"parent": None, "staged": [0, 1], "committed": None, "engines": [{"name": "x", "pause_s": 0.5}]}),
     (T.PLAN, {"epoch": [1, 1], "parent": bytes(16), "host": "h", "port": 2, "backups": [[bytes(16), "h", 3]]}),

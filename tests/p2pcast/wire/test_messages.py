@@ -62,6 +62,7 @@ VALUES = {
     Type.WANT: {"artifact": B16, "have": RANGES},
     Type.ABORT: {},
     Type.GONE: {"artifact": B16},
+    Type.SPARE: {"artifact": B16},
     Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES)), "stalled": st.booleans()},
     Type.RANK: {"group": B16, "rank": st.integers(0, limits.MAX_RANKS - 1), "ranks": st.integers(1, limits.MAX_RANKS)},
     Type.RANKED: {"head": OPT_V, "layout": st.none() | B32, "state": st.none() | U64},

@@ -19,7 +19,7 @@ ALLOWED = {
     (State.READY, L): {T.READY},
     (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.PING, T.PONG},
     (State.CONTROL, L): {T.WELCOME, T.PLAN, T.NEIGHBOURS, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG},
-    (State.DATA, D): {T.ATTACH, T.WANT, T.PING, T.PONG},
+    (State.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.PING, T.PONG},
     (State.DATA, L): {
         T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.ABORT, T.GONE, T.ALIVE, T.PING, T.PONG,
     },
@@ -53,6 +53,7 @@ BODIES = {
     T.LAYOUT: {"layout": bytes(32), "document": b"{}"},
     T.ABORT: {},
     T.GONE: {"artifact": bytes(16)},
+    T.SPARE: {"artifact": bytes(16)},
     T.ALIVE: {"high": [[1, 70000]], "stalled": False},
     T.RANK: {"group": bytes(16), "rank": 3, "ranks": 4},
     T.RANKED: {"head": V, "layout": bytes(32), "state": 1 << 63},
