@@ -1,4 +1,4 @@
-"""What both daemons need around their work: one process a state folder, addresses, rates, an orderly end."""
+"""What both daemons need around their work: one process a state folder, rates, an orderly end."""
 
 from __future__ import annotations
 
@@ -32,21 +32,6 @@ def parse_rate(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a rate: write bits per second, as in 300mbit or 1.5gbit")
     return float(match[1]) * _POWER[match[2].lower()]
-
-
-def parse_address(text: str, *, default_host: str = "", default_port: int | None = None) -> tuple[str, int]:
-    """``HOST:PORT``, ``[v6]:PORT``, ``:PORT`` or ``PORT``; with a default port also ``HOST``. Raises UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon and not text.isdigit() and default_port is not None:
-        host, port = text, str(default_port)
-    host = host.strip("[]") or default_host
-    if not port.isdigit() or int(port) > 65535 or (not host and not default_host and not colon and not text.isdigit()):
-        raise UsageError(f"{text!r} is not an address: write HOST:PORT")
-    return host, int(port)
-
-
-def show_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def state_home() -> Path:

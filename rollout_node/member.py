@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import msgpack
 
 from p2pcast import limits
+from p2pcast.addresses import show_address
 from p2pcast.bell import Bell
-from p2pcast.daemon import show_address
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast import metrics
+from p2pcast.addresses import show_address
 from p2pcast.artifact.records import Open, run_id
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, show_address, state_lock
+from p2pcast.daemon import Memory, node_id, state_lock
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
@@ -68,7 +69,7 @@ class PeerConfig:
     name: str
     base: Path | None = None
     region: str = ""
-    listen: tuple[str, int] = ("0.0.0.0", 0)
+    listen: tuple[str, int] = ("", 0)
     advertise: tuple[str, int] | None = None
     http: tuple[str, int] = ("127.0.0.1", 0)
     stripes: int = 4

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from p2pcast import metrics
-from p2pcast.daemon import show_address
+from p2pcast.addresses import show_address
 from p2pcast.http import Document, Reached
 from p2pcast.version import Version
 from rollout_node.chronicle import EngineNow

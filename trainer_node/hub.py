@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast import limits, metrics
+from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.artifact.records import ANCHOR, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, show_address, state_lock
+from p2pcast.daemon import Memory, node_id, state_lock
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
@@ -76,7 +77,7 @@ class HubConfig:
     state: Path
     shadow: Path
     base: Path | None = None
-    listen: tuple[str, int] = ("0.0.0.0", DEFAULT_PORT)
+    listen: tuple[str, int] = ("", DEFAULT_PORT)
     advertise: tuple[str, int] | None = None
     http: tuple[str, int] = ("127.0.0.1", DEFAULT_HTTP_PORT)
     uplink_bps: float | None = None
@@ -184,7 +185,7 @@ class Hub:
         http = show_address(*self.http.address)
         atomic_write(self.config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
         host, port = self.config.advertise or self.listener.address
-        shown = show_address("HUB_HOST" if host in ("", "0.0.0.0", "::") else host, port)
+        shown = show_address("HUB_HOST" if host in ANYWHERE else host, port)
         token = f" --token-file {self.config.token_file}" if self.config.token_file is not None else ""
         logger.info(
             "run %s, listening on %s, status at http://%s/status",

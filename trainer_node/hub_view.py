@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 
 from p2pcast import metrics
-from p2pcast.daemon import show_address
+from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.http import Document, Reached
 from p2pcast.version import Version
 from topology.score import Score
@@ -200,5 +200,5 @@ def _http_of(peer: Peer) -> str | None:
     """Where a peer says that its HTTP side is; often on its own loopback."""
     match peer.report.get("http"):
         case [str(host), int(port)] if 0 < len(host) <= 255 and 0 < port < 65536:
-            return show_address(peer.host if host in ("0.0.0.0", "::") else host, port)
+            return show_address(peer.host if host in ANYWHERE else host, port)
     return None

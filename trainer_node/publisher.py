@@ -17,7 +17,6 @@ gather tensors that are placed in an unusual way; for nothing else.
 from __future__ import annotations
 
 import atexit
-import ipaddress
 import logging
 import os
 import secrets
@@ -35,12 +34,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from p2pcast.addresses import is_loopback, parse_address
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import RAW, Encoded, digest
 from p2pcast.codec.choice import Choice
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up, warm_up_for
-from p2pcast.daemon import parse_address
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
 from p2pcast.limits import MAX_STEP
 from p2pcast.offline import state_digest
@@ -455,11 +454,7 @@ def _shared_secret(world: World, group: Any) -> bytes:
 
 def _address(hub: str, plaintext: bool) -> tuple[str, int]:
     host, port = parse_address(hub, default_host="127.0.0.1", default_port=DEFAULT_PORT)
-    try:
-        here = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        here = host == "localhost"
-    if not here and not plaintext:
+    if not (is_loopback(host) or host == "localhost") and not plaintext:
         raise UsageError(f"links cannot be encrypted yet: say plaintext=True if the network to {host} is closed to others")
     return host, port
 

@@ -13,7 +13,7 @@ from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_pl
 
 
 @click.command()
-@click.argument("hub", type=Address("", 7077))
+@click.argument("hub", type=Address(None, 7077))
 @click.option("--token-file", type=PATH, help="The join token, as `p2pcast seed` wrote it; or P2PCAST_TOKEN.")
 @click.option(
     "--install",
@@ -25,9 +25,7 @@ from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_pl
 @click.option("--base", type=PATH, help="Hugging Face folder that the run began from: then nothing is downloaded at first.")
 @click.option("--state", type=PATH, help="Folder for what this peer keeps on disk.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the state in memory (1 x the model).")
-@click.option(
-    "--listen", type=Address("0.0.0.0"), default="0.0.0.0:0", show_default=True, help="Where other peers reach this one."
-)
+@click.option("--listen", type=Address(""), default=":0", show_default="any free port", help="Where other peers reach this one.")
 @click.option("--advertise", type=Address(), help="Address that other peers are told, if it differs.")
 @click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:0", show_default=True, help="Status and metrics.")
 @click.option("--region", default="", help="Label of the site; links inside one are taken to be short.")

@@ -12,7 +12,8 @@ from typing import Any, TypeVar, cast
 import click
 from rich.console import Console
 
-from p2pcast.daemon import parse_address, parse_rate
+from p2pcast.addresses import parse_address
+from p2pcast.daemon import parse_rate
 from p2pcast.errors import UsageError
 from p2pcast.store.files import atomic_write
 from p2pcast.version import Version
@@ -25,11 +26,11 @@ PIPED_COLUMNS = 160
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """HOST:PORT."""
+    """HOST:PORT or [IPV6]:PORT. Without ``default_host`` a host has to be named; ``""`` is every address of this machine."""
 
     name = "HOST:PORT"
 
-    def __init__(self, default_host: str = "", default_port: int | None = None) -> None:
+    def __init__(self, default_host: str | None = None, default_port: int | None = None) -> None:
         self._host = default_host
         self._port = default_port
 

@@ -14,7 +14,7 @@ from p2pcast.errors import UsageError
 @click.command()
 @click.argument("checkpoints", type=PATH, required=False)
 @click.option("--base", type=PATH, help="Hugging Face folder that is version 0; peers that have it download nothing at first.")
-@click.option("--listen", type=Address("0.0.0.0", 7077), default="0.0.0.0:7077", show_default=True)
+@click.option("--listen", type=Address("", 7077), default=":7077", show_default=True, help="Where peers and ranks connect.")
 @click.option("--advertise", type=Address(), help="Address that the printed join line names.")
 @click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:7078", show_default=True, help="Status and metrics.")
 @click.option("--state", type=PATH, help="Folder for key, versions and membership.")

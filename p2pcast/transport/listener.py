@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import secrets
 import ssl
 from typing import Any, Protocol
 
 from p2pcast import limits
+from p2pcast.addresses import show_address
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.transport.binding import listening
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity
@@ -23,7 +24,7 @@ class Acceptor(LinkOwner, Protocol):
 
 
 class Listener:
-    """One listening socket. ``address`` is known once started (port 0 asks for a free one)."""
+    """Listening sockets at one port. ``address`` is known once started (port 0 asks for a free one)."""
 
     def __init__(
         self, acceptor: Acceptor, identity: Identity, tls: ssl.SSLContext | None = None, *, handshake_s: float = HANDSHAKE_S
@@ -32,7 +33,7 @@ class Listener:
         self._identity = identity
         self._tls = tls
         self._handshake_s = handshake_s
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._waiting: dict[Stripe, None] = {}
         """Connections that have not shown a token yet, oldest first."""
         self._links: dict[tuple[bytes, bytes], Link] = {}
@@ -43,18 +44,17 @@ class Listener:
     async def start(self, host: str, port: int) -> None:
         """Raises LocalError when the port can't be had."""
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._protocol, host or None, port, **self._tls_options()
-            )
-        except OSError as error:
-            reason = "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-            raise LocalError(f"cannot listen on {host}:{port}: {reason}; choose another with --listen HOST:PORT") from None
-        name = self._server.sockets[0].getsockname()
-        self.address = (host, int(name[1]))
+            sockets = listening(host, port, "--listen")
+        except LocalError as error:
+            raise LocalError(f"cannot listen on {show_address(host, port)}: {error}") from None
+        self.address = (host, int(sockets[0].getsockname()[1]))
+        loop = asyncio.get_running_loop()
+        for sock in sockets:
+            self._servers.append(await loop.create_server(self._protocol, sock=sock, **self._tls_options()))
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        while self._servers:
+            self._servers.pop().close()
         for stripe in [*self._waiting, *self._orphans]:
             stripe.abort()
         for link in list(self._links.values()):

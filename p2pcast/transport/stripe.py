@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
 from p2pcast.wire.connection import Connection, Established, Event
@@ -79,7 +80,7 @@ class Stripe(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
-            self.remote_address = (str(peer[0]), int(peer[1]))
+            self.remote_address = (plain_host(str(peer[0])), int(peer[1]))
         tune(transport.get_extra_info("socket"))
         self._deadline = asyncio.get_running_loop().call_later(self._handshake_s, self._too_slow)
         if self._on_made is not None:

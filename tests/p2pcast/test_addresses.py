@@ -1,0 +1,92 @@
+"""Addresses as people write them: what is taken, what is refused and why."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.addresses import family_of, is_loopback, may_be_told, parse_address, plain_host, show_address, site_of
+from p2pcast.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "parsed"),
+    [
+        ("hub.example:7077", {}, ("hub.example", 7077)),
+        ("10.0.0.1:0", {}, ("10.0.0.1", 0)),
+        ("[::1]:7077", {}, ("::1", 7077)),
+        ("[2001:DB8:0::5]:1", {}, ("2001:db8::5", 1)),
+        ("[::ffff:10.0.0.1]:1", {}, ("10.0.0.1", 1)),
+        ("[fd00::1]", {"default_port": 7077}, ("fd00::1", 7077)),
+        ("hub", {"default_port": 7077}, ("hub", 7077)),
+        (":7077", {"default_host": ""}, ("", 7077)),
+        ("7077", {"default_host": "127.0.0.1"}, ("127.0.0.1", 7077)),
+    ],
+)
+def test_what_is_taken(text, options, parsed) -> None:
+    assert parse_address(text, **options) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        ("::1:7077", {}, "goes in brackets"),
+        ("2001:db8::1", {"default_port": 7077}, "goes in brackets"),
+        ("http://hub:7077", {}, "is a URL"),
+        ("[fe80::1%eth0]:7077", {}, "has a scope"),
+        ("[fe80::1]:7077", {}, "link-local"),
+        ("[hub]:7077", {}, "not an IPv6 address"),
+        ("[10.0.0.1]:7077", {}, "not an IPv6 address"),
+        ("[::1]7077", {}, "goes in brackets"),
+        ("[::1]", {}, "not an address"),
+        ("[::1]:", {"default_port": 7077}, "not an address"),
+        ("hub", {}, "not an address"),
+        ("hub:65536", {}, "not an address"),
+        ("hub:٣", {}, "not an address"),
+        ("two words:1", {}, "not an address"),
+        (":7077", {}, "not an address"),
+        ("", {}, "not an address"),
+    ],
+)
+def test_what_is_refused(text, options, why) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        parse_address(text, **options)
+    assert "\n" not in str(refused.value)
+
+
+@given(st.ip_addresses().filter(lambda ip: ip.version == 4 or not ip.is_link_local), st.integers(0, 65535))
+def test_what_is_shown_can_be_read(ip, port) -> None:
+    assert parse_address(show_address(str(ip), port)) == (plain_host(str(ip)), port)
+
+
+@given(st.text(max_size=40), st.sampled_from([None, "", "h"]), st.sampled_from([None, 7077]))
+def test_any_text_is_an_address_or_refused(text, host, port) -> None:
+    try:
+        parsed = parse_address(text, default_host=host, default_port=port)
+    except UsageError:
+        return
+    assert 0 <= parsed[1] <= 65535
+    assert parsed[0] or host == ""
+
+
+def test_what_hosts_are() -> None:
+    assert [family_of(h) for h in ("10.0.0.1", "::1", "hub")] == [4, 6, None]
+    assert [is_loopback(h) for h in ("127.0.0.9", "::ffff:127.0.0.1", "::1", "10.0.0.1", "localhost")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [may_be_told(h) for h in ("10.0.0.1", "fd00::1", "fe80::1", "0.0.0.0", "::", "hub")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert site_of("10.0.0.1") == "10.0.0.1"
+    assert site_of("2001:db8::1") == site_of("2001:db8::2") != site_of("2001:db8:0:1::1")
+    assert site_of("::1") == "::1"

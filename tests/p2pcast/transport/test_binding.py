@@ -1,0 +1,59 @@
+"""Listening in both families, on one, and where it cannot be."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from p2pcast.errors import LocalError
+from p2pcast.transport.binding import listening, own_hosts, told
+
+
+def reaches(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("host", "v4", "v6"),
+    [("", True, True), ("::", True, True), ("0.0.0.0", True, False), ("127.0.0.1", True, False), ("::1", False, True)],
+)
+def test_what_answers(host, v4, v6) -> None:
+    (sock,) = listening(host, 0, "--listen")
+    with sock:
+        sock.listen()
+        port = sock.getsockname()[1]
+        assert (reaches("127.0.0.1", port), reaches("::1", port)) == (v4, v6)
+
+
+def test_a_name_with_several_addresses_has_one_port() -> None:
+    made = listening("localhost", 0, "--listen")
+    try:
+        assert len({sock.getsockname()[1] for sock in made}) == 1
+    finally:
+        for sock in made:
+            sock.close()
+
+
+def test_a_port_in_use_and_a_host_that_is_not_ours() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LocalError, match="in use; choose another with --http"):
+        listening("127.0.0.1", taken.getsockname()[1], "--http")
+    with pytest.raises(LocalError, match="choose another"):
+        listening("192.0.2.1", 0, "--listen")
+    with pytest.raises(LocalError, match="choose another"):
+        listening("no.such.name.invalid", 0, "--listen")
+
+
+def test_of_what_is_ours_only_what_is_listened_at_is_told() -> None:
+    own = ["fd00::7", "10.0.0.7"]
+    assert told(("", 1), own) == told(("::", 1), own) == own
+    assert told(("0.0.0.0", 1), own) == ["10.0.0.7"]
+    assert told(("10.0.0.9", 1), own) == ["10.0.0.9"]
+    assert told(("fe80::1", 1), own) == []
+    for host in own_hosts():
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+            sock.bind((host, 0))
