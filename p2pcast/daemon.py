@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import secrets
 import signal
 import threading
@@ -123,3 +124,12 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
+
+
+def raise_descriptor_limit() -> None:
+    """As many open files as this process may have: often no more than 1024 unless it asks, which is few for a hub of a thousand peers, and few against somebody who opens
+    connections for nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

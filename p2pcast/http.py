@@ -1,17 +1,20 @@
 """Every daemon's HTTP side: /status, /healthz, /readyz, /metrics, /events, /wait, and the commands that it takes.
 
-Promises: health, readiness and metrics are open; everything else needs the bearer token unless the caller is on loopback; an error is a line of JSON, never a traceback;
-a reader of /events that does not take what it is sent is dropped; nobody who waits holds up the daemon's end.
+Promises: health, readiness and metrics are open; everything else needs the bearer token unless the caller is on loopback, and there it must not be a web page from elsewhere
+that a browser was made to speak for; an error is a line of JSON, never a traceback; a reader of /events that does not take what it is sent is dropped; nobody who waits holds up
+the daemon's end. Connections that ask nothing are `http_door`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import ipaddress
 import json
 import logging
 import math
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -21,6 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.events import Events
+from p2pcast.http_door import KEPT_S, Door
 from p2pcast.limits import KIB, MAX_READERS, MAX_WAIT_S, MAX_WAITERS
 from p2pcast.version import Version
 
@@ -37,6 +41,8 @@ LOOK_S = 1.0
 STOP_S = 1.0
 """Requests that are under way when the daemon ends get so long."""
 DEFAULT_WAIT_S = 60.0
+BODY_S = 10.0
+"""For a request's body to come."""
 
 Document = dict[str, Any]
 Command = Callable[[Document], Awaitable[Document]]
@@ -67,6 +73,8 @@ class HttpServer:
         self._waiting = 0
         self._stopping = False
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
+        self._door: Door | None = None
         self.address: tuple[str, int] = ("", 0)
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_REQUEST_BYTES)
         app.router.add_get("/status", self._get_status)
@@ -81,21 +89,26 @@ class HttpServer:
 
     async def start(self, host: str, port: int) -> None:
         """Raises LocalError when the port can't be had."""
-        self._runner = web.AppRunner(self._app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
+        self._runner = web.AppRunner(
+            self._app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S, keepalive_timeout=KEPT_S
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host or None, port)
+        assert self._runner.server is not None
+        self._door = Door(self._runner.server)
         try:
-            await site.start()
+            self._listening = await asyncio.get_running_loop().create_server(self._door, host or None, port)
         except OSError as error:
             await self._runner.cleanup()
-            why = "the port is in use" if error.errno == 98 else (error.strerror or str(error))
+            why = "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
             raise LocalError(f"cannot serve HTTP on {host}:{port}: {why}; choose another with --http HOST:PORT") from None
-        address = self._runner.addresses[0]
+        address = self._listening.sockets[0].getsockname()
         self.address = (str(address[0]), int(address[1]))
 
     async def stop(self) -> None:
         self._stopping = True
         self._events.bell.ring()
+        if self._listening is not None:
+            self._listening.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -103,10 +116,13 @@ class HttpServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if request.path not in OPEN_PATHS and not _on_loopback(request.remote):
-            given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._bearer}".encode()):
+        if self._door is not None:
+            self._door.asked(request)
+        if request.path not in OPEN_PATHS and not self._bears_token(request):
+            if not _on_loopback(request.remote):
                 return web.json_response({"error": "a bearer token is needed off loopback: the run's join token"}, status=401)
+            if not _by_itself(request):
+                return web.json_response({"error": "web pages of other origins may not speak to this daemon"}, status=403)
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -118,10 +134,17 @@ class HttpServer:
             logger.exception("request for %s failed", request.path)
             return web.json_response({"error": "internal error; see the daemon's log"}, status=500)
 
+    def _bears_token(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._bearer}".encode())
+
     def _handler(self, command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             try:
-                body = await request.json()
+                async with asyncio.timeout(BODY_S):
+                    body = await request.json()
+            except TimeoutError:
+                raise UsageError(f"the request's body did not come within {BODY_S:g} s") from None
             except ValueError:
                 raise UsageError("the request's body is not JSON") from None
             if not isinstance(body, dict):
@@ -258,6 +281,17 @@ def _number(query: Mapping[str, str], name: str, most: float) -> float | None:
 
 def _gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
+
+
+def _by_itself(request: web.Request) -> bool:
+    """Whether the caller was not made to call by a web page from elsewhere, which may post blindly (it has another origin) or read answers by way of a name of its own
+    that leads to loopback (then ``Host`` is that name)."""
+    host = request.headers.get("Host", "")
+    name = host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]
+    if not _on_loopback(name) and name.lower() not in ("localhost", socket.gethostname().lower()):
+        return False
+    origin = request.headers.get("Origin")
+    return origin is None or origin.partition("://")[2] == host
 
 
 def _on_loopback(remote: str | None) -> bool:

@@ -122,3 +122,7 @@ MAX_WAITERS = 256
 """Requests of /wait at one time. Each looks at the state whenever something happens."""
 MAX_WAIT_S = 3600.0
 """A request of /wait; ask again after that."""
+MAX_HTTP_CONNECTIONS = 1024
+"""Open at one time, readers and waiters among them."""
+MAX_SILENT_CONNECTIONS = 256
+"""Of these, such as have not asked anything yet."""

@@ -86,7 +86,7 @@ def join(
     plaintext: bool,
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it."""
-    from p2pcast.daemon import default_shadow, keep_freed_memory, state_home, until_told
+    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
     from rollout_node.peer import Peer, PeerConfig
@@ -121,6 +121,7 @@ def join(
     )
 
     keep_freed_memory()
+    raise_descriptor_limit()
 
     async def work() -> None:
         await until_told(Peer(config).run)

@@ -80,7 +80,7 @@ def seed(
 
     Without CHECKPOINTS, only what a trainer's own processes publish (trainer_node.Publisher) goes out; with it, both do.
     """
-    from p2pcast.daemon import default_shadow, keep_freed_memory, state_home, until_told
+    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
     from trainer_node.hub import Hub, HubConfig
 
     require_plaintext(plaintext)
@@ -106,6 +106,7 @@ def seed(
     )
 
     keep_freed_memory()
+    raise_descriptor_limit()
 
     async def work() -> None:
         await until_told(Hub(config).run)

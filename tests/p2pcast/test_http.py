@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from p2pcast import http as module
-from p2pcast import metrics
+from p2pcast import http_door, metrics
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
@@ -184,7 +184,7 @@ async def test_a_reader_that_takes_nothing_is_dropped(daemon, monkeypatch):
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(daemon.http.address)
-    slow.sendall(b"GET /events?since=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+    slow.sendall(b"GET /events?since=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
     try:
         await until(lambda: daemon.events.readers == 1)
         for n in range(4096):
@@ -281,7 +281,9 @@ async def test_there_are_not_too_many_that_wait(daemon, client, monkeypatch):
 @pytest.mark.parametrize("path", ["/events", "/wait"])
 @pytest.mark.parametrize(("token", "code"), [(None, 401), ("Bearer wrong", 401), ("Bearer secret", 200)])
 async def test_from_elsewhere_they_need_the_token(daemon, path, token, code):
-    elsewhere = SimpleNamespace(path=path, headers={} if token is None else {"Authorization": token}, remote="192.0.2.7")
+    elsewhere = SimpleNamespace(
+        path=path, headers={} if token is None else {"Authorization": token}, remote="192.0.2.7", protocol=None, transport=None
+    )
 
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=200)
@@ -302,3 +304,85 @@ async def test_what_goes_wrong_has_a_status(daemon, client, fault, code):
     daemon.fault = fault
     async with client.post(daemon.url("/fail"), json={}) as answer:
         assert (answer.status, await answer.json()) == (code, {"error": str(fault)})
+
+
+# -- web pages
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 409),
+        ({"Host": "localhost:7078"}, 409),
+        ({"Host": "[::1]:7078"}, 409),
+        ({"Host": f"{socket.gethostname()}:7078"}, 409),
+        ({"Host": "127.0.0.1:7078", "Origin": "http://127.0.0.1:7078"}, 409),
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "127.0.0.1:7078", "Origin": "http://127.0.0.1:8000"}, 403),
+        ({"Host": "rebound.example:7078"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "rebound.example", "Authorization": "Bearer secret"}, 409),
+    ],
+)
+async def test_a_browser_cannot_be_made_to_speak_for_its_user(daemon, client, headers, code):
+    daemon.fault = RefusedError("reached")
+    async with client.post(daemon.url("/fail"), data="{}", headers=headers) as answer:
+        assert answer.status == code
+
+
+# -- connections that are held open
+
+
+async def connected(daemon: Daemon) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(*daemon.http.address)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /status HTT", b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
+async def test_who_does_not_ask_is_shown_out(daemon, monkeypatch, sent):
+    monkeypatch.setattr(http_door, "SILENT_S", 0.2)
+    reader, writer = await connected(daemon)
+    writer.write(sent)
+    async with asyncio.timeout(DEADLINE_S):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_body_that_does_not_come(daemon, monkeypatch):
+    monkeypatch.setattr(module, "BODY_S", 0.1)
+    reader, writer = await connected(daemon)
+    writer.write(b"POST /fail HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    async with asyncio.timeout(DEADLINE_S):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+
+
+async def test_a_flood_of_silent_connections_pushes_itself_out(daemon, client, monkeypatch):
+    monkeypatch.setattr(http_door, "MAX_SILENT_CONNECTIONS", 4)
+    held = [await connected(daemon) for _ in range(10)]
+    async with client.get(daemon.url("/status")) as answer:
+        assert answer.status == 200
+    async with asyncio.timeout(DEADLINE_S):
+        for reader, _ in held[:5]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+    for _, writer in held:
+        writer.close()
+
+
+async def test_there_are_not_too_many_connections(daemon, monkeypatch):
+    monkeypatch.setattr(http_door, "MAX_HTTP_CONNECTIONS", 3)
+    held = []
+    for _ in range(3):
+        reader, writer = await connected(daemon)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            assert b"200" in await reader.readline()
+        held.append(writer)
+    reader, writer = await connected(daemon)
+    async with asyncio.timeout(DEADLINE_S):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    for each in [*held, writer]:
+        each.close()
