@@ -70,6 +70,16 @@ MAX_PATH_PART_BYTES = 255
 MAX_HANDSHAKES = 256
 """Connections that may be without a token at one time."""
 
+# -- trust
+MAX_TOKENS = 4096
+"""Join tokens that a hub keeps in mind."""
+MAX_HOLDERS = 1 << 16
+"""Nodes with a certificate in force, trainers' connections among them."""
+MAX_EVICTED = MAX_PEERS
+"""Nodes that one message may name."""
+MAX_CERTIFICATE_BYTES = 4 * KIB
+"""A certificate, or a request for one, in DER. Ours have about 500 bytes."""
+
 # -- publishing from a trainer's ranks
 MAX_RANKS = 1 << 16
 """Ranks of one publisher, each with a connection of its own."""

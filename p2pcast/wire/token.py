@@ -1,4 +1,4 @@
-"""The join token: which run, and the secret that admits to it (docs/wire-protocol.md, section 2)."""
+"""The join token: which run, the secret that admits to it, and the authority whose certificates count in it (docs/wire-protocol.md, section 2)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from p2pcast.errors import UsageError
 PREFIX = "p2pc1"
 RUN_BYTES = 16
 SECRET_BYTES = 20
+AUTHORITY_BYTES = 32
 
 LISTENER_LABEL = b"p2pcast listener 1\0"
 DIALER_LABEL = b"p2pcast dialer 1\0"
@@ -21,15 +22,18 @@ DIALER_LABEL = b"p2pcast dialer 1\0"
 
 @dataclass(frozen=True, slots=True)
 class Token:
+    """``authority``: SHA-256 of the authority's certificate; empty where links are plain text."""
+
     run: bytes
     secret: bytes
+    authority: bytes = b""
 
     def __repr__(self) -> str:
         return f"Token(run={self.run.hex()}, secret=…)"
 
     def __str__(self) -> str:
-        parts = (base64.b32encode(p).decode().rstrip("=").lower() for p in (self.run, self.secret))
-        return "-".join((PREFIX, *parts))
+        parts = (self.run, self.secret, self.authority) if self.authority else (self.run, self.secret)
+        return "-".join((PREFIX, *(base64.b32encode(p).decode().rstrip("=").lower() for p in parts)))
 
     @property
     def ident(self) -> bytes:
@@ -41,15 +45,23 @@ class Token:
         """Raises UsageError, never repeating the text: it may be a secret."""
         parts = text.strip().split("-")
         try:
-            if len(parts) != 3 or parts[0] != PREFIX:
+            if not 3 <= len(parts) <= 4 or parts[0] != PREFIX:
                 raise ValueError
-            run, secret = (base64.b32decode(p.upper() + "=" * (-len(p) % 8)) for p in parts[1:])
+            run, secret, *more = (base64.b32decode(p.upper() + "=" * (-len(p) % 8)) for p in parts[1:])
         except (ValueError, binascii.Error):
             raise UsageError(f"that is not a join token: it should look like {PREFIX}-…-…, as `p2pcast seed` wrote it") from None
-        if len(run) != RUN_BYTES or len(secret) != SECRET_BYTES:
+        if len(run) != RUN_BYTES or len(secret) != SECRET_BYTES or any(len(m) != AUTHORITY_BYTES for m in more):
             raise UsageError("the join token was cut short or joined with something else; copy it again")
-        return cls(run, secret)
+        return cls(run, secret, *more)
 
-    def proof(self, label: bytes, hello: bytes, nonce: bytes, node: bytes) -> bytes:
-        """32 bytes that only somebody who has the secret can make, bound to the HELLO's body and to the listener."""
-        return hmac.digest(self.secret, label + blake3.blake3(hello).digest() + nonce + node, "sha256")
+    def check_links(self, *, plaintext: bool) -> None:
+        """Raises UsageError where what was asked for is not what the token's hub does."""
+        if plaintext and self.authority:
+            raise UsageError("this token's hub encrypts its links: leave --plaintext out")
+        if not plaintext and not self.authority:
+            raise UsageError("this token's hub was started with --plaintext: say so here too, or start it without")
+
+    def proof(self, label: bytes, hello: bytes, nonce: bytes, node: bytes, channel: bytes = b"") -> bytes:
+        """32 bytes that only somebody who has the secret can make, bound to the HELLO's body, to the listener, and to the TLS channel (SHA-256 of the
+        listener's certificate) if there is one."""
+        return hmac.digest(self.secret, label + blake3.blake3(hello).digest() + nonce + node + channel, "sha256")

@@ -48,3 +48,23 @@ def test_any_text(text):
         Token.parse(text)
     except UsageError:
         pass
+
+
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=20, max_size=20), st.binary(min_size=32, max_size=32))
+def test_one_that_pins_an_authority(run, secret, authority):
+    token = Token(run, secret, authority)
+    assert Token.parse(str(token)) == token
+    assert str(token).startswith(str(Token(run, secret)) + "-")
+    assert token.ident == Token(run, secret).ident
+    with pytest.raises(UsageError, match="cut short"):
+        Token.parse(str(token)[:-8])
+
+
+def test_plain_text_and_tls_are_not_mixed_up():
+    plain, pinning = Token(bytes(16), bytes(20)), Token(bytes(16), bytes(20), bytes(32))
+    plain.check_links(plaintext=True)
+    pinning.check_links(plaintext=False)
+    with pytest.raises(UsageError, match="leave --plaintext out"):
+        pinning.check_links(plaintext=True)
+    with pytest.raises(UsageError, match="was started with --plaintext"):
+        plain.check_links(plaintext=False)

@@ -1,0 +1,196 @@
+"""What the authority issues, what is made of it, and what does not pass."""
+
+from __future__ import annotations
+
+import datetime
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from p2pcast.errors import LocalError, RefusedError
+from p2pcast.trust.authority import Authority
+from p2pcast.trust.certificates import certified, check_issued, key_print, new_key, request, requested_key, uri, valid_at
+from p2pcast.trust.credentials import Credentials, pinned, received
+from p2pcast.trust.roles import Certified
+
+NOW = 1_800_000_000.0
+RUN = b"r" * 16
+PEER = Certified(RUN, b"p" * 16, "peer")
+HUB = Certified(RUN, b"h" * 16, "hub")
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority.create(RUN, NOW)
+
+
+def credentials(authority: Authority, who: Certified = PEER, lifetime_s: float = 900.0) -> Credentials:
+    key = new_key()
+    issued = authority.issue(requested_key(request(key)), who, NOW, lifetime_s)
+    return received(key, issued, authority.certificate, who, NOW)
+
+
+def test_it_names_the_holder_and_nothing_more(authority):
+    mine = credentials(authority)
+    found = x509.load_der_x509_certificate(mine.certificate)
+    assert mine.who == certified(mine.certificate) == PEER
+    assert not found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert found.not_valid_after_utc.timestamp() == NOW + 900 == mine.until
+
+
+def test_only_hub_and_peers_may_be_servers(authority):
+    for role, server in (("hub", True), ("peer", True), ("trainer", False)):
+        mine = credentials(authority, Certified(RUN, b"n" * 16, role))
+        usage = x509.load_der_x509_certificate(mine.certificate).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert (ExtendedKeyUsageOID.SERVER_AUTH in usage) == server
+        assert ExtendedKeyUsageOID.CLIENT_AUTH in usage
+
+
+def test_it_is_due_long_before_it_ends(authority):
+    mine = credentials(authority, lifetime_s=900)
+    assert [mine.due(NOW + s) for s in (0, 299, 300, 899)] == [False, False, True, True]
+    assert [mine.expired(NOW + s) for s in (0, 899, 900)] == [False, False, True]
+
+
+def test_it_is_in_force_for_clocks_that_are_behind(authority):
+    mine = credentials(authority)
+    assert [valid_at(mine.certificate, NOW + s) for s in (-86_000, 0, 899, 901)] == [True, True, True, False]
+
+
+def test_another_authoritys_work_does_not_pass(authority):
+    other = Authority.create(RUN, NOW)
+    forged = credentials(other)
+    with pytest.raises(RefusedError, match="not issued by this run's authority"):
+        check_issued(forged.certificate, authority.certificate, NOW)
+    with pytest.raises(RefusedError):
+        received(forged.key, forged.certificate, authority.certificate, PEER, NOW)
+
+
+def test_an_expired_one_does_not_pass(authority):
+    mine = credentials(authority)
+    with pytest.raises(RefusedError, match="not in force"):
+        check_issued(mine.certificate, authority.certificate, NOW + 901)
+
+
+def test_a_hub_that_issues_for_somebody_else_is_found_out(authority):
+    key = new_key()
+    for who, used in ((HUB, key), (Certified(RUN, b"q" * 16, "peer"), key), (PEER, new_key())):
+        issued = authority.issue(used.public_key(), who, NOW, 60)
+        with pytest.raises(RefusedError, match="another node, role or key"):
+            received(key, issued, authority.certificate, PEER, NOW)
+
+
+def test_a_peer_can_not_issue(authority):
+    """Its certificate is no authority's, so what it signs chains to nobody."""
+    mine = credentials(authority)
+    name = x509.load_der_x509_certificate(mine.certificate).subject
+    day = datetime.timedelta(days=1)
+    at = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+    forged = x509.CertificateBuilder(name, name, new_key().public_key(), 7, at - day, at + day)
+    forged = forged.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri(HUB))]), critical=False)
+    der = forged.sign(mine.key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    with pytest.raises(RefusedError):
+        check_issued(der, authority.certificate, NOW)
+
+
+def test_a_first_connection_knows_its_hub_by_the_pin(authority):
+    hub, peer = credentials(authority, HUB), credentials(authority)
+    pin = authority.fingerprint
+    assert pinned(hub.certificate, authority.certificate, pin, RUN, NOW) == HUB
+    other = Authority.create(RUN, NOW)
+    theirs = credentials(other, HUB)
+    for leaf, shown, text in (
+        (theirs.certificate, other.certificate, "another run's hub"),
+        (theirs.certificate, authority.certificate, "not issued"),
+        (hub.certificate, other.certificate, "another run's hub"),
+        (peer.certificate, authority.certificate, "not its hub"),
+        (hub.certificate, b"junk", "another run's hub"),
+        (b"junk", authority.certificate, "cannot be read"),
+    ):
+        with pytest.raises(RefusedError, match=text):
+            pinned(leaf, shown, pin, RUN, NOW)
+    with pytest.raises(RefusedError):
+        pinned(hub.certificate, authority.certificate, pin, b"R" * 16, NOW)
+
+
+def _request(key, **options) -> bytes:
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(key, options.get("hash", hashes.SHA256())).public_bytes(serialization.Encoding.DER)
+
+
+def test_requests_that_prove_nothing_are_refused():
+    good = _request(new_key())
+    for csr, text in (
+        (b"", "not a certificate request"),
+        (good[:-1], "not a certificate request"),
+        (good[:-1] + bytes([good[-1] ^ 1]), "not signed by its own key"),
+        (_request(ec.generate_private_key(ec.SECP384R1())), "not for a P-256 key"),
+        (_request(ed25519.Ed25519PrivateKey.generate(), hash=None), "not for a P-256 key"),
+    ):
+        with pytest.raises(RefusedError, match=text):
+            requested_key(csr)
+    assert key_print(requested_key(good))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["https://example.org"],
+        [uri(PEER), uri(HUB)],
+        [uri(PEER) + "0"],
+        [uri(PEER).replace("/peer/", "/root/")],
+        [uri(PEER).replace("p2pcast", "p2pcasT")],
+    ],
+)
+def test_other_names_name_nobody(authority, names):
+    key, at = new_key(), datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+    builder = x509.CertificateBuilder(x509.Name([]), x509.Name([]), key.public_key(), 7, at, at + datetime.timedelta(days=1))
+    if names:
+        found = [x509.UniformResourceIdentifier(n) for n in names]
+        builder = builder.add_extension(x509.SubjectAlternativeName(found), critical=False)
+    with pytest.raises(RefusedError, match="does not name a node"):
+        certified(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER))
+
+
+def test_keys_lie_in_files_of_their_own(tmp_path: Path, authority):
+    made = Authority.load_or_create(tmp_path / "authority.pem", RUN, NOW)
+    again = Authority.load_or_create(tmp_path / "authority.pem", RUN, NOW + 5)
+    assert again.fingerprint == made.fingerprint
+    mine = credentials(authority)
+    mine.save(tmp_path / "link.pem")
+    found = Credentials.load(tmp_path / "link.pem")
+    assert (found.who, found.certificate, found.authority) == (mine.who, mine.certificate, mine.authority)
+    for name in ("authority.pem", "link.pem"):
+        path = tmp_path / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o640)
+        with pytest.raises(LocalError, match="chmod 600"):
+            Credentials.load(path)
+        path.chmod(0o600)
+
+
+@pytest.mark.parametrize("contents", [b"", b"-----BEGIN PRIVATE KEY-----\n", None])
+def test_a_damaged_file_is_named(tmp_path: Path, authority, contents):
+    path = tmp_path / "link.pem"
+    mine = credentials(authority)
+    mine.save(path)
+    if contents is None:
+        other = credentials(authority)
+        contents = other.pem().split(b"-----BEGIN CERT")[0] + mine.pem()[mine.pem().index(b"-----BEGIN CERT") :]
+    path.write_bytes(contents)
+    with pytest.raises(LocalError, match=r"link\.pem is damaged"):
+        Credentials.load(path)
+
+
+def test_pictures_hold_no_key(authority):
+    mine = credentials(authority)
+    number = mine.key.private_numbers().private_value
+    for shown in (repr(mine), repr(authority)):
+        assert str(number) not in shown
+        assert f"{number:x}" not in shown
