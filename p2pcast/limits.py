@@ -58,6 +58,8 @@ MAX_LAYOUTS = 64
 """Layouts that a child may say it knows. A run has one as a rule."""
 MAX_PEERS = 16384
 """Nodes that one message may name."""
+MAX_WAYS = 8
+"""Addresses at which one node may be found: two families, advertised, observed and its own, with room to spare."""
 MIN_PIECE_BYTES = KIB
 MAX_PIECE_BYTES = 4 * MIB
 """A piece is a power of two in this range: a relay holds several per link in memory."""

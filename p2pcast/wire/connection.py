@@ -29,6 +29,8 @@ ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
+PARENT = "parent"
+"""The role of a dialer who feeds the listener."""
 _ESTABLISHED = {"control": State.CONTROL, "data": State.DATA, "publish": State.PUBLISH, "engine": State.ENGINE}
 
 
@@ -169,6 +171,8 @@ class Connection:
             raise RemoteError(f"{kind.name} from the {side.value} is not for a connection that is {self.state.value}")
         if kind is Type.READY:
             state = _ESTABLISHED[self._hello["purpose"]]
+            if self._hello["role"] == PARENT:
+                self.side, self.other = self.other, self.side
         self.state = state
 
     # -- receiving
@@ -309,6 +313,8 @@ class Connection:
         if kind is Type.HELLO:
             if content["token"] != token.ident:
                 raise RefusedError("the token is not one that this hub gave out")
+            if content["role"] == PARENT and content["purpose"] != "data":
+                raise RemoteError(f"a parent dials for data, not for {content['purpose']}")
             self._hello, self._hello_raw, self._remote = content, body, content["node"]
             proof = token.proof(LISTENER_LABEL, body, self._nonce, self._identity.node)
             answer: dict[str, Any] = {

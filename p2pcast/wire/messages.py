@@ -40,6 +40,10 @@ class Type(IntEnum):
     LEAVE = 22
     HOLD = 23
     NEIGHBOURS = 24
+    WAYS = 25
+    CALL = 26
+    CALLED = 27
+    UNREACHED = 28
 
     ATTACH = 32
     ATTACHED = 33
@@ -154,6 +158,7 @@ path = row(node, limits.MAX_PEERS)
 serial = integer(0, limits.MAX_STEP)
 cell = integer(0, limits.MAX_STATE_BYTES)
 engine = text(limits.MAX_SPAN_NAME)
+ways = row(fields(host, port), limits.MAX_WAYS)
 
 SCHEMA: dict[Type, dict[str, Check]] = {
     Type.HELLO: {
@@ -164,7 +169,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "nonce": binary(32),
         "token": binary(8),
         "purpose": one_of("control", "data", "publish", "engine"),
-        "role": one_of("peer", "child", "rank", "member"),
+        "role": one_of("peer", "child", "parent", "rank", "member"),
         "link": binary(16),
         "stripe": integer(0, limits.MAX_STRIPES - 1),
         "stripes": integer(1, limits.MAX_STRIPES),
@@ -204,6 +209,10 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "backups": row(fields(node, host, port), limits.MAX_PEERS),
     },
     Type.NEIGHBOURS: {"peers": row(fields(node, host, port), limits.MAX_PEERS)},
+    Type.WAYS: {"peers": row(fields(node, flag, ways), limits.MAX_PEERS)},
+    Type.CALL: {"node": node, "link": binary(16), "stripes": integer(1, limits.MAX_STRIPES)},
+    Type.CALLED: {"node": node, "link": binary(16), "stripes": integer(1, limits.MAX_STRIPES), "ways": ways},
+    Type.UNREACHED: {"node": node},
     Type.CATALOG: {
         "artifacts": row(
             fields(
@@ -284,7 +293,11 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.SERVES: {"version": optional(version), "ready": flag},
 }
 
-SINCE: dict[Type, dict[str, Check]] = {Type.BEGUN: {"codec": text(16)}, Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG)}}
+SINCE: dict[Type, dict[str, Check]] = {
+    Type.BEGUN: {"codec": text(16)},
+    Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG)},
+    Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
+}
 """Keys that came later: they may be missing, and who does not know them ignores them."""
 
 

@@ -20,7 +20,8 @@ class State(Enum):
 
 
 class Side(Enum):
-    """Who a frame comes from. In a handshake: who connected and who accepted. Later a dialer is the peer, child, rank or member, a listener the hub, parent or lead."""
+    """Who a frame comes from. In a handshake: who connected and who accepted. Later a dialer is the peer, child, rank or member, a listener the hub, parent or lead;
+    where a parent has dialled its child (role "parent"), they change places once READY has been said."""
 
     DIALER = "dialer"
     LISTENER = "listener"
@@ -46,9 +47,19 @@ for _side in Side:
     for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
-for _type in (Type.JOIN, Type.REPORT, Type.LEAVE):
+for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
-for _type in (Type.WELCOME, Type.PLAN, Type.NEIGHBOURS, Type.CATALOG, Type.COMMIT, Type.HOLD, Type.ENGINE):
+for _type in (
+    Type.WELCOME,
+    Type.PLAN,
+    Type.NEIGHBOURS,
+    Type.WAYS,
+    Type.CALLED,
+    Type.CATALOG,
+    Type.COMMIT,
+    Type.HOLD,
+    Type.ENGINE,
+):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
 for _type in (Type.ATTACH, Type.WANT, Type.SPARE):
     TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA

@@ -7,7 +7,7 @@ import pytest
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
 from p2pcast.wire import connection as module
-from p2pcast.wire.connection import HEADER, Connection, Established, Identity
+from p2pcast.wire.connection import HEADER, Connection, Established, Identity, Piece
 from p2pcast.wire.messages import Type
 from p2pcast.wire.state import Side, State
 from p2pcast.wire.token import Token
@@ -35,6 +35,28 @@ def test_both_sides_are_established_once(wires, purpose, state):
     assert theirs.remote == wires.dialer.node
     assert theirs.hello["name"] == "peer-1"
     assert (theirs.hello["stripe"], theirs.hello["stripes"], theirs.hello["purpose"]) == (2, 3, purpose)
+
+
+def test_a_parent_that_dials_feeds_whom_it_has_dialled(wires):
+    """Once READY has been said the two have changed places: the listener asks, the dialer sends, and not the other way round."""
+    parent, child = wires.pair(role="parent")
+    wires.shake(parent, child)
+    assert parent.state is child.state is State.DATA
+    (asked,) = parent.feed(child.send(Type.WANT, {"artifact": bytes(16), "have": []}))
+    assert asked.type is Type.WANT
+    *_, piece = child.feed(parent.piece_header(1, 0, 5) + b"piece")
+    assert isinstance(piece, Piece)
+    with pytest.raises(RemoteError, match="is not for a connection"):
+        parent.send(Type.WANT, {"artifact": bytes(16), "have": []})
+    with pytest.raises(RemoteError, match="is not for a connection"):
+        child.send(Type.PATH, {"path": []})
+
+
+@pytest.mark.parametrize("purpose", ["control", "publish", "engine"])
+def test_a_parent_dials_for_data_alone(wires, purpose):
+    d, li = wires.pair(purpose, role="parent")
+    with pytest.raises(RemoteError, match="a parent dials for data"):
+        li.feed(d.take_output())
 
 
 def test_another_secret_is_refused_by_name(wires):

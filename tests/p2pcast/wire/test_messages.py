@@ -32,7 +32,7 @@ def rows(*columns):
 VALUES = {
     Type.HELLO: {
         "v": st.integers(0, 1 << 31), "run": B16, "node": B16, "name": NAME, "nonce": B32, "token": st.binary(min_size=8, max_size=8),
-        "purpose": st.sampled_from(["control", "data", "publish", "engine"]), "role": st.sampled_from(["peer", "child", "rank", "member"]), "link": B16,
+        "purpose": st.sampled_from(["control", "data", "publish", "engine"]), "role": st.sampled_from(["peer", "child", "parent", "rank", "member"]), "link": B16,
         "stripe": st.integers(0, limits.MAX_STRIPES - 1), "stripes": st.integers(1, limits.MAX_STRIPES),
     },
     Type.CHALLENGE: {"v": st.integers(0, 1 << 31), "run": B16, "node": B16, "nonce": B32, "proof": B32},
@@ -80,6 +80,10 @@ VALUES = {
     Type.ABORTED: {"serial": T63, "reason": st.text(max_size=1024)},
     Type.LIVE: {"engines": rows(st.text(max_size=limits.MAX_ENGINE_NAME), OPT_V, st.booleans()), "head": OPT_V},
     Type.NEIGHBOURS: {"peers": st.lists(st.tuples(B16, HOST, PORT).map(list), max_size=5)},
+    Type.WAYS: {"peers": rows(B16, st.booleans(), rows(HOST, PORT))},
+    Type.CALL: {"node": B16, "link": B16, "stripes": st.integers(1, limits.MAX_STRIPES)},
+    Type.CALLED: {"node": B16, "link": B16, "stripes": st.integers(1, limits.MAX_STRIPES), "ways": rows(HOST, PORT)},
+    Type.UNREACHED: {"node": B16},
     Type.ENGINE: {"name": SPAN, "lead": st.none() | st.tuples(B16, HOST, PORT).map(list)},
     Type.MEMBER: {"engine": SPAN, "incarnation": B16},
     Type.HELD: {"version": OPT_V, "still": st.booleans(), "round": T63},
@@ -176,7 +180,8 @@ def _sample(kind):
     }
     plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
     lists = {
-        key: [] for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines", "peers")
+        key: []
+        for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines", "peers", "ways")
     }
     nils = dict.fromkeys(("held", "target", "parent", "staged", "committed", "head", "state", "base", "before", "lead"))
     counts = dict.fromkeys(
@@ -242,6 +247,12 @@ def _sample(kind):
         (Type.JOIN, "engine", ["e", "leader"]),
         (Type.JOIN, "engine", ["e" * (limits.MAX_SPAN_NAME + 1), "lead"]),
         (Type.NEIGHBOURS, "peers", [[bytes(16), "h"]]),
+        (Type.WAYS, "peers", [[bytes(16), True, [["h", 1]] * (limits.MAX_WAYS + 1)]]),
+        (Type.CALL, "stripes", 0),
+        (Type.CALLED, "ways", [["h", 1 << 16]]),
+        (Type.JOIN, "ways", [["h", 1, 2]]),
+        (Type.JOIN, "families", [5]),
+        (Type.JOIN, "families", [True]),
         (Type.ENGINE, "lead", [bytes(16), "h"]),
         (Type.MEMBER, "incarnation", bytes(15)),
         (Type.HELD, "still", None),

@@ -17,8 +17,10 @@ ALLOWED = {
     (State.CHALLENGE, L): {T.CHALLENGE},
     (State.PROOF, D): {T.PROOF},
     (State.READY, L): {T.READY},
-    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.PING, T.PONG},
-    (State.CONTROL, L): {T.WELCOME, T.PLAN, T.NEIGHBOURS, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG},
+    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.CALL, T.UNREACHED, T.PING, T.PONG},
+    (State.CONTROL, L): {
+        T.WELCOME, T.PLAN, T.NEIGHBOURS, T.WAYS, T.CALLED, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG,
+    },
     (State.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.PING, T.PONG},
     (State.DATA, L): {
         T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.ABORT, T.GONE, T.ALIVE, T.PING, T.PONG,
@@ -46,6 +48,10 @@ BODIES = {
     T.COMMIT: {"version": V},
     T.HOLD: {"version": V},
     T.NEIGHBOURS: {"peers": []},
+    T.WAYS: {"peers": [[bytes(16), True, [["h", 1], ["::1", 2]]]]},
+    T.CALL: {"node": bytes(16), "link": bytes(16), "stripes": 4},
+    T.CALLED: {"node": bytes(16), "link": bytes(16), "stripes": 4, "ways": [["h", 1]]},
+    T.UNREACHED: {"node": bytes(16)},
     T.ATTACH: {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 3, 5, 6]]]},
     T.WANT: {"artifact": bytes(16), "have": []},
     T.ATTACHED: {"path": [bytes(16)], "artifacts": [[bytes(16), "anchor", None, V, False]]},
