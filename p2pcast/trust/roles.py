@@ -14,7 +14,7 @@ ENROL = "enrol"
 
 DIALERS: dict[str, frozenset[str]] = {
     "control": frozenset({"peer"}),
-    "data": frozenset({"peer"}),
+    "data": frozenset({"hub", "peer"}),
     "publish": frozenset({"trainer"}),
     "engine": frozenset({"peer"}),
 }

@@ -7,18 +7,19 @@ receiving side before anybody sees it and on the sending side before a byte leav
 
 from __future__ import annotations
 
-import hmac
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
 from p2pcast.wire import messages
-from p2pcast.wire.messages import MAX_BODY, PROTOCOL_VERSION, SIGNED, Body, Type
+from p2pcast.wire.handshake import PARENT as PARENT
+from p2pcast.wire.handshake import Established as Established
+from p2pcast.wire.handshake import Handshake
+from p2pcast.wire.handshake import Identity as Identity
+from p2pcast.wire.messages import MAX_BODY, SIGNED, Body, Type
 from p2pcast.wire.state import TRANSITIONS, Side, State
-from p2pcast.wire.token import DIALER_LABEL, LISTENER_LABEL, Token
 
 HEADER = struct.Struct("<IHHI")
 HEADER_BYTES = HEADER.size
@@ -29,9 +30,13 @@ ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
-PARENT = "parent"
-"""The role of a dialer who feeds the listener."""
-_ESTABLISHED = {"control": State.CONTROL, "data": State.DATA, "publish": State.PUBLISH, "engine": State.ENGINE}
+_ESTABLISHED = {
+    "control": State.CONTROL,
+    "data": State.DATA,
+    "publish": State.PUBLISH,
+    "engine": State.ENGINE,
+    "enrol": State.ENROL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +58,7 @@ class Piece:
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Established:
-    """The handshake is done; ``hello`` is the dialer's HELLO, ``remote`` the other side's node."""
-
-    hello: Body
-    remote: bytes
-
-
 Event = Message | Piece | Established
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who we are in handshakes."""
-
-    node: bytes
-    name: str
-    token: Token
 
 
 class Connection:
@@ -91,14 +79,8 @@ class Connection:
         self.side = side
         self.other = side.other
         self.state = State.HELLO
-        self._identity = identity
-        self._nonce = nonce
-        self._expect = expect
         self._output: list[bytes] = []
-        self._hello_raw = b""
-        self._hello: Body = {}
-        self._remote = b""
-        self._challenge: Body = {}
+        self._handshake = Handshake(side, identity, nonce, hello, expect)
         self._buffer = memoryview(bytearray(SCRATCH_BYTES))
         self._start = self._end = 0
         """Bytes received and not yet taken."""
@@ -113,19 +95,11 @@ class Connection:
         self.fault: P2PCastError | None = None
         """What ended it, once something has."""
         if side is Side.DIALER:
-            if hello is None:
-                raise ValueError("a dialer needs a hello")
-            self._hello = {
-                "v": PROTOCOL_VERSION,
-                "run": identity.token.run,
-                "node": identity.node,
-                "name": identity.name,
-                "nonce": nonce,
-                "token": identity.token.ident,
-                **hello,
-            }
-            self._hello_raw = messages.encode(Type.HELLO, self._hello)
-            self._put(Type.HELLO, self._hello_raw)
+            self._put(*self._handshake.begin)
+
+    def secured(self, theirs: bytes | None, *, proven: bool) -> None:
+        """This connection is behind TLS: ``Handshake.secured``. Comes before any other byte. Raises RefusedError."""
+        self._handshake.secured(theirs, proven=proven)
 
     # -- sending
 
@@ -170,8 +144,10 @@ class Connection:
         if state is None:
             raise RemoteError(f"{kind.name} from the {side.value} is not for a connection that is {self.state.value}")
         if kind is Type.READY:
-            state = _ESTABLISHED[self._hello["purpose"]]
-            if self._hello["role"] == PARENT:
+            if self.state is State.CHALLENGE and not self._handshake.needs_no_proof:
+                raise RemoteError("READY before anything was proved")
+            state = _ESTABLISHED[self._handshake.hello["purpose"]]
+            if self._handshake.hello["role"] == PARENT:
                 self.side, self.other = self.other, self.side
         self.state = state
 
@@ -293,56 +269,14 @@ class Connection:
             error: type[P2PCastError] = RefusedError if content["code"] == RefusedError.wire_code else RemoteError
             raise error(f"the other side says: {content['message']}")
         if kind in (Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY):
-            self._handshake(kind, content, bytes(body), events)
+            self._move(self.other, kind)
+            if (answer := self._handshake.take(kind, content, bytes(body))) is not None:
+                self._put(*answer)
+            if self._handshake.established is not None:
+                events.append(self._handshake.established)
             return
         self._move(self.other, kind)
         events.append(Message(kind, content, handle))
-
-    # -- handshake
-
-    def _handshake(self, kind: Type, content: Body, body: bytes, events: list[Event]) -> None:
-        token = self._identity.token
-        self._move(self.other, kind)
-        if kind in (Type.HELLO, Type.CHALLENGE):
-            if content["v"] != PROTOCOL_VERSION:
-                raise RefusedError(
-                    f"this side speaks protocol {PROTOCOL_VERSION}, the other {content['v']}: use one release of p2pcast"
-                )
-            if content["run"] != token.run:
-                raise RefusedError("that token belongs to another run: take the one that this hub wrote")
-        if kind is Type.HELLO:
-            if content["token"] != token.ident:
-                raise RefusedError("the token is not one that this hub gave out")
-            if content["role"] == PARENT and content["purpose"] != "data":
-                raise RemoteError(f"a parent dials for data, not for {content['purpose']}")
-            self._hello, self._hello_raw, self._remote = content, body, content["node"]
-            proof = token.proof(LISTENER_LABEL, body, self._nonce, self._identity.node)
-            answer: dict[str, Any] = {
-                "v": PROTOCOL_VERSION,
-                "run": token.run,
-                "node": self._identity.node,
-                "nonce": self._nonce,
-                "proof": proof,
-            }
-            self._challenge = answer
-            self._put(Type.CHALLENGE, messages.encode(Type.CHALLENGE, answer))
-        elif kind is Type.CHALLENGE:
-            expected = token.proof(LISTENER_LABEL, self._hello_raw, content["nonce"], content["node"])
-            if not hmac.compare_digest(expected, content["proof"]):
-                raise RefusedError("the other side does not know this run's token")
-            if self._expect is not None and content["node"] != self._expect:
-                raise RefusedError("another node answers at this address")
-            self._remote = content["node"]
-            proof = token.proof(DIALER_LABEL, self._hello_raw, content["nonce"], content["node"])
-            self._put(Type.PROOF, messages.encode(Type.PROOF, {"proof": proof}))
-        elif kind is Type.PROOF:
-            expected = token.proof(DIALER_LABEL, self._hello_raw, self._nonce, self._identity.node)
-            if not hmac.compare_digest(expected, content["proof"]):
-                raise RefusedError("the token's proof is wrong")
-            self._put(Type.READY, messages.encode(Type.READY, {}))
-            events.append(Established(self._hello, self._remote))
-        else:
-            events.append(Established(self._hello, self._remote))
 
 
 def _printable(error: P2PCastError) -> str:

@@ -44,6 +44,9 @@ class Type(IntEnum):
     CALL = 26
     CALLED = 27
     UNREACHED = 28
+    ENROL = 29
+    ISSUED = 30
+    EVICTED = 31
 
     ATTACH = 32
     ATTACHED = 33
@@ -87,7 +90,10 @@ PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.REPORTED})
 MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.ERROR: 4 * limits.KIB,
     Type.HELLO: 4 * limits.KIB,
-    Type.CHALLENGE: limits.KIB,
+    Type.CHALLENGE: limits.MAX_CERTIFICATE_BYTES + limits.KIB,
+    Type.ENROL: limits.MAX_CERTIFICATE_BYTES + limits.KIB,
+    Type.ISSUED: limits.MAX_CERTIFICATE_BYTES + limits.KIB,
+    Type.EVICTED: limits.MIB,
     Type.PROOF: limits.KIB,
     Type.READY: limits.KIB,
     Type.CATALOG: limits.MIB,
@@ -168,8 +174,8 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "name": text(128),
         "nonce": binary(32),
         "token": binary(8),
-        "purpose": one_of("control", "data", "publish", "engine"),
-        "role": one_of("peer", "child", "parent", "rank", "member"),
+        "purpose": one_of("control", "data", "publish", "engine", "enrol"),
+        "role": one_of("peer", "child", "parent", "rank", "member", "trainer"),
         "link": binary(16),
         "stripe": integer(0, limits.MAX_STRIPES - 1),
         "stripes": integer(1, limits.MAX_STRIPES),
@@ -208,6 +214,9 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "port": port,
         "backups": row(fields(node, host, port), limits.MAX_PEERS),
     },
+    Type.ENROL: {"request": blob(limits.MAX_CERTIFICATE_BYTES)},
+    Type.ISSUED: {"certificate": blob(limits.MAX_CERTIFICATE_BYTES)},
+    Type.EVICTED: {"nodes": row(node, limits.MAX_EVICTED)},
     Type.NEIGHBOURS: {"peers": row(fields(node, host, port), limits.MAX_PEERS)},
     Type.WAYS: {"peers": row(fields(node, flag, ways), limits.MAX_PEERS)},
     Type.CALL: {"node": node, "link": binary(16), "stripes": integer(1, limits.MAX_STRIPES)},
@@ -297,6 +306,8 @@ SINCE: dict[Type, dict[str, Check]] = {
     Type.BEGUN: {"codec": text(16)},
     Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG)},
     Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
+    Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
+    Type.WELCOME: {"bearer": text(128)},
 }
 """Keys that came later: they may be missing, and who does not know them ignores them."""
 

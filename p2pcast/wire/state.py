@@ -16,6 +16,7 @@ class State(Enum):
     DATA = "data"
     PUBLISH = "publish"
     ENGINE = "engine"
+    ENROL = "enrol"
     CLOSED = "closed"
 
 
@@ -39,15 +40,19 @@ TRANSITIONS: Table = {
     (State.PROOF, Side.DIALER, Type.PROOF): State.READY,
     # READY leads to the HELLO's purpose, which may be another: Connection decides, this table knows no message contents.
     (State.READY, Side.LISTENER, Type.READY): State.CONTROL,
+    # Where certificates have shown who is who, there is nothing left to prove.
+    (State.CHALLENGE, Side.LISTENER, Type.READY): State.CONTROL,
+    (State.ENROL, Side.DIALER, Type.ENROL): State.ENROL,
+    (State.ENROL, Side.LISTENER, Type.ISSUED): State.ENROL,
 }
 for _side in Side:
     for _state in State:
         if _state is not State.CLOSED:
             TRANSITIONS[_state, _side, Type.ERROR] = State.CLOSED
-    for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE):
+    for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE, State.ENROL):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
-for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED):
+for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
 for _type in (
     Type.WELCOME,
@@ -59,6 +64,8 @@ for _type in (
     Type.COMMIT,
     Type.HOLD,
     Type.ENGINE,
+    Type.ISSUED,
+    Type.EVICTED,
 ):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
 for _type in (Type.ATTACH, Type.WANT, Type.SPARE):

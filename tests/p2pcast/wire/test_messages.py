@@ -84,6 +84,9 @@ VALUES = {
     Type.CALL: {"node": B16, "link": B16, "stripes": st.integers(1, limits.MAX_STRIPES)},
     Type.CALLED: {"node": B16, "link": B16, "stripes": st.integers(1, limits.MAX_STRIPES), "ways": rows(HOST, PORT)},
     Type.UNREACHED: {"node": B16},
+    Type.ENROL: {"request": st.binary(max_size=3000)},
+    Type.ISSUED: {"certificate": st.binary(max_size=3000)},
+    Type.EVICTED: {"nodes": st.lists(B16, max_size=5)},
     Type.ENGINE: {"name": SPAN, "lead": st.none() | st.tuples(B16, HOST, PORT).map(list)},
     Type.MEMBER: {"engine": SPAN, "incarnation": B16},
     Type.HELD: {"version": OPT_V, "still": st.booleans(), "round": T63},
@@ -172,6 +175,8 @@ def _sample(kind):
         "artifact": 16,
         "layout": 32,
         "document": 4,
+        "request": 4,
+        "certificate": 4,
         "group": 16,
         "payload": 4,
         "contents": 4,
@@ -181,7 +186,20 @@ def _sample(kind):
     plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
     lists = {
         key: []
-        for key in ("want", "layouts", "have", "path", "artifacts", "high", "backups", "dropped", "engines", "peers", "ways")
+        for key in (
+            "want",
+            "layouts",
+            "have",
+            "path",
+            "artifacts",
+            "high",
+            "backups",
+            "dropped",
+            "engines",
+            "peers",
+            "ways",
+            "nodes",
+        )
     }
     nils = dict.fromkeys(("held", "target", "parent", "staged", "committed", "head", "state", "base", "before", "lead"))
     counts = dict.fromkeys(
@@ -252,6 +270,10 @@ def _sample(kind):
         (Type.CALLED, "ways", [["h", 1 << 16]]),
         (Type.JOIN, "ways", [["h", 1, 2]]),
         (Type.JOIN, "families", [5]),
+        (Type.ENROL, "request", bytes(limits.MAX_CERTIFICATE_BYTES + 1)),
+        (Type.EVICTED, "nodes", [b"short"]),
+        (Type.CHALLENGE, "authority", "text"),
+        (Type.WELCOME, "bearer", "b" * 129),
         (Type.JOIN, "families", [True]),
         (Type.ENGINE, "lead", [bytes(16), "h"]),
         (Type.MEMBER, "incarnation", bytes(15)),

@@ -14,12 +14,13 @@ D, L = Side.DIALER, Side.LISTENER
 T = Type
 ALLOWED = {
     (State.HELLO, D): {T.HELLO},
-    (State.CHALLENGE, L): {T.CHALLENGE},
+    (State.CHALLENGE, L): {T.CHALLENGE, T.READY},
     (State.PROOF, D): {T.PROOF},
     (State.READY, L): {T.READY},
-    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.CALL, T.UNREACHED, T.PING, T.PONG},
+    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.CALL, T.UNREACHED, T.ENROL, T.PING, T.PONG},
     (State.CONTROL, L): {
-        T.WELCOME, T.PLAN, T.NEIGHBOURS, T.WAYS, T.CALLED, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.PING, T.PONG,
+        T.WELCOME, T.PLAN, T.NEIGHBOURS, T.WAYS, T.CALLED, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.ISSUED, T.EVICTED,
+        T.PING, T.PONG,
     },
     (State.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.PING, T.PONG},
     (State.DATA, L): {
@@ -28,6 +29,8 @@ ALLOWED = {
     (State.PUBLISH, D): {T.RANK, T.LAYOUT, T.BEGIN, T.CELL, T.PASSED, T.FILE, T.DONE, T.ABORTED, T.LEAVE, T.PING, T.PONG},
     (State.PUBLISH, L): {T.RANKED, T.LAYOUT, T.BEGUN, T.DURABLE, T.ABORTED, T.LIVE, T.PING, T.PONG},
     (State.ENGINE, D): {T.MEMBER, T.HELD, T.REPORTED, T.PING, T.PONG},
+    (State.ENROL, D): {T.ENROL, T.PING, T.PONG},
+    (State.ENROL, L): {T.ISSUED, T.PING, T.PONG},
     (State.ENGINE, L): {T.STILL, T.SERVES, T.PING, T.PONG},
 }  # fmt: skip
 EVERY = [(state, side, kind) for state in State for side in Side for kind in Type]
@@ -42,6 +45,9 @@ BODIES = {
     T.JOIN: {"name": "p", "region": "", "listen": ["", 1], "held": None, "engine": ["big", "lead"]},
     T.REPORT: {"parent": None, "staged": None, "committed": V},
     T.LEAVE: {},
+    T.ENROL: {"request": b"r"},
+    T.ISSUED: {"certificate": b"c"},
+    T.EVICTED: {"nodes": [bytes(16)]},
     T.WELCOME: {"key": bytes(32), "epoch": [1, 1], "commit": "auto", "target": None, "host": "h"},
     T.PLAN: {"epoch": [1, 2], "parent": None, "host": "", "port": 0, "backups": [[bytes(16), "h", 1]]},
     T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True]], "dropped": [bytes(16)]},
@@ -89,7 +95,7 @@ def at(wires, state: State, side: Side) -> Connection:
     connection = d if side is D else li
     d.take_output()
     connection.state = state
-    connection._hello = wires.hello()
+    connection._handshake.hello = wires.hello()
     return connection
 
 
