@@ -121,6 +121,19 @@ class Fleet:
         process = self._processes.get(name)
         return None if process is None else process.pid
 
+    def place(self, name: str) -> tuple[str, int]:
+        """Where it listens itself, behind no proxy."""
+        return "127.0.0.1", self._ports[name][0]
+
+    async def http_place(self, name: str) -> tuple[str, int]:
+        await self.answers(name)
+        host, _, port = json.loads((self.folder / name / "daemon.json").read_text())["http"].rpartition("//")[2].rpartition(":")
+        return host, int(port)
+
+    @property
+    def token(self) -> str:
+        return (self.folder / "token").read_text().strip()
+
     async def start(self, name: str) -> None:
         """Also one that has ended: it comes back with what it had."""
         if name not in self._ports:

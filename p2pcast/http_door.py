@@ -50,5 +50,5 @@ class Door:
     def _turn_out(self, handler: web.RequestHandler) -> None:
         if (timer := self._silent.pop(handler, None)) is not None:
             timer.cancel()
-            if isinstance(handler.transport, asyncio.Transport):
+            if handler.transport is not None:
                 handler.transport.abort()

@@ -19,6 +19,7 @@ COMMANDS = {
         "p2pcast.cli.bench_soak:soak",
         "Many versions while peers die, freeze, slow down and come back: bits, times, leaks.",
     ),
+    "siege": ("p2pcast.cli.bench_siege:siege", "Versions while ten thousand connections mean no good."),
     "broadcast": (
         "p2pcast.cli.bench_broadcast:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",

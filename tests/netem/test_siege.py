@@ -1,0 +1,35 @@
+"""A small siege of real daemons: everything arrives, nobody that means no good is borne for long, and nothing is written down for each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from netem.besieged import besiege
+from netem.fleet import Fleet
+from netem.loopback import Net
+from netem.siege import KINDS
+from p2pcast.limits import MIB
+
+CONNECTIONS = 150
+FRAMES = 5000
+
+
+@pytest.fixture
+async def fleet(tmp_path):
+    async with Fleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=120) as fleet:
+        yield fleet
+
+
+@pytest.mark.timeout(300)
+async def test_honest_peers_do_not_notice(fleet):
+    outcome = await besiege(fleet, CONNECTIONS, FRAMES, at_once=CONNECTIONS, seed=1, rest_s=0)
+    assert outcome.wrong == []
+    assert outcome.duplicate_bytes == 0
+    tally = outcome.tally
+    assert tally["connections"] == CONNECTIONS == sum(tally.get(kind, 0) for kind in KINDS)
+    assert tally["frames"] > FRAMES / 2
+    assert tally.get("held for good", 0) == tally.get("given up", 0) == 0
+    assert outcome.log_bytes < 500 * CONNECTIONS
+    for held in outcome.held.values():
+        assert held["anonymous_bytes"]["most"] < held["anonymous_bytes"]["before"] + 64 * MIB
+        assert held["descriptors"]["most"] < held["descriptors"]["before"] + CONNECTIONS + 50
