@@ -1,22 +1,42 @@
-"""Dialling: one control connection, or the stripes of a data link. All or nothing, within a deadline."""
+"""Dialling: one control connection, or the stripes of a data link. All or nothing, within a deadline.
+
+A node may have several addresses, and a name may stand for several. They are tried one beside the other, each with a head start over the next (RFC 8305), all
+stripes at one of them: the first address at which the whole link is up, with the node that was expected, is taken.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
 import ssl
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any
 
-from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.addresses import Address, family_of, show_address
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.transport.link import Link, LinkOwner
+from p2pcast.transport.race import race
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity, Piece
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
 
 DIAL_S = 5.0
-"""To connect and shake hands, all stripes together."""
+"""To connect and shake hands, all stripes together, at whichever address."""
+PROBE_S = 3.0
+"""To find out whether somebody answers."""
+NEXT_ADDRESS_S = 0.25
+"""Head start of an address over the next one (RFC 8305, section 5)."""
 MAX_EARLY = 16
 """Messages that may come before the other stripes are up."""
+
+
+class UnreachableError(RetryableError):
+    """Nobody answers there, or somebody else does."""
 
 
 class _Handshake:
@@ -49,9 +69,13 @@ class _Handshake:
             self.done.set_exception(self.error)
 
 
+_Up = tuple[Stripe, Established, _Handshake]
+_Ups = list[_Up]
+
+
 async def _dial_stripe(
     host: str, port: int, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None
-) -> tuple[Stripe, Established, _Handshake]:
+) -> _Up:
     handshake = _Handshake()
     connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), hello, expect)
     stripe = Stripe(connection, handshake)
@@ -60,10 +84,8 @@ async def _dial_stripe(
             lambda: stripe, host, port, ssl=tls, server_hostname=host if tls is not None else None
         )
     except OSError as error:
-        raise RetryableError(f"cannot reach {host}:{port}: {error.strerror or error}") from None
-    except ValueError:
-        # A name that can't be looked up: a label too long, a NUL. It may have come from somebody else.
-        raise RetryableError(f"cannot reach {host!r}: that is not a host name") from None
+        why = error if isinstance(error, ssl.SSLError) or error.errno is None else os.strerror(error.errno)
+        raise UnreachableError(f"cannot reach {show_address(host, port)}: {why}") from None
     try:
         return stripe, await handshake.done, handshake
     except BaseException:
@@ -84,48 +106,119 @@ async def dial(
     tls: ssl.SSLContext | None = None,
     timeout_s: float = DIAL_S,
 ) -> Link:
-    """A link to ``host:port`` with all its stripes up.
+    """A link to ``host:port`` with all its stripes up. See ``dial_any``."""
+    return await dial_any(
+        owner, [(host, port)], identity, purpose=purpose, role=role, stripes=stripes, expect=expect, tls=tls, timeout_s=timeout_s
+    )
 
-    Raises RetryableError (unreachable, too slow), RefusedError (token, run, identity), RemoteError (protocol).
+
+async def dial_any(
+    owner: LinkOwner,
+    addresses: Sequence[Address],
+    identity: Identity,
+    *,
+    purpose: str,
+    role: str,
+    stripes: int = 1,
+    expect: bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = DIAL_S,
+    made: Callable[[Link], None] | None = None,
+) -> Link:
+    """A link to the node that has these addresses, with all its stripes up. ``made`` is told of it before its owner hears anything.
+
+    Raises UnreachableError (nobody answers, too slow, another node), RetryableError (not now), RefusedError (token, run, identity), RemoteError (protocol).
     """
-    link_id = secrets.token_bytes(16)
-    hellos: list[Body] = [
-        {"purpose": purpose, "role": role, "link": link_id, "stripe": number, "stripes": stripes} for number in range(stripes)
-    ]
-    # Neither TaskGroup nor gather: when a child fails at the moment when we are cancelled, they raise its error, and the caller
-    # would go on as if nobody had told it to end.
-    tasks = [
-        asyncio.create_task(_dial_stripe(host, port, identity, hello, expect, tls), name=f"dial {host}:{port} {number}")
-        for number, hello in enumerate(hellos)
-    ]
+    shown = ", ".join(show_address(*address) for address in addresses)
+    hello = {"purpose": purpose, "role": role, "stripes": stripes}
+    errors: list[P2PCastError]
     try:
         async with asyncio.timeout(timeout_s):
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
+            found, errors = await resolve(addresses)
+            attempts: list[Callable[[], Coroutine[Any, Any, _Ups]]] = [
+                partial(_attempt, where, identity, hello, expect, tls) for where in found
+            ]
+            outcome = await race(attempts, NEXT_ADDRESS_S, _drop)
     except TimeoutError:
-        await _abandon(tasks)
-        raise RetryableError(f"no answer from {host}:{port} within {timeout_s:.0f} s") from None
-    except BaseException:
-        await _abandon(tasks)
-        raise
-    results = [task.result() for task in tasks]
-    for stripe, _, handshake in results:
-        if stripe.closed:
-            await _abandon(tasks)
-            raise handshake.error or RetryableError(f"{host}:{port} closed the connection at once")
-    established = results[0][1]
-    link = Link(owner, established.remote, f"{host}:{port}", stripes)
-    for number, (stripe, _, _) in enumerate(results):
+        raise UnreachableError(f"no answer from {shown} within {timeout_s:.0f} s") from None
+    ups, failures = outcome
+    if ups is None:
+        raise _failure(shown, [*errors, *failures], expect)
+    stripe = ups[0][0]
+    link = Link(owner, ups[0][1].remote, show_address(*stripe.remote_address), stripes, dialled=True)
+    for number, (stripe, _, _) in enumerate(ups):
         link.add(stripe, number)
-    for stripe, _, handshake in results:
+    if made is not None:
+        made(link)
+    for stripe, _, handshake in ups:
         for event in handshake.early:
             if not link.closed:
                 owner.on_link_event(link, stripe, event)
     return link
 
 
-async def _abandon(tasks: list[asyncio.Task[tuple[Stripe, Established, _Handshake]]]) -> None:
+async def probe(address: Address, identity: Identity, expect: bytes, tls: ssl.SSLContext | None = None) -> bool:
+    """Whether this node answers at an address: a handshake, and no more."""
+    hello = {"purpose": "data", "role": "child", "link": secrets.token_bytes(16), "stripe": 0, "stripes": 1}
+    with contextlib.suppress(P2PCastError, TimeoutError):
+        async with asyncio.timeout(PROBE_S):
+            for host, port in (await resolve([address]))[0]:
+                with contextlib.suppress(P2PCastError):
+                    (await _dial_stripe(host, port, identity, hello, expect, tls))[0].abort()
+                    return True
+    return False
+
+
+async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2PCastError]]:
+    """IP addresses in the order in which to try them: as given, and those of a name by turns of the families, in the order that this machine prefers."""
+    found: dict[Address, None] = {}
+    errors: list[P2PCastError] = []
+    for host, port in addresses:
+        if family_of(host) is not None:
+            found[host, port] = None
+            continue
+        try:
+            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
+        except OSError as error:
+            errors.append(UnreachableError(f"cannot reach {show_address(host, port)}: {error.strerror or error}"))
+            continue
+        except ValueError:
+            # A name that can't be looked up: a label too long, a NUL. It may have come from somebody else.
+            errors.append(UnreachableError(f"cannot reach {host!r}: that is not a host name"))
+            continue
+        hosts = [str(where[0]) for *_, where in infos]
+        first = [h for h in hosts if family_of(h) == family_of(hosts[0])]
+        other = [h for h in hosts if h not in first]
+        found |= {(h, port): None for h in chain.from_iterable(zip_longest(first, other)) if h is not None}
+    return list(found), errors
+
+
+async def _attempt(where: Address, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None) -> _Ups:
+    """Every stripe, at one address."""
+    link_id, stripes = secrets.token_bytes(16), hello["stripes"]
+    tasks = [
+        asyncio.create_task(
+            _dial_stripe(*where, identity, hello | {"link": link_id, "stripe": number}, expect, tls),
+            name=f"dial {show_address(*where)} {number}",
+        )
+        for number in range(stripes)
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    except BaseException:
+        await _abandon(tasks)
+        raise
+    results = [task.result() for task in tasks]
+    for stripe, _, handshake in results:
+        if stripe.closed:
+            _drop(results)
+            raise handshake.error or RetryableError(f"{show_address(*where)} closed the connection at once")
+    return results
+
+
+async def _abandon(tasks: list[asyncio.Task[_Up]]) -> None:
     """End those that still dial, and close what the others brought up."""
     for task in tasks:
         task.cancel()
@@ -135,3 +228,19 @@ async def _abandon(tasks: list[asyncio.Task[tuple[Stripe, Established, _Handshak
         for task in tasks:
             if task.done() and not task.cancelled() and task.exception() is None:
                 task.result()[0].abort()
+
+
+def _drop(ups: _Ups) -> None:
+    for stripe, _, _ in ups:
+        stripe.abort()
+
+
+def _failure(shown: str, errors: list[P2PCastError], expect: bytes | None) -> P2PCastError:
+    """Of several, what whoever was meant has said; where one node is expected, others may live at its addresses, and refuse."""
+    strangers = UnreachableError if expect is None else (UnreachableError, RefusedError)
+    said = [error for error in errors if not isinstance(error, strangers)]
+    if said or len(errors) == 1:
+        return (said or errors)[0]
+    if not errors:
+        return UnreachableError("no address is known")
+    return UnreachableError(f"cannot reach {shown}: {'; '.join(map(str, errors))}"[:500])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from p2pcast.addresses import show_address
 from p2pcast.errors import P2PCastError
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event
@@ -22,13 +23,14 @@ class LinkOwner(Protocol):
 
 
 class Link:
-    """``remote`` is the other side's node, ``name`` what it calls itself, ``stripes`` by number."""
+    """``remote`` is the other side's node, ``name`` what it calls itself, ``stripes`` by number; ``dialled``: from here, not by the other side."""
 
-    def __init__(self, owner: LinkOwner, remote: bytes, name: str, expected: int) -> None:
+    def __init__(self, owner: LinkOwner, remote: bytes, name: str, expected: int, *, dialled: bool = False) -> None:
         self.owner = owner
         self.remote = remote
         self.name = name
         self.expected = expected
+        self.dialled = dialled
         self.stripes: dict[int, Stripe] = {}
         self.closed = False
         self.error: P2PCastError | None = None
@@ -39,6 +41,11 @@ class Link:
     @property
     def remote_host(self) -> str:
         return self.stripes[0].remote_address[0] if 0 in self.stripes else ""
+
+    @property
+    def address(self) -> str:
+        """Where the other side's connections are from, or were dialled at."""
+        return show_address(*self.stripes[0].remote_address) if 0 in self.stripes else ""
 
     def add(self, stripe: Stripe, number: int) -> None:
         stripe.number = number

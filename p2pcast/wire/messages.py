@@ -219,8 +219,8 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.EVICTED: {"nodes": row(node, limits.MAX_EVICTED)},
     Type.NEIGHBOURS: {"peers": row(fields(node, host, port), limits.MAX_PEERS)},
     Type.WAYS: {"peers": row(fields(node, flag, ways), limits.MAX_PEERS)},
-    Type.CALL: {"node": node, "link": binary(16), "stripes": integer(1, limits.MAX_STRIPES)},
-    Type.CALLED: {"node": node, "link": binary(16), "stripes": integer(1, limits.MAX_STRIPES), "ways": ways},
+    Type.CALL: {"node": node, "stripes": integer(1, limits.MAX_STRIPES)},
+    Type.CALLED: {"node": node, "stripes": integer(1, limits.MAX_STRIPES), "ways": ways},
     Type.UNREACHED: {"node": node},
     Type.CATALOG: {
         "artifacts": row(
