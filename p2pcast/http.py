@@ -8,9 +8,7 @@ the daemon's end. Connections that ask nothing are `http_door`'s.
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
-import ipaddress
 import json
 import logging
 import math
@@ -22,10 +20,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from p2pcast.addresses import is_loopback, show_address
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http_door import KEPT_S, Door
 from p2pcast.limits import KIB, MAX_READERS, MAX_WAIT_S, MAX_WAITERS
+from p2pcast.transport.binding import listening
 from p2pcast.version import Version
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class HttpServer:
         self._waiting = 0
         self._stopping = False
         self._runner: web.AppRunner | None = None
-        self._listening: asyncio.Server | None = None
+        self._listening: list[asyncio.Server] = []
         self._door: Door | None = None
         self.address: tuple[str, int] = ("", 0)
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_REQUEST_BYTES)
@@ -96,19 +96,19 @@ class HttpServer:
         assert self._runner.server is not None
         self._door = Door(self._runner.server)
         try:
-            self._listening = await asyncio.get_running_loop().create_server(self._door, host or None, port)
-        except OSError as error:
+            sockets = listening(host, port, "--http")
+        except LocalError as error:
             await self._runner.cleanup()
-            why = "the port is in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
-            raise LocalError(f"cannot serve HTTP on {host}:{port}: {why}; choose another with --http HOST:PORT") from None
-        address = self._listening.sockets[0].getsockname()
+            raise LocalError(f"cannot serve HTTP on {show_address(host, port)}: {error}") from None
+        loop, address = asyncio.get_running_loop(), sockets[0].getsockname()
+        self._listening = [await loop.create_server(self._door, sock=sock) for sock in sockets]
         self.address = (str(address[0]), int(address[1]))
 
     async def stop(self) -> None:
         self._stopping = True
         self._events.bell.ring()
-        if self._listening is not None:
-            self._listening.close()
+        for server in self._listening:
+            server.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -119,7 +119,7 @@ class HttpServer:
         if self._door is not None:
             self._door.asked(request)
         if request.path not in OPEN_PATHS and not self._bears_token(request):
-            if not _on_loopback(request.remote):
+            if not is_loopback(request.remote or ""):
                 return web.json_response({"error": "a bearer token is needed off loopback: the run's join token"}, status=401)
             if not _by_itself(request):
                 return web.json_response({"error": "web pages of other origins may not speak to this daemon"}, status=403)
@@ -288,14 +288,7 @@ def _by_itself(request: web.Request) -> bool:
     that leads to loopback (then ``Host`` is that name)."""
     host = request.headers.get("Host", "")
     name = host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]
-    if not _on_loopback(name) and name.lower() not in ("localhost", socket.gethostname().lower()):
+    if not is_loopback(name) and name.lower() not in ("localhost", socket.gethostname().lower()):
         return False
     origin = request.headers.get("Origin")
     return origin is None or origin.partition("://")[2] == host
-
-
-def _on_loopback(remote: str | None) -> bool:
-    try:
-        return remote is not None and ipaddress.ip_address(remote).is_loopback
-    except ValueError:
-        return False

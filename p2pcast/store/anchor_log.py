@@ -66,6 +66,11 @@ class AnchorLog:
             with file.descriptor() as fd, explained("sync", self.folder):
                 os.fsync(fd)
 
+    def moved(self, folder: Path) -> None:
+        """It is finished, and its folder has another name now."""
+        self.folder = folder
+        self._segments[0][2].moved(folder / SINGLE)
+
     def close(self) -> None:
         for _, _, file in self._segments:
             file.close()

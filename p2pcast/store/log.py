@@ -29,7 +29,10 @@ class Log(Protocol):
 
 
 class FileLog:
-    """A log that lies in one file from ``start`` on. The file is opened, or made, by whoever first uses it: that may take its time, and is not for an event loop."""
+    """A log that lies in one file from ``start`` on. The file is opened, or made, by whoever first uses it: that may take its time, and is not for an event loop.
+
+    One that is being written stays open; a finished one only while somebody reads it, so that a store of many versions takes no descriptors.
+    """
 
     def __init__(self, path: Path, start: int, *, head: bytes | None = None, allocate_bytes: int = 0) -> None:
         """With ``head`` the file does not exist yet and is to begin with these bytes; room for ``allocate_bytes`` of the log is then taken at once."""
@@ -78,8 +81,18 @@ class FileLog:
     def _release(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._closing and not self._users and self._fd >= 0:
-                os.close(self._fd)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._users and self._fd >= 0 and (self._closing or self._head is None):
+            os.close(self._fd)
+            self._fd = -1
+
+    def moved(self, path: Path) -> None:
+        """It is finished, and its file has another name now."""
+        with self._lock:
+            self.path, self._head = path, None
+            self._let_go()
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         with self.descriptor() as fd, explained("write", self.path):
@@ -107,7 +120,5 @@ class FileLog:
     def close(self) -> None:
         """Never waits: a read or write that is under way in another thread ends first."""
         with self._lock:
-            if not self._closing:
-                self._closing = True
-                if not self._users and self._fd >= 0:
-                    os.close(self._fd)
+            self._closing = True
+            self._let_go()

@@ -167,6 +167,7 @@ class Store:
                 write_all(fd, tail + footer(tail))
                 os.fsync(fd)
                 part.replace(final)
+                log.moved(final)
         fsync_dir(final.parent)
         return self._add(assembly, final)
 
@@ -183,6 +184,7 @@ class Store:
         with explained("write", final):
             shutil.rmtree(final, ignore_errors=True)
             part.replace(final)
+        log.moved(final)
 
     def abandon(self, log: Log, artifact: bytes) -> None:
         log.close()

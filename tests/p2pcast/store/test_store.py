@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import blake3
 import numpy as np
@@ -88,6 +91,39 @@ def store(tmp_path):
 
 def again(store: Store) -> Store:
     return Store(store.root, KEY.public)
+
+
+def open_files(folder: Path) -> list[str]:
+    """Of this process, in a folder."""
+    links = []
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(entry.path))
+    return [link for link in links if link.startswith(str(folder))]
+
+
+def test_finished_logs_hold_no_descriptors(store):
+    """A peer keeps a hundred versions and more."""
+    kept = []
+    for step in range(1, 4):
+        *signed, log = made("delta", step)
+        assembly = assembled(*signed)
+        out = store.begin(assembly.open, LAYOUT)
+        out.write(0, [log])
+        assert len(open_files(store.root)) == 1, "written in one go"
+        store.seal(out, assembly)
+        assert out.read(0, len(log)) == log
+        assert open_files(store.root) == []
+        kept.append((out, log))
+    stored, log = put(store, "anchor", 4)
+    back = store.open_log(stored)
+    assert back.read(0, len(log)) == log
+    assert open_files(store.root) == []
+    for out, log in kept:
+        assert out.read(3, 5) == log[3:8]
+        out.close()
+        with pytest.raises(LocalError, match="closed"):
+            out.read(0, 1)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
 
 from p2pcast.errors import LocalError
+from p2pcast.events import Events
+from p2pcast.http import HttpServer
+from p2pcast.metrics import registry
 from p2pcast.transport.binding import listening, own_hosts, told
 
 
@@ -57,3 +61,16 @@ def test_of_what_is_ours_only_what_is_listened_at_is_told() -> None:
     for host in own_hosts():
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
             sock.bind((host, 0))
+
+
+async def test_http_on_both_families_knows_loopback_in_either() -> None:
+    server = HttpServer(dict, lambda: (True, ""), registry(lambda: ()), {}, "token", Events(), {})
+    await server.start("::", 0)
+    try:
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, server.address[1])
+            writer.write(b"GET /status HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"200"
+            writer.close()
+    finally:
+        await server.stop()
