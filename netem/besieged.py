@@ -36,6 +36,8 @@ class Outcome:
     held: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     log_bytes: int = 0
+    tracebacks: int = 0
+    """In the logs: each one is an error that nobody had thought of."""
     duplicate_bytes: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -52,6 +54,7 @@ class Outcome:
             "tally": self.tally,
             "cpu_s": self.cpu_s,
             "log_bytes": self.log_bytes,
+            "tracebacks": self.tracebacks,
             "bytes_duplicate": self.duplicate_bytes,
             "wrong": self.wrong,
             "held": self.held,
@@ -99,6 +102,7 @@ async def besiege(fleet: Fleet, connections: int, frames: int, at_once: int, see
         }
         outcome.cpu_s[name] = round(after.cpu_s - before[name].cpu_s, 2)
         outcome.log_bytes += fleet.log(name).stat().st_size - logged[name]
+        outcome.tracebacks += fleet.log(name).read_text().count("Traceback")
     for name in fleet.names:
         outcome.duplicate_bytes += int((await fleet.answers(name))["bytes_duplicate"])
     return outcome

@@ -200,7 +200,6 @@ class Siege:
         """All of it, and hear what the other side says until it closes."""
         async with self._connected(places or self._orders.daemons) as (reader, writer):
             writer.write(b"".join(parts))
-            await writer.drain()
             if writer.can_write_eof():
                 writer.write_eof()
             while await reader.read(65536):

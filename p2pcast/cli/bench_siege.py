@@ -43,7 +43,8 @@ def siege(
 ) -> None:
     """Versions go out to honest peers while strangers, and somebody who holds the token, do what they can against hub and peers.
 
-    A hub and peers as processes on this machine, in plain text, so that every byte reaches p2pcast's own code. Exit code 1 if a version is wrong anywhere or comes twice.
+    A hub and peers as processes on this machine, in plain text, so that every byte reaches p2pcast's own code. Exit code 1 if a version is wrong anywhere or comes twice,
+    or if a daemon meets an error that nobody had thought of.
     """
     document = uvloop.run(_measure(peers, payload * MIB, rate / 8, connections, frames, at_once, seed))
     write_document(document, output)
@@ -51,7 +52,7 @@ def siege(
         click.echo(json.dumps(document))
     else:
         _show(document)
-    if document["wrong"] or document["bytes_duplicate"]:
+    if document["wrong"] or document["bytes_duplicate"] or document["tracebacks"]:
         sys.exit(EXIT_FAILED)
 
 
@@ -83,5 +84,5 @@ def _show(document: dict[str, Any]) -> None:
     click.echo(
         f"{document['connections']} connections and {document['frames']} frames in {document['lasted_s']} s; versions took {document['siege_s']:.2f} s (worst {document['siege_worst_s']:.2f}) "
         f"against {document['calm_s']:.2f} s in peace; {document['tally'].get('held for good', 0)} connections were borne for good, {document['tally'].get('given up', 0)} never answered; "
-        f"{document['log_bytes']} bytes of log; {document['bytes_duplicate']} bytes twice; {len(document['wrong'])} with other bits"
+        f"{document['log_bytes']} bytes of log, {document['tracebacks']} tracebacks in it; {document['bytes_duplicate']} bytes twice; {len(document['wrong'])} with other bits"
     )

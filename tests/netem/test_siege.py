@@ -29,6 +29,7 @@ async def test_honest_peers_do_not_notice(fleet):
     assert tally["connections"] == CONNECTIONS == sum(tally.get(kind, 0) for kind in KINDS)
     assert tally["frames"] > FRAMES / 2
     assert tally.get("held for good", 0) == tally.get("given up", 0) == 0
+    assert outcome.tracebacks == 0
     assert outcome.log_bytes < 500 * CONNECTIONS
     for held in outcome.held.values():
         assert held["anonymous_bytes"]["most"] < held["anonymous_bytes"]["before"] + 64 * MIB
