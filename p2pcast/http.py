@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -29,6 +30,10 @@ from p2pcast.transport.binding import listening
 from p2pcast.version import Version
 
 logger = logging.getLogger(__name__)
+
+protocol_logger = logging.getLogger(f"{__name__}.protocol")
+"""Of aiohttp's reading of requests. What a caller did wrong is said to the caller, and not written down with a traceback for each."""
+protocol_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_REQUEST_BYTES = 64 * KIB
@@ -90,7 +95,12 @@ class HttpServer:
     async def start(self, host: str, port: int) -> None:
         """Raises LocalError when the port can't be had."""
         self._runner = web.AppRunner(
-            self._app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S, keepalive_timeout=KEPT_S
+            self._app,
+            access_log=None,
+            logger=protocol_logger,
+            handle_signals=False,
+            shutdown_timeout=STOP_S,
+            keepalive_timeout=KEPT_S,
         )
         await self._runner.setup()
         assert self._runner.server is not None

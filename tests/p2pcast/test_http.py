@@ -358,6 +358,18 @@ async def test_a_body_that_does_not_come(daemon, monkeypatch):
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "sent", [b"\0" * 99 + b"\r\n\r\n", b"GET /" + b"a" * 100_000, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 9999]
+)
+async def test_what_is_no_http_is_answered_and_not_written_down(daemon, caplog, sent):
+    reader, writer = await connected(daemon)
+    writer.write(sent)
+    async with asyncio.timeout(DEADLINE_S):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+    assert caplog.records == []
+
+
 async def test_a_flood_of_silent_connections_pushes_itself_out(daemon, client, monkeypatch):
     monkeypatch.setattr(http_door, "MAX_SILENT_CONNECTIONS", 4)
     held = [await connected(daemon) for _ in range(10)]
