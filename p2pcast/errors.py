@@ -45,6 +45,10 @@ class RefusedError(RemoteError):
     wire_code = "refused"
 
 
+class UntrustedError(RefusedError):
+    """The other side did not show to be who it should be. Somebody else may answer there by and by: no reason to give up who was in already."""
+
+
 class IntegrityError(P2PCastError):
     """Bytes are not what they should be: wrong base, bad hash, bad signature, damaged file. Nothing was written."""
 

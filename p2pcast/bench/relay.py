@@ -9,12 +9,10 @@ between attaching and the last stored byte (getrusage), over the payload; memory
 from __future__ import annotations
 
 import asyncio
-import datetime
 import multiprocessing
 import os
 import resource
 import secrets
-import ssl
 import tempfile
 import time
 from dataclasses import dataclass
@@ -42,6 +40,11 @@ from p2pcast.store.store import Store
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
+from p2pcast.trust.authority import Authority
+from p2pcast.trust.certificates import new_key
+from p2pcast.trust.contexts import Tls
+from p2pcast.trust.credentials import Credentials
+from p2pcast.trust.roles import Certified
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
@@ -49,6 +52,7 @@ from p2pcast.wire.token import Token
 
 CELL_BYTES = limits.MIB // 2
 """Payload a cell."""
+DAY_S = 86400.0
 EMIT_S = 0.02
 """Pieces are vouched for this often, as by the hub's publisher."""
 
@@ -65,24 +69,10 @@ class Setup:
     key: bytes
     parent: int | None
     certificate: Path | None
-    """PEM with key and certificate, for TLS."""
+    """Key and certificates, for TLS."""
     folder: Path
     bare: bool = False
     """Not p2pcast, but the least that any relay does (``p2pcast.bench.bare``)."""
-
-
-def _context(setup: Setup, *, server: bool) -> ssl.SSLContext | None:
-    if setup.certificate is None:
-        return None
-    if server:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(setup.certificate)
-    else:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(setup.certificate)
-        context.check_hostname = False
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return context
 
 
 class _Relay:
@@ -92,10 +82,12 @@ class _Relay:
         self.setup = setup
         self.key = RunKey(setup.key)
         self.store = Store(setup.folder, self.key.public)
-        self.node = Node(self, secrets.token_bytes(16), self.key.public)
+        self.tls = None if setup.certificate is None else Tls(Credentials.load(setup.certificate))
+        ident = secrets.token_bytes(16) if self.tls is None else self.tls.credentials.who.node
+        self.node = Node(self, ident, self.key.public)
         self.downstream = Downstream(self.node)
         self.identity = Identity(self.node.ident, setup.role, Token(run_id(self.key.public), setup.secret))
-        self.listener = Listener(self, self.identity, _context(setup, server=True))
+        self.listener = Listener(self, self.identity, None if self.tls is None else self.tls.server)
         cells = max(1, setup.payload_bytes // CELL_BYTES)
         self.layout = Layout([Tensor("w", "U8", (cells * CELL_BYTES,))], cell_words=CELL_BYTES)
         self.node.add_layout(self.layout)
@@ -175,7 +167,7 @@ class _Relay:
             purpose="data",
             role="child",
             stripes=self.setup.stripes,
-            tls=_context(self.setup, server=False),
+            tls=None if self.tls is None else self.tls.client,
         )
         upstream.start(link)
         watching = asyncio.ensure_future(upstream.run())
@@ -277,14 +269,14 @@ def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, ba
     order = ("sink", "middle", "source") if bare else ("source", "middle", "sink")
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as name:
         folder = Path(name)
-        certificate = _certificate(folder / "bench.pem") if tls else None
+        papers = _papers(folder, RunKey(key), order) if tls else {}
         pipes: dict[str, Pipe] = {}
         processes = []
         above: int | None = None
         try:
             for role in order:
                 ours, theirs = context.Pipe()
-                setup = Setup(role, payload_bytes, rate_bps, stripes, secret, key, above, certificate, folder / role, bare)
+                setup = Setup(role, payload_bytes, rate_bps, stripes, secret, key, above, papers.get(role), folder / role, bare)
                 process = context.Process(target=_process, args=(setup, theirs), name=f"p2pcast-bench-{role}", daemon=True)
                 process.start()
                 theirs.close()
@@ -314,29 +306,18 @@ def _answer(pipe: Pipe, role: str) -> Any:
         raise RetryableError(f"the {role} process ended early; its error stands above") from None
 
 
-def _certificate(path: Path) -> Path:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "p2pcast bench")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.touch(0o600)
-    path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
-    return path
+def _papers(folder: Path, key: RunKey, roles: tuple[str, ...]) -> dict[str, Path]:
+    """A certificate for each process, by an authority that ends with the run."""
+    now = time.time()
+    run = run_id(key.public)
+    authority = Authority.create(run, now)
+    made: dict[str, Path] = {}
+    for role in roles:
+        own, who = new_key(), Certified(run, secrets.token_bytes(16), "peer")
+        issued = authority.issue(own.public_key(), who, now, DAY_S)
+        made[role] = folder / f"{role}.pem"
+        Credentials(own, issued, authority.certificate, now).save(made[role])
+    return made
 
 
 def bench_relay(payload_bytes: int, rate_bps: float, stripes: int, runs: int) -> dict[str, Any]:

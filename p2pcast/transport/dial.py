@@ -20,6 +20,7 @@ from p2pcast.addresses import Address, family_of, show_address
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.race import race
+from p2pcast.transport.security import explain
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity, Piece
 from p2pcast.wire.messages import Body
@@ -42,7 +43,8 @@ class UnreachableError(RetryableError):
 class _Handshake:
     """Owns a stripe until it is established."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, secure: bool) -> None:
+        self._secure = secure
         self.done: asyncio.Future[Established] = asyncio.get_running_loop().create_future()
         self.early: list[Event] = []
         self.error: P2PCastError | None = None
@@ -64,7 +66,10 @@ class _Handshake:
         pass
 
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
-        self.error = error or RetryableError("the other side closed the connection during the handshake")
+        self.error = error or RetryableError(
+            "the other side closed the connection during the handshake"
+            + (": perhaps it does not accept this node's certificate" if self._secure else "")
+        )
         if not self.done.done():
             self.done.set_exception(self.error)
 
@@ -76,15 +81,17 @@ _Ups = list[_Up]
 async def _dial_stripe(
     host: str, port: int, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None
 ) -> _Up:
-    handshake = _Handshake()
+    handshake = _Handshake(secure=tls is not None)
     connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), hello, expect)
     stripe = Stripe(connection, handshake)
     try:
         await asyncio.get_running_loop().create_connection(
             lambda: stripe, host, port, ssl=tls, server_hostname=host if tls is not None else None
         )
+    except ssl.SSLError as error:
+        raise explain(error, show_address(host, port)) from None
     except OSError as error:
-        why = error if isinstance(error, ssl.SSLError) or error.errno is None else os.strerror(error.errno)
+        why = error if error.errno is None else os.strerror(error.errno)
         raise UnreachableError(f"cannot reach {show_address(host, port)}: {why}") from None
     try:
         return stripe, await handshake.done, handshake

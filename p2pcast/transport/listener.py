@@ -11,6 +11,7 @@ from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.binding import listening
+from p2pcast.transport.door import Door
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity
@@ -34,6 +35,8 @@ class Listener:
         self._tls = tls
         self._handshake_s = handshake_s
         self._servers: list[asyncio.Server] = []
+        self._door: Door | None = None
+        """Instead of servers, behind TLS."""
         self._waiting: dict[Stripe, None] = {}
         """Connections that have not shown a token yet, oldest first."""
         self._links: dict[tuple[bytes, bytes], Link] = {}
@@ -49,19 +52,22 @@ class Listener:
             raise LocalError(f"cannot listen on {show_address(host, port)}: {error}") from None
         self.address = (host, int(sockets[0].getsockname()[1]))
         loop = asyncio.get_running_loop()
+        if self._tls is not None:
+            self._door = Door(self._protocol, self._tls, self._handshake_s)
+            self._door.open(sockets)
+            return
         for sock in sockets:
-            self._servers.append(await loop.create_server(self._protocol, sock=sock, **self._tls_options()))
+            self._servers.append(await loop.create_server(self._protocol, sock=sock))
 
     async def stop(self) -> None:
+        if self._door is not None:
+            self._door.close()
         while self._servers:
             self._servers.pop().close()
         for stripe in [*self._waiting, *self._orphans]:
             stripe.abort()
         for link in list(self._links.values()):
             link.close()
-
-    def _tls_options(self) -> dict[str, Any]:
-        return {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": self._handshake_s}
 
     def _protocol(self) -> Stripe:
         connection = Connection(Side.LISTENER, self._identity, secrets.token_bytes(32))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -16,6 +17,7 @@ from typing import Any, Protocol, cast
 from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
+from p2pcast.transport.security import explain, secure
 from p2pcast.wire.connection import Connection, Established, Event
 
 HANDSHAKE_S = 10.0
@@ -82,6 +84,12 @@ class Stripe(asyncio.BufferedProtocol):
         if isinstance(peer, tuple):
             self.remote_address = (plain_host(str(peer[0])), int(peer[1]))
         tune(transport.get_extra_info("socket"))
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            try:
+                secure(self.connection, tls)
+            except P2PCastError as error:
+                self.abort(error)
+                return
         self._deadline = asyncio.get_running_loop().call_later(self._handshake_s, self._too_slow)
         if self._on_made is not None:
             self._on_made(self)
@@ -124,7 +132,11 @@ class Stripe(asyncio.BufferedProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         if exc is not None and self._error is None:
-            self._error = RetryableError(f"connection to {self.remote_address[0]} lost: {exc}")
+            self._error = (
+                explain(exc, self.remote_address[0])
+                if isinstance(exc, ssl.SSLError)
+                else RetryableError(f"connection to {self.remote_address[0]} lost: {exc}")
+            )
         self._closed = True
         self.writable = False
         self.owner.on_closed(self, self._error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from p2pcast.errors import RefusedError
+from p2pcast.errors import RefusedError, UntrustedError
 from p2pcast.trust.certificates import Key, certified, check_issued, fingerprint, load, request
 from p2pcast.trust.files import pem, read_pem, write_pem
 from p2pcast.trust.roles import Certified
@@ -82,8 +82,8 @@ def pinned(leaf: bytes, authority: bytes, pin: bytes, run: bytes, now: float) ->
     """The hub that a first connection has reached: ``authority`` is the one that the token pins, and ``leaf``, which TLS has shown the other side to hold, its
     certificate for the run's hub. Raises RefusedError."""
     if fingerprint(authority) != pin:
-        raise RefusedError("another run's hub answers at this address: its authority is not the one that the token names")
+        raise UntrustedError("another run's hub answers at this address: its authority is not the one that the token names")
     found = check_issued(leaf, authority, now)
     if found.role != "hub" or found.run != run:
-        raise RefusedError("a node of this run answers at this address, but not its hub")
+        raise UntrustedError("a node of this run answers at this address, but not its hub")
     return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from p2pcast.errors import RefusedError, RemoteError
+from p2pcast.errors import RefusedError, RemoteError, UntrustedError
 from p2pcast.trust.certificates import certified, fingerprint
 from p2pcast.trust.roles import DIALERS, ENROL, LISTENERS, Certified
 from p2pcast.wire import messages
@@ -118,7 +118,7 @@ class Handshake:
             return
         if found is None or found.role not in LISTENERS[purpose]:
             who = "stranger" if found is None else found.role
-            raise RefusedError(f"a {who} answers at this address, who has no business with a {purpose} connection")
+            raise UntrustedError(f"a {who} answers at this address, who has no business with a {purpose} connection")
         self._know(found.node)
 
     def take(self, kind: Type, content: Body, body: bytes) -> Answer | None:
@@ -197,7 +197,7 @@ class Handshake:
                 raise RemoteError("CHALLENGE where certificates have been shown")
             # Before anything is proved to it: this may be somebody on the way.
             if self._identity.vouch(self._leaf, content.get("authority", b"")).node != node:
-                raise RefusedError("the hub's certificate is another node's")
+                raise UntrustedError("the hub's certificate is another node's")
         if not hmac.compare_digest(self._proof(LISTENER_LABEL, nonce, node), content["proof"]):
             raise RefusedError("the other side does not know this run's token")
         self._know(node)

@@ -1,18 +1,19 @@
-"""Checkpoint folders made byte by byte, without the code under test; a certificate for tests over TLS."""
+"""Checkpoint folders made byte by byte, without the code under test; certificates for tests over TLS."""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+
+from p2pcast.trust.authority import Authority
+from p2pcast.trust.certificates import new_key
+from p2pcast.trust.contexts import Tls
+from p2pcast.trust.credentials import Credentials
+from p2pcast.trust.roles import Certified
 
 Tensors = Mapping[str, tuple[str, list[int], bytes]]
 MakeCheckpoint = Callable[..., Path]
@@ -53,28 +54,22 @@ def make_checkpoint() -> MakeCheckpoint:
     return _make
 
 
+class Papers:
+    """A run's authority, and certificates of it for whomever a test wants."""
+
+    run = bytes(16)
+
+    def __init__(self) -> None:
+        self.authority = Authority.create(self.run, time.time())
+
+    def credentials(self, node: bytes, role: str = "peer", *, lifetime_s: float = 3600.0, at: float | None = None) -> Credentials:
+        key, who, now = new_key(), Certified(self.run, node, role), time.time() if at is None else at
+        return Credentials(key, self.authority.issue(key.public_key(), who, now, lifetime_s), self.authority.certificate, now)
+
+    def tls(self, node: bytes, role: str = "peer", **options: float) -> Tls:
+        return Tls(self.credentials(node, role, **options), strangers=role == "hub")
+
+
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key, as files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "p2pcast test")])
-    now = datetime.datetime.now(datetime.UTC)
-    day = datetime.timedelta(days=1)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - day)
-        .not_valid_after(now + day)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return folder / "cert.pem", folder / "key.pem"
+def papers() -> Papers:
+    return Papers()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 from pathlib import Path
@@ -63,7 +62,8 @@ class Member:
         self.maker, self.number, self.stripes = maker, number, stripes
         self.ident = bytes([number]) * 16
         self.identity = Identity(self.ident, f"n{number}", TOKEN)
-        self.server_tls, self.client_tls = tls or (None, None)
+        papers = None if tls is None else tls.tls(self.ident)
+        self.server_tls, self.client_tls = (None, None) if papers is None else (papers.server, papers.client)
         self.store = Store(root / str(number), maker.key.public)
         self.node = kind(self, self.ident, maker.key.public)
         if not bare:
@@ -591,7 +591,7 @@ def test_a_store_that_fails_ends_the_node(swarm, maker):
     swarm(play)
 
 
-def test_over_tls(swarm, maker, certificates):
+def test_over_tls(swarm, maker, papers):
     made = [maker.make(MEGABYTES, step=1), maker.make([], step=2)]
 
     async def play(swarm: Swarm) -> None:
@@ -606,10 +606,7 @@ def test_over_tls(swarm, maker, certificates):
         version = child.link.stripes[0]._transport.get_extra_info("ssl_object").version()
         assert version == "TLSv1.3"
 
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(*certificates)
-    client = ssl.create_default_context(cafile=certificates[0])
-    swarm(play, stripes=2, tls=(server, client))
+    swarm(play, stripes=2, tls=papers)
 
 
 def test_stored_artifacts_are_served_after_a_restart(swarm, maker):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -428,25 +427,6 @@ def test_what_an_event_raises_is_no_crash_of_the_listener(place):
         assert not (await here.dial(Owner())).closed
 
     place(play)
-
-
-def test_a_failed_tls_handshake_leaves_nothing(place, certificates):
-    """Before TLS is up a connection has no transport of ours: it must not wait among those that have."""
-
-    async def play(here: Place) -> None:
-        for _ in range(5):
-            reader, writer = await here.raw()
-            writer.write(b"this is no TLS at all, but long enough to be seen as such" * 3)
-            await ended(reader)
-        assert here.listener._waiting == {}
-        trusting = ssl.create_default_context(cafile=certificates[0])
-        assert not (await here.dial(Owner(), stripes=2, tls=trusting)).closed
-        with pytest.raises(RetryableError, match="cannot reach"):
-            await here.dial(Owner(), tls=ssl.create_default_context())
-
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(*certificates)
-    place(play, tls=server)
 
 
 def test_stripes_have_no_attributes_that_show_secrets():

@@ -1,0 +1,68 @@
+"""A first connection: a token buys a certificate (docs/wire-protocol.md, section 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.transport.dial import DIAL_S, dial
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.trust.certificates import Key, request
+from p2pcast.trust.contexts import first_contact
+from p2pcast.trust.credentials import Credentials, pinned, received
+from p2pcast.trust.roles import ENROL, Certified
+from p2pcast.wire.connection import Event, Identity, Message
+from p2pcast.wire.messages import Type
+from p2pcast.wire.token import Token
+
+
+class _Asking:
+    """Owns the link until the answer is there."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        if isinstance(event, Message) and event.type is Type.ISSUED and not self.answer.done():
+            self.answer.set_result(event.body["certificate"])
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error or RetryableError(f"{link.name} closed the connection without issuing a certificate"))
+
+
+async def enrol(
+    host: str, port: int, token: Token, node: bytes, name: str, role: str, key: Key, *, timeout_s: float = DIAL_S
+) -> Credentials:
+    """A certificate for ``key`` as ``node``, in ``role``. The token's secret is proved, never sent.
+
+    Raises RetryableError (unreachable), RefusedError (token, node), UntrustedError (not the hub that the token pins).
+    """
+    authority = b""
+
+    def vouch(leaf: bytes, shown: bytes) -> Certified:
+        nonlocal authority
+        hub = pinned(leaf, shown, token.authority, token.run, time.time())
+        authority = shown
+        return hub
+
+    asking = _Asking()
+    try:
+        async with asyncio.timeout(timeout_s):
+            link = await dial(
+                asking, host, port, Identity(node, name, token, vouch=vouch), purpose=ENROL, role=role, tls=first_contact()
+            )
+            try:
+                link.send(Type.ENROL, {"request": request(key)})
+                certificate = await asking.answer
+            finally:
+                link.close()
+    except TimeoutError:
+        raise RetryableError(f"no certificate from {host}:{port} within {timeout_s:.0f} s") from None
+    return received(key, certificate, authority, Certified(token.run, node, role), time.time())
