@@ -20,6 +20,7 @@ from typing import Any
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, UsageError
+from p2pcast.store import disk
 from p2pcast.store.files import atomic_write, explained
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
@@ -50,7 +51,7 @@ def default_shadow(state: Path) -> Path:
 def state_lock(state: Path) -> Iterator[None]:
     """The state folder for this process alone. Raises LocalError when another daemon has it."""
     with explained("create", state):
-        state.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(state)
         fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -84,11 +84,17 @@ class Following:
 
     def _edges(self) -> Collection[Edge]:
         edges = self._peer.catalog.edges() | {
-            h.id: Edge(h.id, h.open.base, h.open.version, h.assembly.manifest.log if h.assembly.manifest else 0)
+            h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
             for h in self._peer.node.holdings.values()
             if self._may_complete(h)
         }
         return edges.values()
+
+    def _bytes_left(self, holding: Holding) -> int:
+        """What has still to come; of one that is still being made, nobody knows: it is taken for the cheapest."""
+        manifest, entry = holding.assembly.manifest, self._peer.catalog.get(holding.id)
+        whole = manifest.log if manifest is not None else entry.size if entry is not None else 0
+        return max(0, whole - holding.artifact.held.count * holding.open.piece)
 
     def _may_complete(self, holding: Holding) -> bool:
         """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
@@ -105,6 +111,7 @@ class Following:
         """True when something is missing that may have to be asked for later."""
         peer, waiting = self._peer, False
         live, now = peer.attachment.feeding, asyncio.get_running_loop().time()
+        self._give_up_idle()
         for edge in self.path():
             holding = peer.node.holdings.get(edge.artifact)
             if holding is not None and (holding.completed_at is not None or holding.source is not None):
@@ -122,6 +129,15 @@ class Following:
                 if waited > PATIENCE_S and not peer.attachment.receiving:
                     peer.attachment.fetch(edge.artifact)
         return waiting
+
+    def _give_up_idle(self) -> None:
+        """What was half received before this process began, and lies on no way any more."""
+        needed: frozenset[bytes] | None = None
+        for holding in [h for h in self._peer.node.holdings.values() if h.idle]:
+            entry = self._peer.catalog.get(holding.id)
+            needed = self.needed() if needed is None else needed
+            if entry is not None and entry.sealed and holding.id not in needed:
+                self._peer.give_up(holding)
 
     # -- from version to version
 

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ class Peer:
             raise RetryableError("the hub accepted the connection but did not answer") from None
         if run_id(welcome["key"]) != config.token.run:
             raise RefusedError("the hub's key is not this run's: the token pins another")
-        self.store = Store(config.state, welcome["key"])
+        self.store = await self.staging.run(partial(Store, config.state, welcome["key"], keep_partial=True))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self, self.ident, welcome["key"])
@@ -152,6 +153,11 @@ class Peer:
         self._ends.callback(self.downstream.close)
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
+        for part in await self.staging.run(self.store.resume, self.staging.workers):
+            holding = self.node.add_partial(part.assembly, part.log, part.held)
+            logger.info(
+                "version %s: %.1f MB of it were received before", holding.open.version, part.held.count * holding.open.piece / 1e6
+            )
         hub = self.control.hub
         self.attachment = Attachment(self.node, identity, lambda: (hub, *config.hub), config.stripes, self._attached, config.tls)
         self.socket = InstallSocket(config.state / "install.sock", self)
@@ -237,7 +243,8 @@ class Peer:
             if whole:
                 # A hub that died forgets what it had not sealed. What opened since we dialled it may be newer than its list.
                 since = self.control.joined_at
-                dropped = [h.id for h in self.node.holdings.values() if self.catalog.get(h.id) is None and h.opened_at < since]
+                unlisted = [h for h in self.node.holdings.values() if self.catalog.get(h.id) is None]
+                dropped = [h.id for h in unlisted if h.idle or h.opened_at < since]
             for artifact in dropped:
                 self._dropped(artifact)
             if not whole and (live := self.attachment.live) is not None:
@@ -277,6 +284,11 @@ class Peer:
     def on_hub_refused(self, error: RefusedError) -> None:
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_exception(error)
+
+    def give_up(self, holding: Holding) -> None:
+        """What an earlier process received of it is of no use any more."""
+        self.node.forget(holding.id)
+        self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"give up {holding.open.version}")
 
     def _dropped(self, artifact: bytes) -> None:
         holding = self.node.holdings.get(artifact)
@@ -336,7 +348,7 @@ class Peer:
     # -- NodeOwner
 
     def make_log(self, open_: Open, layout: Layout) -> Log:
-        return self.store.begin(open_, layout)
+        return self.store.begin(open_, layout, resumable=True)
 
     def on_opened(self, holding: Holding) -> None:
         self.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
@@ -346,7 +358,7 @@ class Peer:
         took = (holding.completed_at or 0.0) - holding.opened_at
         self.chronicle.received(holding.open.version, took)
         if holding.assembly.manifest is not None and took > 0:
-            self._transfer = [holding.assembly.manifest.log, int(took * 1e6)]
+            self._transfer = [max(0, holding.assembly.manifest.log - holding.had_bytes), int(took * 1e6)]
         self._later(self._seal(holding), f"seal {holding.open.version}")
 
     def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:

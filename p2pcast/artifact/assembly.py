@@ -76,6 +76,16 @@ class Assembly:
         return self._complete
 
     @property
+    def batches(self) -> int:
+        """How many batches are here."""
+        return len(self._by_seq)
+
+    @property
+    def broken(self) -> bool:
+        """The run's key has contradicted itself in it."""
+        return self._fault is not None
+
+    @property
     def pieces(self) -> int:
         """Pieces of the artifact once sealed; before that, one more than the highest that a batch has vouched for."""
         return len(self._of_piece) if self.manifest is None else self.manifest.pieces

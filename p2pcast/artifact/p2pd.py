@@ -22,7 +22,8 @@ from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import KEY_BYTES, FileEntry, Manifest, Open, RunKey
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
-from p2pcast.store.files import explained, fsync_dir, part_path, write_all
+from p2pcast.store import disk
+from p2pcast.store.files import explained, fsync_dir, part_path
 
 MAGIC = b"p2pd"
 VERSION = 1
@@ -129,7 +130,7 @@ class P2pdWriter:
         self._part = part_path(self.path)
         self._done = False
         with explained("write", self.path):
-            self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._fd = disk.create(self._part, os.O_WRONLY | os.O_EXCL)
             self._write(HEADER)
 
     def __enter__(self) -> Self:
@@ -155,8 +156,8 @@ class P2pdWriter:
         self._write(tail)
         self._write(footer(tail))
         with explained("write", self.path):
-            os.fsync(self._fd)
-            self._part.replace(self.path)
+            disk.sync(self._fd, self._part)
+            disk.rename(self._part, self.path)
             self._done = True
         fsync_dir(self.path.parent)
         return len(HEADER) + self.packer.log_bytes + len(tail) + FOOTER_BYTES
@@ -167,12 +168,12 @@ class P2pdWriter:
             self._fd = -1
         if not self._done:
             with suppress(OSError):
-                self._part.unlink()
+                disk.unlink(self._part)
 
     def _write(self, data: bytes) -> None:
         try:
             with explained("write", self.path):
-                write_all(self._fd, data)
+                disk.write(self._fd, self._part, data)
         except BaseException:
             self.close()
             raise

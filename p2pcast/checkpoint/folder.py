@@ -20,7 +20,8 @@ from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for, par
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.parallel import ordered_map
-from p2pcast.store.files import atomic_folder, explained, write_all
+from p2pcast.store import disk
+from p2pcast.store.files import atomic_folder, explained
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -195,15 +196,24 @@ def write_folder(
     with atomic_folder(Path(dst)) as part:
         for path, contents in files.items():
             target = part / path
-            target.parent.mkdir(parents=True, exist_ok=True)
             with explained("write", target):
-                target.write_bytes(contents)
+                disk.make_folder(target.parent)
+                fd = disk.create(target, os.O_WRONLY | os.O_EXCL)
+                try:
+                    disk.write(fd, target, contents)
+                finally:
+                    os.close(fd)
         weights = part / SINGLE
-        with explained("write", weights), weights.open("xb", buffering=0) as file:
-            write_all(file.fileno(), header_for(layout))
-            for words in ordered_map(words_of, layout.cells, workers=workers, name="write"):
-                write_all(file.fileno(), words.data.cast("B"))
-            if file.tell() != len(header_for(layout)) + layout.nbytes:
-                raise LocalError(f"{weights}: {file.tell()} bytes written, the layout has {layout.nbytes}")
+        with explained("write", weights):
+            fd = disk.create(weights, os.O_WRONLY | os.O_EXCL)
+            try:
+                disk.write(fd, weights, header_for(layout))
+                for words in ordered_map(words_of, layout.cells, workers=workers, name="write"):
+                    disk.write(fd, weights, words.data.cast("B"))
+                written = os.lseek(fd, 0, os.SEEK_CUR)
+            finally:
+                os.close(fd)
+            if written != len(header_for(layout)) + layout.nbytes:
+                raise LocalError(f"{weights}: {written} bytes written, the layout has {layout.nbytes}")
         if before_rename is not None:
             before_rename()

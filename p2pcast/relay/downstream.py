@@ -174,6 +174,7 @@ class Downstream:
         offers = [
             [h.id, h.open.kind, None if h.open.base is None else list(h.open.base), list(h.open.version), h.artifact.complete]
             for h in self.node.holdings.values()
+            if not h.idle
         ]
         child.link.send(Type.ATTACHED, {"path": self.node.path, "artifacts": offers})
         for artifact, have in body["want"]:

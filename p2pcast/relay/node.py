@@ -19,6 +19,7 @@ from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.relay.artifact import Artifact
 from p2pcast.relay.pieces import PieceSet
+from p2pcast.store.journal import Kind
 from p2pcast.store.log import Log
 from p2pcast.store.writeback import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, WriteBack
 
@@ -65,6 +66,10 @@ class Holding:
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever more of it can be decoded, or it is whole, or it was aborted: who stages it waits here."""
     aborted: bool = False
+    idle: bool = False
+    """An earlier process received a part of it; whether the rest is needed is not known yet. Nobody is offered it, and nobody asked for it."""
+    had_bytes: int = 0
+    """Of it, by that earlier process."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the owner once it is sealed in the store."""
     opened_at: float = 0.0
@@ -166,6 +171,8 @@ class Node:
         holding = Holding(artifact, log or self._make_log(record, layout), source=source)
         holding.opened_at = asyncio.get_running_loop().time()
         self.holdings[record.artifact] = holding
+        if source is not None:
+            self.writeback.note(holding.id, holding.log, (Kind.OPEN, bytes(open_signed)))
         self.owner.on_opened(holding)
         if self.downstream is not None:
             self.downstream.opened(holding)
@@ -192,9 +199,24 @@ class Node:
             self.downstream.opened(holding)
         return holding
 
+    def add_partial(self, assembly: Assembly, log: Log, held: PieceSet) -> Holding:
+        """What an earlier process received of an artifact; it may be all of it. Nobody is asked for the rest before somebody wants it."""
+        holding = Holding(Artifact(assembly, held), log, held.copy(), idle=True)
+        holding.had_bytes = held.count * assembly.open.piece
+        holding.opened_at = asyncio.get_running_loop().time()
+        self.add_layout(assembly.layout)
+        self.holdings[holding.id] = holding
+        if holding.artifact.complete:
+            holding.idle = False
+            self._completed(holding)
+        return holding
+
     def add_batch(self, holding: Holding, signed: bytes) -> None:
+        known = holding.assembly.batches
         if holding.assembly.add_batch(signed):
             holding.progress.set()
+        if holding.assembly.batches > known:
+            self.writeback.note(holding.id, holding.log, (Kind.BATCH, bytes(signed)))
         if holding.artifact.complete:
             self._completed(holding)
 
@@ -234,6 +256,8 @@ class Node:
             self._fresh.clear()
 
     def seal(self, holding: Holding, signed: bytes) -> None:
+        if not holding.assembly.sealed:
+            self.writeback.note(holding.id, holding.log, (Kind.MANIFEST, bytes(signed)))
         holding.assembly.add_manifest(signed)
         if holding.artifact.complete:
             self._completed(holding)
@@ -268,7 +292,7 @@ class Node:
 
     def wants(self) -> list[Holding]:
         """What is incomplete and has no source."""
-        return [h for h in self.holdings.values() if not h.finished and h.source is None and h.completed_at is None]
+        return [h for h in self.holdings.values() if not (h.finished or h.idle) and h.source is None and h.completed_at is None]
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
         """A held piece, if it is in memory."""

@@ -19,6 +19,12 @@ class PieceSet:
         self.count = held
         self.prefix = held
 
+    def copy(self) -> PieceSet:
+        """The same pieces, in a set of its own."""
+        other = PieceSet()
+        other._flags, other.count, other.prefix = bytearray(self._flags), self.count, self.prefix
+        return other
+
     def __contains__(self, index: int) -> bool:
         return index < len(self._flags) and self._flags[index] == 1
 

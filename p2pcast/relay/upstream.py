@@ -88,6 +88,7 @@ class Upstream:
             if holding.completed_at is not None or holding.finished or holding.source is not None:
                 return
             holding.source = self
+            holding.idle = False
         self.wanted.add(artifact)
         self._spared.discard(artifact)
         for other in self.node.upstreams:
@@ -279,6 +280,7 @@ class Upstream:
         holding = self.node.open(message.signed, self)
         if holding.source is None and holding.completed_at is None and not holding.finished:
             holding.source = self
+            holding.idle = False
         elif holding.source is not self:
             self.spare(holding.id)
         self.handles[message.handle] = holding

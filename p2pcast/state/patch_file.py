@@ -24,6 +24,7 @@ from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
+from p2pcast.store import disk
 from p2pcast.store.files import explained
 from p2pcast.version import Version
 
@@ -77,7 +78,7 @@ class PatchWriter:
         self._end = HEADER_BYTES
         self._rows: dict[int, tuple[int, ...]] = {}
         with explained("write", path):
-            self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._fd = disk.create(self._part, os.O_RDWR | os.O_TRUNC)
 
     def add(self, patch: Patch) -> None:
         """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""
@@ -110,21 +111,18 @@ class PatchWriter:
         self._write(_HEADER.pack(*head, self._end, len(index), 0, state), 0)
         with explained("write", self.path):
             os.fchmod(self._fd, 0o444)  # engines map this file
-            os.rename(self._part, self.path)
+            disk.rename(self._part, self.path)
         self._close()
 
     def abandon(self) -> None:
         """Remove what was written; harmless after ``finish`` and when repeated."""
         if self._fd >= 0:
-            self._part.unlink(missing_ok=True)
+            disk.unlink(self._part, missing_ok=True)
             self._close()
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
-        view = memoryview(data)
         with explained("write", self.path):
-            while view:
-                done = os.pwrite(self._fd, view, at)
-                view, at = view[done:], at + done
+            disk.write_at(self._fd, self._part, [data], at)
 
     def _close(self) -> None:
         os.close(self._fd)

@@ -32,6 +32,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.parallel import ordered_map
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
+from p2pcast.store import disk
 from p2pcast.store.files import explained
 from p2pcast.version import Version
 
@@ -65,6 +66,7 @@ class Shadow:
         self.folder = folder
         self.layout = layout
         self.path = folder / MODEL_NAME
+        self._marks_path = folder / MARKS_NAME
         self._lock_fd = lock_fd
         self._writing = threading.Lock()
         self._head = header_for(layout)
@@ -78,13 +80,13 @@ class Shadow:
     def create(cls, folder: Path, layout: Layout) -> Shadow:
         """An empty shadow, to be filled; takes the place of what was there. Raises LocalError: no room, or held by another process."""
         with explained("create", folder):
-            (folder / PATCHES_NAME).mkdir(parents=True, exist_ok=True)
+            disk.make_folder(folder / PATCHES_NAME)
         lock_fd = _locked(folder)
         try:
             # The marks go first: from here on what lies in the folder is not taken for a shadow.
-            (folder / MARKS_NAME).unlink(missing_ok=True)
+            disk.unlink(folder / MARKS_NAME, missing_ok=True)
             for patch in (folder / PATCHES_NAME).iterdir():
-                patch.unlink()
+                disk.unlink(patch)
             head = header_for(layout)
             fields = (_MAGIC, _FORMAT, Phase.FILLING, 0, layout.layout_id, 0, 0, 0, 0, 0, 0, len(layout.cells), 0)
             try:
@@ -92,7 +94,7 @@ class Shadow:
                 _allocated(folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells), _HEADER.pack(*fields))
             except LocalError:
                 for name in (MODEL_NAME, MARKS_NAME):
-                    (folder / name).unlink(missing_ok=True)
+                    disk.unlink(folder / name, missing_ok=True)
                 raise
             return cls(folder, layout, lock_fd)
         except BaseException:
@@ -111,7 +113,7 @@ class Shadow:
             shadow = cls(folder, layout, lock_fd)
             shadow._check()
             for part in (folder / PATCHES_NAME).glob(f"*{PART_SUFFIX}"):
-                part.unlink()
+                disk.unlink(part)
             if shadow.phase is Phase.APPLYING:
                 shadow._resume()
             return shadow
@@ -189,7 +191,7 @@ class Shadow:
         """Remove the patches of ``keep_after`` and older. Engines that have one mapped keep it."""
         for version in self.patches:
             if version <= keep_after:
-                self.patch_path(version).unlink(missing_ok=True)
+                disk.unlink(self.patch_path(version), missing_ok=True)
 
     # -- changes
 
@@ -257,7 +259,7 @@ class Shadow:
             self._require_clean()
             if digest(words, cell) != self.mark(cell.index):
                 raise IntegrityError(f"cell {cell.index}: the words offered do not match version {self.version}")
-            self._words(cell)[:] = words
+            disk.store(self.path, lambda: _put(self._words(cell), words))
 
     # -- inside
 
@@ -345,26 +347,30 @@ class Shadow:
 
     def _fill_cell(self, cell: Cell, words: Words) -> None:
         target = self._words(cell)
-        target[:] = words
+        disk.store(self.path, lambda: _put(target, words))
         # Taken from what was written, not from what was read: the mark speaks of the shadow's bytes.
         self._set_mark(cell.index, digest(target, cell))
 
     # Every write to the two files goes through one of these.
 
     def _overwrite(self, change: PatchCell) -> None:
-        apply(change, self._words(self.layout.cells[change.cell]))
+        disk.store(self.path, lambda: apply(change, self._words(self.layout.cells[change.cell])))
 
     def _set_mark(self, cell: int, value: int) -> None:
-        self._marks[cell] = value
+        disk.store(self._marks_path, lambda: _put(self._marks[cell : cell + 1], value))
 
     def _set_target(self, version: Version) -> None:
-        _VERSION.pack_into(self._table, _TARGET_AT, version.branch, 0, version.step)
+        disk.store(self._marks_path, lambda: _VERSION.pack_into(self._table, _TARGET_AT, version.branch, 0, version.step))
 
     def _set_held(self, version: Version) -> None:
-        _VERSION.pack_into(self._table, _HELD_AT, version.branch, 0, version.step)
+        disk.store(self._marks_path, lambda: _VERSION.pack_into(self._table, _HELD_AT, version.branch, 0, version.step))
 
     def _set_phase(self, phase: Phase) -> None:
-        self._table[_PHASE_AT] = phase
+        disk.store(self._marks_path, lambda: struct.pack_into("B", self._table, _PHASE_AT, phase))
+
+
+def _put(target: Words, words: Words | int) -> None:
+    target[:] = words
 
 
 def _locked(folder: Path) -> int:
@@ -395,9 +401,9 @@ def _mapped(path: Path, nbytes: int) -> mmap.mmap:
 def _allocated(path: Path, nbytes: int, head: bytes) -> None:
     """Make the file, with room for all of it, and write its first bytes. Raises LocalError when there is no room."""
     with explained("create", path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.create(path, os.O_RDWR)
         try:
-            os.ftruncate(fd, nbytes)
+            disk.resize(fd, path, nbytes)
             missing = nbytes - os.fstat(fd).st_blocks * 512
             room = os.fstatvfs(fd)
             free = room.f_bavail * room.f_frsize
@@ -407,7 +413,7 @@ def _allocated(path: Path, nbytes: int, head: bytes) -> None:
                     "enlarge that file system (mount -o remount,size=…) or choose another folder"
                 )
             _allocate(fd, nbytes)
-            os.pwrite(fd, head, 0)
+            disk.write_at(fd, path, [head], 0)
         finally:
             os.close(fd)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,9 @@ from p2pcast.checkpoint.folder import SINGLE
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
+from p2pcast.store import disk
 from p2pcast.store.files import explained
+from p2pcast.store.journal import Journal, Record
 from p2pcast.store.log import FileLog
 
 FILES_NAME = ".files"
@@ -21,15 +22,20 @@ FILES_NAME = ".files"
 class AnchorLog:
     """Reads a finished anchor folder, or (``create``) writes the beginnings of one."""
 
-    def __init__(self, folder: Path, layout: Layout, *, create: bool = False) -> None:
+    def __init__(
+        self, folder: Path, layout: Layout, *, create: bool = False, journal: Journal | None = None, resumed: bool = False
+    ) -> None:
+        """``resumed``: what an earlier process began is gone on with."""
         head = header_for(layout)
+        self.journal = journal
         self.folder = folder
         self._state_bytes = layout.nbytes
         self._segments: list[tuple[int, int, FileLog]] = []
         """(offset in the log, size, file), ascending."""
         if create:
-            weights = FileLog(folder / SINGLE, len(head), head=head, allocate_bytes=layout.nbytes)
-            self._segments = [(0, layout.nbytes, weights), (layout.nbytes, 1 << 62, FileLog(folder / FILES_NAME, 0, head=b""))]
+            weights = FileLog(folder / SINGLE, len(head), head=head, allocate_bytes=layout.nbytes, resumed=resumed)
+            files = FileLog(folder / FILES_NAME, 0, head=b"", resumed=resumed)
+            self._segments = [(0, layout.nbytes, weights), (layout.nbytes, 1 << 62, files)]
         else:
             self._segments = [(0, layout.nbytes, FileLog(folder / SINGLE, len(head)))]
 
@@ -64,7 +70,11 @@ class AnchorLog:
     def sync(self) -> None:
         for _, _, file in self._segments:
             with file.descriptor() as fd, explained("sync", self.folder):
-                os.fsync(fd)
+                disk.sync(fd, file.path)
+
+    def note(self, records: Sequence[Record]) -> None:
+        if self.journal is not None:
+            self.journal.add(records)
 
     def moved(self, folder: Path) -> None:
         """It is finished, and its folder has another name now."""
@@ -72,5 +82,7 @@ class AnchorLog:
         self._segments[0][2].moved(folder / SINGLE)
 
     def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
         for _, _, file in self._segments:
             file.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from p2pcast.errors import LocalError
+from p2pcast.store import disk
 
 _REASONS = {
     errno.ENOSPC: "no space is left on the device; free some or choose another folder",
@@ -59,18 +59,7 @@ def part_path(final: Path) -> Path:
 def fsync_dir(path: Path | str) -> None:
     """Make the names in a folder durable. Raises LocalError."""
     with explained("sync", path):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write every byte. Raises OSError."""
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[os.write(fd, view) :]
+        disk.sync_folder(Path(path))
 
 
 def atomic_write(path: Path | str, data: bytes, mode: int = 0o644, *, replace: bool = True) -> None:
@@ -82,17 +71,17 @@ def atomic_write(path: Path | str, data: bytes, mode: int = 0o644, *, replace: b
     part = part_path(final)
     with explained("write", final):
         try:
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            fd = disk.create(part, os.O_WRONLY | os.O_EXCL, mode)
             try:
                 os.fchmod(fd, mode)
-                write_all(fd, data)
-                os.fsync(fd)
+                disk.write(fd, part, data)
+                disk.sync(fd, part)
             finally:
                 os.close(fd)
             commit(part, final, replace=replace)
         except BaseException as error:
             with suppress(OSError):
-                part.unlink()
+                disk.unlink(part)
             if isinstance(error, FileExistsError) and not replace:
                 raise _Existing(str(final)) from None
             raise
@@ -109,10 +98,10 @@ class _Existing(LocalError, FileExistsError):
 def commit(part: Path, final: Path, *, replace: bool = True) -> None:
     """Give a synced file its final name. Raises OSError; the caller syncs the folder."""
     if replace:
-        part.replace(final)
+        disk.rename(part, final)
     else:
-        os.link(part, final)
-        part.unlink()
+        disk.link(part, final)
+        disk.unlink(part)
 
 
 @contextmanager
@@ -127,18 +116,19 @@ def atomic_folder(final: Path) -> Iterator[Path]:
             raise LocalError(f"cannot create {final}: something that is not a folder has that name; choose another name")
         if final.is_dir() and any(final.iterdir()):
             raise LocalError(f"cannot create {final}: it exists already and is not empty; remove it or choose another name")
-        final.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(final.parent)
         part = part_path(final)
-        part.mkdir()
+        disk.mkdir(part)
     try:
         # An OSError of the caller's own about other files keeps its name: explained() looks at it.
         with explained("write", part):
             yield part
             _sync_tree(part)
         with explained("create", final):
-            part.rename(final)
+            disk.rename(part, final)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        with suppress(OSError):
+            disk.remove_tree(part)
         raise
     fsync_dir(final.parent)
 
@@ -150,7 +140,7 @@ def _sync_tree(top: Path) -> None:
             if not os.path.islink(path):
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    os.fsync(fd)
+                    disk.sync(fd, Path(path))
                 finally:
                     os.close(fd)
         fsync_dir(folder)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.store import disk
 from p2pcast.store.files import explained
-
-IOV_MAX = 512
-"""Buffers in one pwritev: below every kernel's limit."""
+from p2pcast.store.journal import Journal, Record
 
 
 class Log(Protocol):
@@ -25,6 +24,9 @@ class Log(Protocol):
     def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
         """``size`` bytes. Raises IntegrityError where they are not there; with ``short``, gives what there is."""
 
+    def note(self, records: Sequence[Record]) -> None:
+        """Signed records of the artifact, for one who goes on with it after a crash. Raises LocalError."""
+
     def close(self) -> None: ...
 
 
@@ -34,9 +36,23 @@ class FileLog:
     One that is being written stays open; a finished one only while somebody reads it, so that a store of many versions takes no descriptors.
     """
 
-    def __init__(self, path: Path, start: int, *, head: bytes | None = None, allocate_bytes: int = 0) -> None:
-        """With ``head`` the file does not exist yet and is to begin with these bytes; room for ``allocate_bytes`` of the log is then taken at once."""
+    def __init__(
+        self,
+        path: Path,
+        start: int,
+        *,
+        head: bytes | None = None,
+        allocate_bytes: int = 0,
+        journal: Journal | None = None,
+        resumed: bool = False,
+    ) -> None:
+        """With ``head`` the file is to be written and to begin with these bytes; room for ``allocate_bytes`` of the log is then taken at once.
+
+        It does not exist yet, but when it is ``resumed``.
+        """
         self.path = path
+        self.journal = journal
+        self._resumed = resumed
         self._start = start
         self._head = head
         self._allocate_bytes = allocate_bytes
@@ -65,16 +81,16 @@ class FileLog:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             return
         with explained("create", self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            disk.make_folder(self.path.parent)
+            fd = disk.create(self.path, os.O_RDWR | (0 if self._resumed else os.O_EXCL))
             try:
                 if self._head:
-                    os.pwrite(fd, self._head, 0)
+                    disk.write_at(fd, self.path, [self._head], 0)
                 if self._allocate_bytes:
-                    os.posix_fallocate(fd, self._start, self._allocate_bytes)
+                    disk.allocate(fd, self.path, self._start, self._allocate_bytes)
             except BaseException:
                 os.close(fd)
-                self.path.unlink(missing_ok=True)
+                disk.unlink(self.path, missing_ok=True)
                 raise
             self._fd = fd
 
@@ -96,17 +112,11 @@ class FileLog:
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         with self.descriptor() as fd, explained("write", self.path):
-            at = self._start + offset
-            for first in range(0, len(parts), IOV_MAX):
-                some = parts[first : first + IOV_MAX]
-                size = sum(len(p) for p in some)
-                done = os.pwritev(fd, some, at)
-                if done < size:
-                    rest = memoryview(b"".join(some))[done:]
-                    while rest:
-                        more = os.pwrite(fd, rest, at + done)
-                        rest, done = rest[more:], done + more
-                at += size
+            disk.write_at(fd, self.path, parts, self._start + offset)
+
+    def note(self, records: Sequence[Record]) -> None:
+        if self.journal is not None:
+            self.journal.add(records)
 
     def read(self, offset: int, size: int, *, short: bool = False) -> bytes:
         with self.descriptor() as fd, explained("read", self.path):
@@ -119,6 +129,8 @@ class FileLog:
 
     def close(self) -> None:
         """Never waits: a read or write that is under way in another thread ends first."""
+        if self.journal is not None:
+            self.journal.close()
         with self._lock:
             self._closing = True
             self._let_go()

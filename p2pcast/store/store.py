@@ -1,18 +1,20 @@
 """What a node keeps on disk: sealed deltas (``.p2pd`` files), anchors (Hugging Face folders), and small files by hash.
 
-Promises: an artifact is found under its name only when it is whole and durable; what was being received when a process died is swept away at the next start;
-nothing is opened whose signatures have not matched. Synchronous: daemons call it from an executor.
+Promises: an artifact is found under its name only when it is whole and durable, and what takes its place leaves it there until then; what was being received
+when a process died is gone on with (``resume``) or swept away at the next start; nothing is opened whose signatures have not matched. Synchronous: daemons
+call it from an executor.
 
     deltas/<branch>.<step>-<artifact, 8 hex digits>.p2pd
-    anchors/<branch>.<step>/          files/<BLAKE3, hex>          partial/
+    anchors/<branch>.<step>/          files/<BLAKE3, hex>
+    partial/<artifact, hex>           partial/<artifact, hex>.records (``store.journal``)          partial/<branch>.<step>.replaced
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import secrets
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,20 +24,27 @@ import numpy.typing as npt
 
 from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.artifact.p2pd import HEADER, P2pdFile, Tail, footer
+from p2pcast.artifact.p2pd import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import ANCHOR, DELTA, RAW, FileEntry, Manifest, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import SINGLE, write_folder
 from p2pcast.checkpoint.safetensors_file import header_for
+from p2pcast.codec.digest import digest
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, P2PCastError
+from p2pcast.parallel import ordered_map
+from p2pcast.relay.pieces import PieceSet
+from p2pcast.store import disk, journal
 from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
-from p2pcast.store.files import atomic_write, explained, fsync_dir, write_all
+from p2pcast.store.files import atomic_write, explained, fsync_dir
+from p2pcast.store.journal import Journal
 from p2pcast.store.log import FileLog, Log
 from p2pcast.store.retention import expendable
 from p2pcast.version import Version
 
 ANCHOR_RECORD = "p2pcast-anchor"
+REPLACED = ".replaced"
+GONE = ".gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +76,20 @@ class Stored:
         return self.assembly.manifest
 
 
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What an earlier process received of an artifact. ``held``: its pieces that are in the log, whole."""
+
+    assembly: Assembly
+    log: Log
+    held: PieceSet
+
+
 class Store:
     """``run_key``: the run's public key."""
 
-    def __init__(self, root: Path, run_key: bytes) -> None:
-        """Opens the folder and lists what is whole in it. Raises LocalError."""
+    def __init__(self, root: Path, run_key: bytes, *, keep_partial: bool = False) -> None:
+        """Opens the folder and lists what is whole in it. ``keep_partial``: what was half received stays, for ``resume``. Raises LocalError."""
         self.root = root
         self.run_key = run_key
         self.damaged: list[tuple[Path, str]] = []
@@ -81,18 +99,37 @@ class Store:
         self._changing = threading.Lock()
         """Several artifacts may be sealed at once, and retention must not take a small file whose version is being sealed for left over."""
         with explained("create", root):
-            for name in ("deltas", "anchors", "files"):
-                (root / name).mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(root / "partial", ignore_errors=True)
-            (root / "partial").mkdir()
+            for name in ("deltas", "anchors", "files", "partial"):
+                disk.make_folder(root / name)
+        with explained("clean", root / "partial"):
+            self._put_back()
+            self._sweep(keep_partial)
         for path in sorted((root / "deltas").glob("*.p2pd")):
             self._load(path, self._load_delta)
         for path in sorted((root / "anchors").iterdir()):
             if (path / ANCHOR_RECORD).is_file():
                 self._load(path, self._load_anchor)
             else:
-                # The record is written last: without it the process died in between.
-                shutil.rmtree(path, ignore_errors=True)
+                # An anchor has its record before it has its name.
+                with explained("clean", path):
+                    _remove(path)
+
+    def _put_back(self) -> None:
+        """An anchor that was being replaced when the process died."""
+        for aside in (self.root / "partial").glob(f"*{REPLACED}"):
+            final = self.root / "anchors" / aside.name.removesuffix(REPLACED)
+            if not final.exists():
+                disk.rename(aside, final)
+                disk.sync_folder(final.parent)
+
+    def _sweep(self, keep_partial: bool) -> None:
+        names = {path.name for path in (self.root / "partial").iterdir()}
+        for name in names:
+            stem = name.removesuffix(journal.SUFFIX)
+            if not (keep_partial and {stem, f"{stem}{journal.SUFFIX}"} <= names):
+                _remove(self.root / "partial" / name)
+        for path in (self.root / "files").glob(".*.part-*"):
+            disk.unlink(path, missing_ok=True)
 
     # -- reading
 
@@ -133,12 +170,38 @@ class Store:
 
     # -- receiving
 
-    def begin(self, open_: Open, layout: Layout) -> Log:
-        """A log for an artifact that comes in; nothing is touched before it is written to."""
+    def begin(self, open_: Open, layout: Layout, *, resumable: bool = False) -> Log:
+        """A log for an artifact that comes in; nothing is touched before it is written to. ``resumable``: ``note`` keeps what ``resume`` needs."""
         path = self.root / "partial" / open_.artifact.hex()
+        notes = Journal(self._journal(open_.artifact), layout) if resumable else None
         if open_.kind == ANCHOR:
-            return AnchorLog(path, layout, create=True)
-        return FileLog(path, len(HEADER), head=HEADER)
+            return AnchorLog(path, layout, create=True, journal=notes)
+        return FileLog(path, len(HEADER), head=HEADER, journal=notes)
+
+    def resume(self, workers: int = 1) -> list[Partial]:
+        """What an earlier process began to receive: every piece that is there is read and checked. To be asked once. Raises LocalError."""
+        found: list[Partial] = []
+        for path in sorted((self.root / "partial").glob(f"*{journal.SUFFIX}")):
+            part = path.with_name(path.name.removesuffix(journal.SUFFIX))
+            assembly = journal.recover(path, self.run_key)
+            anchor = assembly is not None and assembly.open.kind == ANCHOR
+            known = assembly is not None and assembly.open.artifact in self.artifacts
+            if assembly is None or known or assembly.open.artifact.hex() != part.name or part.is_dir() != anchor:
+                with explained("clean", path):
+                    _remove(part)
+                    _remove(path)
+                continue
+            notes = Journal(path, None)
+            log: Log
+            if anchor:
+                log = AnchorLog(part, assembly.layout, create=True, journal=notes, resumed=True)
+            else:
+                log = FileLog(part, len(HEADER), head=HEADER, journal=notes, resumed=True)
+            found.append(Partial(assembly, log, _good_pieces(log, assembly, workers)))
+        return found
+
+    def _journal(self, artifact: bytes) -> Path:
+        return self.root / "partial" / f"{artifact.hex()}{journal.SUFFIX}"
 
     def seal(self, log: Log, assembly: Assembly) -> Stored:
         """Everything is in the log: make it durable under its name. The log stays readable. Raises LocalError, IntegrityError."""
@@ -163,36 +226,50 @@ class Store:
             assert isinstance(log, FileLog)
             final = self.root / "deltas" / f"{manifest.version}-{manifest.artifact.hex()[:8]}.p2pd"
             with log.descriptor() as fd, explained("write", part):
-                os.lseek(fd, len(HEADER) + manifest.log, os.SEEK_SET)
-                write_all(fd, tail + footer(tail))
-                os.fsync(fd)
-                part.replace(final)
+                end = len(HEADER) + manifest.log
+                disk.write_at(fd, part, [tail, footer(tail)], end)
+                disk.resize(fd, part, end + len(tail) + FOOTER_BYTES)
+                disk.sync(fd, part)
+                disk.rename(part, final)
                 log.moved(final)
         fsync_dir(final.parent)
+        if log.journal is not None:
+            log.journal.close()
+            with explained("clean", log.journal.path):
+                disk.unlink(log.journal.path, missing_ok=True)
         return self._add(assembly, final)
 
     def _seal_anchor(self, log: AnchorLog, manifest: Manifest, tail: bytes, part: Path, final: Path) -> None:
         for file in manifest.files:
             target = part / file.path
             with explained("write", target):
-                target.parent.mkdir(parents=True, exist_ok=True)
+                disk.make_folder(target.parent)
             atomic_write(target, log.read(file.offset or 0, file.size))
         log.sync()
         with explained("write", part):
-            (part / FILES_NAME).unlink(missing_ok=True)
+            disk.unlink(part / FILES_NAME, missing_ok=True)
         atomic_write(part / ANCHOR_RECORD, tail)
-        with explained("write", final):
-            shutil.rmtree(final, ignore_errors=True)
-            part.replace(final)
+        self._take_name(part, final)
         log.moved(final)
+
+    def _take_name(self, part: Path, final: Path) -> None:
+        """A whole, synced anchor; one that has its name stays until then, and is put back by the next start if this one dies in between."""
+        aside = self.root / "partial" / f"{final.name}{REPLACED}"
+        with explained("write", final):
+            _remove(aside)
+            if final.exists():
+                disk.rename(final, aside)
+            disk.rename(part, final)
+        fsync_dir(final.parent)
+        with explained("clean", aside):
+            _remove(aside)
 
     def abandon(self, log: Log, artifact: bytes) -> None:
         log.close()
         part = self.root / "partial" / artifact.hex()
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
+        with explained("remove", part):
+            _remove(self._journal(artifact))
+            _remove(part)
 
     # -- making anchors (hub)
 
@@ -211,28 +288,50 @@ class Store:
         """A whole state as an anchor folder, signed. ``digests``: u64 a cell. Raises LocalError, and IntegrityError if ``words_of`` lies."""
         record = Open(artifact, None, ANCHOR, layout.layout_id, limits.ANCHOR_PIECE_BYTES, run_id(key.public), version)
         packer = Packer(key, record, layout)
-        final = self.root / "anchors" / str(version)
-        with explained("replace", final):
-            shutil.rmtree(final, ignore_errors=True)
+        final, part = self.root / "anchors" / str(version), self.root / "partial" / artifact.hex()
         batches: list[bytes] = []
 
         def fed(cell: Cell) -> npt.NDArray[Any]:
             # One thread, cells in order: the packer hashes what is written.
             words = words_of(cell)
+            if digest(words, cell) != int(digests[cell.index]):
+                raise IntegrityError(f"{part}: cell {cell.index} of version {version} is not what its digest says")
             packer.add_cell(cell.index, RAW, words.data.cast("B"), 0, int(digests[cell.index]))
             while (batch := packer.take_batch()) is not None:
                 batches.append(batch)
             return words
 
-        write_folder(final, layout, fed, files)
+        try:
+            stored = self._write_anchor(part, final, packer, key, layout, fed, files, digests, batches)
+        except BaseException:
+            with suppress(OSError):
+                _remove(part)
+            raise
+        return stored
+
+    def _write_anchor(
+        self,
+        part: Path,
+        final: Path,
+        packer: Packer,
+        key: RunKey,
+        layout: Layout,
+        fed: Callable[[Cell], npt.NDArray[Any]],
+        files: dict[str, bytes],
+        digests: npt.NDArray[Any],
+        batches: list[bytes],
+    ) -> Stored:
+        write_folder(part, layout, fed, files)
         for path, contents in files.items():
             packer.add_file(path, contents, len(contents), blake3.blake3(contents).digest())
         *rest, manifest = packer.seal(int(digests.sum(dtype="u8")))
         tail = Tail([*batches, *rest], key.public, layout.document, manifest, packer.open_signed)
         self.keep_files(files)
         assembly = tail.assembly(layout)
-        atomic_write(final / ANCHOR_RECORD, tail.to_bytes())
-        return self._add(assembly, final)
+        atomic_write(part / ANCHOR_RECORD, tail.to_bytes())
+        with self._changing:
+            self._take_name(part, final)
+            return self._add(assembly, final)
 
     # -- retention
 
@@ -253,7 +352,8 @@ class Store:
             used = {file.hash.hex() for s in self.artifacts.values() for file in s.manifest.files}
             for path in (self.root / "files").iterdir():
                 if path.name not in used:
-                    path.unlink(missing_ok=True)
+                    with explained("remove", path):
+                        disk.unlink(path, missing_ok=True)
         return gone
 
     # -- inside
@@ -266,10 +366,14 @@ class Store:
     def _remove(self, artifact: bytes) -> Stored:
         stored = self.artifacts[artifact]
         self.artifacts = {a: s for a, s in self.artifacts.items() if a != artifact}
-        if stored.path.is_dir():
-            shutil.rmtree(stored.path, ignore_errors=True)
-        else:
-            stored.path.unlink(missing_ok=True)
+        with explained("remove", stored.path):
+            if stored.path.is_dir():
+                # Out of sight first: nobody finds half of it.
+                gone = self.root / "partial" / f"{stored.path.name}-{secrets.token_hex(4)}{GONE}"
+                disk.rename(stored.path, gone)
+                disk.remove_tree(gone)
+            else:
+                disk.unlink(stored.path, missing_ok=True)
         return stored
 
     def _keep(self, contents: bytes, file: FileEntry) -> None:
@@ -309,3 +413,29 @@ class Store:
                     f"{small}: missing, or not of the size that was sealed; remove {path} to have it fetched again"
                 )
         self._add(assembly, path)
+
+
+def _remove(path: Path) -> None:
+    """A file or a folder; neither may be there."""
+    if path.is_dir() and not path.is_symlink():
+        disk.remove_tree(path)
+    else:
+        disk.unlink(path, missing_ok=True)
+
+
+def _good_pieces(log: Log, assembly: Assembly, workers: int) -> PieceSet:
+    """The pieces in the log whose hashes are those that were signed."""
+    piece = assembly.open.piece
+
+    def good(index: int) -> bool:
+        size = assembly.piece_bytes(index)
+        # The last piece of one that isn't sealed yet may be shorter: how long it is nobody has said, so it comes again.
+        data = log.read(index * piece, piece if size is None else size, short=True)
+        return blake3.blake3(data).digest() == assembly.piece_hash(index)
+
+    held = PieceSet()
+    vouched = [index for index in range(assembly.pieces) if assembly.piece_hash(index) is not None]
+    for index, fine in zip(vouched, ordered_map(good, vouched, workers=workers, name="resume"), strict=True):
+        if fine:
+            held.add(index)
+    return held

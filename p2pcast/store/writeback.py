@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 
 from p2pcast.errors import P2PCastError
 from p2pcast.limits import MIB
+from p2pcast.store.journal import Record
 from p2pcast.store.log import Log
 
 BACKLOG_HIGH_BYTES = 32 * MIB
@@ -38,6 +39,7 @@ class WriteBack:
         self._stored = stored
         self._failed = failed
         self._pending: dict[bytes, tuple[Log, int, Pieces]] = {}
+        self._notes: dict[bytes, tuple[Log, list[Record]]] = {}
         self._writing: tuple[bytes, Pieces] = (b"", {})
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -52,6 +54,11 @@ class WriteBack:
         self._wake.set()
         if self.backlog_bytes >= STEP_BYTES:
             self._full.set()
+
+    def note(self, artifact: bytes, log: Log, record: Record) -> None:
+        """A signed record, to be written before the pieces that it vouches for."""
+        self._notes.setdefault(artifact, (log, []))[1].append(record)
+        self._wake.set()
 
     def flush(self) -> None:
         """Write what waits now: nothing will follow soon."""
@@ -74,8 +81,18 @@ class WriteBack:
                     await self._full.wait()
             self._wake.clear()
             self._full.clear()
-            while self._pending:
-                await self._write_some()
+            while self._pending or self._notes:
+                await self._write_notes()
+                if self._pending:
+                    await self._write_some()
+
+    async def _write_notes(self) -> None:
+        notes, self._notes = self._notes, {}
+        for artifact, (log, records) in notes.items():
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._executor, log.note, records)
+            except P2PCastError as error:
+                self._failed(artifact, error)
 
     async def _write_some(self) -> None:
         """One step of the artifact that has waited longest."""

@@ -7,14 +7,13 @@ never replaced or removed. A full disk is one clear error and costs no folder th
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from p2pcast import limits
@@ -24,7 +23,8 @@ from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError, UsageError
 from p2pcast.offline import cell_digests
-from p2pcast.store.files import atomic_write, explained, fsync_dir, part_path, write_all
+from p2pcast.store import disk
+from p2pcast.store.files import atomic_write, explained, fsync_dir, part_path
 from p2pcast.version import Version
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ LATEST = "latest"
 _COPY_BYTES = 32 * limits.MIB
 """Copied between two looks at whether the copy is still wanted."""
 _NO_DIRECT_COPY = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 class StepFolders:
@@ -54,7 +52,7 @@ class StepFolders:
     def start(self) -> None:
         """Make the folder, keep other processes out, remove what a killed one left. Raises LocalError."""
         with explained("create", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            disk.make_folder(self.folder)
             fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +67,7 @@ class StepFolders:
             for left in self.folder.glob(".step_*.part-*"):
                 self._restore_or_remove(left)
             for left in self.folder.glob(f".{LATEST}.part-*"):
-                left.unlink()
+                disk.unlink(left)
 
     def close(self) -> None:
         """Discard what was staged; let another process have the folder."""
@@ -125,14 +123,16 @@ class StepFolders:
         try:
             self._write(part, version, shadow, files, cancelled)
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            with suppress(OSError):
+                disk.remove_tree(part)
             raise
         self._staged = (version, part)
 
     def discard(self) -> None:
         """Forget what was staged and not published."""
         if self._staged is not None and self._staged[1] != self.path_of(self._staged[0]):
-            shutil.rmtree(self._staged[1], ignore_errors=True)
+            with suppress(OSError):
+                disk.remove_tree(self._staged[1])
         self._staged = None
 
     def publish(self, version: Version) -> Path:
@@ -145,7 +145,8 @@ class StepFolders:
                 _take_place(part, final)
             self._staged = (version, final)
             fsync_dir(self.folder)
-            shutil.rmtree(part, ignore_errors=True)  # the one that stood there before
+            with suppress(OSError):
+                disk.remove_tree(part)  # the one that stood there before
         elif self._version_in(final) != version:  # the same bytes under another branch
             atomic_write(final / STABLE, _stable(version))
         self._prune()
@@ -156,8 +157,8 @@ class StepFolders:
         link = self.folder / LATEST
         part = part_path(link)
         with explained("link", link):
-            part.symlink_to(self.path_of(version).name)
-            part.replace(link)
+            disk.symlink(self.path_of(version).name, part)
+            disk.rename(part, link)
         fsync_dir(self.folder)
         self._staged = None
         self._prune()
@@ -178,10 +179,10 @@ class StepFolders:
                     f"no room for version {version} in {self.folder}: it takes {need} bytes, "
                     f"{room.f_bavail * room.f_frsize} are free; free some, keep fewer versions, or choose another folder"
                 )
-            part.mkdir()
+            disk.mkdir(part)
             for path, contents in files.items():
                 target = part / path
-                target.parent.mkdir(parents=True, exist_ok=True)
+                disk.make_folder(target.parent)
                 _write_synced(target, contents)
             _copy_synced(shadow, part / MODEL, cancelled)
             _write_synced(part / STABLE, _stable(version))
@@ -209,8 +210,8 @@ class StepFolders:
             for _, path in sorted(ours)[: -self._keep]:
                 if path.name != latest:
                     gone = part_path(path)  # out of sight first: nobody finds half of it
-                    path.rename(gone)
-                    shutil.rmtree(gone)
+                    disk.rename(path, gone)
+                    disk.remove_tree(gone)
         except OSError as error:
             log.warning("%s: old checkpoints could not be removed: %s", self.folder, error)
 
@@ -228,9 +229,9 @@ class StepFolders:
         final = left.with_name(left.name.removeprefix(".").split(".part-")[0])
         replaced = left.name.endswith(_REPLACED)
         if replaced and not os.path.lexists(final):
-            left.rename(final)
+            disk.rename(left, final)
         else:
-            shutil.rmtree(left)
+            disk.remove_tree(left)
 
 
 _REPLACED = "-replaced"
@@ -244,36 +245,26 @@ def _stable(version: Version) -> bytes:
 def _take_place(part: Path, final: Path) -> None:
     """Give ``part`` the name ``final``; what stood there, if anything, is then under ``part``."""
     if not os.path.lexists(final):
-        part.rename(final)
-    elif not _exchange(part, final):
+        disk.rename(part, final)
+    elif not disk.exchange(part, final):
         aside = part.with_name(part.name + _REPLACED)
-        final.rename(aside)
-        part.rename(final)
-        aside.rename(part)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system can't."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
+        disk.rename(final, aside)
+        disk.rename(part, final)
+        disk.rename(aside, part)
 
 
 def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb", buffering=0) as file:
-        write_all(file.fileno(), data)
-        os.fsync(file.fileno())
+    fd = disk.create(path, os.O_WRONLY | os.O_EXCL)
+    try:
+        disk.write(fd, path, data)
+        disk.sync(fd, path)
+    finally:
+        os.close(fd)
 
 
 def _copy_synced(source: Path, target: Path, cancelled: threading.Event) -> None:
     """Copy inside the kernel: shared blocks where the file system has them, else from page cache to page cache."""
-    with source.open("rb", buffering=0) as src, target.open("xb", buffering=0) as dst:
+    with source.open("rb", buffering=0) as src, open(disk.create(target, os.O_WRONLY | os.O_EXCL), "wb", buffering=0) as dst:
         size = os.fstat(src.fileno()).st_size
         direct = True
         done = 0
@@ -281,11 +272,7 @@ def _copy_synced(source: Path, target: Path, cancelled: threading.Event) -> None
             _still_wanted(cancelled)
             count = min(size - done, _COPY_BYTES)
             try:
-                if direct:
-                    copied = os.copy_file_range(src.fileno(), dst.fileno(), count, done, done)
-                else:
-                    os.lseek(dst.fileno(), done, os.SEEK_SET)
-                    copied = os.sendfile(dst.fileno(), src.fileno(), done, count)
+                copied = disk.copy(src.fileno(), dst.fileno(), target, done, count, direct=direct)
             except OSError as error:
                 if not direct or error.errno not in _NO_DIRECT_COPY:
                     raise
@@ -294,7 +281,7 @@ def _copy_synced(source: Path, target: Path, cancelled: threading.Event) -> None
             if copied == 0:
                 raise LocalError(f"{source} was cut short while it was copied to {target}")
             done += copied
-        os.fsync(dst.fileno())
+        disk.sync(dst.fileno(), target)
     # Set before whoever cancelled goes on to change the source: so a copy that ends here is of the source as it was.
     _still_wanted(cancelled)
 

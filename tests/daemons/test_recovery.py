@@ -8,6 +8,8 @@ import pytest
 
 from p2pcast.errors import RefusedError
 from p2pcast.store import retention
+from p2pcast.store.journal import Kind
+from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
 from trainer_node import publishing
 
@@ -234,3 +236,91 @@ async def test_a_wrong_token_is_refused(swarm, states):
     for wrong in (Token(good.run, bytes(20)), Token(bytes(16), good.secret)):
         assert isinstance(await swarm.ended(swarm.peer_begun("a", token=wrong)), RefusedError)
     assert not swarm.hub.sessions
+
+
+BIG = {"w": ("bfloat16", (400_000,))}
+"""Deltas of it have a dozen pieces."""
+
+
+def half_received(swarm, name: str, version: str) -> int:
+    """Leave in a peer's folder what a process that was killed in the middle of receiving leaves; its bytes."""
+    store = swarm.hub.store
+    stored = next(s for s in store.artifacts.values() if str(s.version) == version)
+    assembly, piece = stored.assembly, stored.assembly.open.piece
+    pieces = range(0, assembly.pieces, 2)
+    part = Store(swarm.folder / name, store.run_key, keep_partial=True).begin(assembly.open, assembly.layout, resumable=True)
+    part.note([(Kind.OPEN, assembly.open_signed), *((Kind.BATCH, b) for b in assembly.signed_batches())])
+    whole = store.open_log(stored)
+    sizes = [assembly.piece_bytes(index) for index in pieces]
+    for index, size in zip(pieces, sizes, strict=True):
+        part.write(index * piece, [whole.read(index * piece, size)])
+    part.close()
+    whole.close()
+    return sum(sizes)
+
+
+async def test_a_peer_goes_on_by_piece_with_what_it_had_received(swarm, states):
+    state = states.first(shapes=BIG)
+    swarm.publish(1, state)
+    await swarm.hub_up()
+    peer = await swarm.peer_up("a")
+    await swarm.live("0.1")
+    await swarm.down(peer)
+    swarm.publish(2, states.trained(state, 2, share=1))
+    await swarm.published("0.2")
+    had = half_received(swarm, "a", "0.2")
+    size = swarm.hub.published.bytes
+    assert 0.4 * size < had < 0.7 * size
+    peer = await swarm.peer_up("a")
+    await swarm.live("0.2")
+    # Of the last piece nobody had said how long it is.
+    assert 0 <= peer.node.bytes_received - (size - had) <= 65536
+    assert peer.node.bytes_duplicate == 0
+    assert list((swarm.folder / "a" / "partial").iterdir()) == []
+
+
+async def test_what_was_half_received_and_leads_nowhere_is_given_up(swarm, states):
+    state = states.first(shapes=BIG)
+    swarm.publish(1, state)
+    await swarm.hub_up()
+    await swarm.peers_up("a", "b")
+    for step in (2, 3):
+        swarm.publish(step, states.trained(state, step, share=1))
+        await swarm.live(f"0.{step}")
+    await swarm.down(swarm.peers["a"])
+    # Its shadow is there already; what it needed for that is of no use any more.
+    for path in (swarm.folder / "a" / "deltas").glob("0.2-*"):
+        path.unlink()
+    half_received(swarm, "a", "0.2")
+    peer = await swarm.peer_up("a")
+    await swarm.live("0.3")
+    await swarm.until(lambda: not any(h.idle for h in peer.node.holdings.values()), "it is given up")
+    assert peer.node.bytes_received == 0
+    await swarm.until(lambda: list((swarm.folder / "a" / "partial").iterdir()) == [], "nothing of it is left")
+
+
+async def test_a_hub_that_died_in_mid_version_aborts_it_everywhere(swarm, states):
+    """A peer that had received a part of it, and was down meanwhile too, does not keep it."""
+    state = states.first(shapes=BIG)
+    swarm.publish(1, state)
+    await swarm.hub_up()
+    peer = await swarm.peer_up("a")
+    await swarm.live("0.1")
+    swarm.publish(2, states.trained(state, 2, share=1))
+    await swarm.live("0.2")
+    await swarm.down(peer)
+    for path in (swarm.folder / "a" / "deltas").iterdir():
+        path.unlink()
+    shutil.rmtree(swarm.tmpfs / "a")
+    half_received(swarm, "a", "0.2")
+    await swarm.down(swarm.hub)
+    for path in (swarm.folder / "hub" / "deltas").iterdir():
+        path.unlink()
+    shutil.rmtree(swarm.tmpfs / "hub")
+    (swarm.folder / "hub" / "hub.json").write_text("{}")
+    await swarm.hub_up()
+    await swarm.until(lambda: swarm.hub.publishing.head is not None and swarm.hub.publishing.head.step == 2, "it is made again")
+    back = await swarm.peer_up("a")
+    await swarm.live("0.2")
+    await swarm.until(lambda: list((swarm.folder / "a" / "partial").iterdir()) == [], "nothing is left of the other one")
+    assert all(not h.idle for h in back.node.holdings.values())

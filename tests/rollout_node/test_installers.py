@@ -19,6 +19,7 @@ from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError, RetryableError, UsageError
 from p2pcast.state.shadow import Shadow
+from p2pcast.store import disk
 from p2pcast.version import Version
 from rollout_node.installers import step_folders
 from rollout_node.installers.base import Audit
@@ -108,7 +109,7 @@ async def test_a_step_that_returns_in_a_new_branch_takes_the_place(target, shado
 
 
 async def test_without_exchange_of_names_it_still_takes_the_place(target, shadow, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_folders, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(disk, "exchange", lambda one, other: False)
     await install(target, shadow, Version(0, 4), 4)
     await install(target, shadow, Version(1, 4), 99)
     check(tmp_path / "out" / "step_4", Version(1, 4), 99)
@@ -254,7 +255,7 @@ async def test_what_a_killed_process_left_is_cleaned(target, shadow, tmp_path):
 
 async def test_a_death_at_any_rename_leaves_whole_checkpoints(shadow, tmp_path, monkeypatch):
     """Both ways to replace a step, killed before each rename: what has a name is whole, and the next start mends the rest."""
-    real = Path.rename
+    real = disk.rename
 
     class Died(BaseException):
         pass
@@ -271,15 +272,15 @@ async def test_a_death_at_any_rename_leaves_whole_checkpoints(shadow, tmp_path, 
                 folders.settle(version)
         count = 0
 
-        def rename(self, to, left=left):
+        def rename(path, to, left=left):
             nonlocal count
             count += 1
             if count == left:
                 raise Died
-            return real(self, to)
+            return real(path, to)
 
-        monkeypatch.setattr(Path, "rename", rename)
-        monkeypatch.setattr(step_folders, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(disk, "rename", rename)
+        monkeypatch.setattr(disk, "exchange", lambda one, other: False)
         try:
             folders.publish(Version(1, 1))
         except Died:

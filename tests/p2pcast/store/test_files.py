@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2pcast.errors import LocalError
-from p2pcast.store.files import atomic_folder, atomic_write, explained, fsync_dir, write_all
+from p2pcast.store import disk
+from p2pcast.store.files import atomic_folder, atomic_write, explained, fsync_dir
 
 
 def test_write_replaces_and_leaves_no_part(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_full_device_is_named() -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         with pytest.raises(LocalError, match="cannot write /dev/full: no space is left"), explained("write", "/dev/full"):
-            write_all(fd, b"x")
+            disk.write(fd, Path("/dev/full"), b"x")
     finally:
         os.close(fd)
 

@@ -1,0 +1,93 @@
+"""Watchers of ``p2pcast.store.disk``: one that records every step, and one that kills the process at a step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from netem.crash.image import Done
+from p2pcast.store import disk
+from p2pcast.store.disk import Step
+
+T = TypeVar("T")
+
+
+class Recorder:
+    """All that was done below ``root``, in order (``done``), and notes of what was promised meanwhile: (steps done before it, note)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.done: list[Done] = []
+        self.notes: list[tuple[int, str]] = []
+        self._lock = threading.Lock()
+        self._files: dict[int, int] = {}
+        """Inode → number of the file: inodes are used again."""
+        self._made = 0
+
+    def note(self, what: str) -> None:
+        with self._lock:
+            self.notes.append((len(self.done), what))
+
+    def step(self, step: Step, do: Callable[[], T]) -> T:
+        with self._lock:
+            there = step.what == "create" and step.path.exists()
+            result = do()
+            if not step.path.is_relative_to(self.root) or (step.what == "exchange" and not result):
+                return result
+            file, data, at = -1, b"", step.at
+            if step.what == "create":
+                assert isinstance(result, int)
+                inode = os.fstat(result).st_ino
+                if not there or inode not in self._files:
+                    self._made += 1
+                    self._files[inode] = self._made
+                file = self._files[inode]
+            elif step.fd >= 0:
+                file = self._files[os.fstat(step.fd).st_ino]
+            if step.what == "store":
+                data = step.path.read_bytes()
+            elif step.parts:
+                data = b"".join(bytes(part) for part in step.parts)
+            to = "" if step.to is None else str(step.to) if step.what == "symlink" else str(step.to.relative_to(self.root))
+            self.done.append(Done(step.what, str(step.path.relative_to(self.root)), to, file, at, step.size, data))
+            return result
+
+
+class Killer:
+    """SIGKILL for this process at its step number ``at`` (from 1): before it, or (``torn``) after half of it."""
+
+    def __init__(self, at: int, *, torn: bool) -> None:
+        self._at = at
+        self._torn = torn
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def step(self, step: Step, do: Callable[[], T]) -> T:
+        with self._lock:
+            self._count += 1
+            if self._count == self._at:
+                if self._torn and step.what == "write" and step.parts:
+                    data = b"".join(bytes(part) for part in step.parts)
+                    os.pwrite(step.fd, data[: len(data) // 2], step.at)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return do()
+
+
+def main() -> None:
+    """``python -m netem.crash.recorder N [torn] -- COMMAND…``: the p2pcast command, killed at its N-th step."""
+    import sys
+
+    from p2pcast.cli import main as command
+
+    split = sys.argv.index("--")
+    given, sys.argv = sys.argv[1:split], ["p2pcast", *sys.argv[split + 1 :]]
+    with disk.watched(Killer(int(given[0]), torn="torn" in given[1:])):
+        command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The one way to the file system for whatever has to survive a crash: each change is a step, and a watcher may be put before them.
+
+Promise: nothing that a daemon must find again is written, named, removed or made durable but through here, maps of shadows included. Without a watcher a
+step is the system call itself. A watcher sees every step before it is done and does it: so one that records knows all that a crash could leave
+(``netem.crash.image``), and one that kills does so at any boundary (``netem.crash.killer``). All functions raise OSError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+IOV_MAX = 512
+"""Buffers in one pwritev: below every kernel's limit."""
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``what``: create, write, allocate, sync, sync folder, rename, exchange, link, symlink, unlink, mkdir, rmdir or store. ``to``: the other name.
+
+    ``fd``: for those on an open file; ``at``, ``parts``: what is written where (allocate: ``size`` bytes from ``at`` on).
+    """
+
+    what: str
+    path: Path
+    to: Path | None = None
+    fd: int = -1
+    at: int = 0
+    size: int = 0
+    parts: Sequence[Buffer] = ()
+
+
+class Watcher(Protocol):
+    def step(self, step: Step, do: Callable[[], T]) -> T:
+        """Do the step, and give what it gives. From any thread."""
+
+
+_watcher: Watcher | None = None
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """All steps of this process go through ``watcher`` while the block runs."""
+    global _watcher
+    before, _watcher = _watcher, watcher
+    try:
+        yield
+    finally:
+        _watcher = before
+
+
+def _step(step: Step, do: Callable[[], T]) -> T:
+    return do() if _watcher is None else _watcher.step(step, do)
+
+
+# -- files
+
+
+def create(path: Path, flags: int, mode: int = 0o644) -> int:
+    """A descriptor of a new (or, without O_EXCL, truncated or reopened) file. ``flags`` beside O_CREAT and O_CLOEXEC."""
+    return _step(Step("create", path, size=flags), lambda: os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, mode))
+
+
+def write(fd: int, path: Path, data: Buffer) -> None:
+    """Every byte, at the descriptor's place."""
+
+    def do() -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(fd, view) :]
+
+    if _watcher is None:
+        do()
+    else:
+        _watcher.step(Step("write", path, fd=fd, at=os.lseek(fd, 0, os.SEEK_CUR), parts=[data]), do)
+
+
+def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
+    """Every byte of ``parts``, one after the other, from ``at`` on."""
+
+    def do() -> None:
+        begin = at
+        for first in range(0, len(parts), IOV_MAX):
+            some = parts[first : first + IOV_MAX]
+            size = sum(len(p) for p in some)
+            done = os.pwritev(fd, some, begin)
+            if done < size:
+                rest = memoryview(b"".join(some))[done:]
+                while rest:
+                    more = os.pwrite(fd, rest, begin + done)
+                    rest, done = rest[more:], done + more
+            begin += size
+
+    _step(Step("write", path, fd=fd, at=at, parts=parts), do)
+
+
+def copy(source: int, fd: int, path: Path, at: int, size: int, *, direct: bool) -> int:
+    """Copy inside the kernel, at the same place; how many bytes. ``direct``: with blocks shared where the file system can."""
+
+    def do() -> int:
+        if direct:
+            return os.copy_file_range(source, fd, size, at, at)
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.sendfile(fd, source, at, size)
+
+    if _watcher is None:
+        return do()
+    return _watcher.step(Step("write", path, fd=fd, at=at, parts=[os.pread(source, size, at)]), do)
+
+
+def allocate(fd: int, path: Path, at: int, size: int) -> None:
+    """Take room; the file reads as zeros there."""
+    _step(Step("allocate", path, fd=fd, at=at, size=size), lambda: os.posix_fallocate(fd, at, size))
+
+
+def resize(fd: int, path: Path, size: int) -> None:
+    _step(Step("resize", path, fd=fd, size=size), lambda: os.ftruncate(fd, size))
+
+
+def sync(fd: int, path: Path) -> None:
+    """Contents durable; the name is the folder's business."""
+    _step(Step("sync", path, fd=fd), lambda: os.fsync(fd))
+
+
+def store(path: Path, do: Callable[[], None]) -> None:
+    """``do`` stores into a map of the file at ``path``."""
+    if _watcher is None:
+        do()
+    else:
+        _watcher.step(Step("store", path), do)
+
+
+# -- names
+
+
+def rename(path: Path, to: Path) -> None:
+    """``to`` is replaced in one step if it is there."""
+    _step(Step("rename", path, to), lambda: os.replace(path, to))
+
+
+def exchange(path: Path, to: Path) -> bool:
+    """Swap two names in one step; False where the system can't."""
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap is None:
+        return False
+
+    def do() -> bool:
+        if swap(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(to), _RENAME_EXCHANGE) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code in _NO_EXCHANGE:
+            return False
+        raise OSError(code, os.strerror(code), str(to))
+
+    return _step(Step("exchange", path, to), do)
+
+
+def link(path: Path, to: Path) -> None:
+    _step(Step("link", path, to), lambda: os.link(path, to))
+
+
+def symlink(target: str, path: Path) -> None:
+    _step(Step("symlink", path, Path(target)), lambda: os.symlink(target, path))
+
+
+def unlink(path: Path, *, missing_ok: bool = False) -> None:
+    try:
+        _step(Step("unlink", path), lambda: os.unlink(path))
+    except FileNotFoundError:
+        if not missing_ok:
+            raise
+
+
+def mkdir(path: Path) -> None:
+    _step(Step("mkdir", path), lambda: os.mkdir(path))
+
+
+def rmdir(path: Path) -> None:
+    _step(Step("rmdir", path), lambda: os.rmdir(path))
+
+
+def sync_folder(path: Path) -> None:
+    """The names in a folder durable."""
+
+    def do() -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    _step(Step("sync folder", path), do)
+
+
+# -- several steps
+
+
+def make_folder(path: Path) -> None:
+    """The folder and those above it, each durable in the one above; one that is there stays."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    with suppress(FileExistsError):
+        mkdir(path)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    sync_folder(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """A folder with all that is in it, links not followed; what is missing already is no fault. From the inside out: a crash leaves the rest."""
+    try:
+        with os.scandir(path) as entries:
+            found = list(entries)
+    except FileNotFoundError:
+        return
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(Path(entry.path))
+        else:
+            unlink(Path(entry.path), missing_ok=True)
+    with suppress(FileNotFoundError):
+        rmdir(path)

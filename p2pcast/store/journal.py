@@ -1,0 +1,119 @@
+"""What is known of an artifact while it is received: its layout and its signed records, in the order in which they came, in a file beside its log.
+
+Promise: who finds it after a crash can tell by hash which pieces of the log are good, and asks for the others alone. It is never synced and nothing in it is
+believed: each record proves itself by its signature, a torn end is passed over, and without it the artifact is fetched anew.
+
+    any number of: u32 length of the record, u8 kind (1 layout document, 2 open, 3 batch, 4 manifest), the record
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError
+from p2pcast.store import disk
+from p2pcast.store.files import explained
+
+SUFFIX = ".records"
+_HEAD = struct.Struct("<IB")
+
+
+class Kind(IntEnum):
+    LAYOUT = 1
+    OPEN = 2
+    BATCH = 3
+    MANIFEST = 4
+
+
+Record = tuple[Kind, bytes]
+
+_MOST_BYTES = {
+    Kind.LAYOUT: limits.MAX_LAYOUT_BYTES,
+    Kind.OPEN: limits.MAX_SIGNED_BYTES,
+    Kind.BATCH: limits.MAX_SIGNED_BYTES,
+    Kind.MANIFEST: limits.MAX_MANIFEST_BYTES,
+}
+
+
+class Journal:
+    """Appends, until it is closed; after that without effect. The file is made with the first record. Thread-safe."""
+
+    def __init__(self, path: Path, layout: Layout | None) -> None:
+        """``layout`` None: the file is there already, and goes on."""
+        self.path = path
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._closed = False
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Raises LocalError (full disk …)."""
+        with self._lock:
+            if self._closed:
+                return
+            with explained("write", self.path):
+                if self._fd < 0:
+                    self._fd = disk.create(self.path, os.O_WRONLY | os.O_APPEND)
+                    if self._layout is not None:
+                        records = [(Kind.LAYOUT, self._layout.document), *records]
+                data = b"".join(_HEAD.pack(len(body), kind) + body for kind, body in records)
+                disk.write_at(self._fd, self.path, [data], os.fstat(self._fd).st_size)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def recover(path: Path, run_key: bytes) -> Assembly | None:
+    """What the records of a journal say, as far as they go; None where there are too few. What is behind them is cut off. Raises LocalError."""
+    layout: Layout | None = None
+    assembly: Assembly | None = None
+    good = 0
+    try:
+        for kind, body in _records(path):
+            if kind is Kind.LAYOUT:
+                layout = Layout.from_document(body)
+            elif kind is Kind.OPEN:
+                if layout is None:
+                    return None
+                assembly = assembly or Assembly(body, run_key, layout)
+            elif assembly is None:
+                return None
+            elif kind is Kind.BATCH:
+                assembly.add_batch(body)
+            else:
+                assembly.add_manifest(body)
+            good += _HEAD.size + len(body)
+    except IntegrityError:
+        if assembly is not None and assembly.broken:
+            return None
+    with explained("write", path):
+        fd = disk.create(path, os.O_WRONLY)
+        try:
+            disk.resize(fd, path, good)
+        finally:
+            os.close(fd)
+    return assembly
+
+
+def _records(path: Path) -> Iterator[Record]:
+    with explained("read", path), path.open("rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            size, number = _HEAD.unpack(head)
+            if number not in Kind.__members__.values() or size > _MOST_BYTES[Kind(number)]:
+                return
+            body = file.read(size)
+            if len(body) < size:
+                return
+            yield Kind(number), body
