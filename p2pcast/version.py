@@ -23,8 +23,13 @@ class Version(NamedTuple):
         """``branch.step``, or ``step`` alone for branch 0. Raises UsageError."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is not a version: write BRANCH.STEP, as in 0.12")
-        return cls(int(match[1] or 0), int(match[2]))
+            raise UsageError(f"{text[:40]!r} is not a version: write BRANCH.STEP, as in 0.12")
+        version = cls(int(match[1] or 0), int(match[2]))
+        if version.branch > limits.MAX_BRANCH or version.step > limits.MAX_STEP:
+            raise UsageError(
+                f"{text!r} is not a version: a branch is at most {limits.MAX_BRANCH}, a step at most {limits.MAX_STEP}"
+            )
+        return version
 
     @classmethod
     def of(cls, pair: Any) -> Version:

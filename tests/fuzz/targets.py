@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from wire_targets import check_install, check_stream, check_text, install_seeds, stream_seeds, text_seeds
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.canonical import pack
@@ -326,6 +327,9 @@ TARGETS: dict[str, Target] = {
     "records": Target(record_seeds, check_records, DOCUMENT_MEMORY),
     "safetensors": Target(header_seeds, check_header, DOCUMENT_MEMORY),
     "patch": Target(patch_seeds, check_patch, DOCUMENT_MEMORY),
+    "stream": Target(stream_seeds, check_stream, DOCUMENT_MEMORY),
+    "install": Target(install_seeds, check_install, DOCUMENT_MEMORY),
+    "text": Target(text_seeds, check_text, DOCUMENT_MEMORY),
 }
 
 
