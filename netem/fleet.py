@@ -167,6 +167,16 @@ class Fleet:
         process.kill()
         await process.wait()
 
+    async def ended(self, name: str, within_s: float) -> bool:
+        """Whether it ends by itself within that time; then it does not run any more."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._processes[name].wait()
+        except TimeoutError:
+            return False
+        del self._processes[name]
+        return True
+
     async def leave(self, name: str, deadline_s: float) -> None:
         """Have it end by itself. Raises FleetError when it does not, or not in order."""
         process = self._processes.pop(name)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from netem.crash.image import Done
-from p2pcast.store import disk
 from p2pcast.store.disk import Step
 
 T = TypeVar("T")
@@ -73,21 +72,6 @@ class Killer:
                 if self._torn and step.what == "write" and step.parts:
                     data = b"".join(bytes(part) for part in step.parts)
                     os.pwrite(step.fd, data[: len(data) // 2], step.at)
+                os.write(2, f"killed at step {self._at}: {'half of ' if self._torn else ''}{step.what} {step.path}\n".encode())
                 os.kill(os.getpid(), signal.SIGKILL)
         return do()
-
-
-def main() -> None:
-    """``python -m netem.crash.recorder N [torn] -- COMMAND…``: the p2pcast command, killed at its N-th step."""
-    import sys
-
-    from p2pcast.cli import main as command
-
-    split = sys.argv.index("--")
-    given, sys.argv = sys.argv[1:split], ["p2pcast", *sys.argv[split + 1 :]]
-    with disk.watched(Killer(int(given[0]), torn="torn" in given[1:])):
-        command()
-
-
-if __name__ == "__main__":
-    main()

@@ -20,6 +20,7 @@ COMMANDS = {
         "Many versions while peers die, freeze, slow down and come back: bits, times, leaks.",
     ),
     "siege": ("p2pcast.cli.bench_siege:siege", "Versions while ten thousand connections mean no good."),
+    "kills": ("p2pcast.cli.bench_kills:kills", "A hub and peers killed at any step of their disks, again and again."),
     "broadcast": (
         "p2pcast.cli.bench_broadcast:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
