@@ -38,10 +38,11 @@ class Struck:
 
 @dataclass(slots=True)
 class Round:
-    """One version. ``waited_for``: the peers that had the one before and were in order when it was published; ``times_s``: from publishing until each peer had
+    """One version. ``t_s``: when it was published. ``waited_for``: the peers that had the one before and were in order when it was published; ``times_s``: from publishing until each peer had
     installed it, of those to which nothing was done before that."""
 
     step: int
+    t_s: float
     calm: bool
     waited_for: int
     times_s: dict[str, float] = field(default_factory=dict)
@@ -130,7 +131,7 @@ class Soak:
         before = fleet.step
         waited = {n for n in fleet.names if n not in self.storm.out and fleet.installed(n, before)}
         fleet.publish()
-        this = Round(fleet.step, calm, len(waited))
+        this = Round(fleet.step, began, calm, len(waited))
         self.rounds.append(this)
         while waited:
             self.fleet.still_run()

@@ -12,11 +12,15 @@ from netem.fleet import HUB
 from netem.gauge import Reading
 from netem.soak import Life, Rest, Round, Soak
 from p2pcast.limits import MIB
+from p2pcast.relay.node import CACHE_BYTES
+from p2pcast.store.writeback import BACKLOG_HIGH_BYTES
 
 WARM_S: Final = 15.0
 """Of a process's life, before its readings count: kernels load, buffers find their size."""
-MEMORY_BYTES: Final = 8 * MIB
-"""May be added to a process's memory, whatever its level: what the allocator keeps depends on what came at once."""
+MEMORY_BYTES: Final = CACHE_BYTES + BACKLOG_HIGH_BYTES
+"""A process may grow by what it may rightly hold of pieces: for children that lag behind, and for a disk that does. What was needed once stays with the allocator."""
+TYPICAL_BYTES: Final = 4 * MIB
+"""The middle one of all processes may grow by this alone."""
 DESCRIPTORS: Final = 16
 """May come and go: a peer has two stripes to its parent and to each of up to two children, and as many again while it moves; the hub has more, and the fleet's sum tells."""
 TASKS: Final = 8
@@ -38,7 +42,11 @@ def document(soak: Soak) -> Document:
     duplicate = sum(life.duplicate_bytes for life in soak.lives.values())
     grown = [row["name"] for row in processes if not row["flat"]]
     calm, stormy = ([r for r in soak.rounds if r.calm == wanted] for wanted in (True, False))
-    fleet_flat = len(rests) < 2 or all(rests[1][held] <= rests[0][held] + 2 * DESCRIPTORS for held in ("descriptors", "tasks"))
+    growths = [row["trends"]["anonymous_bytes"]["growth"] for row in processes if row["trends"]["anonymous_bytes"] is not None]
+    typical = median(growths) if growths else 0.0
+    fleet_flat = typical <= TYPICAL_BYTES and all(
+        rests[1][held] <= rests[0][held] + 2 * DESCRIPTORS for held in ("descriptors", "tasks")
+    )
     return {
         "ok": not soak.wrong and not grown and fleet_flat,
         "undisturbed_s": _middle([max(r.times_s.values()) for r in calm[1:]]),
@@ -48,6 +56,8 @@ def document(soak: Soak) -> Document:
         "bytes_duplicate": duplicate,
         "grown": grown,
         "fleet_flat": fleet_flat,
+        "typical_growth_bytes": round(typical),
+        "judged": len(growths),
         "blows": dict(Counter(s.blow.what for s in soak.struck)),
         "rests": rests,
         "rows": [_row(r) for r in soak.rounds],
@@ -65,11 +75,13 @@ def _row(this: Round) -> Document:
     times = sorted(this.times_s.values())
     return {
         "step": this.step,
+        "t_s": round(this.t_s, 2),
         "calm": this.calm,
         "waited_for": this.waited_for,
         "undisturbed": len(times),
         "median_s": _middle(times),
         "last_s": round(times[-1], 3) if times else None,
+        "last": max(this.times_s, key=this.times_s.__getitem__, default=None),
     }
 
 

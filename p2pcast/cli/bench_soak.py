@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import PATH, Rate, console, output, write_document
 from p2pcast.errors import EXIT_FAILED
 from p2pcast.limits import MIB
+from p2pcast.store.files import explained
+
+if TYPE_CHECKING:
+    from netem.fleet import Fleet
 
 CHAIN = 8
 """Peers in each chain, about."""
@@ -40,6 +45,7 @@ OUT_SHARE = 6
     show_default=True,
     help="Seconds after which a version that has not arrived has failed.",
 )
+@click.option("--logs", type=PATH, help="A folder for what the processes log; by default it is thrown away.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @output
 def soak(
@@ -50,6 +56,7 @@ def soak(
     rate: float,
     every: float,
     deadline: float,
+    logs: Path | None,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -58,7 +65,7 @@ def soak(
     A hub and peers as processes on this machine, behind proxies that hold them to a rate; no privileges. Every version is compared bit for bit at every
     peer that nothing was done to, the last one at all; memory, descriptors and tasks are read all the time. Exit code 1 if anything is wrong or grows.
     """
-    document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline))
+    document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline, logs))
     write_document(document, output)
     if as_json:
         click.echo(json.dumps(document))
@@ -69,7 +76,14 @@ def soak(
 
 
 async def _measure(
-    peers: int, versions: int, seed: int, payload_bytes: int, rate_bytes_s: float, every_s: float, deadline_s: float
+    peers: int,
+    versions: int,
+    seed: int,
+    payload_bytes: int,
+    rate_bytes_s: float,
+    every_s: float,
+    deadline_s: float,
+    logs: Path | None,
 ) -> dict[str, Any]:
     from netem.fleet import Fleet
     from netem.loopback import Net
@@ -82,9 +96,20 @@ async def _measure(
         async with Fleet(Path(folder), Net(rate_bytes_s), peers, chains, payload_bytes, deadline_s, "p2pcast.cli") as fleet:
             storm = Storm(fleet.names, seed, max(1, peers // OUT_SHARE))
             run = Soak(fleet, versions, storm, every_s, deadline_s)
-            await run.run()
+            try:
+                await run.run()
+            finally:
+                if logs is not None:
+                    _keep(fleet, logs)
             asked = {"peers": peers, "versions": versions, "seed": seed, "chains": chains}
             return asked | {"payload_bytes": payload_bytes, "rate_bits_s": rate_bytes_s * 8} | document(run)
+
+
+def _keep(fleet: Fleet, folder: Path) -> None:
+    with explained("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for log in fleet.folder.glob("*.log"):
+            shutil.copy(log, folder)
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -108,6 +133,8 @@ def _show(document: dict[str, Any]) -> None:
     console().print(table)
     blows = ", ".join(f"{count} × {what}" for what, count in sorted(document["blows"].items()))
     click.echo(
-        f"{blows}; {len(document['wrong'])} with other bits; {document['bytes_duplicate']} bytes twice; "
-        f"{len(document['processes'])} processes, {len(document['grown'])} that grew{': ' if document['grown'] else ''}{', '.join(document['grown'])}"
+        f"{blows}; {len(document['wrong'])} with other bits; {document['bytes_duplicate']} bytes twice; {len(document['processes'])} processes. "
+        f"Of {document['judged']} that lived long enough, memory grew by {document['typical_growth_bytes'] / MIB:.1f} MiB (median); "
+        f"{len(document['grown'])} grew by more than they may{': ' if document['grown'] else ''}{', '.join(document['grown'])}; "
+        f"the fleet {'is flat' if document['fleet_flat'] else 'has grown'}."
     )
