@@ -23,8 +23,8 @@ READ_S: Final = 4.0
 """Between readings of all processes."""
 REST_S: Final = 6.0
 """Without versions and without blows, before and after the storm: what a fleet costs that has nothing to do."""
-SETTLE_S: Final = 4.0
-"""Before each rest: links that were left behind end, and plans are repaired."""
+SETTLE_S: Final = 3.0
+"""Before each rest: links that were left behind end, and the plan is repaired."""
 SLOW_SHARE: Final = 0.1
 CALM_VERSIONS: Final = 3
 """Before the storm: caches fill, and their times are what the others are compared with."""
@@ -69,9 +69,11 @@ class Rest:
 
 
 class Soak:
-    """``run`` once; what it found is in the attributes. ``every_s``: from one version to the next, at least."""
+    """``run`` once; what it found is in the attributes. ``every_s``: from one version to the next, at least; ``rest_s``: each rest, beside what settling takes."""
 
-    def __init__(self, fleet: Fleet, versions: int, storm: Storm, every_s: float, deadline_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, versions: int, storm: Storm, every_s: float, deadline_s: float, rest_s: float = REST_S
+    ) -> None:
         self.fleet = fleet
         self.versions = versions
         self.storm = storm
@@ -82,6 +84,7 @@ class Soak:
         self.wrong: list[str] = []
         """``NAME STEP``: installed with other bits."""
         self._every_s = every_s
+        self._rest_s = rest_s
         self._deadline_s = deadline_s
         self._resting = False
         """Nobody is disturbed by our questions."""
@@ -220,7 +223,7 @@ class Soak:
         await asyncio.sleep(SETTLE_S)
         logged, began = self._log_bytes(), self._now()
         first = await self._read_all()
-        await asyncio.sleep(REST_S)
+        await asyncio.sleep(self._rest_s)
         last = await self._read_all()
         self.rests.append(Rest(self._now() - began, first, last, self._log_bytes() - logged))
         self._resting = False
