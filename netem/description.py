@@ -67,7 +67,9 @@ class Link:
         if not 0 <= self.jitter_s <= self.delay_s <= MAX_DELAY_S:
             raise UsageError(f"a link's delay must be from 0 to {MAX_DELAY_S:g} s, and its jitter no more than its delay")
         bursts = self.loss if isinstance(self.loss, Bursts) else None
-        shares = [self.loss, self.reorder] if bursts is None else [bursts.enter, bursts.leave, bursts.bad, bursts.good, self.reorder]
+        shares = (
+            [self.loss, self.reorder] if bursts is None else [bursts.enter, bursts.leave, bursts.bad, bursts.good, self.reorder]
+        )
         if not all(0 <= share <= 1 for share in shares if isinstance(share, float | int)):
             raise UsageError("shares of packets (loss, reorder) must be from 0 to 1")
         if bursts is not None and not bursts.enter + bursts.leave > 0:
@@ -126,9 +128,7 @@ def way(sender: Link, receiver: Link) -> Way:
     # What a link loses is lost before its rate counts it.
     up_bps = None if sender.up_bps is None else sender.up_bps * (1 - receiver.mean_loss)
     rates = [rate for rate in (up_bps, receiver.down_bps) if rate is not None]
-    return Way(
-        min(rates, default=None), sender.delay_s + receiver.delay_s, 1 - (1 - sender.mean_loss) * (1 - receiver.mean_loss)
-    )
+    return Way(min(rates, default=None), sender.delay_s + receiver.delay_s, 1 - (1 - sender.mean_loss) * (1 - receiver.mean_loss))
 
 
 class Emulated(Protocol):

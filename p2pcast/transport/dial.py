@@ -21,7 +21,8 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.race import race
 from p2pcast.transport.security import explain
-from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.stripe import DEFAULT, Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity, Piece
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
@@ -79,11 +80,17 @@ _Ups = list[_Up]
 
 
 async def _dial_stripe(
-    host: str, port: int, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None
+    host: str,
+    port: int,
+    identity: Identity,
+    hello: Body,
+    expect: bytes | None,
+    tls: ssl.SSLContext | None,
+    sockets: Sockets = DEFAULT,
 ) -> _Up:
     handshake = _Handshake(secure=tls is not None)
     connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), hello, expect)
-    stripe = Stripe(connection, handshake)
+    stripe = Stripe(connection, handshake, sockets=sockets)
     try:
         await asyncio.get_running_loop().create_connection(
             lambda: stripe, host, port, ssl=tls, server_hostname=host if tls is not None else None
@@ -111,11 +118,21 @@ async def dial(
     stripes: int = 1,
     expect: bytes | None = None,
     tls: ssl.SSLContext | None = None,
+    sockets: Sockets = DEFAULT,
     timeout_s: float = DIAL_S,
 ) -> Link:
     """A link to ``host:port`` with all its stripes up. See ``dial_any``."""
     return await dial_any(
-        owner, [(host, port)], identity, purpose=purpose, role=role, stripes=stripes, expect=expect, tls=tls, timeout_s=timeout_s
+        owner,
+        [(host, port)],
+        identity,
+        purpose=purpose,
+        role=role,
+        stripes=stripes,
+        expect=expect,
+        tls=tls,
+        sockets=sockets,
+        timeout_s=timeout_s,
     )
 
 
@@ -129,6 +146,7 @@ async def dial_any(
     stripes: int = 1,
     expect: bytes | None = None,
     tls: ssl.SSLContext | None = None,
+    sockets: Sockets = DEFAULT,
     timeout_s: float = DIAL_S,
     made: Callable[[Link], None] | None = None,
 ) -> Link:
@@ -143,7 +161,7 @@ async def dial_any(
         async with asyncio.timeout(timeout_s):
             found, errors = await resolve(addresses)
             attempts: list[Callable[[], Coroutine[Any, Any, _Ups]]] = [
-                partial(_attempt, where, identity, hello, expect, tls) for where in found
+                partial(_attempt, where, identity, hello, expect, tls, sockets) for where in found
             ]
             outcome = await race(attempts, NEXT_ADDRESS_S, _drop)
     except TimeoutError:
@@ -200,12 +218,14 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
     return list(found), errors
 
 
-async def _attempt(where: Address, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None) -> _Ups:
+async def _attempt(
+    where: Address, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None, sockets: Sockets
+) -> _Ups:
     """Every stripe, at one address."""
     link_id, stripes = secrets.token_bytes(16), hello["stripes"]
     tasks = [
         asyncio.create_task(
-            _dial_stripe(*where, identity, hello | {"link": link_id, "stripe": number}, expect, tls),
+            _dial_stripe(*where, identity, hello | {"link": link_id, "stripe": number}, expect, tls, sockets),
             name=f"dial {show_address(*where)} {number}",
         )
         for number in range(stripes)

@@ -13,7 +13,8 @@ from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.binding import listening
 from p2pcast.transport.door import Door
 from p2pcast.transport.link import Link, LinkOwner
-from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
+from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.stripe import DEFAULT, HANDSHAKE_S, Stripe
 from p2pcast.wire.connection import Connection, Established, Event, Identity
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
@@ -28,12 +29,19 @@ class Listener:
     """Listening sockets at one port. ``address`` is known once started (port 0 asks for a free one)."""
 
     def __init__(
-        self, acceptor: Acceptor, identity: Identity, tls: ssl.SSLContext | None = None, *, handshake_s: float = HANDSHAKE_S
+        self,
+        acceptor: Acceptor,
+        identity: Identity,
+        tls: ssl.SSLContext | None = None,
+        *,
+        handshake_s: float = HANDSHAKE_S,
+        sockets: Sockets = DEFAULT,
     ) -> None:
         self._acceptor = acceptor
         self._identity = identity
         self._tls = tls
         self._handshake_s = handshake_s
+        self._sockets = sockets
         self._servers: list[asyncio.Server] = []
         self._door: Door | None = None
         """Instead of servers, behind TLS."""
@@ -71,7 +79,7 @@ class Listener:
 
     def _protocol(self) -> Stripe:
         connection = Connection(Side.LISTENER, self._identity, secrets.token_bytes(32))
-        return Stripe(connection, self, handshake_s=self._handshake_s, on_made=self._on_made)
+        return Stripe(connection, self, sockets=self._sockets, handshake_s=self._handshake_s, on_made=self._on_made)
 
     def _on_made(self, stripe: Stripe) -> None:
         _make_room(self._waiting)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -18,6 +16,8 @@ from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
 from p2pcast.transport.security import explain, secure
+from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.tcp_info import TcpInfo, read
 from p2pcast.wire.connection import Connection, Established, Event
 
 HANDSHAKE_S = 10.0
@@ -25,12 +25,8 @@ HANDSHAKE_S = 10.0
 WRITE_HIGH_BYTES = 128 * KIB
 """Queued in user space for one stripe: two pieces of a delta."""
 WRITE_LOW_BYTES = 64 * KIB
-NOTSENT_LOWAT_BYTES = 128 * KIB
-"""Unsent bytes that the kernel may hold for one stripe: less makes the pipe run dry, more makes every hop later."""
 
-TCP_INFO_BYTES = 128
-TCP_INFO_ACKED = slice(120, 128)
-"""tcpi_bytes_acked in Linux's struct tcp_info, since 4.1."""
+DEFAULT = Sockets()
 
 
 class StripeOwner(Protocol):
@@ -47,12 +43,14 @@ class Stripe(asyncio.BufferedProtocol):
         connection: Connection,
         owner: StripeOwner,
         *,
+        sockets: Sockets = DEFAULT,
         handshake_s: float = HANDSHAKE_S,
         on_made: Callable[[Stripe], None] | None = None,
     ) -> None:
         """``on_made``: called once there is a transport (behind TLS: once TLS is up)."""
         self.connection = connection
         self.owner = owner
+        self._sockets = sockets
         self._handshake_s = handshake_s
         self._on_made = on_made
         self.number = 0
@@ -67,13 +65,17 @@ class Stripe(asyncio.BufferedProtocol):
     @property
     def acked_bytes(self) -> int:
         """What the other side's kernel has acknowledged of all that was sent here; 0 where this kernel does not say."""
-        if self._closed or self._transport is None or (sock := self._transport.get_extra_info("socket")) is None:
-            return 0
-        try:
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-        except (AttributeError, OSError):
-            return 0
-        return int.from_bytes(info[TCP_INFO_ACKED], sys.byteorder) if len(info) == TCP_INFO_BYTES else 0
+        info = self.info()
+        return 0 if info is None else info.acked_bytes
+
+    @property
+    def socket(self) -> Any:
+        """None when there is none, or none any more."""
+        return None if self._closed or self._transport is None else self._transport.get_extra_info("socket")
+
+    def info(self) -> TcpInfo | None:
+        """What the kernel says of this connection; None where it says nothing."""
+        return read(self.socket)
 
     # -- asyncio's side
 
@@ -83,7 +85,7 @@ class Stripe(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.remote_address = (plain_host(str(peer[0])), int(peer[1]))
-        tune(transport.get_extra_info("socket"))
+        self._sockets.tune(transport.get_extra_info("socket"))
         if (tls := transport.get_extra_info("ssl_object")) is not None:
             try:
                 secure(self.connection, tls)
@@ -202,13 +204,3 @@ class Stripe(asyncio.BufferedProtocol):
 
     def _too_slow(self) -> None:
         self.close(RemoteError(f"no handshake within {self._handshake_s:g} s"))
-
-
-def tune(sock: Any) -> None:
-    """Socket options that the protocol counts on, where the kernel has them."""
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    lowat = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-    if lowat is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, lowat, NOTSENT_LOWAT_BYTES)

@@ -1,0 +1,65 @@
+"""Links in the words of `tc`. Pure.
+
+A device that only sends at a rate gets a token bucket. One that also delays or loses gets netem, which keeps the rate itself, and lets packets go in slots of
+half a millisecond: one timer for each packet would take a kernel in user space more time than it has. What is lost does not count against the rate.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from netem.description import Bursts, Link
+
+BUCKET_S = 0.004
+"""What a link may catch up at once after its timer came late: 50 kB at 100 Mbit/s."""
+MIN_BUCKET_BYTES = 16_000
+"""Ten packets."""
+MIN_QUEUE_BYTES = 64_000
+FRAME_BYTES = 14
+"""Ethernet, which `tc` counts too."""
+SLOT_S = 0.0005
+MAX_PACKETS = 1_000_000
+"""That netem may hold where no rate says how many they are."""
+
+
+def shaping(device: str, rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> list[str]:
+    """Lines for `tc -batch` that make a device without qdisc send as ``link`` would; ``rate_bps`` is the link's in that direction."""
+    if not link.only_rates:
+        return [f"qdisc add dev {device} root {impairment(rate_bps, link, queue_s, mtu)}"]
+    return [] if rate_bps is None else [f"qdisc add dev {device} root {bucket(rate_bps, queue_s)}"]
+
+
+def bucket(rate_bps: float, queue_s: float) -> str:
+    burst = max(MIN_BUCKET_BYTES, int(rate_bps * BUCKET_S / 8))
+    queue = max(MIN_QUEUE_BYTES, int(rate_bps * queue_s / 8))
+    return f"tbf rate {rate_bps:.0f}bit burst {burst} limit {burst + queue}"
+
+
+def impairment(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> str:
+    """netem's own queue holds what is on the way as well as what waits for the rate; it is counted in packets, whole ones here."""
+    limit = MAX_PACKETS
+    if rate_bps is not None:
+        queue_bytes = max(MIN_QUEUE_BYTES, rate_bps * queue_s / 8)
+        limit = ceil((rate_bps * (link.delay_s + link.jitter_s) / 8 + queue_bytes) / (mtu + FRAME_BYTES))
+    words = [f"netem limit {limit}"]
+    slotted = link.delay_s > SLOT_S
+    if link.delay_s:
+        # A packet that comes alone waits for a slot of its own.
+        delay_s = link.delay_s - (SLOT_S if slotted else 0)
+        jitter = f" {link.jitter_s * 1e6:.0f}us" if link.jitter_s else ""
+        words.append(f"delay {delay_s * 1e6:.0f}us{jitter}")
+    if isinstance(link.loss, Bursts):
+        words.append(f"loss gemodel {' '.join(map(_percent, (link.loss.enter, link.loss.leave, link.loss.bad, link.loss.good)))}")
+    elif link.loss:
+        words.append(f"loss {_percent(link.loss)}")
+    if link.reorder:
+        words.append(f"reorder {_percent(link.reorder)}")
+    if rate_bps is not None:
+        words.append(f"rate {rate_bps:.0f}bit")
+    if slotted:
+        words.append(f"slot {SLOT_S * 1e6:.0f}us {SLOT_S * 1e6:.0f}us")
+    return " ".join(words)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.6f}%"

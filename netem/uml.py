@@ -1,0 +1,116 @@
+"""Work done inside user-mode Linux: a kernel that runs as a process of ours, and has netem where this machine's has not.
+
+Promises: the guest sees this machine's files read-only, and its own memory as /tmp and /run; it has no way to any network of ours. It runs in a process namespace
+of its own, whose first process the kernel kills together with whoever booted it, however that ends: nothing of it stays behind. The work folder is removed
+at the end; one that a killed process left is removed at the next boot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from p2pcast.errors import LocalError, UsageError
+
+KERNEL = "linux.uml"
+MEMORY_MIB = 1536
+"""As much of this machine's memory as the guest has touched is taken, in /dev/shm or the folder for temporary files."""
+PREFIX = "p2pcast-uml-"
+"""Of work folders; the process id comes next."""
+ROOT = Path(__file__).parent.parent
+TAIL_LINES = 4
+SILENCE_S = 300.0
+"""A guest that has said nothing for so long hangs: no one result takes a fraction of it."""
+
+INIT = """#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH='{path}' PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+exec '{python}' -m netem.guest '{folder}'
+"""
+
+
+def results(work: str, argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What ``work`` (``module:function``) yields when it is called with ``argument`` inside, each as soon as it is there; all of it passes as JSON.
+
+    Raises LocalError when there is no such kernel, when it ends early, or when the work raised; UsageError where that did.
+    """
+    with _folder() as folder:
+        (folder / "work.json").write_text(json.dumps({"work": work, "argument": argument}))
+        init = folder / "init"
+        init.write_text(INIT.format(path=ROOT, python=sys.executable, folder=folder))
+        init.chmod(0o700)
+        yield from _boot(folder)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    parent = Path(tempfile.gettempdir())
+    if re.search(r"[\s']", f"{parent}{ROOT}{sys.executable}"):
+        raise UsageError(f"user-mode Linux can't be given paths with blanks or quotes: {parent}, {ROOT}, {sys.executable}")
+    for old in parent.glob(f"{PREFIX}*"):
+        pid = old.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as name:
+        yield Path(name)
+
+
+def _command(folder: Path, serial: int) -> list[str]:
+    root = os.geteuid() == 0
+    return [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", *([] if root else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child"),
+        # As the first process of the namespace it could not end itself by a signal, as it does after a panic.
+        *("sh", "-c", '"$@"; exit', "sh"),
+        KERNEL,
+        f"mem={MEMORY_MIB}M",
+        *("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init"),
+        *(f"uml_dir={folder}/", "umid=guest", "con=null", "con0=null,fd:1", f"ssl0=null,fd:{serial}", "quiet"),
+    ]
+
+
+def _boot(folder: Path) -> Iterator[dict[str, Any]]:
+    if missing := [tool for tool in (KERNEL, "setpriv", "unshare") if shutil.which(tool) is None]:
+        raise LocalError(f"there is no {' and no '.join(missing)} command: apt-get install user-mode-linux util-linux")
+    reading, writing = os.pipe()
+    # What the kernel and the work say for people; shown only when something goes wrong.
+    with tempfile.TemporaryFile() as console, open(reading, "rb", buffering=0) as lines:
+        try:
+            guest = subprocess.Popen(
+                _command(folder, writing), stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT,
+                pass_fds=[writing], start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(writing)
+        try:
+            while select.select([lines], [], [], SILENCE_S)[0]:
+                if not (line := lines.readline()):
+                    raise LocalError(f"user-mode Linux ended early: {_why(console)}")
+                said: dict[str, Any] = json.loads(line)
+                if "result" in said:
+                    yield said["result"]
+                    continue
+                if said.get("error") is not None:
+                    raise (UsageError if said.get("usage") else LocalError)(said["error"])
+                return
+            raise LocalError(f"user-mode Linux has said nothing for {SILENCE_S:.0f} s")
+        finally:
+            guest.kill()
+            guest.wait()
+
+
+def _why(console: IO[bytes]) -> str:
+    """The last that was said before the kernel's own trace."""
+    console.seek(0)
+    said = console.read().decode(errors="replace").partition("Kernel panic")[0]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return " / ".join(lines[-TAIL_LINES:]) or "no word of why"

@@ -1,0 +1,99 @@
+"""How the sockets of links are set up, and what they say of themselves.
+
+- TCP_NODELAY: control frames are small, and keepalives must not wait for an acknowledgement.
+- TCP_NOTSENT_LOWAT: little lies in the kernel that has not been sent, so that whichever stripe can send takes the next piece, and a newer version is not behind an older one.
+- TCP_USER_TIMEOUT: links fall silent and are left long before (relay.liveness); but a socket that was closed with bytes queued for somebody who has vanished would
+  stay in the kernel for a quarter of an hour.
+- Congestion control: what was asked for, else BBR where the kernel has it and lets us: one packet lost in a thousand costs it nothing, and CUBIC most of a long way's rate.
+- Buffers are left to the kernel, which grows them with the window up to tcp_wmem and tcp_rmem. A size that is set switches that off, and without
+  CAP_NET_ADMIN it is capped by net.core.wmem_max, 208 KiB as a rule: less than a long way needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pcast.errors import UsageError
+from p2pcast.limits import KIB
+
+NOTSENT_LOWAT_BYTES = 128 * KIB
+"""Unsent bytes that the kernel may hold for one stripe: less makes the pipe run dry, more makes every hop later."""
+USER_TIMEOUT_S = 30.0
+"""Twice what a silent child is given."""
+PREFERRED = "bbr"
+AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """``congestion``: None leaves it to the kernel. ``buffer_bytes``: send and receive buffer of a stripe; None leaves them to the kernel."""
+
+    congestion: str | None = None
+    buffer_bytes: int | None = None
+
+    def tune(self, sock: Any) -> None:
+        """A connection, as soon as it is up; anything but TCP is left alone."""
+        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        options = [
+            ("TCP_NODELAY", 1),
+            ("TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BYTES),
+            ("TCP_USER_TIMEOUT", int(USER_TIMEOUT_S * 1000)),
+        ]
+        for name, value in options:
+            if (option := getattr(socket, name, None)) is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if self.congestion is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.congestion.encode())
+        if self.buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.buffer_bytes)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.buffer_bytes)
+
+
+def settled(congestion: str | None) -> Sockets:
+    """Sockets with that congestion control; None: BBR where it can be had, else the kernel's own. Raises UsageError for one that can't be had."""
+    if congestion is None:
+        return Sockets(None if _refusal(PREFERRED) else PREFERRED)
+    if (why := _refusal(congestion)) is not None:
+        raise UsageError(f"congestion control {congestion!r} {why}; this kernel offers {', '.join(available()) or 'no choice'}")
+    return Sockets(congestion)
+
+
+def available() -> list[str]:
+    """Loaded ones; what the kernel would load when asked for is not listed."""
+    try:
+        return sorted(AVAILABLE.read_text().split())
+    except OSError:
+        return []
+
+
+def congestion_of(sock: Any) -> str | None:
+    """What a connection uses; None where the kernel does not say."""
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if sock is None or option is None:
+        return None
+    try:
+        return str(sock.getsockopt(socket.IPPROTO_TCP, option, 16).rstrip(b"\0").decode())
+    except OSError:
+        return None
+
+
+def _refusal(congestion: str) -> str | None:
+    """Why a socket of ours can't have it; None: it can."""
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is None:
+        return "can't be chosen on this system"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, option, congestion.encode())
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES):
+                return "is not for ordinary users here (net.ipv4.tcp_allowed_congestion_control)"
+            return "is not known here"
+        except UnicodeEncodeError:
+            return "is not known here"
+    return None
