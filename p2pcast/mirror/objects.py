@@ -1,0 +1,180 @@
+"""The object store behind a mirror's URL, through obstore: s3:// or file://.
+
+Promises: every request has a deadline and is made once, so that each failure is seen and counted by whoever asked; errors are of our kinds, one line, without
+credentials; a body that is shorter or longer than asked for is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from p2pcast.errors import RetryableError, UsageError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+CONNECT_S = 5.0
+REQUEST_S = 120.0
+"""For one request with its body: 8 MiB at 0.6 Mbit/s."""
+LIST_CHUNK = 1000
+MAX_LISTED = 1 << 20
+"""Names in one listing: ten anchors of 800 GB. Who shows us more has no end."""
+_EXTRA = "a mirror needs the package obstore: pip install 'p2pcast[mirror]'"
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_QUOTED = re.compile(r'message: "((?:[^"\\]|\\.)*)"|<Message>([^<]*)</Message>|body: Some\(\s*"((?:[^"\\]|\\.)*)"')
+
+
+class MissingError(RetryableError):
+    """There is no such object (yet, or any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object of a listing. ``modified_s``: Unix seconds by the store's clock."""
+
+    name: str
+    size: int
+    modified_s: float
+
+
+def checked_url(url: str) -> str:
+    """``s3://BUCKET[/PREFIX]`` or ``file:///FOLDER``, without a slash at the end. Raises UsageError."""
+    scheme, colon, rest = url.partition("://")
+    if colon and scheme == "s3" and "@" in rest.split("/")[0]:
+        raise UsageError("a mirror's URL holds no credentials: they go by environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")
+    good = (scheme == "s3" and rest.split("/")[0]) or (scheme == "file" and rest.startswith("/"))
+    if not colon or not good or any(c in rest for c in "?#\\") or any(p in (".", "..") for p in rest.split("/")):
+        raise UsageError(f"{url!r} is not a mirror: write s3://BUCKET/PREFIX or file:///FOLDER")
+    return url.rstrip("/")
+
+
+class Objects:
+    """Objects below ``folder`` (which ends with a slash) of a mirror. Safe for several tasks of one loop."""
+
+    def __init__(self, url: str, folder: str) -> None:
+        """Nothing is asked of the store yet. Raises UsageError."""
+        self.url = checked_url(url)
+        self._folder = folder
+        self._store = _opened(self.url)
+
+    async def put(self, name: str, data: bytes | memoryview) -> None:
+        """Whole or not at all; replaces. Raises RetryableError."""
+        import obstore
+
+        async with self._asked("write", name):
+            # In one request: parts of an upload that is never finished would lie in the store unseen.
+            await obstore.put_async(self._store, self._folder + name, data, use_multipart=False)
+
+    async def get(self, name: str, most_bytes: int) -> bytes:
+        """Raises MissingError, RetryableError (also where there is more than ``most_bytes``)."""
+        import obstore
+
+        async with self._asked("read", name):
+            answer = await obstore.get_async(self._store, self._folder + name)
+            size = answer.meta["size"]
+            if size > most_bytes:
+                raise RetryableError(f"{size} bytes, more than the {most_bytes} that may be there")
+            contents = bytes(await answer.bytes_async())
+            if len(contents) != size:
+                raise RetryableError(f"cut short: {len(contents)} of {size} bytes")
+        return contents
+
+    async def get_range(self, name: str, start: int, size: int) -> memoryview:
+        """Exactly ``size`` bytes from ``start`` on. Raises MissingError, RetryableError."""
+        import obstore
+
+        async with self._asked("read", name):
+            contents = memoryview(await obstore.get_range_async(self._store, self._folder + name, start=start, length=size))
+            if len(contents) != size:
+                raise RetryableError(f"cut short: {len(contents)} of {size} bytes at {start}")
+        return contents
+
+    async def list(self, prefix: str = "") -> list[Found]:
+        """Every object whose name begins with ``prefix``, which is empty or ends with a slash. Raises RetryableError."""
+        import obstore
+
+        whole = self._folder + prefix
+        out: list[Found] = []
+        async with self._asked("list", prefix):
+            async for chunk in obstore.list(self._store, whole, chunk_size=LIST_CHUNK):
+                for meta in chunk:
+                    if meta["path"].startswith(whole):
+                        name = meta["path"][len(self._folder) :]
+                        out.append(Found(name, meta["size"], meta["last_modified"].timestamp()))
+                if len(out) > MAX_LISTED:
+                    raise RetryableError(f"more than {MAX_LISTED} objects")
+        return out
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """Those that are there. Raises RetryableError."""
+        import obstore
+
+        for name in names:
+            with contextlib.suppress(MissingError):
+                async with self._asked("remove", name):
+                    await obstore.delete_async(self._store, self._folder + name)
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, what: str, name: str) -> Any:
+        with _explained(what, f"{self.url}/{self._folder}{name}"):
+            async with asyncio.timeout(REQUEST_S + 2 * CONNECT_S):
+                yield
+
+
+def _opened(url: str) -> ObjectStore:
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, S3Store
+    except ImportError:
+        raise UsageError(_EXTRA) from None
+    try:
+        if url.startswith("file://"):
+            return LocalStore(url.removeprefix("file://") or "/", mkdir=True)
+        bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+        return S3Store(
+            bucket,
+            prefix=prefix or None,
+            client_options={
+                "allow_http": plain,
+                "connect_timeout": timedelta(seconds=CONNECT_S),
+                "timeout": timedelta(seconds=REQUEST_S),
+            },
+            retry_config={"max_retries": 0},
+        )
+    except (BaseError, OSError, ValueError) as error:
+        raise UsageError(f"mirror {url}: {_line(error)}") from None
+
+
+@contextlib.contextmanager
+def _explained(what: str, name: str) -> Iterator[None]:
+    """Errors of the store become ours: ``mirror: cannot <what> <name>: <reason>``."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except RetryableError as error:
+        raise type(error)(f"mirror: cannot {what} {name}: {error}") from None
+    except (exceptions.NotFoundError, FileNotFoundError):
+        raise MissingError(f"mirror: cannot {what} {name}: there is no such object") from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
+        raise RetryableError(f"mirror: cannot {what} {name}: access denied; check the credentials and the bucket's policy") from None
+    except TimeoutError:
+        raise RetryableError(f"mirror: cannot {what} {name}: no answer in {REQUEST_S:.0f} s") from None
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise RetryableError(f"mirror: cannot {what} {name}: {_line(error)}") from None
+
+
+def _line(error: BaseException) -> str:
+    """What a store's error says, in one line: its texts run over many."""
+    text = str(error)
+    quoted = next((next(g for g in m.groups() if g) for m in _QUOTED.finditer(text) if any(m.groups())), "")
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return " ".join((f"{first} ({quoted})" if quoted and quoted not in first else first).split())[:300]
