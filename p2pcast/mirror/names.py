@@ -6,6 +6,7 @@ Promise: what a name says is only believed where it is in the one form in which 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from p2pcast import limits
@@ -24,6 +25,15 @@ _VERSION = re.compile(r"(\d{10})\.(\d{19})", re.ASCII)
 _MARKER = re.compile(r"ready/(\d{10}\.\d{19})-(anchor|\d{10}\.\d{19})-([0-9a-f]{32})", re.ASCII)
 _SLICE = re.compile(r"log/([0-9a-f]{32})/(\d{8})", re.ASCII)
 _TAIL = re.compile(r"tail/([0-9a-f]{32})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object of a listing. ``modified_s``: Unix seconds by the store's clock."""
+
+    name: str
+    size: int
+    modified_s: float
 
 
 def run_folder(run: bytes) -> str:

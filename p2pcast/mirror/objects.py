@@ -11,11 +11,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from p2pcast.errors import RetryableError, UsageError
+from p2pcast.mirror.names import Found
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -28,20 +28,12 @@ MAX_LISTED = 1 << 20
 """Names in one listing: ten anchors of 800 GB. Who shows us more has no end."""
 _EXTRA = "a mirror needs the package obstore: pip install 'p2pcast[mirror]'"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_QUOTED = re.compile(r'message: "((?:[^"\\]|\\.)*)"|<Message>([^<]*)</Message>|body: Some\(\s*"((?:[^"\\]|\\.)*)"')
+_STATUS = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)")
+_SAID = re.compile(r"<Message>([^<]*)</Message>")
 
 
 class MissingError(RetryableError):
     """There is no such object (yet, or any more)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An object of a listing. ``modified_s``: Unix seconds by the store's clock."""
-
-    name: str
-    size: int
-    modified_s: float
 
 
 def checked_url(url: str) -> str:
@@ -165,7 +157,9 @@ def _explained(what: str, name: str) -> Iterator[None]:
     except (exceptions.NotFoundError, FileNotFoundError):
         raise MissingError(f"mirror: cannot {what} {name}: there is no such object") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
-        raise RetryableError(f"mirror: cannot {what} {name}: access denied; check the credentials and the bucket's policy") from None
+        raise RetryableError(
+            f"mirror: cannot {what} {name}: access denied; check the credentials and the bucket's policy"
+        ) from None
     except TimeoutError:
         raise RetryableError(f"mirror: cannot {what} {name}: no answer in {REQUEST_S:.0f} s") from None
     except (exceptions.BaseError, OSError, ValueError) as error:
@@ -175,6 +169,9 @@ def _explained(what: str, name: str) -> Iterator[None]:
 def _line(error: BaseException) -> str:
     """What a store's error says, in one line: its texts run over many."""
     text = str(error)
-    quoted = next((next(g for g in m.groups() if g) for m in _QUOTED.finditer(text) if any(m.groups())), "")
+    said = next((next(g for g in m.groups() if g) for m in _SAID.finditer(text) if any(m.groups())), "")
+    status = _STATUS.search(text)
+    if status is not None:
+        return f"{status[1]} {status[2]}" + (f": {said}"[:200] if said else "")
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return " ".join((f"{first} ({quoted})" if quoted and quoted not in first else first).split())[:300]
+    return " ".join(first.rpartition(" - ")[2].split())[:300]

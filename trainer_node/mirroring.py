@@ -1,0 +1,232 @@
+"""Keeps a copy of the run in an object store (docs/mirror.md): uploads what the store there lacks, markers last, and removes what retention lets go.
+
+Promises: publishing and peers never wait for it, whatever becomes of the store there; in memory are at most AT_ONCE slices; what was uploaded once is not
+uploaded again after a crash; a piece that does not match its hash never leaves. Pieces go up in the gaps of live traffic (but a slice every STARVED_S), or at a stated rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import blake3
+from prometheus_client.core import Metric
+
+from p2pcast import metrics
+from p2pcast.artifact.p2pd import Tail
+from p2pcast.bell import Bell
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.events import Events
+from p2pcast.http import Document
+from p2pcast.mirror.names import KEY, SLICE_BYTES, Marker, slice_bytes, slice_name, tail_name
+from p2pcast.mirror.objects import Objects
+from p2pcast.mirror.plan import Inventory, head, removals, uploads
+from p2pcast.relay.catchup import Edge
+from p2pcast.store.store import Store, Stored
+from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.mirror")
+
+AT_ONCE = 4
+"""Slices that are being uploaded at one time while nobody else wants the uplink."""
+STARVED_S = 30.0
+"""A slice goes up after this even if the gap that it waits for never comes."""
+LOOK_S = 0.05
+RETRY_MIN_S = 0.5
+RETRY_MAX_S = 60.0
+RESCAN_S = 1800.0
+"""What the store there holds is listed anew this often: somebody may have removed something."""
+REMOVE_AT_ONCE = 64
+
+
+class MirroringOwner(Protocol):
+    store: Store
+    events: Events
+
+    def sending(self) -> bool:
+        """Whether live traffic wants the uplink."""
+        ...
+
+
+class Mirroring:
+    """``news`` rings whenever the store has changed."""
+
+    def __init__(self, owner: MirroringOwner, objects: Objects, rate_bps: float | None) -> None:
+        self.news = Bell()
+        self.error: str | None = None
+        self.errors = 0
+        self.bytes_uploaded = 0
+        self._owner = owner
+        self._objects = objects
+        self._rate_bps = rate_bps
+        self._thread = ThreadPoolExecutor(1, "p2pcast-mirror")
+        """Reads and hashes; never the threads that serve peers."""
+        self._mirror = Inventory()
+        self._scanned_at: float | None = None
+        self._damaged: set[bytes] = set()
+        self._said: str | None = None
+        self._free_at = 0.0
+        """When, by the loop's clock, a stated rate allows the next slice."""
+
+    # -- how it stands
+
+    def status(self) -> Document:
+        """As in /status."""
+        here, mirror = self._here(), self._mirror
+        newest = None if self._scanned_at is None else head(here, mirror)
+        lacking = uploads(here, mirror)
+        return {
+            "url": self._objects.url,
+            "version": None if newest is None else str(newest),
+            "lag_versions": self._lag(newest),
+            "artifacts": len(mirror.ready(here)),
+            "pending_bytes": sum(mirror.missing_bytes(e) for e in lacking),
+            "uploaded_bytes": self.bytes_uploaded,
+            "errors": self.errors,
+            "error": self.error,
+        }
+
+    def _lag(self, newest: Version | None) -> int:
+        return metrics.lag(newest, sorted({s.version for s in self._owner.store.artifacts.values()}))
+
+    def families(self) -> Iterable[Metric]:
+        status = self.status()
+        yield metrics.gauge(
+            "p2pcast_hub_mirror_lag_versions", "Versions that the mirror does not lead to yet", status["lag_versions"]
+        )
+        yield metrics.gauge("p2pcast_hub_mirror_artifacts", "Artifacts that are ready on the mirror", status["artifacts"])
+        yield metrics.gauge("p2pcast_hub_mirror_pending_bytes", "Bytes that the mirror lacks", status["pending_bytes"])
+        yield metrics.counter("p2pcast_hub_mirror_uploaded_bytes", "Bytes uploaded to the mirror", self.bytes_uploaded)
+        yield metrics.counter("p2pcast_hub_mirror_errors", "Requests to the mirror that failed", self.errors)
+
+    # -- work
+
+    async def run(self) -> None:
+        """Until cancelled; nothing that goes wrong ends it."""
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self._step()
+                    failures = 0
+                    self._recovered()
+                except P2PCastError as error:
+                    failures += 1
+                    self._failed(error)
+                    await asyncio.sleep(min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.5))
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _step(self) -> None:
+        """Look what is to be done, and do a little of the first. Raises P2PCastError."""
+        now = asyncio.get_running_loop().time()
+        if self._scanned_at is None or now - self._scanned_at > RESCAN_S:
+            self._mirror = Inventory.of(await self._objects.list())
+            self._scanned_at = now
+        here = self._here()
+        if lacking := uploads(here, self._mirror):
+            await self._upload(lacking[0])
+        elif names := removals(here, self._mirror)[:REMOVE_AT_ONCE]:
+            await self._objects.remove(names)
+            self._mirror.gone(names)
+        else:
+            await self.news.wait(self._scanned_at + RESCAN_S - now)
+
+    def _here(self) -> Mapping[bytes, Edge]:
+        every = self._owner.store.artifacts.values()
+        return {s.id: Edge(s.id, s.base, s.version, s.manifest.log) for s in every if s.id not in self._damaged}
+
+    async def _upload(self, edge: Edge) -> None:
+        """A few slices of it, or what completes it."""
+        stored = self._owner.store.artifacts.get(edge.artifact)
+        if stored is None:
+            return  # retention was faster
+        if missing := self._mirror.missing(edge):
+            at_once = await self._gap()
+            try:
+                await self._all(self._upload_slice(stored, edge, n) for n in missing[:at_once])
+            except (IntegrityError, LocalError) as error:
+                if edge.artifact in self._owner.store.artifacts:
+                    self._damaged.add(edge.artifact)
+                    logger.error("version %s does not go to the mirror: %s", edge.version, error)
+            return
+        await self._complete(stored)
+
+    async def _all(self, work: Iterable[Any]) -> None:
+        """Side by side; the first error, once all have ended: what has come through counts."""
+        for result in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _gap(self) -> int:
+        """How many slices may go up now; returns when some may."""
+        loop = asyncio.get_running_loop()
+        if self._rate_bps is not None:
+            await asyncio.sleep(self._free_at - loop.time())
+            self._free_at = max(self._free_at, loop.time()) + 8 * SLICE_BYTES / self._rate_bps
+            return 1
+        since = loop.time()
+        while self._owner.sending():
+            if loop.time() - since > STARVED_S:
+                return 1
+            await asyncio.sleep(LOOK_S)
+        return AT_ONCE
+
+    async def _upload_slice(self, stored: Stored, edge: Edge, number: int) -> None:
+        size = slice_bytes(edge.bytes, number)
+        data = await asyncio.get_running_loop().run_in_executor(self._thread, _read, self._owner.store, stored, number, size)
+        await self._objects.put(slice_name(stored.id, number), data)
+        self._mirror.wrote_slice(stored.id, number, size)
+        self.bytes_uploaded += size
+
+    async def _complete(self, stored: Stored) -> None:
+        """All slices are there: what explains them, and the marker last of all."""
+        assembly, run_key = stored.assembly, self._owner.store.run_key
+        assert assembly.manifest_signed is not None
+        if not self._mirror.keyed:
+            await self._objects.put(KEY, run_key)
+            self._mirror.keyed = True
+        if stored.id not in self._mirror.tails:
+            tail = Tail(
+                assembly.signed_batches(), run_key, assembly.layout.document, assembly.manifest_signed, assembly.open_signed
+            )
+            data = tail.to_bytes()
+            await self._objects.put(tail_name(stored.id), data)
+            self._mirror.wrote_tail(stored.id)
+            self.bytes_uploaded += len(data)
+        marker = Marker(stored.version, stored.base, stored.id)
+        await self._objects.put(str(marker), assembly.manifest_signed)
+        self._mirror.wrote_marker(marker)
+        self._owner.events.emit("mirrored", version=str(stored.version), kind=stored.kind, bytes=stored.manifest.log)
+        logger.info("version %s (%s) is on the mirror", stored.version, stored.kind)
+
+    # -- failures
+
+    def _failed(self, error: P2PCastError) -> None:
+        self.errors += 1
+        self.error = str(error)
+        if self._said != self.error:
+            self._said = self.error
+            self._owner.events.emit("mirror_failed", why=self.error)
+            logger.warning("%s", error)
+
+    def _recovered(self) -> None:
+        self.error = self._said = None
+
+
+def _read(store: Store, stored: Stored, number: int, size: int) -> bytes:
+    """A slice of the log, every piece checked. Raises LocalError, IntegrityError."""
+    log, piece = store.open_log(stored), stored.assembly.open.piece
+    try:
+        data = log.read(number * SLICE_BYTES, size)
+    finally:
+        log.close()
+    view, first = memoryview(data), number * SLICE_BYTES // piece
+    for at in range(0, size, piece):
+        if blake3.blake3(view[at : at + piece]).digest() != stored.assembly.piece_hash(first + at // piece):
+            raise IntegrityError(f"piece {first + at // piece} of {stored.version} is damaged in the store of this hub")
+    return data
