@@ -33,12 +33,14 @@ class ControlOwner(Protocol):
 
 
 class Control:
-    """``join`` and ``report`` make the bodies of those messages when they are needed. ``engine``: name and role, for a host of an engine on several."""
+    """``join`` and ``report`` make the bodies of those messages when they are needed. ``engine``: name and role, for a host of an engine on several.
+
+    Without an ``address`` there is no hub, ever."""
 
     def __init__(
         self,
         owner: ControlOwner,
-        address: tuple[str, int],
+        address: tuple[str, int] | None,
         identity: Identity,
         join: Callable[[], Body],
         report: Callable[[], Body],
@@ -68,6 +70,8 @@ class Control:
 
     async def connect(self) -> None:
         """Dial and join. Raises RetryableError (unreachable), RefusedError (token, run)."""
+        if self._address is None:
+            raise RetryableError("this peer has no hub")
         self._lost.clear()
         link = await dial(self, *self._address, self._identity, purpose="control", role="peer", tls=self._tls)
         self.hub = link.remote
@@ -77,6 +81,8 @@ class Control:
 
     async def run(self) -> None:
         """Report, and come back whenever the hub is lost. Until cancelled; raises RefusedError when the hub will not have us back."""
+        if self._address is None:
+            await asyncio.Event().wait()
         while True:
             await self._stay()
             if self._refusal is not None:

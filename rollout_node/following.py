@@ -76,18 +76,35 @@ class Following:
     def path(self) -> list[Edge]:
         """From the version staged to the newest that the shadow may go to."""
         hold = self.hold
-        return cheapest_path(self.staged, [e for e in self._edges() if hold is None or e.version <= hold])
+        way = cheapest_path(self.staged, [e for e in self._edges() if hold is None or e.version <= hold])
+        return [] if self._leads_back(way) else way
+
+    def _leads_back(self, way: list[Edge]) -> bool:
+        """A mirror may show less than it did. Where a shadow was lost meanwhile, that would take engines back: then nothing is done until it shows more, or a hub
+        says otherwise."""
+        mirrored, newest = self._peer.mirrored, self._peer.memory["newest"]
+        return bool(
+            way and mirrored is not None and mirrored.in_use and newest is not None and way[-1].version < Version.parse(newest)
+        )
 
     def needed(self) -> frozenset[bytes]:
         """Artifacts that must not be let go: what leads on, past where the shadow is held, too."""
         return frozenset(e.artifact for e in (*self.path(), *cheapest_path(self.staged, self._edges())))
 
     def _edges(self) -> Collection[Edge]:
-        edges = self._peer.catalog.edges() | {
-            h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
-            for h in self._peer.node.holdings.values()
-            if self._may_complete(h)
-        }
+        peer, mirrored = self._peer, self._peer.mirrored
+        use = mirrored is not None and mirrored.in_use
+        # What a hub that is gone has listed can be had of nobody, unless there is a parent.
+        listed = peer.catalog.edges() if not use or peer.attachment.feeding is not None else {}
+        edges = (
+            listed
+            | (mirrored.edges() if mirrored is not None and use else {})
+            | {
+                h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
+                for h in peer.node.holdings.values()
+                if self._may_complete(h)
+            }
+        )
         return edges.values()
 
     def _bytes_left(self, holding: Holding) -> int:
@@ -96,9 +113,27 @@ class Following:
         whole = manifest.log if manifest is not None else entry.size if entry is not None else 0
         return max(0, whole - holding.artifact.held.count * holding.open.piece)
 
+    def _states(self) -> dict[Version, int]:
+        """Digests of the versions that are known: by the hub; without one, by what is signed on the mirror and in the store here."""
+        mirrored = self._peer.mirrored
+        if mirrored is None or not mirrored.in_use:
+            return self._peer.catalog.states()
+        stored = {s.version: s.manifest.state for s in self._peer.store.artifacts.values()}
+        return stored | {e.version: e.state for e in mirrored.entries.values()} | self._peer.catalog.states()
+
+    def _whole(self) -> list[tuple[Version, tuple[bytes, int]]]:
+        mirrored = [] if self._peer.mirrored is None else self._peer.mirrored.entries.values()
+        return self._peer.catalog.whole() + [(e.version, (e.layout, e.state)) for e in mirrored]
+
     def _may_complete(self, holding: Holding) -> bool:
         """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
-        return holding.completed_at is not None or holding.source is not None or self._peer.catalog.get(holding.id) is not None
+        mirrored = self._peer.mirrored
+        return (
+            holding.completed_at is not None
+            or holding.source is not None
+            or self._peer.catalog.get(holding.id) is not None
+            or (mirrored is not None and mirrored.in_use and holding.id in mirrored.entries)
+        )
 
     async def fetch(self) -> None:
         """Ask for what the way to the newest version needs and nobody sends."""
@@ -171,7 +206,7 @@ class Following:
         self.shadow = await self._reopened()
         if self.shadow is None and self.base is not None:
             # A hub that has just started is still making that very version.
-            while not catalog.whole():
+            while not self._whole():
                 self._set_busy("waiting")
                 await self.news.wait()
             self.shadow = await self._from_base(*self.base)
@@ -189,7 +224,7 @@ class Following:
                 continue
             except LocalError:
                 return None
-            known = self._peer.catalog.states().get(shadow.version)
+            known = self._states().get(shadow.version)
             if known is None or known != shadow.state_digest or await self._rotten(shadow):
                 shadow.close()
                 return None
@@ -211,7 +246,7 @@ class Following:
 
     async def _from_base(self, checkpoint: Checkpoint, state: int) -> Shadow:
         peer, layout = self._peer, checkpoint.layout()
-        match = [v for v, known in peer.catalog.whole() if known == (layout.layout_id, state)]
+        match = [v for v, known in self._whole() if known == (layout.layout_id, state)]
         if not match:
             raise IntegrityError(
                 f"wrong base: {checkpoint.folder} (digest {state:016x}) is not a version that this run keeps whole; "
@@ -267,6 +302,8 @@ class Following:
     async def _at(self, version: Version) -> None:
         """The shadow holds ``version`` now: have it installed, unless the next is there already."""
         self.staged = version
+        if self._peer.mirrored is not None:
+            await self._peer.staging.run(lambda: self._peer.memory.update(newest=str(version)))
         self._set_busy("staged")
         logger.info("version %s staged", version)
         self._drop_patches()

@@ -10,10 +10,12 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from p2pcast import limits
+from prometheus_client.core import Metric
+
+from p2pcast import limits, metrics
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.records import KEY_BYTES, Manifest, run_id
 from p2pcast.bell import Bell
@@ -70,9 +72,11 @@ class MirroredOwner(Protocol):
         """What leads from here to the newest version."""
         ...
 
-    def mirror_told(self) -> None:
-        """What the mirror shows may have changed."""
+    def mirror_listed(self) -> None:
+        """What the mirror shows is known, and may have changed."""
         ...
+
+    def look_for_a_way(self) -> None: ...
 
 
 class Mirrored:
@@ -97,6 +101,15 @@ class Mirrored:
         self._seen_at: dict[bytes, float] = {}
         self._said: str | None = None
         self._at_once = False
+
+    # -- p2pcast.relay.node.Sender
+
+    live = False
+
+    def pushes(self, artifact: bytes) -> bool:
+        return True
+
+    # -- for the peer
 
     async def key(self) -> bytes:
         """The run's public key, as the mirror has it. Raises RefusedError (it is another run's), RetryableError."""
@@ -124,6 +137,14 @@ class Mirrored:
             "errors": self.errors,
             "error": self.error,
         }
+
+    def families(self) -> Iterable[Metric]:
+        yield metrics.gauge("p2pcast_peer_mirror_in_use", "Whether versions come from the mirror", float(self.in_use))
+        yield metrics.gauge("p2pcast_peer_mirror_artifacts", "Artifacts that the mirror shows", len(self.entries))
+        yield metrics.counter("p2pcast_peer_mirror_received_bytes", "Bytes received from the mirror", self.bytes_received)
+        yield metrics.counter(
+            "p2pcast_peer_mirror_errors", "Requests to the mirror that failed, and pieces that did not match", self.errors
+        )
 
     def look(self) -> None:
         """The way may have changed."""
@@ -160,7 +181,7 @@ class Mirrored:
         self.in_use = use
         self._owner.events.emit("mirror_used" if use else "mirror_left")
         logger.info("following %s" if use else "the swarm is back; %s is left", self._objects.url)
-        self._owner.mirror_told()
+        self._owner.look_for_a_way()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -192,7 +213,8 @@ class Mirrored:
         listed = {m.id for m in found}
         self.entries = {a: e for a, e in self.entries.items() if a in listed}
         self._manifests = {a: m for a, m in self._manifests.items() if a in listed}
-        self._owner.mirror_told()
+        self._owner.mirror_listed()
+        self._news.ring()
         for error in failures:
             if not isinstance(error, P2PCastError):
                 raise error
@@ -278,7 +300,7 @@ class Mirrored:
             return False
         self._spoilt[artifact] = 0
         self._shunned[artifact] = asyncio.get_running_loop().time() + SPOILT_S
-        self._owner.mirror_told()
+        self._owner.look_for_a_way()
         return True
 
     async def _open(self, artifact: bytes) -> Holding | None:
@@ -300,8 +322,8 @@ class Mirrored:
         if known is not None and (known.source is not None or known.completed_at is not None):
             return None
         node.add_layout(layout)
-        holding = node.open(tail.open, None)
-        holding.source = self
+        holding = node.open(tail.open, self)
+        holding.source, holding.idle = self, False
         for number, signed in enumerate(tail.batches):
             node.add_batch(holding, signed)
             if not number % BATCHES_AT_ONCE:

@@ -26,6 +26,9 @@ from p2pcast.daemon import Memory, node_id, state_lock
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
+from p2pcast.mirror.names import run_folder
+from p2pcast.mirror.objects import Objects
+from p2pcast.relay.catchup import Edge
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
@@ -51,6 +54,7 @@ from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.led import LedInstaller
 from rollout_node.marks import Marks
 from rollout_node.member import Member
+from rollout_node.mirrored import Mirrored
 from rollout_node.orders import Orders
 from rollout_node.peer_view import PeerView
 from rollout_node.runner import Runner
@@ -62,7 +66,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 @dataclass(frozen=True, slots=True)
 class PeerConfig:
-    hub: tuple[str, int]
+    hub: tuple[str, int] | None
+    """None: there is only the mirror."""
     token: Token
     targets: tuple[str, ...]
     state: Path
@@ -86,6 +91,8 @@ class PeerConfig:
     engine: tuple[str, Role] | None = None
     """For an engine whose workers run on several hosts: its name, and what this peer is there."""
     tls: ssl.SSLContext | None = None
+    mirror: str | None = None
+    """URL of the object store to turn to where no hub is in reach."""
 
 
 class Peer:
@@ -104,6 +111,9 @@ class Peer:
         self.lead: Lead | None = None
         self.member: Member | None = None
         self.orders = Orders(self)
+        self.mirrored: Mirrored | None = None
+        if config.mirror is not None:
+            self.mirrored = Mirrored(self, Objects(config.mirror, run_folder(config.token.run)), config.token.run)
         self._welcome: asyncio.Future[Body] | None = None
         self._early: list[tuple[Type, Body]] | None = []
         """What the hub said while we were still getting ready."""
@@ -119,35 +129,28 @@ class Peer:
     # -- beginning and end
 
     async def _join(self) -> None:
-        """Up to the hub's WELCOME. Raises RetryableError, RefusedError, LocalError."""
+        """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
-        self.memory = Memory(config.state / "peer.json", {"node": "", "run": ""})
+        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None})
         self.ident = node_id(self.memory)
         self._ends.callback(self.following.close)
         self.staging = Staging()
         self._ends.callback(self.staging.close)
         identity = Identity(self.ident, config.name, config.token)
         self.listener = Listener(self, identity, config.tls)
-        await self.listener.start(*config.listen)
-        self._ends.push_async_callback(self.listener.stop)
+        if config.hub is not None:
+            await self.listener.start(*config.listen)
+            self._ends.push_async_callback(self.listener.stop)
         self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls, config.engine)
         self._ends.push_async_callback(self.control.leave)
         if config.base is not None:
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
-        self._welcome = asyncio.get_running_loop().create_future()
-        try:
-            await self.control.connect()
-            async with asyncio.timeout(10):
-                welcome = await self._welcome
-        except TimeoutError:
-            raise RetryableError("the hub accepted the connection but did not answer") from None
-        if run_id(welcome["key"]) != config.token.run:
-            raise RefusedError("the hub's key is not this run's: the token pins another")
-        self.store = await self.staging.run(partial(Store, config.state, welcome["key"], keep_partial=True))
+        key = await self._key()
+        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
-        self.node = Node(self, self.ident, welcome["key"])
+        self.node = Node(self, self.ident, key)
         self._ends.callback(self.node.close)
         self.downstream = Downstream(self.node)
         self._ends.callback(self.downstream.close)
@@ -158,8 +161,7 @@ class Peer:
             logger.info(
                 "version %s: %.1f MB of it were received before", holding.open.version, part.held.count * holding.open.piece / 1e6
             )
-        hub = self.control.hub
-        self.attachment = Attachment(self.node, identity, lambda: (hub, *config.hub), config.stripes, self._attached, config.tls)
+        self.attachment = Attachment(self.node, identity, self._hub, config.stripes, self._attached, config.tls)
         self.socket = InstallSocket(config.state / "install.sock", self)
         targets = Targets(
             self.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
@@ -181,6 +183,34 @@ class Peer:
             self.events,
             self.view.waits(),
         )
+
+    def _hub(self) -> tuple[bytes, str, int]:
+        assert self.config.hub is not None, "only a hub sends plans"
+        return (self.control.hub, *self.config.hub)
+
+    async def _key(self) -> bytes:
+        """The run's public key, and that the token names it. Raises RetryableError, RefusedError."""
+        if self.config.hub is None and self.mirrored is not None:
+            return await self.mirrored.key()
+        self._welcome = asyncio.get_running_loop().create_future()
+        try:
+            await self.control.connect()
+            async with asyncio.timeout(10):
+                welcome = await self._welcome
+        except (TimeoutError, RetryableError) as error:
+            if self.mirrored is not None:
+                self._welcome = None
+                logger.warning(
+                    "%s; going on with the mirror", error if isinstance(error, RetryableError) else "the hub does not answer"
+                )
+                return await self.mirrored.key()
+            if isinstance(error, TimeoutError):
+                raise RetryableError("the hub accepted the connection but did not answer") from None
+            raise
+        key: bytes = welcome["key"]
+        if run_id(key) != self.config.token.run:
+            raise RefusedError("the hub's key is not this run's: the token pins another")
+        return key
 
     async def _serve(self) -> None:
         self._ends.push_async_callback(self.http.stop)
@@ -204,6 +234,8 @@ class Peer:
             group.create_task(self._attach(), name="attachment")
             group.create_task(self.following.stage(), name="staging")
             group.create_task(self.following.fetch(), name="fetching")
+            if self.mirrored is not None:
+                group.create_task(self.mirrored.run(), name="mirror")
             for runner in self.runners:
                 group.create_task(runner.run(), name=runner.installer.name)
             for part in (self.lead, self.member):
@@ -227,6 +259,8 @@ class Peer:
                 self.following.hold = None
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(body)
+            elif run_id(body["key"]) != self.config.token.run:
+                raise RefusedError("the hub's key is not this run's: the token pins another")
             else:
                 self.chronicle.hub(reachable=True)
             self._target_moved()
@@ -387,6 +421,24 @@ class Peer:
         self.following.news.ring()
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:
+        self.following.news.ring()
+
+    # -- MirroredOwner
+
+    def swarm_lost(self) -> bool:
+        return not self.control.connected
+
+    def fed(self) -> bool:
+        return self.attachment.feeding is not None
+
+    def way(self) -> list[Edge]:
+        return self.following.path() if self.following.begun.is_set() else []
+
+    def mirror_listed(self) -> None:
+        self.catalog.complete.set()
+        self.following.news.ring()
+
+    def look_for_a_way(self) -> None:
         self.following.news.ring()
 
     # -- Acceptor

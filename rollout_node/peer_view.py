@@ -70,7 +70,8 @@ class PeerView:
             "run": config.token.run.hex(),
             "name": config.name,
             "node": peer.ident.hex(),
-            "hub": {"address": show_address(*config.hub), "connected": peer.control.connected},
+            "hub": None if config.hub is None else {"address": show_address(*config.hub), "connected": peer.control.connected},
+            "mirror": None if peer.mirrored is None else peer.mirrored.status(),
             "parent": None if parent is None else parent.hex(),
             "staged": None if staged is None else str(staged),
             "committed": None if (c := peer.committed) is None else str(c),
@@ -114,6 +115,8 @@ class PeerView:
         yield from metrics.node_families(peer.node)
         yield from metrics.daemon_families(peer.events, peer.config.state, peer.config.shadow)
         yield from peer.chronicle.families()
+        if peer.mirrored is not None:
+            yield from peer.mirrored.families()
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
         for name, text, version in (
             ("staged", "Step of the version staged", peer.staged),

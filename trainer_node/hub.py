@@ -27,6 +27,8 @@ from p2pcast.daemon import Memory, node_id, state_lock
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
+from p2pcast.mirror.names import run_folder
+from p2pcast.mirror.objects import Objects
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
@@ -52,6 +54,7 @@ from trainer_node.folders import Folders
 from trainer_node.hub_view import HubView
 from trainer_node.intake_session import Intake
 from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
+from trainer_node.mirroring import Mirroring
 from trainer_node.pace import Pace, laggards
 from trainer_node.publishing import Published, Publishing
 from trainer_node.session import Session
@@ -90,6 +93,10 @@ class HubConfig:
     max_lag: int | None = None
     """No version begins while a peer is more versions behind than this."""
     token_file: Path | None = None
+    mirror: str | None = None
+    """URL of an object store that is to hold a copy of the run."""
+    mirror_bps: float | None = None
+    """What the copy may take of the uplink; None: what live traffic leaves."""
     tls: ssl.SSLContext | None = None
 
 
@@ -151,6 +158,10 @@ class Hub:
             self, self.memory, self.events, self.config.commit, self.config.barrier_timeout_s, self.config.barrier_quorum
         )
         self.commits.start(self.store.newest())
+        self.mirroring: Mirroring | None = None
+        if self.config.mirror is not None:
+            objects = Objects(self.config.mirror, run_folder(self.token.run))
+            self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
         self.listener = Listener(self, Identity(self.ident, "hub", self.token), self.config.tls)
         self.http = HttpServer(
             self.view.status,
@@ -175,6 +186,8 @@ class Hub:
             group.create_task(self._beat(), name="control")
             group.create_task(self._measure_uplink(), name="uplink")
             group.create_task(self.intake.run(), name="ranks")
+            if self.mirroring is not None:
+                group.create_task(self.mirroring.run(), name="mirror")
             if self.config.checkpoints is not None:
                 group.create_task(Folders(self).run(self.config.checkpoints), name="checkpoints")
 
@@ -306,12 +319,24 @@ class Hub:
             [name[: limits.MAX_ENGINE_NAME], None if e.committed is None else list(e.committed), e.ready] for name, e in rows
         ][: limits.MAX_ENGINES]
 
+    # -- MirroringOwner
+
+    def sending(self) -> bool:
+        making = any(h.completed_at is None for h in self.node.holdings.values())
+        return making or any(child.feeds.waiting for child in self.downstream.children.values())
+
+    def _stored(self) -> None:
+        """What the store holds has changed."""
+        if self.mirroring is not None:
+            self.mirroring.news.ring()
+
     async def _retain(self) -> None:
         gone = await self.staging.run(self.store.retain)
         for stored in gone:
             self.node.forget(stored.id)
         if gone:
             self.send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
+        self._stored()
 
     # -- NodeOwner
 
@@ -338,6 +363,7 @@ class Hub:
                 self.node.error.set_exception(error)
             return
         holding.durable.set()
+        self._stored()
         self._announce([holding])
         self._sealed(holding.open.version, 0 if holding.assembly.manifest is None else holding.assembly.manifest.log)
 

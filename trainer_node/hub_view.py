@@ -79,6 +79,7 @@ class HubView:
             },
             "skipped": hub.skipped,
             "ranks": hub.intake.present,
+            "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
             "pid": os.getpid(),
             "peers": sorted(peers, key=lambda p: str(p["name"])),
@@ -134,6 +135,8 @@ class HubView:
         yield from metrics.node_families(hub.node)
         yield from metrics.daemon_families(hub.events, hub.config.state, hub.config.shadow)
         yield from hub.fleet.families()
+        if hub.mirroring is not None:
+            yield from hub.mirroring.families()
         yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(hub.sessions))
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
         yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))

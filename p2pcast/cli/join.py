@@ -10,10 +10,14 @@ import click
 import uvloop
 
 from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_plaintext
+from p2pcast.errors import UsageError
 
 
 @click.command()
-@click.argument("hub", type=Address(None, 7077))
+@click.argument("hub", type=Address(None, 7077), required=False)
+@click.option(
+    "--from", "mirror", metavar="URL", help="The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER: where no hub is in reach."
+)
 @click.option("--token-file", type=PATH, help="The join token, as `p2pcast seed` wrote it; or P2PCAST_TOKEN.")
 @click.option(
     "--install",
@@ -63,7 +67,8 @@ from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_pl
 )
 @plaintext
 def join(
-    hub: tuple[str, int],
+    hub: tuple[str, int] | None,
+    mirror: str | None,
     token_file: Path | None,
     targets: tuple[str, ...],
     base: Path | None,
@@ -85,7 +90,7 @@ def join(
     role: Literal["lead", "member"] | None,
     plaintext: bool,
 ) -> None:
-    """Receive every version from the run at HUB, pass it on, and install it."""
+    """Receive every version from the run at HUB, pass it on, and install it. Without HUB, follow the run's mirror (--from) alone."""
     from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
@@ -93,6 +98,10 @@ def join(
     from rollout_node.targets import check, check_span
 
     require_plaintext(plaintext)
+    if hub is None and mirror is None:
+        raise UsageError("a HUB to join is needed, or the run's mirror: --from URL")
+    if hub is None and engine is not None:
+        raise UsageError("--engine needs a HUB: it is the hub that tells members where their lead is")
     for target in targets:
         check(target)
     check_span(targets, engine, role)
@@ -100,6 +109,7 @@ def join(
     folder = state or state_home() / f"peer-{named}"
     config = PeerConfig(
         hub=hub,
+        mirror=mirror,
         token=Token.parse(read_token(token_file)),
         targets=targets,
         state=folder,

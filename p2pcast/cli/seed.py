@@ -57,6 +57,13 @@ from p2pcast.errors import UsageError
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
 @click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
+@click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
+@click.option(
+    "--mirror-rate",
+    type=Rate(),
+    metavar="RATE",
+    help="Upload to the mirror at this rate, whatever else goes on.  [default: in the gaps of live traffic]",
+)
 @plaintext
 def seed(
     checkpoints: Path | None,
@@ -74,6 +81,8 @@ def seed(
     codec: str,
     max_lag: int | None,
     token_file: Path | None,
+    mirror: str | None,
+    mirror_rate: float | None,
     plaintext: bool,
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
@@ -86,6 +95,8 @@ def seed(
     require_plaintext(plaintext)
     if commit != "barrier" and (barrier_timeout, barrier_quorum) != (None, None):
         raise UsageError("--barrier-timeout and --barrier-quorum need --commit barrier")
+    if mirror_rate is not None and mirror is None:
+        raise UsageError("--mirror-rate needs --mirror")
     folder = state or state_home() / "hub"
     config = HubConfig(
         checkpoints=checkpoints,
@@ -103,6 +114,8 @@ def seed(
         codec=codec,
         max_lag=max_lag,
         token_file=token_file or (folder / "token"),
+        mirror=mirror,
+        mirror_bps=mirror_rate,
     )
 
     keep_freed_memory()

@@ -33,6 +33,14 @@ DISK_THREADS = 2
 """One for writing, one for children that read old pieces."""
 
 
+class Sender(Protocol):
+    """Where an artifact comes from that is no parent: it ends by itself what it began."""
+
+    live: bool
+
+    def pushes(self, artifact: bytes) -> bool: ...
+
+
 class NodeOwner(Protocol):
     """What a hub or a peer wants to know of its node. Called on the loop."""
 
@@ -59,7 +67,7 @@ class Holding:
     artifact: Artifact
     log: Log
     stored: PieceSet = field(default_factory=PieceSet)
-    source: Upstream | None = None
+    source: Upstream | Sender | None = None
     """The parent that sends it, while it is incomplete."""
     finished: bool = False
     """``on_complete`` was called."""
@@ -158,7 +166,7 @@ class Node:
     def add_layout(self, layout: Layout) -> None:
         self.layouts[layout.layout_id] = layout
 
-    def open(self, open_signed: bytes, source: Upstream | None, log: Log | None = None) -> Holding:
+    def open(self, open_signed: bytes, source: Upstream | Sender | None, log: Log | None = None) -> Holding:
         """A new artifact, from a parent or (with ``log``) made here. Raises IntegrityError, LocalError."""
         record = Open.from_signed(open_signed, self.run_key)
         known = self.holdings.get(record.artifact)
