@@ -25,10 +25,10 @@ MODULE = "netem.broadcast.contenders"
 class Agent:
     """Raises LocalError when it ends early or says nothing in time."""
 
-    def __init__(self, net: Emulated, host: str, role: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, net: Emulated, host: str, role: str, settings: Mapping[str, Any], module: str = MODULE) -> None:
         self.host = host
         leash = [sys.executable, "-m", "p2pcast.demo.leash", str(os.getpid()), "0"]
-        words = [*leash, *net.inside(host), sys.executable, "-m", MODULE, role, json.dumps(settings)]
+        words = [*leash, *net.inside(host), sys.executable, "-m", module, role, json.dumps(settings)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
@@ -85,8 +85,9 @@ class Agent:
 class Agents:
     """All of one rival, by host; ends them with the block."""
 
-    def __init__(self, net: Emulated) -> None:
+    def __init__(self, net: Emulated, module: str = MODULE) -> None:
         self._net = net
+        self._module = module
         self.agents: dict[str, Agent] = {}
 
     def __enter__(self) -> Agents:
@@ -97,7 +98,7 @@ class Agents:
             agent.close()
 
     def start(self, host: str, role: str, settings: Mapping[str, Any]) -> None:
-        self.agents[host] = Agent(self._net, host, role, settings)
+        self.agents[host] = Agent(self._net, host, role, settings, self._module)
 
     def tell(self, **order: Any) -> None:
         for agent in self.agents.values():

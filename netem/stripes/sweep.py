@@ -1,0 +1,103 @@
+"""Links of every number of stripes, one after the other, over one emulated way. Run by a backend where netem is (``netem.uml``, or this kernel)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from netem.broadcast.agents import Agents
+from netem.calibration import measure
+from netem.description import Host, Link, Network
+from netem.namespaces import Namespaces, namespaces
+from p2pcast.transport.sockets import settled
+
+MODULE = "netem.stripes.ends"
+IDLE_S = 0.4
+IDLE_ROUND_TRIPS = 4
+"""Before each version: longer than TCP's retransmission timer, so a window is taken back as it is between real versions."""
+CALIBRATIONS = 3
+"""A busy machine may spoil the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One way, and the links tried on it. ``limit``: of the time that the payload takes at the full rate, for a version; what has come by then counts."""
+
+    rate_bps: float
+    rtt_s: float
+    loss: float
+    payload_bytes: int
+    stripes: tuple[int, ...]
+    congestion: tuple[str, ...]
+    buffers: tuple[int | None, ...]
+    rounds: int
+    limit: float
+
+    @property
+    def ideal_s(self) -> float:
+        return 8 * self.payload_bytes / self.rate_bps
+
+
+def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """First ``{calibration: …}``, then ``{row: …}`` for each link; none where the way is not what was asked for. Raises LocalError, UsageError."""
+    given = Sweep(**{k: tuple(v) if isinstance(v, list) else v for k, v in argument.items()})
+    for name in given.congestion:
+        settled(name)
+    # All of the way lies before the receiver, but for the acknowledgements' half.
+    link = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
+    with namespaces(Network((Host("parent"), Host("child", link)))) as net:
+        for number in range(CALIBRATIONS):
+            measured = [m.document() for m in measure(net)]
+            if not any(m["faults"] for m in measured):
+                break
+        yield {"calibration": measured, "tries": number + 1}
+        if any(m["faults"] for m in measured):
+            return
+        with Agents(net, MODULE) as agents:
+            for name in ("parent", "child"):
+                agents.start(name, name, {})
+            agents.answers("ready")
+            for congestion in given.congestion:
+                for buffer_bytes in given.buffers:
+                    for stripes in given.stripes:
+                        yield {"row": _link(net, agents, given, stripes, congestion, buffer_bytes)}
+
+
+def _link(
+    net: Namespaces, agents: Agents, given: Sweep, stripes: int, congestion: str, buffer_bytes: int | None
+) -> dict[str, Any]:
+    parent, child = agents.agents["parent"], agents.agents["child"]
+    common = {
+        "key": secrets.token_hex(32), "secret": secrets.token_hex(20), "bytes": given.payload_bytes,
+        "congestion": congestion, "buffer_bytes": buffer_bytes,
+    }  # fmt: skip
+    parent.tell(**common)
+    port = parent.answer("listening")
+    child.tell(**common, address=net.network.address("parent"), port=port, stripes=stripes)
+    child.answer("attached")
+    limit_s = given.limit * given.ideal_s + given.rtt_s
+    goodputs: list[float] = []
+    left = None
+    for _ in range(given.rounds):
+        parent.tell(prepare=True)
+        parent.answer("prepared")
+        time.sleep(IDLE_S + IDLE_ROUND_TRIPS * given.rtt_s)
+        parent.tell(publish=True)
+        child.tell(wait=limit_s, fresh=True)
+        began, received = parent.answer("began"), child.answer("received")
+        goodputs.append(8 * received["bytes"] / (received["at"] - began))
+        left = received["left"]
+        if not received["whole"]:
+            break
+    parent.tell(close=True)
+    child.tell(close=True)
+    sent = parent.answer("sent")
+    child.answer("closed")
+    return {
+        "rtt_s": given.rtt_s, "loss": given.loss, "rate_bps": given.rate_bps, "congestion": congestion, "stripes": stripes,
+        "buffer_bytes": buffer_bytes, "goodputs_bps": [round(g) for g in goodputs], "whole": received["whole"], "left": left,
+        "retransmitted": sent["retransmitted_bytes"] / max(1, sent["sent_bytes"]),
+    }  # fmt: skip
