@@ -49,11 +49,11 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     # All of the way lies before the receiver, but for the acknowledgements' half.
     link = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
     with namespaces(Network((Host("parent"), Host("child", link)))) as net:
-        for number in range(CALIBRATIONS):
+        for tries in range(1, CALIBRATIONS + 1):
             measured = [m.document() for m in measure(net)]
             if not any(m["faults"] for m in measured):
                 break
-        yield {"calibration": measured, "tries": number + 1}
+        yield {"calibration": measured, "tries": tries}
         if any(m["faults"] for m in measured):
             return
         with Agents(net, MODULE) as agents:
