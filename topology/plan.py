@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import fsum
 from statistics import median
 
+from topology.mending import Links, mend
 from topology.model import (
     DEFAULT_NETWORK,
     TYPICAL_PAYLOAD_BYTES,
@@ -40,18 +41,19 @@ def make_plan(
     payload_bytes: float = TYPICAL_PAYLOAD_BYTES,
     network: Network = DEFAULT_NETWORK,
     anew: bool = True,
+    links: Links | None = None,
 ) -> Plan:
     """A plan that reaches every member once.
 
     With a `previous` plan: those gone are cut out, newcomers appended at the shortest chains' tails, and the rest stays as it is, unless that
     predicts a gain above `GAMMA`; when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
-    matter, ties go by id. `anew`: whether all may be dealt anew, where no repair brings that gain.
+    matter, ties go by id. `anew`: whether all may be dealt anew, where no repair brings that gain. `links`: who may feed whom, where not everybody may.
 
     Raises PlanError for a member listed twice, an uplink not above 0, or a changed plan whose epoch is not above the previous one's.
     """
     table = by_id(members)
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
-    planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table))
+    planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table), links)
     if previous is None:
         return planner.repaired(planner.deal(epoch))[0]
     best, kept = planner.repaired(planner.keep(previous))
@@ -85,6 +87,10 @@ class _Planner:
     payload_bytes: float
     network: Network
     rank: Callable[[Member], tuple[bool, float, str]]
+    links: Links | None
+
+    def mended(self, plan: Plan) -> Plan:
+        return plan if self.links is None else mend(plan, self.links, self.chains)
 
     def predict(self, plan: Plan) -> Prediction:
         return predict_at(plan, self.table, self.rates, self.payload_bytes, self.uplink_bps, self.network)
@@ -103,7 +109,7 @@ class _Planner:
             for member in self._in_regions(forwarders[first :: self.chains]):
                 parent[member.id] = above
                 above = member.id
-        return grow(Plan(epoch, parent), ranked[len(forwarders) :], self.chains)
+        return self.mended(grow(Plan(epoch, parent), ranked[len(forwarders) :], self.chains))
 
     def keep(self, previous: Plan) -> Plan:
         """The previous plan with the fewest changes that today's members ask for."""
@@ -113,7 +119,7 @@ class _Planner:
         leaves = frozenset(m.id for m in table.values() if m.leaf and m.id in kept)
         if leaves != kept.leaves:
             kept = kept.changed(kept.epoch, {}, leaves=leaves)
-        return grow(kept, sorted((m for m in table.values() if m.id not in kept), key=self.rank), self.chains)
+        return self.mended(grow(kept, sorted((m for m in table.values() if m.id not in kept), key=self.rank), self.chains))
 
     def repaired(self, plan: Plan) -> tuple[Plan, Prediction]:
         """The plan after every repair that is worth its moves, the cheaper kind first; and what is predicted of it."""
@@ -125,7 +131,7 @@ class _Planner:
         before = self.predict(plan)
         untried = list(repairs)
         while untried:
-            candidate = untried.pop(0)(plan)
+            candidate = self.mended(untried.pop(0)(plan))
             if candidate.parent == plan.parent:
                 continue
             after = self.predict(candidate)

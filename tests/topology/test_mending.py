@@ -1,0 +1,88 @@
+"""Plans in which not everybody can be linked to everybody."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topology.mending import mend
+from topology.plan import make_plan
+from topology.rebuild import moves, validate
+from topology.tree import ROOT, Member, Plan
+
+MBIT = 1e6
+
+
+def no_two_of(shut: set[str]):
+    """Two behind NATs cannot be linked."""
+    return lambda above, below: not (above in shut and below in shut)
+
+
+def sound(plan: Plan, links) -> bool:
+    return all(above == ROOT or links(above, peer) for peer, above in plan.parent.items())
+
+
+def test_a_plan_that_is_right_is_left_alone() -> None:
+    plan = Plan((1, 1), {"a": ROOT, "b": "a"})
+    assert mend(plan, no_two_of({"b"}), 1) is plan
+
+
+def test_who_cannot_be_linked_goes_to_a_tail_with_all_below() -> None:
+    plan = Plan((1, 1), {"n": ROOT, "m": "n", "c": "m", "a": ROOT, "b": "a"})
+    mended = mend(plan, no_two_of({"n", "m"}), 2)
+    assert moves(plan, mended) == [("m", "b")]
+    assert mended.parent["c"] == "m"
+
+
+def test_it_begins_a_chain_where_there_are_too_few() -> None:
+    plan = Plan((1, 1), {"n": ROOT, "m": "n"})
+    assert mend(plan, no_two_of({"n", "m"}), 2).parent["m"] == ROOT
+
+
+def test_where_all_tails_are_out_of_reach_it_is_a_second_child_as_low_as_possible() -> None:
+    plan = Plan((1, 1), {"a": ROOT, "b": "a", "n": "b", "m": "n"})
+    assert mend(plan, no_two_of({"n", "m"}), 1).parent["m"] == "b"
+    leafy = Plan((1, 1), {"a": ROOT, "l": "a", "b": ROOT, "c": "b", "n": "c", "m": "n"}, frozenset("l"))
+    assert mend(leafy, no_two_of({"n", "m"}), 2).parent["m"] == "a", "beside a leaf it slows nobody down"
+
+
+def test_where_nobody_can_be_linked_the_hub_feeds_all() -> None:
+    members = [Member(f"p{i}") for i in range(9)]
+    shut = {m.id for m in members}
+    plan = make_plan(members, 200 * MBIT, epoch=(1, 1), links=no_two_of(shut))
+    assert set(plan.parent.values()) == {ROOT}
+
+
+@st.composite
+def fleets(draw: st.DrawFn):
+    size = draw(st.integers(1, 14))
+    members = [
+        Member(f"p{i:02}", bps=draw(st.sampled_from([None, 20e6, 100e6])), leaf=draw(st.integers(0, 5)) == 0) for i in range(size)
+    ]
+    ids = [m.id for m in members]
+    apart = draw(st.sets(st.tuples(st.sampled_from(ids), st.sampled_from(ids)), max_size=40))
+    return members, lambda above, below: (above, below) not in apart and (below, above) not in apart
+
+
+@given(fleets(), st.sampled_from([50e6, 300e6]), st.integers(1, 14))
+def test_whatever_is_planned_can_be_linked(fleet, uplink, before) -> None:
+    members, links = fleet
+    plan = make_plan(members, uplink, epoch=(1, 1), links=links)
+    validate(plan, members)
+    assert sound(plan, links)
+    assert make_plan(members, uplink, epoch=(1, 2), previous=plan, links=links) is plan, "a plan that is mended stays"
+    previous = make_plan(members[:before], uplink, epoch=(1, 1))
+    after = make_plan(members, uplink, epoch=(1, 2), previous=previous, links=links)
+    validate(after, members)
+    assert sound(after, links)
+
+
+@given(fleets(), st.integers(1, 4))
+def test_nobody_else_moves(fleet, chains) -> None:
+    members, links = fleet
+    plan = make_plan(members, 100e6 * chains, epoch=(1, 1))
+    mended = mend(plan, links, chains)
+    assert {peer for peer, _ in moves(plan, mended)} == {
+        p for p, above in plan.parent.items() if above != ROOT and not links(above, p)
+    }
+    assert mend(mended, links, chains) is mended

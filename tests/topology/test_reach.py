@@ -1,0 +1,152 @@
+"""Who can dial whom: known ahead from families and from the hub's own tries, and learnt from what peers tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from topology.reach import FORGET_S, MOST_S, Reach, Way
+from topology.tree import ROOT
+
+V4, V6 = Way(("203.0.113.1", 7), 4), Way(("2001:db8::1", 7), 6)
+
+
+def way(n: int, **fields) -> Way:
+    return Way((f"203.0.113.{n}", 7), 4, **fields)
+
+
+@pytest.fixture
+def reach() -> Reach:
+    """Two that answer, in two places."""
+    reach = Reach()
+    for n, name in enumerate("ab", 1):
+        reach.join(name, f"site-{n}", [way(n)], [4])
+        reach.answered(name, way(n).address, True)
+    return reach
+
+
+def shut_in(reach: Reach, name: str, n: int, site: str | None = None) -> None:
+    """Behind a NAT that lets nobody in."""
+    reach.join(name, site or f"site-{n}", [way(n)], [4])
+    reach.answered(name, way(n).address, False)
+
+
+def test_where_all_answer_nothing_needs_a_look(reach) -> None:
+    assert reach.plain
+    assert reach.dials("a", "b", 0)
+    assert reach.links(ROOT, "a", 0)
+
+
+def test_one_that_answers_nobody_may_feed_whom_it_can_dial(reach) -> None:
+    shut_in(reach, "n", 9)
+    assert reach.shut("n")
+    assert not reach.plain
+    assert not reach.dials("a", "n", 0)
+    assert reach.dials("n", "a", 0)
+    assert reach.links("n", "a", 0)
+    assert reach.links("a", "n", 0)
+
+
+def test_of_two_that_answer_nobody_neither_feeds_the_other_unless_they_are_at_one_site(reach) -> None:
+    shut_in(reach, "n", 9)
+    shut_in(reach, "m", 8)
+    shut_in(reach, "k", 7, "site-9")
+    assert not reach.links("n", "m", 0)
+    assert not reach.links("m", "n", 0)
+    assert reach.links("n", "k", 0)
+    assert reach.links(ROOT, "n", 0)
+
+
+def test_what_is_not_known_yet_is_hoped_for(reach) -> None:
+    reach.join("n", "site-9", [way(9), V6], [4, 6])
+    assert reach.dials("a", "n", 0)
+    reach.answered("n", way(9).address, False)
+    assert reach.dials("a", "n", 0), "one address is still to be tried"
+    reach.answered("n", V6.address, False)
+    assert not reach.dials("a", "n", 0)
+
+
+def test_a_hub_that_reaches_nobody_proves_nothing_until_a_peer_confirms_it() -> None:
+    reach = Reach()
+    shut_in(reach, "n", 9)
+    shut_in(reach, "m", 8)
+    assert reach.plain
+    reach.unreached("m", "n", 0)
+    assert reach.shut("n")
+    assert not reach.shut("m")
+    reach.reached("m", "n")
+    assert not reach.shut("n"), "somebody got in after all"
+    assert reach.plain
+
+
+def test_the_first_that_answers_lends_weight_to_those_that_do_not() -> None:
+    reach = Reach()
+    shut_in(reach, "n", 9)
+    assert not reach.shut("n")
+    reach.join("a", "site-1", [way(1)], [4])
+    reach.answered("a", way(1).address, True)
+    assert reach.shut("n")
+    reach.leave("a")
+    assert not reach.shut("n")
+
+
+def test_one_failed_try_is_remembered_for_a_while_and_the_next_for_longer(reach) -> None:
+    reach.unreached("a", "b", 100.0)
+    assert not reach.dials("a", "b", 100.0 + FORGET_S - 1)
+    assert reach.dials("b", "a", 100.0)
+    assert reach.links("b", "a", 100.0), "b can dial a"
+    reach.unreached("b", "a", 100.0)
+    assert not reach.links("a", "b", 101.0)
+    assert reach.dials("a", "b", 100.0 + FORGET_S)
+    reach.unreached("a", "b", 200.0)
+    assert not reach.dials("a", "b", 200.0 + 2 * FORGET_S - 1)
+    for _ in range(20):
+        reach.unreached("a", "b", 1000.0)
+    assert reach.dials("a", "b", 1000.0 + MOST_S)
+    reach.reached("a", "b")
+    assert reach.dials("a", "b", 1000.0)
+
+
+def test_what_was_learnt_of_one_that_left_is_forgotten(reach) -> None:
+    reach.unreached("a", "b", 0)
+    reach.join("b", "site-2", [way(2)], [4])
+    assert reach.dials("a", "b", 1)
+    assert reach.plain
+    reach.unreached("a", "nobody", 0)
+    reach.answered("nobody", way(1).address, False)
+    reach.answered("a", ("10.9.9.9", 1), False)
+    assert reach.plain
+
+
+def test_families(reach) -> None:
+    """One of IPv6 alone and one of IPv4 alone never meet; one that has both feeds either."""
+    reach.join("six", "site-6", [V6], [6])
+    reach.join("both", "site-7", [V6, way(7)], [4, 6])
+    reach.join("name", "site-8", [Way(("peer.example", 7))], [6])
+    assert not reach.plain
+    assert not reach.links("a", "six", 0)
+    assert reach.links("both", "six", 0)
+    assert reach.links("both", "a", 0)
+    assert reach.links("name", "a", 0), "a name may lead anywhere"
+    assert reach.ways("a", "both") == [way(7).address]
+
+
+def test_the_likeliest_address_comes_first(reach) -> None:
+    outside, inside, advertised = way(5), Way(("192.168.1.5", 7), 4, own=True), way(6)
+    reach.join("n", "site-5", [outside, inside, advertised], [4])
+    assert reach.ways("a", "n") == [outside.address, inside.address, advertised.address]
+    reach.answered("n", outside.address, False)
+    reach.answered("n", advertised.address, True)
+    assert reach.ways("a", "n") == [advertised.address, inside.address, outside.address]
+    reach.join("m", "site-5", [], [4])
+    assert reach.ways("m", "n")[0] == inside.address, "at one site its own address is nearest"
+    assert reach.ways("m", "nobody") == []
+    assert reach.answers("n")[0] == (outside.address, False)
+
+
+def test_loopback_is_for_the_hubs_own_machine(reach) -> None:
+    loopback = Way(("127.0.0.1", 7), 4, loopback=True)
+    reach.join("n", "127.0.0.1", [loopback], [4], beside_hub=True)
+    reach.join("m", "127.0.0.1", [loopback], [4], beside_hub=True)
+    assert reach.dials("m", "n", 0)
+    assert not reach.dials("a", "n", 0)
+    assert reach.dials("n", "a", 0)
