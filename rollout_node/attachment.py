@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from p2pcast.addresses import show_address
 from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
-from p2pcast.transport.dial import dial
-from p2pcast.wire.connection import Identity
+from rollout_node.dialling import Dialling, Place
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -29,11 +28,12 @@ RETRY_MAX_S = 3.0
 LOOP_RETRY_S = 0.1
 LOOP_TRIES = 20
 HEAD_START_S = 0.3
-"""For a candidate to answer, before the next one is dialled too: half of what it takes to bring a link up at a round trip of 150 ms."""
+"""For a candidate to answer, before the next one is dialled too, while a transfer runs: half of what it takes to bring a link up at a round trip of 150 ms."""
+CALM_S = 1.5
+"""And while nothing is on its way here: nobody waits, and a parent that is busy is not to be passed by."""
 SHUN_S = 5.0
 """A candidate that failed is the last choice for so long, unless a new plan names it."""
 
-Place = tuple[bytes, str, int]
 Epoch = tuple[int, int]
 
 
@@ -50,11 +50,10 @@ class Attachment:
     def __init__(
         self,
         node: Node,
-        identity: Identity,
+        dialling: Dialling,
         hub: Callable[[], Place],
         stripes: int,
         changed: Callable[[], None],
-        tls: ssl.SSLContext | None,
     ) -> None:
         self.orders = Orders()
         self.parent: bytes | None = None
@@ -66,11 +65,10 @@ class Attachment:
         self.moved_at = 0.0
         """When a parent was last found or lost."""
         self._node = node
-        self._identity = identity
+        self._dialling = dialling
         self._hub = hub
         self._stripes = stripes
         self._changed = changed
-        self._tls = tls
         self._shunned: dict[bytes, float] = {}
         self._moving = False
         """The link was closed for a new plan: that is no fault of the parent."""
@@ -187,6 +185,7 @@ class Attachment:
         """Dial one after the other, each with a head start; the first link that is up. Those that failed or were overtaken are shunned."""
         loop = asyncio.get_running_loop()
         left = list(places)
+        head_start_s = HEAD_START_S if self._node.wants() else CALM_S
         dials: dict[asyncio.Task[Upstream | None], Place] = {}
         try:
             while left or dials:
@@ -194,9 +193,9 @@ class Attachment:
                     place = left.pop(0)
                     dials[asyncio.create_task(self._attach(place, live=True), name=f"dial {place[1]}:{place[2]}")] = place
                 # The last one is waited for; but if it takes long we are orphans meanwhile.
-                started, timeout_s = loop.time(), None if self._orphaned.is_set() and not left else HEAD_START_S
+                started, timeout_s = loop.time(), None if self._orphaned.is_set() and not left else head_start_s
                 done, _ = await asyncio.wait(dials, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done and not left and loop.time() - started >= HEAD_START_S:
+                if not done and not left and loop.time() - started >= head_start_s:
                     self._orphaned.set()
                 for task in done:
                     place, upstream = dials.pop(task), task.result()
@@ -272,21 +271,10 @@ class Attachment:
 
     async def _attach(self, place: Place, *, live: bool, beside: bool = False) -> Upstream | None:
         """A link that is up, not started yet."""
-        node, host, port = place
         upstream = Upstream(self._node, live=live, beside=beside)
         try:
-            upstream.link = await dial(
-                upstream,
-                host,
-                port,
-                self._identity,
-                purpose="data",
-                role="child",
-                stripes=self._stripes,
-                expect=node,
-                tls=self._tls,
-            )
+            upstream.link = await self._dialling.reach(upstream, place, self._stripes)
         except P2PCastError as error:
-            logger.info("cannot attach to %s:%d: %s", host, port, error)
+            logger.info("cannot attach to %s: %s", show_address(*place[1:]), error)
             return None
         return upstream

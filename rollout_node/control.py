@@ -100,6 +100,18 @@ class Control:
                     logger.debug("hub: %s", error)
             logger.info("back at the hub")
 
+    def say(self, kind: Type, body: Body) -> bool:
+        """False when the hub is out of reach."""
+        if self._link is None or self._link.closed:
+            return False
+        self._link.send(kind, body)
+        return True
+
+    @property
+    def own_host(self) -> str:
+        """The address from which this machine speaks to the hub."""
+        return "" if self._link is None else self._link.own_host
+
     def changed(self) -> None:
         """Something worth a report at once."""
         self._changed.set()

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from p2pcast import metrics
-from p2pcast.addresses import show_address
+from p2pcast import limits, metrics
+from p2pcast.addresses import family_of, may_be_told, show_address
 from p2pcast.artifact.records import Open, run_id
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up
@@ -37,10 +37,11 @@ from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.log import Log
 from p2pcast.store.store import Store
+from p2pcast.transport.binding import own_hosts, told
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.version import Version
-from p2pcast.wire.connection import Identity
+from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
 from rollout_node.attachment import Attachment
@@ -49,6 +50,7 @@ from rollout_node.catalog import Catalog
 from rollout_node.chronicle import Chronicle
 from rollout_node.companions import Lead
 from rollout_node.control import Control
+from rollout_node.dialling import Dialling
 from rollout_node.following import Following
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.led import LedInstaller
@@ -76,7 +78,8 @@ class PeerConfig:
     base: Path | None = None
     region: str = ""
     listen: tuple[str, int] = ("", 0)
-    advertise: tuple[str, int] | None = None
+    advertise: tuple[tuple[str, int], ...] = ()
+    """None: as the hub sees this peer, and addresses of its own."""
     http: tuple[str, int] = ("127.0.0.1", 0)
     stripes: int = 4
     kv: Kv = "recompute"
@@ -143,6 +146,7 @@ class Peer:
             self._ends.push_async_callback(self.listener.stop)
         self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls, config.engine)
         self._ends.push_async_callback(self.control.leave)
+        self.dialling = Dialling(identity, self.control.say, config.tls)
         if config.base is not None:
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
@@ -161,7 +165,7 @@ class Peer:
             logger.info(
                 "version %s: %.1f MB of it were received before", holding.open.version, part.held.count * holding.open.piece / 1e6
             )
-        self.attachment = Attachment(self.node, identity, self._hub, config.stripes, self._attached, config.tls)
+        self.attachment = Attachment(self.node, self.dialling, self._hub, config.stripes, self._attached)
         self.socket = InstallSocket(config.state / "install.sock", self)
         targets = Targets(
             self.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
@@ -231,6 +235,7 @@ class Peer:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self.control.run(), name="control")
+            group.create_task(self.dialling.run(), name="dialling")
             group.create_task(self._attach(), name="attachment")
             group.create_task(self.following.stage(), name="staging")
             group.create_task(self.following.fetch(), name="fetching")
@@ -269,6 +274,10 @@ class Peer:
         elif kind is Type.PLAN:
             parent = None if body["parent"] is None else (body["parent"], body["host"], body["port"])
             self.attachment.order((body["epoch"][0], body["epoch"][1]), parent, [(n, h, p) for n, h, p in body["backups"]])
+        elif kind is Type.WAYS:
+            self.dialling.told(body)
+        elif kind is Type.CALLED:
+            self.dialling.called(body, self.downstream)
         elif kind is Type.NEIGHBOURS:
             self.attachment.introduce([(n, h, p) for n, h, p in body["peers"]])
         elif kind is Type.CATALOG:
@@ -330,11 +339,15 @@ class Peer:
             self.node.abort(holding)
 
     def _join_body(self) -> Body:
-        host, port = self.config.advertise or ("", self.listener.address[1])
+        config, port = self.config, self.listener.address[1]
+        own = [host for host in dict.fromkeys([self.control.own_host, *own_hosts()]) if may_be_told(host)]
+        ways = config.advertise or [(host, port) for host in told(config.listen, own)]
         return {
-            "name": self.config.name,
-            "region": self.config.region,
-            "listen": [host, port],
+            "name": config.name,
+            "region": config.region,
+            "listen": list(config.advertise[0] if config.advertise else ("", port)),
+            "ways": [list(way) for way in ways[: limits.MAX_WAYS]],
+            "families": sorted({family for host in own if (family := family_of(host)) is not None}),
             "held": None if self.staged is None else list(self.staged),
         }
 
@@ -453,6 +466,9 @@ class Peer:
             raise RemoteError("a peer has no control connections; dial the hub")
         if not hasattr(self, "downstream"):
             raise RetryableError("not joined yet")
+        if hello["role"] == PARENT:
+            self.dialling.accept(link, hello)
+            return
         link.owner = self.downstream
         self.downstream.accept(link)
 

@@ -28,12 +28,19 @@ class PeerView:
         peer = self._peer
         return self._progress_of_all() | {
             "parent": peer.attachment.parent,
+            "link": self._link(),
             "staged": None if peer.staged is None else list(peer.staged),
             "committed": None if (c := peer.committed) is None else list(c),
             "transfer": transfer,
             "cores": peer.staging.workers,
             "http": list(peer.http.address),
         }
+
+    def _link(self) -> Document | None:
+        """How the link to the parent came about."""
+        if (live := self._peer.attachment.feeding) is None:
+            return None
+        return {"dialled_by": "child" if live.link.dialled else "parent", "address": live.link.address}
 
     def ready(self) -> tuple[bool, str]:
         peer = self._peer
@@ -73,6 +80,7 @@ class PeerView:
             "hub": None if config.hub is None else {"address": show_address(*config.hub), "connected": peer.control.connected},
             "mirror": None if peer.mirrored is None else peer.mirrored.status(),
             "parent": None if parent is None else parent.hex(),
+            "link": self._link(),
             "staged": None if staged is None else str(staged),
             "committed": None if (c := peer.committed) is None else str(c),
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),

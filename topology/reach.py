@@ -23,7 +23,7 @@ BOTH: Final = frozenset({4, 6})
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Contact:
     """An address of a peer. ``family`` None: a name, which may have addresses of both. ``own``: of its own network, and perhaps of no meaning outside.
     ``loopback``: within one machine, the hub's."""
 
@@ -37,7 +37,7 @@ class Way:
 class _Known:
     site: str
     families: frozenset[int]
-    ways: tuple[Way, ...]
+    ways: tuple[Contact, ...]
     beside_hub: bool
     """On the hub's machine."""
     answers: dict[Address, bool] = field(default_factory=dict)
@@ -63,9 +63,11 @@ class Reach:
         self._heard = 0
         """Peers that have answered the hub."""
         self._families: Counter[frozenset[int]] = Counter()
+        self.turn = 0
+        """Grows when somebody turns out to be harder or easier to reach than was thought: what peers were told of it is old then."""
 
     def join(
-        self, peer: str, site: str, ways: Iterable[Way], families: Iterable[int] = BOTH, *, beside_hub: bool = False
+        self, peer: str, site: str, ways: Iterable[Contact], families: Iterable[int] = BOTH, *, beside_hub: bool = False
     ) -> None:
         """``site``: peers of one site are likely to reach each other, whatever keeps others out. ``ways`` in the order in which to try them."""
         self.leave(peer)
@@ -90,6 +92,8 @@ class Reach:
         known = self._known.get(peer)
         if known is None or address not in {way.address for way in known.ways}:
             return
+        if answers is not known.answers.get(address, True):
+            self.turn += 1
         heard, before = self._heard, any(known.answers.values())
         known.answers[address] = answers
         self._heard += any(known.answers.values()) - before
@@ -97,10 +101,12 @@ class Reach:
 
     def reached(self, dialler: str, peer: str) -> None:
         """``dialler`` has a link to ``peer`` that it dialled."""
-        self._missed.pop((dialler, peer), None)
+        if self._missed.pop((dialler, peer), None) is not None:
+            self.turn += 1
         mine, known = self._known.get(dialler), self._known.get(peer)
         if mine is not None and known is not None and mine.site != known.site and not known.reached:
             known.reached, known.missed = True, False
+            self.turn += peer in self._shut
             self._judge([peer])
 
     def unreached(self, dialler: str, peer: str, now: float) -> None:
@@ -111,6 +117,7 @@ class Reach:
         _, held_s = self._missed.get((dialler, peer), (0.0, FORGET_S / 2))
         held_s = min(MOST_S, 2 * held_s)
         self._missed[dialler, peer] = now + held_s, held_s
+        self.turn += 1
         if mine.site != known.site:
             known.missed, known.reached = True, False
             self._judge([peer])
@@ -152,6 +159,10 @@ class Reach:
             ranked = sorted(usable, key=lambda way: {True: 0, None: 1, False: 2}[known.answers.get(way.address)])
         return [way.address for way in ranked]
 
+    def silent(self) -> list[str]:
+        """Who has answered the hub nowhere."""
+        return [peer for peer, known in self._known.items() if known.answers_nowhere]
+
     def answers(self, peer: str) -> list[tuple[Address, bool | None]]:
         """Every address of ``peer``, and whether it answers the hub there; None: not known yet."""
         known = self._known.get(peer)
@@ -166,5 +177,5 @@ class Reach:
                 self._shut.discard(peer)
 
 
-def _usable(way: Way, dialler: _Known) -> bool:
+def _usable(way: Contact, dialler: _Known) -> bool:
     return (way.family is None or way.family in dialler.families) and (not way.loopback or dialler.beside_hub)

@@ -39,7 +39,7 @@ from p2pcast.store.store import Store
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.version import Version
-from p2pcast.wire.connection import Identity
+from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
 from topology.sideways import sideways
@@ -53,6 +53,7 @@ from trainer_node.fleet import Fleet
 from trainer_node.folders import Folders
 from trainer_node.hub_view import HubView
 from trainer_node.intake_session import Intake
+from trainer_node.lookout import Lookout, settle_in
 from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
 from trainer_node.mirroring import Mirroring
 from trainer_node.pace import Pace, laggards
@@ -162,7 +163,9 @@ class Hub:
         if self.config.mirror is not None:
             objects = Objects(self.config.mirror, run_folder(self.token.run))
             self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
-        self.listener = Listener(self, Identity(self.ident, "hub", self.token), self.config.tls)
+        identity = Identity(self.ident, "hub", self.token)
+        self.listener = Listener(self, identity, self.config.tls)
+        self.lookout = Lookout(self.membership.reach, identity, self.config.tls, self._looked)
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
@@ -185,6 +188,7 @@ class Hub:
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
             group.create_task(self._measure_uplink(), name="uplink")
+            group.create_task(self.lookout.run(), name="lookout")
             group.create_task(self.intake.run(), name="ranks")
             if self.mirroring is not None:
                 group.create_task(self.mirroring.run(), name="mirror")
@@ -385,6 +389,8 @@ class Hub:
 
     def accept_link(self, link: Link, hello: Body) -> None:
         if hello["purpose"] == "data":
+            if hello["role"] == PARENT:
+                raise RefusedError("a hub has no parent")
             link.owner = self.downstream
             self.downstream.accept(link)
         elif hello["purpose"] == "publish":
@@ -410,6 +416,7 @@ class Hub:
         now = time.monotonic()
         peer = Peer(ident, body["name"], body["region"], host or session.link.remote_host, port, now)
         peer.staged = None if body["held"] is None else Version.of(body["held"])
+        settle_in(peer, body, session.link.remote_host)
         engine = body["engine"]
         self.spans.join(ident, peer.name, None if engine is None else (engine[0], engine[1]), peer.place)
         old = self.sessions.pop(ident, None)
@@ -419,6 +426,7 @@ class Hub:
         session.peer = peer
         self.sessions[ident] = session
         self.membership.join(peer, now)
+        self.lookout.look(ident)
         target = self.memory["target"]
         session.link.send(
             Type.WELCOME,
@@ -467,10 +475,29 @@ class Hub:
             epoch = (
                 (seen[0], seen[1]) if isinstance(seen, list) and len(seen) == 2 and all(type(x) is int for x in seen) else (0, 0)
             )
-            if self.membership.moved(peer.ident, "" if parent == self.ident else parent.hex(), epoch):
+            above = "" if parent == self.ident else parent.hex()
+            if above:
+                made = (above, peer.ident) if peer.dialled_by_parent else (peer.ident, above)
+                self.membership.reach.reached(*made)
+                self.lookout.learnt()
+            if self.membership.moved(peer.ident, above, epoch):
                 self._send_plans()
         if moved_on:
             self._check_settled()
+
+    def called(self, session: Session, body: Body) -> None:
+        peer, target = session.peer, body["node"].hex()
+        assert peer is not None
+        if (other := self.sessions.get(target)) is not None and (ways := self.membership.reach.ways(target, peer.ident)):
+            called = {"node": session.link.remote, "stripes": body["stripes"], "ways": [list(way) for way in ways]}
+            other.link.send(Type.CALLED, called)
+
+    def missed(self, session: Session, node: bytes) -> None:
+        peer = session.peer
+        assert peer is not None
+        self.membership.reach.unreached(peer.ident, node.hex(), time.monotonic())
+        self.lookout.look(node.hex())
+        self.lookout.learnt()
 
     def left(self, session: Session, error: P2PCastError | None) -> None:
         peer = session.peer
@@ -531,11 +558,29 @@ class Hub:
         plan = self.membership.plan
         self.fleet.planned(plan, {p.ident: p.name for p in self.membership.peers.values()})
         beside = sideways(plan)
+        peers, reach, now = self.membership.peers, self.membership.reach, time.monotonic()
         for ident, session in self.sessions.items():
-            parent = self.membership.peers.get(plan.parent[ident])
-            backups = [self.membership.peers[b] for b in plan.backups(ident, BACKUPS) if b in self.membership.peers]
+            parent = peers.get(plan.parent[ident])
+            # Called by the hub alone may somebody dial whom he cannot be dialled by; so neighbours, who matter when it is gone, are of another kind.
+            backups = [
+                peers[b] for b in plan.backups(ident, BACKUPS) if b in peers and (reach.plain or reach.links(b, ident, now))
+            ]
+            neighbours = [peers[n] for n in beside[ident] if reach.plain or reach.dials(ident, n, now)]
+            named = [p for p in (parent, *backups, *neighbours) if p is not None]
+            if session.is_news(reach.turn, tuple(p.place for p in named)):
+                session.send_ways([self._ways(ident, p, now) for p in named])
             session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
-            session.send_neighbours([self.membership.peers[n].place for n in beside[ident]])
+            session.send_neighbours([n.place for n in neighbours])
+
+    def _ways(self, ident: str, peer: Peer, now: float) -> list[Any]:
+        reach = self.membership.reach
+        ways = reach.ways(ident, peer.ident)
+        return [bytes.fromhex(peer.ident), bool(ways) and reach.dials(ident, peer.ident, now), [list(way) for way in ways]]
+
+    def _looked(self) -> None:
+        """It turned out who can reach whom."""
+        self.membership.looked(time.monotonic())
+        self._send_plans()
 
     def _send_leads(self) -> None:
         for ident, engine, lead in self.spans.news():

@@ -95,6 +95,12 @@ class HubView:
             "name": peer.name,
             "node": peer.ident,
             "address": show_address(peer.host, peer.port),
+            "addresses": [
+                {"address": show_address(*address), "answers": answers}
+                for address, answers in hub.membership.reach.answers(peer.ident)
+            ],
+            "reachable": not hub.membership.reach.shut(peer.ident),
+            "link": peer.report.get("link"),
             "http": _http_of(peer),
             "region": peer.region,
             "parent": names.get(parent, "hub") if parent else "hub",

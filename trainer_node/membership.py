@@ -1,7 +1,8 @@
 """Who takes part, and which plan they follow: topology's decisions applied to live sessions.
 
 Promises: epochs only grow, across restarts too; a peer that dies moves only its orphans; one that re-attached by itself is believed if it
-knew the plan it left; a plan is replaced only for a gain that lasts, and whoever is slow is moved, never dropped. No I/O, time is passed in.
+knew the plan it left; a plan is replaced only for a gain that lasts, and whoever is slow is moved, never dropped; nobody is planned below a peer that it can't
+be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 from p2pcast.codec.choice import PEER_CORES, Way
 from p2pcast.version import Version
 from topology.laggards import Laggards, Patience, Stragglers
+from topology.mending import Links, mend
 from topology.model import DEFAULT_PEER_BPS, median_bps, number_of_chains, predict
 from topology.plan import make_plan
 from topology.rates import Rate, assumed_bps, settle
+from topology.reach import Contact, Reach
 from topology.rebuild import GAMMA, admit, adopt, excise, lower, straighten
 from topology.score import Score, Transfers, score
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
@@ -54,6 +57,19 @@ class Peer:
     """As it last reported them."""
     sent_epoch: Epoch = (0, 0)
     """The newest plan that said something new to it."""
+    site: str = ""
+    ways: tuple[Contact, ...] = ()
+    """Where it may be found; none: nothing is known of who can dial it, or whom it can."""
+    families: tuple[int, ...] = (4, 6)
+    """Of the addresses that it can dial."""
+    beside_hub: bool = False
+    """On the hub's machine."""
+
+    @property
+    def dialled_by_parent(self) -> bool:
+        """As it last reported."""
+        link = self.report.get("link")
+        return isinstance(link, dict) and link.get("dialled_by") == "parent"
 
     @property
     def place(self) -> tuple[bytes, str, int]:
@@ -70,6 +86,7 @@ class Membership:
         self._uplink_bps = uplink_bps
         self._chains = chains
         self.peers: dict[str, Peer] = {}
+        self.reach = Reach()
         self.plan = Plan(self._epoch(), {})
         self._history: dict[str, tuple[Transfers, Rate]] = {}
         """What was measured of peers that are gone: a peer that flaps does not start anew."""
@@ -117,7 +134,10 @@ class Membership:
         self.peers[peer.ident] = peer
         leaf = peer.ident in self._laggards.detached
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
-        self.plan = admit(self.plan, member, chains=self._number_of_chains(), region_of=self._region_of, epoch=self._next())
+        if peer.ways:
+            self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
+        plan = admit(self.plan, member, chains=self._number_of_chains(), region_of=self._region_of, epoch=self._next())
+        self.plan = self._mended(plan, now)
 
     def leave(self, ident: str, now: float, *, failed: bool = False) -> None:
         peer = self.peers.pop(ident, None)
@@ -132,7 +152,8 @@ class Membership:
         self._samples.pop(ident, None)
         self._stragglers.forget(ident)
         self._lowered.discard(ident)
-        self.plan = excise(self.plan, [ident], epoch=self._next())
+        self.reach.leave(ident)
+        self.plan = self._mended(excise(self.plan, [ident], epoch=self._next()), now)
 
     def moved(self, ident: str, parent: str, epoch: Epoch) -> bool:
         """A peer says whom it is attached to. True when that made a new plan."""
@@ -180,14 +201,19 @@ class Membership:
             straight = straighten(self.plan, self._number_of_chains())
             if straight is self.plan:
                 return False
-            self.plan = straight.under(self._next())
+            self.plan = self._mended(straight.under(self._next()), now)
             return True
         self._lowered.add(ident)
         self._rates[ident] = self.rate(ident).own(bps)
         self._middle_bps = None
         member = Member(ident, self.peers[ident].region, leaf=True)
-        self.plan = lower(self.plan, member, epoch=self._next())
+        self.plan = self._mended(lower(self.plan, member, epoch=self._next()), now)
         return True
+
+    def looked(self, now: float) -> bool:
+        """Something has been learnt of who can dial whom (`reach`). True when that made a new plan."""
+        plan = self._mended(self.plan, now)
+        return self._follow(plan.under(self._epoch(1)) if plan is not self.plan else plan)
 
     def replan(self, now: float) -> bool:
         """Between broadcasts: a better plan, if it has been better for long enough and the gain is worth the moves. Who has turned out hopeless,
@@ -198,7 +224,7 @@ class Membership:
         was = self._laggards.detached | self._lowered
         self._laggards.look(bps)
         self._lowered = {p for p in self._lowered if (bps[p] or 0.0) * GAMMA < self._middle()}
-        plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan)
+        plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, links=self._links(now))
         if not self._patience.wanted(plan is not self.plan):
             if not strayed and was == self._laggards.detached | self._lowered:
                 return False
@@ -215,7 +241,18 @@ class Membership:
         return self._follow(self._repaired(now))
 
     def _repaired(self, now: float) -> Plan:
-        return make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False)
+        return make_plan(
+            self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False, links=self._links(now)
+        )
+
+    def _links(self, now: float) -> Links | None:
+        """None where everybody can be linked to everybody."""
+        return None if self.reach.plain else lambda above, below: self.reach.links(above, below, now)
+
+    def _mended(self, plan: Plan, now: float) -> Plan:
+        """Under its own epoch."""
+        links = self._links(now)
+        return plan if links is None else mend(plan, links, self._number_of_chains())
 
     def _follow(self, plan: Plan) -> bool:
         """Whether it is another one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.link import Link
@@ -20,6 +20,12 @@ Place = tuple[bytes, str, int]
 class SessionOwner(Protocol):
     def joined(self, session: Session, body: Body) -> None: ...
     def reported(self, session: Session, body: Body) -> None: ...
+    def called(self, session: Session, body: Body) -> None:
+        """It wants to be dialled by another peer."""
+
+    def missed(self, session: Session, node: bytes) -> None:
+        """It has tried to reach another peer, and could not."""
+
     def left(self, session: Session, error: P2PCastError | None) -> None: ...
 
 
@@ -35,6 +41,20 @@ class Session:
         self._heard_at = asyncio.get_running_loop().time()
         self._sent: tuple[Place | None, list[Place]] | None = None
         self._neighbours: list[Place] = []
+        self._known: tuple[int, tuple[Place, ...]] = (-1, ())
+        self._ways: dict[bytes, list[Any]] = {}
+        """What it was told of whom."""
+
+    def is_news(self, turn: int, places: tuple[Place, ...]) -> bool:
+        """Whether it has not been told how to reach these, as of ``turn``; then it is about to be."""
+        news, self._known = self._known != (turn, places), (turn, places)
+        return news
+
+    def send_ways(self, ways: list[list[Any]]) -> None:
+        """[node, whether it can be dialled, addresses] of each whom it may have to reach: only what is new to this peer."""
+        told, self._ways = self._ways, {row[0]: row for row in ways}
+        if news := [row for row in ways if told.get(row[0]) != row]:
+            self.link.send(Type.WAYS, {"peers": news})
 
     def send_plan(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
         """Only what is new to this peer. ``parent`` None: the hub."""
@@ -80,6 +100,10 @@ class Session:
             link.close(RemoteError(f"{kind.name} before JOIN"))
         elif kind is Type.REPORT:
             self._owner.reported(self, event.body)
+        elif kind is Type.CALL:
+            self._owner.called(self, event.body)
+        elif kind is Type.UNREACHED:
+            self._owner.missed(self, event.body["node"])
         elif kind is Type.LEAVE:
             self.farewell = True
             link.close()

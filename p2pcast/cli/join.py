@@ -30,7 +30,7 @@ from p2pcast.errors import UsageError
 @click.option("--state", type=PATH, help="Folder for what this peer keeps on disk.")
 @click.option("--shadow", type=PATH, help="Folder in tmpfs for the state in memory (1 x the model).")
 @click.option("--listen", type=Address(""), default=":0", show_default="any free port", help="Where other peers reach this one.")
-@click.option("--advertise", type=Address(), help="Address that other peers are told, if it differs.")
+@click.option("--advertise", type=Address(), multiple=True, help="Address that other peers are told, and no other; repeatable.")
 @click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:0", show_default=True, help="Status and metrics.")
 @click.option("--region", default="", help="Label of the site; links inside one are taken to be short.")
 @click.option("--name", help="Name in status; the host's by default.")
@@ -75,7 +75,7 @@ def join(
     state: Path | None,
     shadow: Path | None,
     listen: tuple[str, int],
-    advertise: tuple[str, int] | None,
+    advertise: tuple[tuple[str, int], ...],
     http: tuple[str, int],
     region: str,
     name: str | None,

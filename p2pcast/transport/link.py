@@ -43,6 +43,11 @@ class Link:
         return self.stripes[0].remote_address[0] if 0 in self.stripes else ""
 
     @property
+    def own_host(self) -> str:
+        """The address from which this machine speaks to the other side."""
+        return self.stripes[0].own_host if 0 in self.stripes else ""
+
+    @property
     def address(self) -> str:
         """Where the other side's connections are from, or were dialled at."""
         return show_address(*self.stripes[0].remote_address) if 0 in self.stripes else ""

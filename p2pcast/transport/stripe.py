@@ -56,6 +56,8 @@ class Stripe(asyncio.BufferedProtocol):
         self.number = 0
         self.writable = False
         self.remote_address: tuple[str, int] = ("", 0)
+        self.own_host = ""
+        """The address of this machine on the connection."""
         self._transport: asyncio.Transport | None = None
         self._error: P2PCastError | None = None
         self._established = False
@@ -85,6 +87,7 @@ class Stripe(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.remote_address = (plain_host(str(peer[0])), int(peer[1]))
+            self.own_host = plain_host(str(transport.get_extra_info("sockname")[0]))
         self._sockets.tune(transport.get_extra_info("socket"))
         if (tls := transport.get_extra_info("ssl_object")) is not None:
             try:

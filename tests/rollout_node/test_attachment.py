@@ -15,6 +15,7 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
 from rollout_node import attachment
 from rollout_node.attachment import Attachment
+from rollout_node.dialling import Dialling
 
 TOKEN = Token(bytes(16), bytes(20))
 HUB, PARENT, BACKUP = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -26,13 +27,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def dialling(identity: Identity) -> Dialling:
+    """Without a hub to call through."""
+    return Dialling(identity, lambda kind, body: False, None)
+
+
 class Tried(Attachment):
     """Writes down whom it tries, and how long it waits after."""
 
     def __init__(self, port: int) -> None:
         me = Identity(bytes(16), "me", Token(bytes(16), bytes(20)))
         node = Node(None, me.node, bytes(32))  # type: ignore[arg-type]
-        super().__init__(node, me, lambda: (HUB, "127.0.0.1", port), 1, lambda: None, None)
+        super().__init__(node, dialling(me), lambda: (HUB, "127.0.0.1", port), 1, lambda: None)
         self.tried: list[bytes | float] = []
 
     async def _attach(self, place, *, live):
@@ -122,9 +128,8 @@ async def attached(parents):
     _, places = parents
     node = Node(Quiet(), bytes([9]) * 16, bytes(32))
     reports: list[bytes | None] = []
-    attach = Attachment(
-        node, Identity(node.ident, "me", TOKEN), lambda: places[0], 2, lambda: reports.append(attach.parent), None
-    )
+    me = dialling(Identity(node.ident, "me", TOKEN))
+    attach = Attachment(node, me, lambda: places[0], 2, lambda: reports.append(attach.parent))
     task = asyncio.create_task(attach.run())
     yield attach, reports
     task.cancel()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topology.reach import FORGET_S, MOST_S, Reach, Way
+from topology.reach import FORGET_S, MOST_S, Reach, Contact
 from topology.tree import ROOT
 
-V4, V6 = Way(("203.0.113.1", 7), 4), Way(("2001:db8::1", 7), 6)
+V4, V6 = Contact(("203.0.113.1", 7), 4), Contact(("2001:db8::1", 7), 6)
 
 
-def way(n: int, **fields) -> Way:
-    return Way((f"203.0.113.{n}", 7), 4, **fields)
+def way(n: int, **fields) -> Contact:
+    return Contact((f"203.0.113.{n}", 7), 4, **fields)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_families(reach) -> None:
     """One of IPv6 alone and one of IPv4 alone never meet; one that has both feeds either."""
     reach.join("six", "site-6", [V6], [6])
     reach.join("both", "site-7", [V6, way(7)], [4, 6])
-    reach.join("name", "site-8", [Way(("peer.example", 7))], [6])
+    reach.join("name", "site-8", [Contact(("peer.example", 7))], [6])
     assert not reach.plain
     assert not reach.links("a", "six", 0)
     assert reach.links("both", "six", 0)
@@ -131,7 +131,7 @@ def test_families(reach) -> None:
 
 
 def test_the_likeliest_address_comes_first(reach) -> None:
-    outside, inside, advertised = way(5), Way(("192.168.1.5", 7), 4, own=True), way(6)
+    outside, inside, advertised = way(5), Contact(("192.168.1.5", 7), 4, own=True), way(6)
     reach.join("n", "site-5", [outside, inside, advertised], [4])
     assert reach.ways("a", "n") == [outside.address, inside.address, advertised.address]
     reach.answered("n", outside.address, False)
@@ -144,7 +144,7 @@ def test_the_likeliest_address_comes_first(reach) -> None:
 
 
 def test_loopback_is_for_the_hubs_own_machine(reach) -> None:
-    loopback = Way(("127.0.0.1", 7), 4, loopback=True)
+    loopback = Contact(("127.0.0.1", 7), 4, loopback=True)
     reach.join("n", "127.0.0.1", [loopback], [4], beside_hub=True)
     reach.join("m", "127.0.0.1", [loopback], [4], beside_hub=True)
     assert reach.dials("m", "n", 0)
