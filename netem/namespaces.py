@@ -55,7 +55,7 @@ class Namespaces:
         """What ``call`` returns at that host: a socket that it makes is that host's from then on."""
         # A socket belongs to the namespace in which it was made; a thread has one of its own, which ends with it.
         with ThreadPoolExecutor(1, thread_name_prefix="p2pcast-namespace") as pool:
-            return pool.submit(_enter, self._holders[name], call).result()
+            return pool.submit(enter, self._holders[name], call).result()
 
     def received(self, name: str) -> int:
         """Packets that have come to that host, by its device."""
@@ -69,11 +69,11 @@ class Namespaces:
         network = replace(self.network, hosts=hosts)
         before, after = (_sides(n, index, self._switch, self._holders[name]) for n in (self.network, network))
         for (holder, device, old), (_, _, new) in zip(before, after, strict=True):
-            _batch(holder, "tc", [*([f"qdisc del dev {device} root"] if old else []), *new])
+            batch(holder, "tc", [*([f"qdisc del dev {device} root"] if old else []), *new])
         self.network = network
 
 
-def _enter(holder: int, call: Callable[[], T]) -> T:
+def enter(holder: int, call: Callable[[], T]) -> T:
     with Path(f"/proc/{holder}/ns/net").open("rb") as space:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(space.fileno(), CLONE_NEWNET):
@@ -90,14 +90,14 @@ def namespaces(network: Network) -> Iterator[Namespaces]:
     if missing := [tool for tool in NEEDED if shutil.which(tool) is None]:
         raise LocalError(f"there is no {' and no '.join(missing)} command: apt-get install iproute2 util-linux")
     with ExitStack() as held:
-        switch = held.enter_context(_namespace())
-        holders = {host.name: held.enter_context(_namespace()) for host in network.hosts}
+        switch = held.enter_context(namespace())
+        holders = {host.name: held.enter_context(namespace()) for host in network.hosts}
         _build(network, switch, holders)
         yield Namespaces(network, switch, holders)
 
 
 @contextmanager
-def _namespace() -> Iterator[int]:
+def namespace() -> Iterator[int]:
     """The process that holds a new one."""
     # In a session of its own: Ctrl-C is for whoever made the network, who ends what runs inside first.
     words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
@@ -127,15 +127,15 @@ def _build(network: Network, switch: int, holders: dict[str, int]) -> None:
             f"link add name port{index} {pair} type veth peer name {DEVICE} {pair} netns {holders[host.name]}",
             f"link set port{index} master {SWITCH} up",
         ]
-    _batch(switch, "ip", lines)
+    batch(switch, "ip", lines)
     # Packets of a bridge pass the firewall's hooks where that module is loaded, for nothing.
-    _write(switch, BRIDGE_FILTER, "0")
+    write_setting(switch, BRIDGE_FILTER, "0")
     for index, host in enumerate(network.hosts):
         holder = holders[host.name]
         address = f"{network.address(host.name)}/{SUBNET.prefixlen}"
-        _batch(holder, "ip", ["link set lo up", f"addr add {address} dev {DEVICE}", f"link set {DEVICE} up"])
+        batch(holder, "ip", ["link set lo up", f"addr add {address} dev {DEVICE}", f"link set {DEVICE} up"])
         for side, _, words in _sides(network, index, switch, holder):
-            _batch(side, "tc", words)
+            batch(side, "tc", words)
         if network.congestion is not None:
             _congestion(holder, network.congestion)
 
@@ -151,7 +151,7 @@ def _sides(network: Network, index: int, switch: int, holder: int) -> list[tuple
     ]
 
 
-def _write(holder: int, setting: str, value: str) -> bool:
+def write_setting(holder: int, setting: str, value: str) -> bool:
     """A setting of a namespace; false where it does not exist or may not be."""
     words = ["nsenter", f"--net=/proc/{holder}/ns/net", "sh", "-c", 'echo "$1" >"$0"', setting, value]
     return not subprocess.run(words, capture_output=True, timeout=COMMAND_S, check=False).returncode
@@ -159,12 +159,12 @@ def _write(holder: int, setting: str, value: str) -> bool:
 
 def _congestion(holder: int, name: str) -> None:
     """A namespace may have only what the machine lets ordinary users choose (tcp_allowed_congestion_control)."""
-    if not _write(holder, CONGESTION, name):
+    if not write_setting(holder, CONGESTION, name):
         allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
         raise UsageError(f"congestion control {name!r} cannot be had in a namespace here; these can: {', '.join(allowed)}")
 
 
-def _batch(holder: int, tool: str, lines: list[str]) -> None:
+def batch(holder: int, tool: str, lines: list[str]) -> None:
     if not lines:
         return
     done = subprocess.run(
