@@ -22,7 +22,8 @@ import numpy as np
 import safetensors
 
 from netem.loopback import Net
-from p2pcast.errors import LocalError
+from netem.nursery import Born, Nursery
+from p2pcast.errors import EXIT_UNREACHABLE, LocalError
 
 POLL_S = 0.02
 PEERS = 5
@@ -41,7 +42,8 @@ class FleetError(LocalError):
 
 
 class Fleet:
-    """``chains`` of peers, ``payload_bytes`` a version. An async context manager; what it started ends with it. ``program``: the module that is run."""
+    """``chains`` of peers, ``payload_bytes`` a version. An async context manager; what it started ends with it. ``program``: the module that is
+    run; None: ``p2pcast`` itself, forked from a nursery."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Fleet:
         chains: int,
         payload_bytes: int,
         deadline_s: float,
-        program: str = "netem.hostile",
+        program: str | None = "netem.hostile",
     ) -> None:
         self.folder = folder
         self.net = net
@@ -63,12 +65,15 @@ class Fleet:
         self._deadline_s = deadline_s
         self._ports: dict[str, tuple[int, int]] = {}
         """Name → where it listens, and where others find it."""
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, asyncio.subprocess.Process | Born] = {}
+        self._nursery: Nursery | None = None
         self._sums: dict[int, str] = {}
 
     async def __aenter__(self) -> Fleet:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
         try:
+            if self._program is None:
+                self._nursery = await Nursery.start()
             self.publish()
             await self._start_all()
         except BaseException:
@@ -81,6 +86,8 @@ class Fleet:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        if self._nursery is not None:
+            await self._nursery.close()
         await self._http.close()
         await self.net.close()
 
@@ -151,10 +158,14 @@ class Fleet:
             words = ["join", f"127.0.0.1:{self._ports[HUB][1]}", "--name", name, "--install", target, "--keep", 1, "--stripes", 2]
             words += common
         (self.folder / name / "daemon.json").unlink(missing_ok=True)
-        with self.log(name).open("ab") as log:
-            self._processes[name] = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._program, *map(str, words), stdout=log, stderr=log
-            )
+        self._processes[name] = await self._run([str(word) for word in words], self.log(name))
+
+    async def _run(self, words: list[str], log: Path) -> asyncio.subprocess.Process | Born:
+        if self._nursery is not None:
+            return await self._nursery.bear(words, log)
+        assert self._program is not None
+        with log.open("ab") as out:
+            return await asyncio.create_subprocess_exec(sys.executable, "-m", self._program, *words, stdout=out, stderr=out)
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -192,6 +203,13 @@ class Fleet:
             raise FleetError(f"{name} did not end within {deadline_s:.0f} s of SIGTERM") from None
         if code not in in_order:
             raise FleetError(f"{name} ended with {code} on SIGTERM: {self.log(name).read_text()[-1000:]}")
+
+    async def supervise(self) -> None:
+        """Start those again that found no hub to join, as a supervisor would. Raises FleetError when a process has ended otherwise."""
+        for name, process in list(self._processes.items()):
+            if process.returncode == EXIT_UNREACHABLE and not self._joined(name):
+                await self.start(name)
+        self.still_run()
 
     def still_run(self) -> None:
         """Raises FleetError when a process has ended by itself."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
-_ANONYMOUS = re.compile(rb"^Pss_Anon:\s+(\d+) kB", re.MULTILINE)
+_ANONYMOUS = re.compile(rb"^Anonymous:\s+(\d+) kB", re.MULTILINE)
 _WHOLE = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 _SAID = re.compile(r"^(\w+) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``anonymous_bytes``: memory of its own, no files, no tmpfs. ``pss_bytes``: with its share of what several map. ``tasks``: of asyncio."""
+    """``anonymous_bytes``: no files, no tmpfs. ``pss_bytes``: all that it maps, with its share of what several do. ``tasks``: of asyncio."""
 
     t_s: float
     anonymous_bytes: int

@@ -38,13 +38,14 @@ class Struck:
 
 @dataclass(slots=True)
 class Round:
-    """One version. ``t_s``: when it was published. ``waited_for``: the peers that had the one before and were in order when it was published; ``times_s``: from publishing until each peer had
+    """One version. ``t_s``: when it was published. ``hub_struck``: the hub was out of order in that time. ``waited_for``: the peers that had the one before and were in order when it was published; ``times_s``: from publishing until each peer had
     installed it, of those to which nothing was done before that."""
 
     step: int
     t_s: float
     calm: bool
     waited_for: int
+    hub_struck: bool = False
     times_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -137,7 +138,7 @@ class Soak:
         this = Round(fleet.step, began, calm, len(waited))
         self.rounds.append(this)
         while waited:
-            self.fleet.still_run()
+            await self.fleet.supervise()
             for name in sorted(waited):
                 if self._hit_at.get(name, -1.0) >= began:
                     waited.discard(name)
@@ -148,6 +149,7 @@ class Soak:
             if self._now() - began > self._deadline_s:
                 raise FleetError(f"{fleet.version} not within {self._deadline_s:.0f} s at {', '.join(sorted(waited))}")
             await asyncio.sleep(POLL_S)
+        this.hub_struck = HUB in self.storm.out or self._hit_at.get(HUB, -1.0) >= began
         await asyncio.sleep(max(0.0, began + self._every_s - self._now()))
 
     async def _compare(self, name: str, step: int) -> None:
@@ -164,7 +166,7 @@ class Soak:
         fleet, began = self.fleet, self._now()
         missing = set(fleet.names)
         while missing:
-            fleet.still_run()
+            await fleet.supervise()
             missing = {n for n in missing if not fleet.installed(n, fleet.step)}
             if self._now() - began > self._deadline_s:
                 raise FleetError(

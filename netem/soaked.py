@@ -41,7 +41,8 @@ def document(soak: Soak) -> Document:
     rests = [_rest(rest) for rest in soak.rests]
     duplicate = sum(life.duplicate_bytes for life in soak.lives.values())
     grown = [row["name"] for row in processes if not row["flat"]]
-    calm, stormy = ([r for r in soak.rounds if r.calm == wanted] for wanted in (True, False))
+    calm = [r for r in soak.rounds if r.calm]
+    stormy = [r for r in soak.rounds if not r.calm and not r.hub_struck]
     growths = [row["trends"]["anonymous_bytes"]["growth"] for row in processes if row["trends"]["anonymous_bytes"] is not None]
     typical = median(growths) if growths else 0.0
     fleet_flat = typical <= TYPICAL_BYTES and all(
@@ -77,6 +78,7 @@ def _row(this: Round) -> Document:
         "step": this.step,
         "t_s": round(this.t_s, 2),
         "calm": this.calm,
+        "hub_struck": this.hub_struck,
         "waited_for": this.waited_for,
         "undisturbed": len(times),
         "median_s": _middle(times),

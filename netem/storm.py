@@ -7,7 +7,7 @@ brings back whoever is out. No clock, no processes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,10 +38,13 @@ class Blow:
 
 
 class Storm:
-    def __init__(self, names: Sequence[str], seed: int, most_out: int) -> None:
+    """``lasting``: those who never come back as newcomers."""
+
+    def __init__(self, names: Sequence[str], seed: int, most_out: int, lasting: Collection[str] = ()) -> None:
         self._names = list(names)
         self._draw = random.Random(seed)
         self._most_out = most_out
+        self._lasting = lasting
         self.out: dict[str, str] = {}
         """Who is out of order, and by what."""
 
@@ -60,5 +63,5 @@ class Storm:
             yield self._mend(name)
 
     def _mend(self, name: str) -> Blow:
-        ended = self.out.pop(name) in (KILL, LEAVE)
+        ended = self.out.pop(name) in (KILL, LEAVE) and name not in self._lasting
         return Blow(ANEW if ended and self._draw.random() < ANEW_SHARE else BACK, name)

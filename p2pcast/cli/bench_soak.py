@@ -45,6 +45,12 @@ OUT_SHARE = 6
     show_default=True,
     help="Seconds after which a version that has not arrived has failed.",
 )
+@click.option(
+    "--hub", "with_hub", is_flag=True, help="The hub is struck, too; versions that came out meanwhile are left out of the times."
+)
+@click.option(
+    "--fork", is_flag=True, help="Processes are forked from one that has loaded everything: hundreds fit into a machine."
+)
 @click.option("--logs", type=PATH, help="A folder for what the processes log; by default it is thrown away.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @output
@@ -56,6 +62,8 @@ def soak(
     rate: float,
     every: float,
     deadline: float,
+    with_hub: bool,
+    fork: bool,
     logs: Path | None,
     as_json: bool,
     output: Path | None,
@@ -65,7 +73,7 @@ def soak(
     A hub and peers as processes on this machine, behind proxies that hold them to a rate; no privileges. Every version is compared bit for bit at every
     peer that nothing was done to, the last one at all; memory, descriptors and tasks are read all the time. Exit code 1 if anything is wrong or grows.
     """
-    document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline, logs))
+    document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline, with_hub, fork, logs))
     write_document(document, output)
     if as_json:
         click.echo(json.dumps(document))
@@ -83,18 +91,22 @@ async def _measure(
     rate_bytes_s: float,
     every_s: float,
     deadline_s: float,
+    with_hub: bool,
+    fork: bool,
     logs: Path | None,
 ) -> dict[str, Any]:
-    from netem.fleet import Fleet
+    from netem.fleet import HUB, Fleet
     from netem.loopback import Net
     from netem.soak import Soak
     from netem.soaked import document
     from netem.storm import Storm
 
+    program = None if fork else "p2pcast.cli"
     chains = max(1, peers // CHAIN)
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        async with Fleet(Path(folder), Net(rate_bytes_s), peers, chains, payload_bytes, deadline_s, "p2pcast.cli") as fleet:
-            storm = Storm(fleet.names, seed, max(1, peers // OUT_SHARE))
+        async with Fleet(Path(folder), Net(rate_bytes_s), peers, chains, payload_bytes, deadline_s, program) as fleet:
+            struck = [HUB, *fleet.names] if with_hub else fleet.names
+            storm = Storm(struck, seed, max(1, peers // OUT_SHARE), lasting=(HUB,))
             run = Soak(fleet, versions, storm, every_s, deadline_s)
             try:
                 await run.run()
@@ -115,7 +127,7 @@ def _keep(fleet: Fleet, folder: Path) -> None:
 def _show(document: dict[str, Any]) -> None:
     table = Table("version", "undisturbed peers", "median, s", "last of them, s")
     for row in document["rows"]:
-        step = f"{row['step']} (calm)" if row["calm"] else str(row["step"])
+        step = f"{row['step']}{' (calm)' if row['calm'] else ' (the hub, too)' if row['hub_struck'] else ''}"
         table.add_row(
             step,
             f"{row['undisturbed']} of {row['waited_for']}",
@@ -127,7 +139,7 @@ def _show(document: dict[str, Any]) -> None:
     )
     for name, rest in zip(("before", "after"), document["rests"], strict=True):
         table.add_row(
-            name, str(rest["processes"]), f"{rest['anonymous_bytes'] / MIB:.0f}", f"{rest['hub_anonymous_bytes'] / MIB:.0f}",
+            name, str(rest["processes"]), f"{rest['pss_bytes'] / MIB:.0f}", f"{rest['hub_anonymous_bytes'] / MIB:.0f}",
             str(rest["descriptors"]), str(rest["tasks"]), f"{rest['hub_cpu']:.2%}", f"{rest['peer_cpu']:.2%}", f"{rest['log_bytes_s']:.0f}",
         )  # fmt: skip
     console().print(table)
