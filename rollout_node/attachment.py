@@ -2,8 +2,8 @@
 and a second link to the hub for what the parent lacks.
 
 Promises: a lost parent is left for the next candidate at once, with what is held stated piece by piece, so nothing is sent twice; one that does not answer
-holds nobody up, since the next is dialled beside it; a candidate that just failed is not tried again before the others. Whoever is beside us (topology.sideways)
-is left as soon as somebody above answers.
+holds nobody up, since the next is dialled beside it; a candidate that just failed is not tried again before the others. A parent that a new plan replaces goes on
+sending until its successor answers, unless we lag behind it and are in others' way there. Whoever is beside us (topology.sideways) is left as soon as somebody above answers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 from p2pcast.addresses import show_address
@@ -64,6 +64,8 @@ class Attachment:
         """From a peer that has lost all above it, as we have."""
         self.moved_at = 0.0
         """When a parent was last found or lost."""
+        self.settled: Epoch = (0, 0)
+        """The newest plan that has been followed, or could not be: what we say of our place is said of this one."""
         self._node = node
         self._dialling = dialling
         self._hub = hub
@@ -73,6 +75,8 @@ class Attachment:
         self._moving = False
         """The link was closed for a new plan: that is no fault of the parent."""
         self._ordered = asyncio.Event()
+        self._news = Bell()
+        """Rings for each new plan."""
         self._neighbours: list[Place] = []
         """Beside us, by the hub's last word."""
         self._introduced = Bell()
@@ -89,10 +93,10 @@ class Attachment:
         self.orders = Orders(epoch, parent, backups)
         wanted = (parent or self._hub())[0]
         self._shunned.pop(wanted, None)
-        if self.live is not None and self.parent != wanted:
-            self._moving = True
-            self.live.link.close()
+        if self.parent == wanted:
+            self.settled = epoch
         self._ordered.set()
+        self._news.ring()
         self._changed()
 
     def introduce(self, neighbours: list[Place]) -> None:
@@ -133,34 +137,34 @@ class Attachment:
         await self._ordered.wait()
         loop = asyncio.get_running_loop()
         wait_s, loops = RETRY_MIN_S, 0
+        found: tuple[Place, Upstream] | None = None
         while True:
-            if self._all_shunned():
-                self._orphaned.set()
-                await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
-                wait_s = min(RETRY_MAX_S, wait_s * 2)
-            orders = self.orders
-            found = await self._first_to_answer(self._ranked())
             if found is None:
-                continue
+                if self._all_shunned():
+                    self._orphaned.set()
+                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+                    wait_s = min(RETRY_MAX_S, wait_s * 2)
+                orders = self.orders
+                found = await self._first_to_answer(self._ranked())
+                if found is None:
+                    continue
+                self.settled = orders.epoch
             place, upstream = found
             self._orphaned.clear()
             if self.beside is not None:
                 # First of all: what it was sending is asked for above.
                 self.beside.link.abort()
+            upstream.on_lag = self._changed
             upstream.start(upstream.link)
             self.live, self.parent = upstream, place[0]
             self.moved_at = loop.time()
-            if self.orders is not orders and (self.orders.parent or self._hub())[0] != place[0]:
-                # While we dialled, a new plan has come.
-                self._moving = True
-                upstream.link.close()
             self._changed()
-            error = await upstream.run()
+            error, found = await self._receive(upstream)
             self.live = self.parent = None
             attached_s, self.moved_at = loop.time() - self.moved_at, loop.time()
             if attached_s > RETRY_MAX_S:
                 wait_s = RETRY_MIN_S
-            if self._moving:
+            if found is not None or self._moving:
                 self._moving = False
             elif upstream.looped and loops < LOOP_TRIES:
                 # The parent is still to be moved by the same plan.
@@ -170,6 +174,63 @@ class Attachment:
                 loops = 0
                 self._shunned[place[0]] = loop.time()
                 logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
+
+    async def _receive(self, upstream: Upstream) -> tuple[P2PCastError | None, tuple[Place, Upstream] | None]:
+        """Until the link ends: why, and the planned parent's, if that is the reason."""
+        serving = asyncio.create_task(upstream.run(), name="parent's link")
+        turning = asyncio.create_task(self._next_parent(upstream), name="next parent")
+        found: tuple[Place, Upstream] | None = None
+        try:
+            await asyncio.wait({serving, turning}, return_when=asyncio.FIRST_COMPLETED)
+            if turning.done():
+                found = turning.result()
+                # What is still on its way comes again from there: it is told only now what we hold.
+                upstream.link.close()
+            return await serving, found
+        finally:
+            for task in (serving, turning):
+                task.cancel()
+            await asyncio.wait({serving, turning})
+            if found is None and not turning.cancelled() and turning.exception() is None:
+                turning.result()[1].link.abort()
+
+    async def _next_parent(self, upstream: Upstream) -> tuple[Place, Upstream]:
+        """Return as soon as the plan names another parent than the one that feeds us, and that one answers. If it does not, we stay, and say so."""
+        while True:
+            orders = self.orders
+            place = orders.parent or self._hub()
+            if place[0] == self.parent:
+                await self._news.wait()
+            elif upstream.lag.lags:
+                self._moving = True
+                upstream.link.close()
+                await self._news.wait()
+            else:
+                found = await self._before(self._news, self._attach(place, live=True))
+                if self.orders is not orders:
+                    if found is not None:
+                        found.link.abort()
+                elif found is not None:
+                    self.settled = orders.epoch
+                    return place, found
+                else:
+                    self._shunned[place[0]] = asyncio.get_running_loop().time()
+                    self.settled = orders.epoch
+                    self._changed()
+                    await self._news.wait()
+
+    @staticmethod
+    async def _before(bell: Bell, attaching: Coroutine[None, None, Upstream | None]) -> Upstream | None:
+        """The link, unless the bell rings first."""
+        ringing = asyncio.create_task(bell.wait(), name="new plan")
+        dialling = asyncio.create_task(attaching, name="dial the planned parent")
+        try:
+            await asyncio.wait({ringing, dialling}, return_when=asyncio.FIRST_COMPLETED)
+            return dialling.result() if dialling.done() else None
+        finally:
+            for task in (ringing, dialling):
+                task.cancel()
+            await asyncio.wait({ringing, dialling})
 
     def _ranked(self) -> list[Place]:
         """The planned parent, the backups, the hub: those first that have not just failed, then the one that failed longest ago, alone."""

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from p2pcast import metrics
 from p2pcast.addresses import show_address
 from p2pcast.http import Document, Reached
+from p2pcast.relay.upstream import Upstream
 from p2pcast.version import Version
 from rollout_node.chronicle import EngineNow
 
@@ -32,6 +33,7 @@ class PeerView:
             "staged": None if peer.staged is None else list(peer.staged),
             "committed": None if (c := peer.committed) is None else list(c),
             "transfer": transfer,
+            "inflow": _inflow(peer.attachment.feeding),
             "cores": peer.staging.workers,
             "http": list(peer.http.address),
         }
@@ -149,7 +151,7 @@ class PeerView:
     def _progress_of_all(self) -> Document:
         peer = self._peer
         return {
-            "epoch": list(peer.attachment.orders.epoch),
+            "epoch": list(peer.attachment.settled),
             "state": peer.busy,
             "progress": self._progress(),
             "bytes_received": peer.node.bytes_received,
@@ -164,3 +166,9 @@ class PeerView:
             return None
         newest = max(live, key=lambda h: h.open.version)
         return {"version": str(newest.open.version), "pieces": newest.artifact.held.count, "of": newest.assembly.pieces}
+
+
+def _inflow(live: Upstream | None) -> list[int] | None:
+    """[bytes, microseconds, bytes behind the parent], while something comes."""
+    inflow = None if live is None else live.inflow
+    return None if inflow is None else [inflow.got_bytes, int(inflow.span_s * 1e6), inflow.behind_bytes]

@@ -86,6 +86,11 @@ class Flow:
     def got_bytes(self, peer: str) -> float:
         return self._got[peer] / 8.0
 
+    def behind_bytes(self, peer: str) -> float:
+        """What its parent has and it lacks; below 0 where it has more."""
+        above = self._parent[peer]
+        return ((self.payload_bits if above == ROOT else self._got[above]) - self._got[peer]) / 8.0
+
     def done(self, peer: str) -> bool:
         return self._got[peer] >= self.payload_bits
 

@@ -8,7 +8,7 @@ whose rate has been hopeless for as long is detached (it feeds nobody, nobody wa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -24,8 +24,10 @@ STRAGGLES: Final = 1.5
 """In mid-broadcast: below the fleet's median flow by this factor. Less is left to the next planning: moving costs a re-attachment."""
 BEHIND_S: Final = 0.3
 """And behind its parent by what flows in this time: so much does not gather in one hiccup, and a hop's own length is far below it."""
-HEAD_LOOKS: Final = 2
-"""Reports in a row for a head, to whom the hub is always ahead: when the uplink itself falters, the first to report must not be taken for slow."""
+LOOKS: Final = 2
+"""Reports in a row, a quarter of a second apart at least: a process that was not scheduled for a while has not become slow."""
+HEAD_LOOKS: Final = 3
+"""For a head, to whom the hub is always ahead: when the uplink itself falters, the first to report must not be taken for slow."""
 USUAL_S: Final = 0.25
 """How long the fleet's median is taken for still true: it takes a look at everybody."""
 
@@ -72,18 +74,14 @@ class Laggards:
 
 @dataclass(slots=True)
 class _Flow:
-    at_s: float
-    got_bytes: int
-    parent: str
-    base_bytes: int | None = None
-    """At the beginning of the version; None for who was first heard after it, and is left alone until the next."""
-    bps: float | None = None
+    bps: float
+    behind_bytes: int
     slow: int = 0
     """Reports in a row."""
 
 
 class Stragglers:
-    """One broadcast's flows, from peers' counts of bytes received. Counts only ever grow, and are of a peer's whole life."""
+    """One broadcast's flows, as peers tell of them: at what rate each receives just now, and how much its parent has that it lacks."""
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow] = {}
@@ -92,46 +90,23 @@ class Stragglers:
 
     def begin(self) -> None:
         """A version begins."""
-        for flow in self._flows.values():
-            flow.base_bytes, flow.bps, flow.slow = flow.got_bytes, None, 0
+        self._flows.clear()
+        self._usual_at_s = -math.inf
 
     def forget(self, peer: str) -> None:
         self._flows.pop(peer, None)
 
-    def heard(self, peer: str, parent: str, now_s: float, received_bytes: int) -> None:
-        """A report of one that is fed by `parent`. Who changed parents since the last lost time on the way: its rate is unknown until the next."""
-        flow = self._flows.get(peer)
-        if flow is None or received_bytes < flow.got_bytes:
-            self._flows[peer] = _Flow(now_s, received_bytes, parent)
-        elif now_s > flow.at_s:
-            same = flow.parent == parent
-            flow.bps = 8.0 * (received_bytes - flow.got_bytes) / (now_s - flow.at_s) if same else None
-            flow.at_s, flow.got_bytes, flow.parent = now_s, received_bytes, parent
-
-    def found(self, plan: Plan, peer: str, now_s: float, flowing: Collection[str]) -> float | None:
-        """Whether `peer`, which has just reported, holds others up: then its rate in bits/s. `flowing`: who has not all of the version yet."""
-        if peer not in flowing:
-            return None
+    def found(self, plan: Plan, peer: str, now_s: float, bps: float, behind_bytes: int) -> bool:
+        """A report of one that receives from its parent in the plan: whether it holds others up. Who gets nothing at all does not: it has lost its parent."""
+        was = self._flows.get(peer)
+        flow = self._flows[peer] = _Flow(bps, behind_bytes, 0 if was is None else was.slow)
         if now_s - self._usual_at_s >= USUAL_S:
-            rates = [bps for p in flowing if (f := self._flows.get(p)) is not None and (bps := f.bps) is not None and bps > 0]
+            rates = [f.bps for f in self._flows.values() if f.bps > 0]
             self._usual_bps, self._usual_at_s = median(rates) if rates else 0.0, now_s
-        return self._flows[peer].bps if self._usual_bps > 0 and self._straggles(plan, peer, self._usual_bps) else None
-
-    def _straggles(self, plan: Plan, peer: str, usual_bps: float) -> bool:
-        flow = self._flows.get(peer)
-        if flow is None or flow.bps is None or flow.base_bytes is None or peer not in plan:
-            return False
-        if flow.bps * STRAGGLES >= usual_bps:
+        if not 0 < bps * STRAGGLES < self._usual_bps:
             flow.slow = 0
             return False
         flow.slow += 1
-        if not plan.children(peer) or (plan.parent[peer] == ROOT and flow.slow < HEAD_LOOKS):
+        if not plan.children(peer) or flow.slow < (HEAD_LOOKS if plan.parent[peer] == ROOT else LOOKS):
             return False
-        return 8.0 * self._ahead(plan.parent[peer], flow.got_bytes - flow.base_bytes) > BEHIND_S * usual_bps
-
-    def _ahead(self, parent: str, got_bytes: int) -> float:
-        """Bytes of the version that the parent had by its last report, beyond these; of a parent that has not reported, none."""
-        if parent == ROOT:
-            return math.inf
-        above = self._flows.get(parent)
-        return 0.0 if above is None or above.base_bytes is None else above.got_bytes - above.base_bytes - got_bytes
+        return 8.0 * behind_bytes > BEHIND_S * self._usual_bps

@@ -65,11 +65,15 @@ def admit(
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
     fresh = {p for p in turned if p in plan and p not in plan.leaves and not plan.children(p)}
     known = plan.changed(plan.epoch, {}, leaves=plan.leaves | fresh) if fresh else plan
-    near = _near(known, member.region, region_of) if len(known.children(ROOT)) >= chains else None
+    return renew(plan, _appended(known, member, chains, region_of), epoch)
+
+
+def _appended(plan: Plan, member: Member, chains: int, region_of: Callable[[str], str]) -> Plan:
+    near = _near(plan, member.region, region_of) if len(plan.children(ROOT)) >= chains else None
     if near is None:
-        return renew(plan, grow(known, [member], chains), epoch)
-    leaves = known.leaves | {member.id} if member.leaf else None
-    return renew(plan, known.changed(known.epoch, {member.id: near}, leaves=leaves), epoch)
+        return grow(plan, [member], chains)
+    leaves = plan.leaves | {member.id} if member.leaf else None
+    return plan.changed(plan.epoch, {member.id: near}, leaves=leaves)
 
 
 def _near(plan: Plan, region: str, region_of: Callable[[str], str]) -> str | None:
@@ -82,10 +86,10 @@ def _near(plan: Plan, region: str, region_of: Callable[[str], str]) -> str | Non
     return None
 
 
-def lower(plan: Plan, member: Member, *, epoch: Epoch) -> Plan:
-    """Take one out of the way of those below it: it goes to a tail, as a leaf if `member` is one; its children go where an orphan's would."""
-    kept = cut(plan, [member.id])
-    return renew(plan, grow(kept, [member], 0), epoch)
+def lower(plan: Plan, member: Member, *, region_of: Callable[[str], str] = lambda _: "", epoch: Epoch) -> Plan:
+    """Take one out of the way of those below it: it goes to a tail, as a leaf if `member` is one, in its own region as `admit` would; its children
+    go where an orphan's would."""
+    return renew(plan, _appended(cut(plan, [member.id]), member, 0, region_of), epoch)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ from p2pcast.http import HttpServer
 from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.lag import Inflow
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.state.staging import Staging
@@ -465,10 +466,7 @@ class Hub:
             size, micros = transfer
             if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
                 self.membership.transferred(peer.ident, now, size, micros / 1e6)
-        received = body.get("bytes_received")
-        if type(received) is int and self.membership.progressed(peer.ident, now, received, self.broadcast.awaited):
-            logger.info("%s falls behind: it goes to a tail", peer.name)
-            self._send_plans()
+        self.membership.heard(peer.ident)
         parent = body["parent"]
         if parent is not None:
             seen = body.get("epoch", [0, 0])
@@ -482,6 +480,10 @@ class Hub:
                 self.lookout.learnt()
             if self.membership.moved(peer.ident, above, epoch):
                 self._send_plans()
+        inflow = _inflow(body.get("inflow"))
+        if inflow is not None and peer.ident in self.broadcast.awaited and self.membership.progressed(peer.ident, now, inflow):
+            logger.info("%s falls behind: the plan is changed around it", peer.name)
+            self._send_plans()
         if moved_on:
             self._check_settled()
 
@@ -606,3 +608,10 @@ class Hub:
     def send_all(self, kind: Type, body: Body) -> None:
         for session in self.sessions.values():
             session.link.send(kind, body)
+
+
+def _inflow(said: object) -> Inflow | None:
+    """From a report."""
+    if not isinstance(said, list) or len(said) != 3 or any(type(x) is not int or x < 0 for x in said) or said[1] == 0:
+        return None
+    return Inflow(said[0], said[1] / 1e6, said[2])

@@ -7,11 +7,11 @@ be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2pcast.codec.choice import PEER_CORES, Way
+from p2pcast.relay.lag import Inflow
 from p2pcast.version import Version
 from topology.laggards import Laggards, Patience, Stragglers
 from topology.mending import Links, mend
@@ -100,6 +100,12 @@ class Membership:
         self._patience = Patience()
         self._laggards = Laggards()
         self._stragglers = Stragglers()
+        self._fed: dict[str, set[str]] = {}
+        """Parent → whom it feeds, as they say themselves."""
+        self._suspects: set[str] = set()
+        """Peers that a child has left by itself, and of which nothing has been heard since: the plan has nobody new fed by them."""
+        self._outrun: set[str] = set()
+        """Parents in this broadcast behind whom somebody fell."""
         self._strayed = False
         """Somebody has moved by itself since the last planning: what that spoilt is repaired at the next, or before that by ``repair``."""
         self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
@@ -132,6 +138,7 @@ class Membership:
         if rate.bps is not None:
             self._rates[peer.ident] = rate
         self.peers[peer.ident] = peer
+        self._fed.setdefault(peer.parent, set()).add(peer.ident)
         leaf = peer.ident in self._laggards.detached
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
@@ -145,6 +152,8 @@ class Membership:
             return
         if failed:
             peer.transfers = peer.transfers.record(now, 0, 0.0, False)
+        self._is_fed(peer, None)
+        self._fed.pop(ident, None)
         self._history.pop(ident, None)
         self._history[ident] = (peer.transfers, self._rates.pop(ident, Rate()))
         if len(self._history) > MAX_HISTORY:
@@ -152,6 +161,7 @@ class Membership:
         self._samples.pop(ident, None)
         self._stragglers.forget(ident)
         self._lowered.discard(ident)
+        self._suspects.discard(ident)
         self.reach.leave(ident)
         self.plan = self._mended(excise(self.plan, [ident], epoch=self._next()), now)
 
@@ -160,18 +170,38 @@ class Membership:
         peer = self.peers.get(ident)
         if peer is None:
             return False
-        peer.parent = parent
+        self._is_fed(peer, parent)
         # One that has not seen the plan made for it yet is still on its way there.
         if epoch < peer.sent_epoch or ident not in self.plan or self.plan.parent[ident] == parent:
             return False
         if parent != ROOT and parent not in self.plan:
             return False
+        left = self.plan.parent[ident]
         try:
             self.plan = adopt(self.plan, ident, parent, epoch=self._next())
         except PlanError:
             return False
         self._strayed = True
+        if left != ROOT and not self.plan.children(left) and left not in self.plan.leaves:
+            self._suspects.add(left)
+            self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves | {left})
         return True
+
+    def heard(self, ident: str) -> None:
+        """A report has come, whatever it says."""
+        if ident in self._suspects:
+            self._suspects.discard(ident)
+            if ident in self.plan.leaves:
+                self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves - {ident})
+
+    def _is_fed(self, peer: Peer, parent: str | None) -> None:
+        if (others := self._fed.get(peer.parent)) is not None:
+            others.discard(peer.ident)
+            if not others:
+                del self._fed[peer.parent]
+        if parent is not None:
+            peer.parent = parent
+            self._fed.setdefault(parent, set()).add(peer.ident)
 
     def transferred(self, ident: str, now: float, size: int, seconds: float) -> None:
         peer = self.peers.get(ident)
@@ -185,29 +215,36 @@ class Membership:
         """A version begins."""
         self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
         self._stragglers.begin()
+        self._outrun.clear()
         self._samples.clear()
         self._began = self.plan
 
-    def progressed(self, ident: str, now: float, received_bytes: int, flowing: Collection[str]) -> bool:
-        """A peer says how many bytes it has received in its life; ``flowing``: who has not all of the version under way. True when that made a
-        new plan: the peer fell behind its parent, and is out of the way of those that it fed."""
-        self._stragglers.heard(ident, self.plan.parent[ident], now, received_bytes)
-        bps = self._stragglers.found(self.plan, ident, now, flowing)
-        if bps is None:
-            return False
+    def progressed(self, ident: str, now: float, inflow: Inflow) -> bool:
+        """A peer says how it receives in mid-broadcast. True when that made a new plan: it fell behind its parent, and is out of the way of those that it fed."""
         above = self.plan.parent[ident]
-        if above != ROOT and len(self.plan.children(above)) > 1:
-            # Its parent feeds two, and each gets a part: that is no fault of theirs.
+        if self.peers[ident].parent != above:
+            return False  # what it says is of another parent
+        bps = inflow.bps
+        if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes):
+            return False
+        if above != ROOT and max(len(self._fed.get(above, ())), len(self.plan.children(above))) > 1:
+            # Its parent feeds two, by the plan or because one has not left yet, and each gets a part: that is no fault of theirs.
             straight = straighten(self.plan, self._number_of_chains())
             if straight is self.plan:
                 return False
             self.plan = self._mended(straight.under(self._next()), now)
             return True
+        if above != ROOT and above in self._outrun:
+            # Nor is it if another one got no more from there: what is slow is above them.
+            ident = above
+        else:
+            self._outrun.add(above)
+        self._stragglers.forget(ident)
         self._lowered.add(ident)
         self._rates[ident] = self.rate(ident).own(bps)
         self._middle_bps = None
         member = Member(ident, self.peers[ident].region, leaf=True)
-        self.plan = self._mended(lower(self.plan, member, epoch=self._next()), now)
+        self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
 
     def looked(self, now: float) -> bool:
@@ -283,7 +320,7 @@ class Membership:
 
     def _members(self, now: float) -> list[Member]:
         bps = self._bps()
-        leaves = self._laggards.detached | self._lowered
+        leaves = self._laggards.detached | self._lowered | self._suspects
         return [self._member(p, bps[p.ident], p.ident in leaves, now) for p in self.peers.values()]
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from p2pcast.relay.lag import Inflow, Lag
 from p2pcast.relay.liveness import IDLE_SILENCE_S, SILENCE_FLOOR_S
 from p2pcast.version import Version
 from topology.flow import Flow
 from topology.model import Network, ideal_s
 from topology.rebuild import moves
-from topology.tree import ROOT
+from topology.tree import ROOT, Epoch
 from trainer_node.broadcast import Broadcast
 from trainer_node.membership import Membership, Peer
 
@@ -30,7 +31,11 @@ TICK_S = 0.1
 HUB_SILENCE_S = 5.0
 """As `trainer_node.hub.SILENCE_S`."""
 DIAL_RTTS = 3.0
-"""TCP, the handshake's two exchanges, ATTACH."""
+"""TCP, and the handshake's two exchanges."""
+ATTACH_RTTS = 0.5
+"""What is held goes to the new parent; its first piece's way back is counted with the hops."""
+HEAD_START_S = 0.3
+"""As `rollout_node.attachment.HEAD_START_S`: for a parent that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,11 @@ class _World:
         """At the beginning of the version under way."""
         self._done_s: dict[str, float] = {}
         self._staged: dict[str, Version | None] = {}
-        self._lifetime: dict[str, float] = {}
-        """Bytes that a peer had received when the version under way began, less what it then lacked."""
+        self._lag: dict[str, Lag] = {}
         self._version = Version(0, 0)
         self._began_s = 0.0
+        self._known: dict[str, Epoch] = {}
+        """The newest order that has reached a peer."""
         self._going: dict[str, str] = {}
         """Peers on their way to a new parent."""
 
@@ -157,7 +163,8 @@ class _World:
         peer = f"{self.rng.getrandbits(64):016x}"
         self.regions[peer] = f"region-{self._born % self.scenario.regions}"
         self.flow.add(peer, self.scenario.peer_bps, 0.0 if self.results else self.scenario.payload_bytes)
-        self._lifetime[peer] = 0.0
+        self._lag[peer] = Lag()
+        self._lag[peer].begin(self.now, 0)
         self._staged[peer] = None
         self._ordered(lambda: self.membership.join(Peer(peer, peer, self.regions[peer], "", 0, self.now), self.now))
 
@@ -234,23 +241,53 @@ class _World:
         for peer, parent in moves(before, plan):
             member = self.membership.peers[peer]
             member.sent_epoch = plan.epoch
-            self._at(self.now + self._rtt_s(peer, ROOT) / 2, lambda p=peer, a=parent: self._obey(p, a))  # type: ignore[misc]
+            self._at(self.now + self._rtt_s(peer, ROOT) / 2, lambda p=peer, a=parent, e=plan.epoch: self._obey(p, a, e))  # type: ignore[misc]
 
-    def _obey(self, peer: str, parent: str) -> None:
-        if not self._present(peer) or self.membership.plan.parent[peer] != parent:
-            return  # gone, or a newer order is under way
+    def _obey(self, peer: str, parent: str, epoch: Epoch) -> None:
+        if not self._present(peer):
+            return
+        self._known[peer] = epoch
+        if self.membership.plan.parent[peer] != parent:
+            return  # a newer order is under way
         if self.flow.parent(peer) == parent and peer not in self._going:
             return
-        if parent != ROOT and not self._present(parent):
-            return  # it stays where it is, or falls back once that is silent
         self._move(peer, parent)
 
     def _move(self, peer: str, parent: str) -> None:
-        self.flow.detach(peer)
+        """Dial; whoever fed it until now goes on meanwhile, unless it lags: then it takes from others there."""
         self._going[peer] = parent
+        if self._lag[peer].lags:
+            self.flow.detach(peer)
         if self.results:
             self._result().moved += 1
-        self._at(self.now + DIAL_RTTS * self._rtt_s(peer, parent), lambda: self._arrive(peer, parent))
+        self._at(self.now + DIAL_RTTS * self._rtt_s(peer, parent), lambda: self._dialled(peer, parent))
+
+    def _dialled(self, peer: str, parent: str) -> None:
+        if self._going.get(peer) != parent:
+            return
+        if not self._present(peer):
+            del self._going[peer]
+        elif parent != ROOT and not self._present(parent):
+            self._at(self.now + HEAD_START_S, lambda: self._unanswered(peer, parent))
+        else:
+            self.flow.detach(peer)
+            self._at(self.now + ATTACH_RTTS * self._rtt_s(peer, parent), lambda: self._arrive(peer, parent))
+
+    def _unanswered(self, peer: str, parent: str) -> None:
+        """It stays where it is, and says so; if nobody feeds it, its backups."""
+        if self._going.get(peer) == parent:
+            del self._going[peer]
+            if self.flow.parent(peer) is None:
+                self._orphaned(peer)
+            elif self._present(peer):
+                self._reports_place(peer)
+
+    def _reports_place(self, peer: str) -> None:
+        parent, epoch = self.flow.parent(peer), self._known.get(peer, (0, 0))
+        assert parent is not None
+        self._at(
+            self.now + self._rtt_s(peer, ROOT) / 2, lambda: self._ordered(lambda: self.membership.moved(peer, parent, epoch))
+        )
 
     def _arrive(self, peer: str, parent: str) -> None:
         if self._going.get(peer) != parent:
@@ -262,8 +299,8 @@ class _World:
             self._at(self.now + SILENCE_FLOOR_S, lambda: self._orphaned(peer))
             return
         self.flow.attach(peer, parent)
-        epoch = self.membership.plan.epoch
-        self._ordered(lambda: self.membership.moved(peer, parent, epoch))
+        self._lag[peer].begin(self.now, int(self.flow.got_bytes(peer)))
+        self._reports_place(peer)
 
     # -- versions
 
@@ -279,9 +316,9 @@ class _World:
         self._close()
         self._version = Version(0, self._version.step + 1)
         self.results.append(VersionResult(self._ideal_s()))
-        for peer in self._alive():
-            self._lifetime[peer] += self.scenario.payload_bytes
         self.flow.restart()
+        for peer in self._alive():
+            self._lag[peer].begin(self.now, int(self.flow.got_bytes(peer)))
         for peer in self._alive():
             if self.flow.parent(peer) is None and peer not in self._going:
                 # The hub's word that a version is open makes it listen for its parent as closely as in mid-transfer.
@@ -318,15 +355,24 @@ class _World:
             self._staged[peer] = version
             self.membership.transferred(peer, self.now, int(self.scenario.payload_bytes), flow_s)
 
+    def _told(self, peer: str, inflow: Inflow) -> None:
+        if self._present(peer) and peer in self.broadcast.awaited:
+            self._ordered(lambda: self.membership.progressed(peer, self.now, inflow))
+
     def _tick(self) -> None:
         """Reports, and whether all have it."""
         count = round(REPORT_S / TICK_S)
         turn = round(self.now / TICK_S) % count
-        awaited = self.broadcast.awaited
-        if awaited or self.now > self._began_s + self.scenario.interval_s - 2 * REPORT_S:  # else reports say nothing new
-            for peer in [p for p in self._alive() if int(p[:8], 16) % count == turn]:
-                received = int(self._lifetime[peer] + self.flow.got_bytes(peer))
-                self._ordered(lambda p=peer, r=received: self.membership.progressed(p, self.now, r, awaited))  # type: ignore[misc]
+        if self.broadcast.awaited:
+            for peer in self._alive():
+                if int(peer[:8], 16) % count == turn:
+                    self.membership.heard(peer)
+                if self.flow.parent(peer) is None or self.flow.done(peer):
+                    continue
+                lag = self._lag[peer]
+                urgent = lag.look(self.now, int(self.flow.got_bytes(peer)), max(0, int(self.flow.behind_bytes(peer))))
+                if (urgent or int(peer[:8], 16) % count == turn) and lag.inflow is not None:
+                    self._at(self.now + self._rtt_s(peer, ROOT) / 2, lambda p=peer, t=lag.inflow: self._told(p, t))  # type: ignore[misc]
         detached = self.membership.detached
         staged = {p: v for p, v in self._staged.items() if p not in detached}
         if self.broadcast.settled(staged, self.now):

@@ -50,8 +50,6 @@ class Downstream:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.children: dict[Link, Child] = {}
-        self.stalled = False
-        """Whether this node itself waits for its parent; goes into ALIVE."""
         self._loop = asyncio.get_running_loop()
         self._bell = Bell()
         """Rings when a transfer begins."""
@@ -81,7 +79,7 @@ class Downstream:
                 if child.attached and now - child.alive_at >= every_s * 0.9:
                     child.alive_at = now
                     high = [[feed.handle, feed.artifact.held.count] for feed in child.feeds]
-                    child.link.send(Type.ALIVE, {"high": high, "stalled": self.stalled})
+                    child.link.send(Type.ALIVE, {"high": high})
                 if now - child.heard_at > CHILD_SILENCE_S:
                     child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
 

@@ -40,8 +40,6 @@ class ParentWatch:
     """Longest recent gap between signs of life while a transfer ran, decaying."""
     high: dict[int, int] = field(default_factory=dict)
     """Handle -> pieces that the parent holds."""
-    stalled: bool = False
-    """The parent itself waits for its own parent."""
 
     @classmethod
     def start(cls, now: float) -> ParentWatch:
@@ -74,7 +72,7 @@ class ParentWatch:
         if now - self.heard_at > silence:
             return Verdict.SILENT
         ahead = any(pieces > held.get(handle, 0) for handle, pieces in self.high.items())
-        if not ahead or self.stalled:
+        if not ahead:
             self.paid_at = now
             return Verdict.STAY
         return Verdict.STALLED if now - self.paid_at > max(STALL_FLOOR_S, 8 * rtt) else Verdict.STAY

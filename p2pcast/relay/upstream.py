@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from p2pcast import limits
 from p2pcast.artifact.records import Open
@@ -10,6 +11,7 @@ from p2pcast.bell import Bell
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.artifact import Offer
+from p2pcast.relay.lag import Inflow, Lag
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ParentWatch, Verdict
 from p2pcast.relay.node import Holding, Node
 from p2pcast.transport.link import Link
@@ -52,6 +54,10 @@ class Upstream:
         """Artifacts that the hub has opened and the parent has not → when we heard of it."""
         self._layouts: dict[bytes, bytes] = {}
         """Layout → document, of those that came and that no OPEN has named yet."""
+        self.lag = Lag()
+        """Of the transfers that run on this link."""
+        self.on_lag: Callable[[], None] = lambda: None
+        """Called when the hub should hear at once how this link lags."""
         self._loop = asyncio.get_running_loop()
         self._watch = ParentWatch.start(self._loop.time())
         self._bell = Bell()
@@ -134,13 +140,17 @@ class Upstream:
                 if began:
                     # Until now the parent had no reason to speak often.
                     self._watch.deaf(now)
+                    self.lag.begin(now, self.bytes_received)
                 if now - pinged >= (ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S) * 0.9:
                     pinged = now
                     self.link.send(Type.PING, {"t": int(now * 1e6)})
                 if self.node.paused:
                     # We are not listening, because the disk is behind: silence proves nothing.
                     self._watch.deaf(now)
+                    self.lag.begin(now, self.bytes_received)
                     continue
+                if self._active and self.lag.look(now, self.bytes_received, self._behind_bytes()):
+                    self.on_lag()
                 held = {
                     h: x.artifact.held.count if x is not None and x.source is self else 1 << 62 for h, x in self.handles.items()
                 }
@@ -150,6 +160,20 @@ class Upstream:
             return self.ended.result()
         finally:
             self.link.close()
+
+    @property
+    def inflow(self) -> Inflow | None:
+        """How it receives just now; None while no transfer runs."""
+        return self.lag.inflow if self._active else None
+
+    def _behind_bytes(self) -> int:
+        """What the parent has of that which it is sending, and this node lacks."""
+        sending = ((self.handles.get(handle), pieces) for handle, pieces in self._watch.high.items())
+        return sum(
+            max(0, pieces - holding.artifact.held.count) * holding.open.piece
+            for holding, pieces in sending
+            if holding is not None and holding.source is self
+        )
 
     # -- LinkOwner
 
@@ -228,7 +252,6 @@ class Upstream:
                     node.abort(holding)
         elif kind is Type.ALIVE:
             self._watch.high = dict(body["high"])
-            self._watch.stalled = body["stalled"]
         elif kind is Type.PING:
             link.send(Type.PONG, {"t": body["t"]})
         elif kind is Type.PONG:

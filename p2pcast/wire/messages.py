@@ -258,7 +258,6 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.SPARE: {"artifact": artifact},
     Type.ALIVE: {
         "high": row(fields(integer(0, 65535), integer(0, limits.MAX_PIECES)), limits.MAX_CATALOG),
-        "stalled": flag,
     },
     Type.RANK: {
         "group": binary(16),

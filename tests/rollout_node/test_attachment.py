@@ -166,6 +166,43 @@ async def test_it_follows_the_plan_and_ignores_older_ones(parents, attached):
     await until(lambda: attach.parent == HUB)
 
 
+async def test_the_old_parent_goes_on_until_its_successor_answers(parents, attached):
+    _, (_, place, backup) = parents
+    attach, reports = attached
+    attach.order((1, 1), place, [])
+    await until(lambda: attach.parent == PARENT)
+    left = attach.live
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        attach.order((1, 2), (BACKUP, *mute.getsockname()[:2]), [])
+        (await asyncio.get_running_loop().run_in_executor(None, mute.accept))[0].close()
+        # It hung up: we stay, and the hub may believe it.
+        await until(lambda: attach.settled == (1, 2))
+    assert attach.feeding is left
+    assert attach.parent == PARENT
+    attach.order((1, 3), backup, [])
+    assert attach.settled == (1, 2), "on the way: not a place that the hub may believe"
+    await until(lambda: attach.parent == BACKUP)
+    assert attach.settled == (1, 3)
+    assert left.link.closed
+    assert None not in reports[reports.index(PARENT) :]
+
+
+async def test_an_order_that_is_superseded_while_it_dials_leaves_no_link(parents, attached):
+    (hub, _, _), (_, _place, backup) = parents
+    attach, _ = attached
+    attach.order((1, 1), None, [])
+    await until(lambda: attach.parent == HUB)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        attach.order((1, 2), (PARENT, *mute.getsockname()[:2]), [])
+        caller, _ = await asyncio.get_running_loop().run_in_executor(None, mute.accept)
+        with caller:
+            attach.order((1, 3), None, [])
+            assert attach.settled == (1, 3)
+    attach.order((1, 4), backup, [])
+    await until(lambda: attach.parent == BACKUP)
+    await until(lambda: not hub.downstream.children)
+
+
 async def test_a_lost_parent_is_left_for_the_next_and_not_returned_to(parents, attached):
     (_, parent, _), (_, place, backup) = parents
     attach, _ = attached
@@ -283,9 +320,11 @@ async def test_nothing_is_asked_of_a_parent_that_was_just_left(parents, attached
     await until(lambda: attach.parent == PARENT)
     left = attach.live
     assert attach.feeding is left
+    left.lag.begin(0.0, 0)
+    left.lag.look(1.0, 0, 1)  # it lags, and so leaves before the next one has answered
     attach.order((1, 2), backup, [])
-    assert attach.live is left
-    assert attach.feeding is None
+    await until(lambda: left.link.closed)
+    assert attach.feeding is not left
     left.want(bytes(16))
     assert left.wanted == set()
     await until(lambda: attach.parent == BACKUP)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.codec.choice import PEER_CORES
+from p2pcast.relay.lag import Inflow
 from topology.model import DEFAULT_PEER_BPS
 from topology.tree import ROOT
 from trainer_node import membership
@@ -224,24 +225,27 @@ def test_of_peers_that_say_nothing_the_usual_is_taken(said):
     assert (members.way(0.0, 4).link_bps, members.way(0.0, 4).decode_cores) == (DEFAULT_PEER_BPS, PEER_CORES)
 
 
-def fall_behind(members: Membership, mbit: dict[str, float], seconds: int) -> list[tuple[int, str]]:
-    """A version of which each peer reports so much a second, in the order of the plan; who was moved for it, and when."""
-    moved, flowing = [], set(members.peers)
+def fall_behind(members: Membership, mbit: dict[str, float], windows: int, falls: str) -> list[tuple[int, str]]:
+    """A version of which each peer tells its inflow after each quarter of a second, in the order of the plan, ``falls`` falling behind its parent by what it does
+    not get; who said so when the plan was changed for it."""
+    moved = []
     for peer_ident in members.plan.order:
-        members.progressed(peer_ident, 0.0, 0, flowing)
+        members.moved(peer_ident, members.plan.parent[peer_ident], members.plan.epoch)
     members.began()
-    for second in range(1, seconds + 1):
+    for window in range(1, windows + 1):
         for peer_ident in members.plan.order:
             name = bytes.fromhex(peer_ident).decode()
-            if members.progressed(peer_ident, float(second), int(second * mbit[name] * 125_000), flowing):
-                moved.append((second, name))
+            got = int(mbit[name] * 125_000 / 4)
+            behind = window * (3_125_000 - got) if name == falls else 0
+            if members.progressed(peer_ident, window / 4, Inflow(got, 0.25, behind)):
+                moved.append((window, name))
     return moved
 
 
 def test_whoever_falls_behind_is_out_of_the_way_at_once_and_put_back_when_it_has_recovered():
     members = joined("abcdef")
     rates = {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "e": 20.0, "f": 20.0}
-    assert fall_behind(members, rates, 1) == [(1, "e")]
+    assert fall_behind(members, rates, 2, "e") == [(2, "e")]
     assert links(members) == {"a": "", "b": "a", "c": "b", "d": "c", "f": "d", "e": "f"}
     assert members.plan.leaves == {ident("e")}
     members.join(peer("g"), 3.0)
@@ -260,10 +264,47 @@ def test_half_of_a_sender_is_nobodys_fault():
     members.peers[ident("d")].sent_epoch = members.plan.epoch
     assert members.moved(ident("d"), ident("b"), members.plan.epoch)
     assert members.plan.children(ident("b")) == (ident("c"), ident("d"))
+    members.heard(ident("c"))
     rates = {"a": 100.0, "b": 100.0, "c": 50.0, "d": 50.0, "e": 50.0}
-    moved = fall_behind(members, rates, 2)
-    assert len(moved) <= 1
+    assert len(fall_behind(members, rates, 4, "d")) <= 1
     assert members.plan.leaves == set()
+
+
+def test_nor_while_one_that_the_plan_has_moved_is_still_there():
+    members = joined("abcdef")
+    rates = {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "e": 20.0, "f": 20.0}
+    fall_behind(members, rates, 2, "e")
+    members.moved(ident("f"), ident("d"), members.plan.epoch)  # it obeys before e has gone
+    members.peers[ident("e")].sent_epoch = members.plan.epoch
+    for window in range(3, 9):
+        assert not members.progressed(ident("f"), window / 4, Inflow(1_500_000, 0.25, window * 1_500_000))
+    members.moved(ident("e"), ident("f"), members.plan.epoch)
+    assert not members.progressed(ident("f"), 9 / 4, Inflow(3_125_000, 0.25, 9_000_000))
+
+
+def test_where_the_next_one_does_not_get_more_the_parent_is_slow():
+    """An uplink alone may be slow: whoever hangs below it falls behind."""
+    members = joined("abcdef")
+    rates = {"a": 100.0, "b": 100.0, "c": 20.0, "d": 20.0, "e": 20.0, "f": 20.0}
+    assert fall_behind(members, rates | {"f": 100.0}, 2, "c") == [(2, "c")]
+    assert links(members) == {"a": "", "b": "a", "d": "b", "e": "d", "f": "e", "c": "f"}
+    members.moved(ident("c"), ident("f"), members.plan.epoch)
+    members.moved(ident("d"), ident("b"), members.plan.epoch)
+    assert members.progressed(ident("d"), 0.75, Inflow(625_000, 0.25, 6_000_000))
+    assert members.plan.leaves == {ident("b"), ident("c")}
+    assert links(members)["d"] == "a"
+
+
+def test_nobody_new_is_fed_by_one_whom_its_child_has_left_until_it_is_heard():
+    members = joined("abc")
+    members.peers[ident("c")].sent_epoch = members.plan.epoch
+    assert members.moved(ident("c"), ident("a"), members.plan.epoch)
+    members.join(peer("d"), 1.0)
+    assert links(members) == {"a": "", "b": "a", "c": "a", "d": "c"}
+    members.heard(ident("b"))
+    assert members.plan.leaves == set()
+    members.join(peer("e"), 2.0)
+    assert links(members)["e"] == "b"
 
 
 def test_the_hopeless_are_detached_and_the_way_does_not_wait_for_them():
@@ -302,6 +343,7 @@ def test_between_broadcasts_it_is_repaired_too_each_time_later_than_before():
         members.peers[ident("d")].sent_epoch = members.plan.epoch
         (chain,) = members.plan.chains
         assert members.moved(chain[3], chain[0], members.plan.epoch)
+        members.heard(chain[2])
 
     stray()
     assert members.repair(1.0)

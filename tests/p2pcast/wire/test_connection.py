@@ -49,7 +49,7 @@ def stream(sender: Connection, sizes: list[tuple[str, int]], seed: int) -> bytes
         elif what == "layout":
             out += sender.send(T.LAYOUT, {"layout": bytes(32), "document": draw.randbytes(size)})
         else:
-            out += sender.send(T.ALIVE, {"high": [[1, size]], "stalled": False}, 0)
+            out += sender.send(T.ALIVE, {"high": [[1, size]]}, 0)
     return out
 
 

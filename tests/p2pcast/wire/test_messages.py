@@ -63,7 +63,7 @@ VALUES = {
     Type.ABORT: {},
     Type.GONE: {"artifact": B16},
     Type.SPARE: {"artifact": B16},
-    Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES)), "stalled": st.booleans()},
+    Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES))},
     Type.RANK: {"group": B16, "rank": st.integers(0, limits.MAX_RANKS - 1), "ranks": st.integers(1, limits.MAX_RANKS)},
     Type.RANKED: {"head": OPT_V, "layout": st.none() | B32, "state": st.none() | U64},
     Type.BEGIN: {"serial": T63, "step": T63, "layout": B32, "resume": st.booleans()},
@@ -183,7 +183,7 @@ def _sample(kind):
         "report": 4,
         "incarnation": 16,
     }
-    plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True, "stalled": True}
+    plain = {"stripes": 1, "listen": ["", 1], "epoch": [0, 0], "version": [0, 0], "live": True}
     lists = {
         key: []
         for key in (

@@ -66,7 +66,7 @@ BODIES = {
     T.ABORT: {},
     T.GONE: {"artifact": bytes(16)},
     T.SPARE: {"artifact": bytes(16)},
-    T.ALIVE: {"high": [[1, 70000]], "stalled": False},
+    T.ALIVE: {"high": [[1, 70000]]},
     T.RANK: {"group": bytes(16), "rank": 3, "ranks": 4},
     T.RANKED: {"head": V, "layout": bytes(32), "state": 1 << 63},
     T.BEGIN: {"serial": 0, "step": 7, "layout": bytes(32), "resume": False},
