@@ -51,6 +51,7 @@ BATCHES_AT_ONCE = 64
 PATIENCE_S = 5.0
 """So long has a parent that is still there for what the mirror shows, before it is fetched from there."""
 LOOK_S = 0.25
+KEY_TRIES = 5
 SPOILT = 5
 """Pieces that did not match, before an artifact is left alone for `SPOILT_S`."""
 SPOILT_S = 60.0
@@ -113,14 +114,24 @@ class Mirrored:
 
     async def key(self) -> bytes:
         """The run's public key, as the mirror has it. Raises RefusedError (it is another run's), RetryableError."""
-        try:
-            key = await self._objects.get(KEY, KEY_BYTES)
-        except MissingError:
-            raise RetryableError(f"{self._objects.url} holds nothing of this run yet") from None
+        key = await self._read_key()
         if len(key) != KEY_BYTES or run_id(key) != self._run:
             raise RefusedError(f"{self._objects.url}: its key is not the one that the token names")
         self._at_once = True
         return key
+
+    async def _read_key(self) -> bytes:
+        wait_s = RETRY_MIN_S
+        for _ in range(KEY_TRIES - 1):
+            try:
+                return await self._objects.get(KEY, KEY_BYTES)
+            except MissingError:
+                raise RetryableError(f"{self._objects.url} holds nothing of this run yet") from None
+            except RetryableError as error:
+                self._failed(error)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+            wait_s *= 2
+        return await self._objects.get(KEY, KEY_BYTES)
 
     def edges(self) -> dict[bytes, Edge]:
         now = asyncio.get_running_loop().time()
