@@ -86,6 +86,7 @@ class Mirroring:
             "artifacts": len(mirror.ready(here)),
             "pending_bytes": sum(mirror.missing_bytes(e) for e in lacking),
             "uploaded_bytes": self.bytes_uploaded,
+            "damaged": len(self._damaged),
             "errors": self.errors,
             "error": self.error,
         }

@@ -68,7 +68,16 @@ def main():
 
     storage_policy.reload_storage_policies()
     sockets = {name: eventlet.listen(("127.0.0.1", 0)) for name in ("account", "container", "object", "proxy")}
-    device = {"id": 0, "zone": 0, "region": 1, "device": "sda1", "weight": 1.0, "meta": "", "ip": "127.0.0.1", "replication_ip": "127.0.0.1"}
+    device = {
+        "id": 0,
+        "zone": 0,
+        "region": 1,
+        "device": "sda1",
+        "weight": 1.0,
+        "meta": "",
+        "ip": "127.0.0.1",
+        "replication_ip": "127.0.0.1",
+    }
     for name in ("account", "container", "object"):
         port = sockets[name].getsockname()[1]
         ring = RingData([array("H", [0])], [device | {"port": port, "replication_port": port}], 32)
@@ -84,7 +93,7 @@ def main():
         "object": ObjectController(conf),
         "proxy": lambda env, start: proxy({**env, "swift.cache": cache}, start),
     }
-    quiet = open(os.devnull, "w")
+    quiet = open(os.devnull, "w")  # noqa: SIM115
     threads = [eventlet.spawn(eventlet.wsgi.server, sockets[name], app, quiet, max_size=200) for name, app in apps.items()]
     print(sockets["proxy"].getsockname()[1], flush=True)
     for thread in threads:

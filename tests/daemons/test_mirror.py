@@ -1,11 +1,21 @@
-"""A run's copy in an object store: a hub that keeps it, peers that follow it without a hub, with a real S3 server behind a network that fails."""
+"""A run's copy in an object store: a hub that keeps it, peers that follow it without a hub. The store is a folder here; test_mirror_s3 has a real server."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from p2pcast.artifact.records import RunKey
+from p2pcast.errors import RefusedError
+from p2pcast.mirror.names import run_folder
+from p2pcast.mirror.objects import Objects
+from p2pcast.store.store import Store
+from trainer_node.mirroring import Mirroring
 
 
 @pytest.fixture
@@ -32,17 +42,143 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
     assert not swarm.hub.sessions
 
 
-async def test_the_mirror_steps_in_for_a_lost_swarm_and_steps_back(swarm: Any, states: Any, url: str) -> None:
+async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
     state = states.first()
     swarm.publish(0, state)
     hub = await swarm.hub_up(mirror=url)
-    one = await swarm.peer_up("one", mirror=url)
+    one, two = await swarm.peers_up("one", "two", mirror=url)
     await swarm.live("0.0")
+    swarm.publish(1, state := states.trained(state, 1))
+    await swarm.live("0.1")
     assert not one.mirrored.in_use
-    assert one.mirrored.bytes_received == 0
+    assert one.mirrored.bytes_received == two.mirrored.bytes_received == 0
+    # The hub's uplink to its peers is gone, the trainer goes on.
+    await swarm.down(hub)
+    address, swarm.address = swarm.address, ("127.0.0.1", 0)
+    hub = await swarm.hub_up(mirror=url)
+    for step in (2, 3):
+        swarm.publish(step, state := states.trained(state, step))
+        await mirrored(swarm, f"0.{step}")
+    await swarm.live("0.3")
+    assert one.mirrored.in_use
+    # It is back where they knew it.
+    await swarm.down(hub)
+    swarm.address = address
+    hub = await swarm.hub_up(mirror=url)
+    await swarm.until(lambda: not (one.mirrored.in_use or two.mirrored.in_use), "the mirror is left")
+    received = one.mirrored.bytes_received
+    swarm.publish(4, states.trained(state, 4))
+    await swarm.live("0.4")
+    assert one.mirrored.bytes_received == received
+    assert one.node.bytes_duplicate == two.node.bytes_duplicate == 0
+    assert [e.kind for e in one.events.after(0)[1] if e.kind.startswith("mirror")] == ["mirror_used", "mirror_left"]
+
+
+def hide(folder: Path, step: int) -> list[tuple[Path, bytes]]:
+    """As a list that is stale, or somebody who takes things away: versions from ``step`` on are not ready any more."""
+    late = [p for p in folder.rglob("ready/*") if int(p.name.split("-")[0].split(".")[1]) >= step]
+    contents = [(path, path.read_bytes()) for path in late]
+    for path in late:
+        path.unlink()
+    return contents
+
+
+async def test_a_mirror_that_shows_less_than_it_did_takes_nobody_back(
+    swarm: Any, states: Any, url: str, tmp_path: Path, tmpfs: Path
+) -> None:
+    state = states.first()
+    swarm.publish(0, state)
+    hub = await swarm.hub_up(mirror=url)
+    for step in (1, 2):
+        await swarm.published(f"0.{step - 1}")
+        swarm.publish(step, state := states.trained(state, step))
+    await mirrored(swarm, "0.2")
+    peer = await swarm.peer_up("far", hub=None, mirror=url)
+    await swarm.live("0.2")
+    await swarm.down(hub)
+    hidden = hide(tmp_path / "mirror", 1)
+    await swarm.until(lambda: peer.mirrored.status()["version"] == "0.0", "the list shows less")
+    assert str(peer.staged) == "0.2"
+    # Nor does it where the peer has lost all but its state folder's memory.
+    await swarm.down(peer)
+    for folder in (tmpfs / "far", swarm.folder / "far" / "deltas", swarm.folder / "far" / "anchors"):
+        shutil.rmtree(folder)
+    peer = await swarm.peer_up("far", hub=None, mirror=url)
+    await swarm.until(lambda: peer.mirrored.status()["version"] == "0.0" and peer.following.begun.is_set(), "it has looked")
+    assert peer.way() == []
+    assert peer.staged is None
+    for path, contents in hidden:
+        path.write_bytes(contents)
+    await swarm.live("0.2")
+
+
+async def test_what_the_store_has_spoilt_is_found_and_another_way_taken(
+    swarm: Any, states: Any, url: str, tmp_path: Path
+) -> None:
+    state = states.first()
+    swarm.publish(0, state)
+    await swarm.hub_up(mirror=url)
     await mirrored(swarm, "0.0")
     swarm.publish(1, states.trained(state, 1))
-    await swarm.live("0.1")
     await mirrored(swarm, "0.1")
+    [delta] = [s for s in swarm.hub.store.artifacts.values() if s.base is not None]
+    [part] = (tmp_path / "mirror").rglob(f"log/{delta.id.hex()}/*")
+    good = part.read_bytes()
+    part.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
+    peer = await swarm.peer_up("far", hub=None, mirror=url)
+    await swarm.live("0.0")
+    await swarm.until(lambda: "does not match its hash" in (peer.mirrored.error or ""), "it is found")
+    assert peer.node.pieces_corrupt > 0
+    assert str(peer.staged) == "0.0"
+    part.write_bytes(good)
+    await swarm.live("0.1")
+
+
+async def test_another_runs_key_is_refused(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
+    swarm.publish(0, states.first())
+    await swarm.hub_up(mirror=url)
+    await mirrored(swarm, "0.0")
+    [key] = (tmp_path / "mirror").rglob("key")
+    key.write_bytes(RunKey.generate().public)
+    error = await swarm.ended(swarm.peer_begun("far", hub=None, mirror=url))
+    assert isinstance(error, RefusedError)
+    assert "the token names" in str(error)
+
+
+async def test_what_was_damaged_on_the_hubs_disk_does_not_go_up(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
+    swarm.publish(0, states.first())
+    hub = await swarm.hub_up()
+    await swarm.published("0.0")
+    [stored] = hub.store.artifacts.values()
     await swarm.down(hub)
-    await swarm.until(lambda: one.mirrored.in_use, "the mirror is turned to")
+    weights = stored.path / "model.safetensors"
+    contents = bytearray(weights.read_bytes())
+    contents[-1] ^= 1
+    weights.write_bytes(contents)
+    objects = Objects(url, run_folder(hub.token.run))
+    owner = SimpleNamespace(store=Store(swarm.folder / "hub", hub.key.public), events=hub.events, sending=lambda: False)
+    mirroring = Mirroring(owner, objects, None)
+    task = asyncio.create_task(mirroring.run())
+    await swarm.until(lambda: mirroring.status()["damaged"] == 1, "it is found")
+    task.cancel()
+    assert list((tmp_path / "mirror").rglob("ready/*")) == []
+
+
+async def test_a_slice_goes_up_only_in_a_gap(swarm: Any, states: Any, url: str) -> None:
+    swarm.publish(0, states.first())
+    hub = await swarm.hub_up()
+    await swarm.published("0.0")
+    busy, asked = True, 0
+
+    def sending() -> bool:
+        nonlocal asked
+        asked += 1
+        return busy
+
+    mirroring = Mirroring(SimpleNamespace(store=hub.store, events=hub.events, sending=sending), Objects(url, "x/"), None)
+    task = asyncio.create_task(mirroring.run())
+    await swarm.until(lambda: asked > 3, "it waits")
+    assert mirroring.bytes_uploaded == 0
+    busy = False
+    await swarm.until(lambda: mirroring.status()["version"] == "0.0", "it goes up")
+    task.cancel()
