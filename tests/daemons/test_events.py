@@ -245,11 +245,11 @@ def served(text: str) -> dict[str, frozenset[str]]:
     return {name: labels for name, labels in found.items() if name.startswith("p2pcast_")}
 
 
-async def test_every_metric_is_in_the_guide_and_no_other(swarm, states):
+async def test_every_metric_is_in_the_guide_and_no_other(swarm, states, tmp_path):
     state = states.first()
     swarm.publish(1, state)
-    hub = await swarm.hub_up(commit="barrier")
-    peer = await swarm.peer_up("a")
+    hub = await swarm.hub_up(commit="barrier", mirror=f"file://{tmp_path}/mirror")
+    peer = await swarm.peer_up("a", mirror=f"file://{tmp_path}/mirror")
     await swarm.live("0.1")
     swarm.publish(2, states.trained(state, 2))
     await swarm.live("0.2")
