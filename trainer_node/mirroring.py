@@ -202,7 +202,9 @@ class Mirroring:
         marker = Marker(stored.version, stored.base, stored.id)
         await self._objects.put(str(marker), assembly.manifest_signed)
         self._mirror.wrote_marker(marker)
-        self._owner.events.emit("mirrored", version=str(stored.version), base=stored.base and str(stored.base), bytes=stored.manifest.log)
+        self._owner.events.emit(
+            "mirrored", version=str(stored.version), base=stored.base and str(stored.base), bytes=stored.manifest.log
+        )
         logger.info("version %s (%s) is on the mirror", stored.version, stored.kind)
 
     # -- failures
