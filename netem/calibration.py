@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from netem.description import Bursts, Link, Way, way
 from netem.namespaces import Namespaces
@@ -53,7 +54,7 @@ class Measured:
     loss_error: float
     """Its standard error, had the loss been as asked."""
 
-    def document(self) -> dict[str, object]:
+    def document(self) -> dict[str, Any]:
         return {
             "from": self.sender, "to": self.receiver,
             "rate_bps": None if self.rate_bps is None else round(self.rate_bps), "asked_rate_bps": self.asked.rate_bps,

@@ -19,6 +19,7 @@ from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
+from p2pcast.transport.dial import Stripes
 from rollout_node.dialling import Dialling, Place
 
 logger = logging.getLogger("p2pcast.peer")
@@ -52,7 +53,7 @@ class Attachment:
         node: Node,
         dialling: Dialling,
         hub: Callable[[], Place],
-        stripes: int,
+        stripes: Stripes,
         changed: Callable[[], None],
     ) -> None:
         self.orders = Orders()

@@ -16,10 +16,12 @@ from typing import Any
 from p2pcast.addresses import Address, show_address
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.relay.downstream import Downstream
-from p2pcast.transport.dial import DIAL_S, UnreachableError, dial_any, probe
+from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.race import race
-from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.stripe import DEFAULT, Stripe
+from p2pcast.transport.striping import STRIPES_BY_DEFAULT
 from p2pcast.wire.connection import Event, Identity
 from p2pcast.wire.messages import Body, Type
 
@@ -74,10 +76,11 @@ class _Coming:
 class Dialling:
     """Of whom the hub has said nothing (the hub itself is such a one) is dialled where the caller says, and not called. ``run`` until cancelled."""
 
-    def __init__(self, identity: Identity, say: Say, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, identity: Identity, say: Say, tls: ssl.SSLContext | None, sockets: Sockets = DEFAULT) -> None:
         self._identity = identity
         self._say = say
         self._tls = tls
+        self._sockets = sockets
         self._book: dict[bytes, tuple[bool, list[Address]]] = {}
         """Node → whether the hub thinks that we can dial it, and its addresses."""
         self._calls: list[_Call] = []
@@ -113,7 +116,7 @@ class Dialling:
         try:
             link = await dial_any(
                 downstream, addresses, self._identity, purpose="data", role="parent", stripes=body["stripes"], expect=node,
-                tls=self._tls, made=downstream.accept,
+                tls=self._tls, sockets=self._sockets, made=downstream.accept,
             )  # fmt: skip
         except P2PCastError as error:
             logger.info("cannot dial a child that called: %s", error)
@@ -124,7 +127,7 @@ class Dialling:
 
     # -- links
 
-    async def reach(self, owner: LinkOwner, place: Place, stripes: int) -> Link:
+    async def reach(self, owner: LinkOwner, place: Place, stripes: Stripes) -> Link:
         """A link to a parent, all its stripes up, nothing said yet. Raises P2PCastError."""
         node, host, port = place
         known = self._book.get(node)
@@ -145,7 +148,8 @@ class Dialling:
             return link
 
         async def call() -> Link:
-            return await self._call(owner, node, stripes)
+            # Whoever is dialled has to say how many, and knows no round trip.
+            return await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
 
         attempts: list[Callable[[], Coroutine[Any, Any, Link]]] = [dial, call] if likely else [call, dial]
         try:
@@ -159,10 +163,11 @@ class Dialling:
             raise dialled[0] or errors[0]
         return link
 
-    async def _dial(self, owner: LinkOwner, node: bytes, addresses: list[Address], stripes: int) -> Link:
+    async def _dial(self, owner: LinkOwner, node: bytes, addresses: list[Address], stripes: Stripes) -> Link:
         return await dial_any(
-            owner, addresses, self._identity, purpose="data", role="child", stripes=stripes, expect=node, tls=self._tls
-        )
+            owner, addresses, self._identity, purpose="data", role="child", stripes=stripes, expect=node,
+            tls=self._tls, sockets=self._sockets,
+        )  # fmt: skip
 
     async def _call(self, owner: LinkOwner, node: bytes, stripes: int) -> Link:
         call = _Call(node, stripes, owner)

@@ -40,6 +40,9 @@ from p2pcast.store.store import Store
 from p2pcast.transport.binding import own_hosts, told
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
+from p2pcast.transport.sockets import Sockets, own_congestion, window_bytes
+from p2pcast.transport.stripe import DEFAULT
+from p2pcast.transport.striping import Way, stripes
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
@@ -65,6 +68,9 @@ from rollout_node.turns import Turns
 
 logger = logging.getLogger("p2pcast.peer")
 
+SPEAKING_BYTES = 1 << 20
+"""A transfer below that is over before its rate is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerConfig:
@@ -81,7 +87,9 @@ class PeerConfig:
     advertise: tuple[tuple[str, int], ...] = ()
     """None: as the hub sees this peer, and addresses of its own."""
     http: tuple[str, int] = ("127.0.0.1", 0)
-    stripes: int = 4
+    stripes: int | None = None
+    """TCP connections of a link; None: by p2pcast.transport.striping."""
+    sockets: Sockets = DEFAULT
     kv: Kv = "recompute"
     keep: int = 3
     driver: Driver = "peer"
@@ -121,6 +129,8 @@ class Peer:
         self._early: list[tuple[Type, Body]] | None = []
         """What the hub said while we were still getting ready."""
         self._transfer: list[int] | None = None
+        self._fastest_bps = 0.0
+        """Of a transfer that was long enough to say something."""
         self._sealing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -140,13 +150,13 @@ class Peer:
         self.staging = Staging()
         self._ends.callback(self.staging.close)
         identity = Identity(self.ident, config.name, config.token)
-        self.listener = Listener(self, identity, config.tls)
+        self.listener = Listener(self, identity, config.tls, sockets=config.sockets)
         if config.hub is not None:
             await self.listener.start(*config.listen)
             self._ends.push_async_callback(self.listener.stop)
         self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls, config.engine)
         self._ends.push_async_callback(self.control.leave)
-        self.dialling = Dialling(identity, self.control.say, config.tls)
+        self.dialling = Dialling(identity, self.control.say, config.tls, config.sockets)
         if config.base is not None:
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
@@ -165,7 +175,7 @@ class Peer:
             logger.info(
                 "version %s: %.1f MB of it were received before", holding.open.version, part.held.count * holding.open.piece / 1e6
             )
-        self.attachment = Attachment(self.node, self.dialling, self._hub, config.stripes, self._attached)
+        self.attachment = Attachment(self.node, self.dialling, self._hub, config.stripes or self._stripes, self._attached)
         self.socket = InstallSocket(config.state / "install.sock", self)
         targets = Targets(
             self.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
@@ -392,6 +402,10 @@ class Peer:
             every.append(self.member.serves)
         return None if not every or None in every else min(v for v in every if v is not None)
 
+    def _stripes(self, rtt_s: float) -> int:
+        sockets = self.config.sockets
+        return stripes(Way(rtt_s, self._fastest_bps, sockets.congestion or own_congestion(), window_bytes()))
+
     # -- NodeOwner
 
     def make_log(self, open_: Open, layout: Layout) -> Log:
@@ -405,7 +419,9 @@ class Peer:
         took = (holding.completed_at or 0.0) - holding.opened_at
         self.chronicle.received(holding.open.version, took)
         if holding.assembly.manifest is not None and took > 0:
-            self._transfer = [max(0, holding.assembly.manifest.log - holding.had_bytes), int(took * 1e6)]
+            came = max(0, holding.assembly.manifest.log - holding.had_bytes)
+            self._transfer = [came, int(took * 1e6)]
+            self._fastest_bps = max(self._fastest_bps, 8 * came / took if came > SPEAKING_BYTES else 0.0)
         self._later(self._seal(holding), f"seal {holding.open.version}")
 
     def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -12,6 +12,7 @@ from p2pcast import metrics
 from p2pcast.addresses import show_address
 from p2pcast.http import Document, Reached
 from p2pcast.relay.upstream import Upstream
+from p2pcast.transport.shown import shown
 from p2pcast.version import Version
 from rollout_node.chronicle import EngineNow
 
@@ -88,11 +89,19 @@ class PeerView:
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
             "digests": {} if shadow is None or staged is None else {str(staged): f"{shadow.state_digest:016x}"},
             "children": [c.link.name for c in peer.downstream.children.values()],
+            "links": self._links(),
             "engine": next((part.status() for part in (peer.lead, peer.member) if part is not None), None),
             "socket": str(peer.socket.path.absolute()),
             "shadow": str(config.shadow),
             "pid": os.getpid(),
         }
+
+    def _links(self) -> list[Document]:
+        attachment = self._peer.attachment
+        above = [("parent", attachment.feeding), ("beside", attachment.beside), ("source", attachment.pull)]
+        links = [(role, upstream.link) for role, upstream in above if upstream is not None]
+        links += [("child", link) for link in self._peer.downstream.children]
+        return [shown(link, role) for role, link in links]
 
     def waits(self) -> dict[str, Reached]:
         """What /wait can wait for."""

@@ -39,6 +39,8 @@ from p2pcast.store.log import Log
 from p2pcast.store.store import Store
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
+from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.stripe import DEFAULT
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
@@ -99,6 +101,7 @@ class HubConfig:
     """URL of an object store that is to hold a copy of the run."""
     mirror_bps: float | None = None
     """What the copy may take of the uplink; None: what live traffic leaves."""
+    sockets: Sockets = DEFAULT
     tls: ssl.SSLContext | None = None
 
 
@@ -165,7 +168,7 @@ class Hub:
             objects = Objects(self.config.mirror, run_folder(self.token.run))
             self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
         identity = Identity(self.ident, "hub", self.token)
-        self.listener = Listener(self, identity, self.config.tls)
+        self.listener = Listener(self, identity, self.config.tls, sockets=self.config.sockets)
         self.lookout = Lookout(self.membership.reach, identity, self.config.tls, self._looked)
         self.http = HttpServer(
             self.view.status,

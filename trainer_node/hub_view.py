@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from p2pcast import metrics
 from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.http import Document, Reached
+from p2pcast.transport.shown import shown
 from p2pcast.version import Version
 from topology.score import Score
 from trainer_node.commits import OUTCOMES
@@ -82,6 +83,7 @@ class HubView:
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
             "pid": os.getpid(),
+            "links": [shown(link, "child") for link in hub.downstream.children],
             "peers": sorted(peers, key=lambda p: str(p["name"])),
         }
 

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     say(closed=True)
 
 
-async def _finish(end: End, running: list[asyncio.Future[None]]) -> None:
+async def _finish(end: End, running: Sequence[asyncio.Future[None]]) -> None:
     for task in running:
         task.cancel()
     await asyncio.wait(running)

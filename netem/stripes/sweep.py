@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from netem.broadcast.agents import Agents
@@ -42,19 +43,17 @@ class Sweep:
 
 
 def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """First ``{calibration: …}``, then ``{row: …}`` for each link; none where the way is not what was asked for. Raises LocalError, UsageError."""
-    given = Sweep(**{k: tuple(v) if isinstance(v, list) else v for k, v in argument.items()})
+    """First ``{calibration: …, off: […]}``, then ``{row: …}`` for each link; none where the way is not what was asked for. Raises LocalError, UsageError."""
+    lists = {name: tuple(argument[name]) for name in ("stripes", "congestion", "buffers")}
+    given = Sweep(**{**argument, **lists})
     for name in given.congestion:
         settled(name)
     # All of the way lies before the receiver, but for the acknowledgements' half.
     link = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
     with namespaces(Network((Host("parent"), Host("child", link)))) as net:
-        for tries in range(1, CALIBRATIONS + 1):
-            measured = [m.document() for m in measure(net)]
-            if not any(m["faults"] for m in measured):
-                break
-        yield {"calibration": measured, "tries": tries}
-        if any(m["faults"] for m in measured):
+        calibrated = _calibrated(net)
+        yield calibrated
+        if calibrated["off"]:
             return
         with Agents(net, MODULE) as agents:
             for name in ("parent", "child"):
@@ -64,6 +63,16 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for buffer_bytes in given.buffers:
                     for stripes in given.stripes:
                         yield {"row": _link(net, agents, given, stripes, congestion, buffer_bytes)}
+
+
+def _calibrated(net: Namespaces) -> dict[str, Any]:
+    """``off``: what is not as it was asked for, also after several tries."""
+    for tries in count(1):
+        measured = [m.document() for m in measure(net)]
+        off = [fault for m in measured for fault in m["faults"]]
+        if not off or tries == CALIBRATIONS:
+            break
+    return {"calibration": measured, "tries": tries, "off": off}
 
 
 def _link(

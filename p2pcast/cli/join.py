@@ -9,7 +9,7 @@ from typing import Literal
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, plaintext, read_token, require_plaintext
+from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, require_plaintext
 from p2pcast.errors import UsageError
 
 
@@ -34,7 +34,14 @@ from p2pcast.errors import UsageError
 @click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:0", show_default=True, help="Status and metrics.")
 @click.option("--region", default="", help="Label of the site; links inside one are taken to be short.")
 @click.option("--name", help="Name in status; the host's by default.")
-@click.option("--stripes", type=click.IntRange(1, 64), default=4, show_default=True, help="TCP connections to the parent.")
+@click.option(
+    "--stripes",
+    type=Stripes(),
+    default="auto",
+    show_default=True,
+    help="TCP connections to the parent, 1 to 64. auto: by round trip, rate and congestion control.",
+)
+@congestion
 @click.option(
     "--kv",
     type=click.Choice(["recompute", "salt", "keep"]),
@@ -79,7 +86,8 @@ def join(
     http: tuple[str, int],
     region: str,
     name: str | None,
-    stripes: int,
+    stripes: int | None,
+    congestion: str | None,
     kv: Literal["recompute", "salt", "keep"],
     keep: int,
     driver: Literal["peer", "external"],
@@ -92,6 +100,7 @@ def join(
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it. Without HUB, follow the run's mirror (--from) alone."""
     from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.transport.sockets import settled
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
     from rollout_node.peer import Peer, PeerConfig
@@ -121,6 +130,7 @@ def join(
         advertise=advertise,
         http=http,
         stripes=stripes,
+        sockets=settled(congestion),
         kv=kv,
         keep=keep,
         driver=driver,

@@ -15,6 +15,7 @@ from rich.console import Console
 from p2pcast.addresses import parse_address
 from p2pcast.daemon import parse_rate
 from p2pcast.errors import UsageError
+from p2pcast.limits import MAX_STRIPES
 from p2pcast.store.files import atomic_write
 from p2pcast.version import Version
 
@@ -57,6 +58,17 @@ class Rate(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+class Stripes(click.ParamType[int | None]):
+    """A number of TCP connections; None for ``auto``."""
+
+    name = "S|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value is None or value == "auto":
+            return None
+        return int(click.IntRange(1, MAX_STRIPES).convert(value, param, ctx))
+
+
 class VersionType(click.ParamType[Version | str]):
     """BRANCH.STEP, or one of ``words``."""
 
@@ -72,6 +84,15 @@ class VersionType(click.ParamType[Version | str]):
             return Version.parse(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+def congestion(function: F) -> F:
+    """``--congestion NAME``."""
+    return click.option(
+        "--congestion",
+        metavar="NAME",
+        help="TCP congestion control of links, for what this side sends.  [default: bbr where the kernel has it, else its own]",
+    )(function)
 
 
 def plaintext(function: F) -> F:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, Rate, plaintext, require_plaintext
+from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, require_plaintext
 from p2pcast.errors import UsageError
 
 
@@ -64,6 +64,7 @@ from p2pcast.errors import UsageError
     metavar="RATE",
     help="Upload to the mirror at this rate, whatever else goes on.  [default: in the gaps of live traffic]",
 )
+@congestion
 @plaintext
 def seed(
     checkpoints: Path | None,
@@ -83,6 +84,7 @@ def seed(
     token_file: Path | None,
     mirror: str | None,
     mirror_rate: float | None,
+    congestion: str | None,
     plaintext: bool,
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
@@ -90,6 +92,7 @@ def seed(
     Without CHECKPOINTS, only what a trainer's own processes publish (trainer_node.Publisher) goes out; with it, both do.
     """
     from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.transport.sockets import settled
     from trainer_node.hub import Hub, HubConfig
 
     require_plaintext(plaintext)
@@ -116,6 +119,7 @@ def seed(
         token_file=token_file or (folder / "token"),
         mirror=mirror,
         mirror_bps=mirror_rate,
+        sockets=settled(congestion),
     )
 
     keep_freed_memory()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from p2pcast.transport.race import race
 from p2pcast.transport.security import explain
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT, Stripe
+from p2pcast.transport.tcp_info import read
 from p2pcast.wire.connection import Connection, Established, Event, Identity, Piece
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
@@ -75,6 +77,9 @@ class _Handshake:
             self.done.set_exception(self.error)
 
 
+Stripes = int | Callable[[float], int]
+"""A number, or what says it for a round trip in seconds: that of the first connection, one round trip before the others are dialled."""
+
 _Up = tuple[Stripe, Established, _Handshake]
 _Ups = list[_Up]
 
@@ -87,19 +92,27 @@ async def _dial_stripe(
     expect: bytes | None,
     tls: ssl.SSLContext | None,
     sockets: Sockets = DEFAULT,
+    connected: list[socket.socket] | None = None,
 ) -> _Up:
+    """``connected``: a socket to be taken out of it and used, if there is one."""
+    sock = connected.pop() if connected else None
     handshake = _Handshake(secure=tls is not None)
     connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), hello, expect)
     stripe = Stripe(connection, handshake, sockets=sockets)
     try:
         await asyncio.get_running_loop().create_connection(
-            lambda: stripe, host, port, ssl=tls, server_hostname=host if tls is not None else None
+            lambda: stripe,
+            **({"host": host, "port": port} if sock is None else {"sock": sock}),
+            ssl=tls,
+            server_hostname=host if tls is not None else None,
         )
     except ssl.SSLError as error:
         raise explain(error, show_address(host, port)) from None
     except OSError as error:
-        why = error if error.errno is None else os.strerror(error.errno)
-        raise UnreachableError(f"cannot reach {show_address(host, port)}: {why}") from None
+        raise _unreachable((host, port), error) from None
+    finally:
+        if sock is not None and not stripe.made:
+            sock.close()
     try:
         return stripe, await handshake.done, handshake
     except BaseException:
@@ -115,7 +128,7 @@ async def dial(
     *,
     purpose: str,
     role: str,
-    stripes: int = 1,
+    stripes: Stripes = 1,
     expect: bytes | None = None,
     tls: ssl.SSLContext | None = None,
     sockets: Sockets = DEFAULT,
@@ -143,7 +156,7 @@ async def dial_any(
     *,
     purpose: str,
     role: str,
-    stripes: int = 1,
+    stripes: Stripes = 1,
     expect: bytes | None = None,
     tls: ssl.SSLContext | None = None,
     sockets: Sockets = DEFAULT,
@@ -155,13 +168,13 @@ async def dial_any(
     Raises UnreachableError (nobody answers, too slow, another node), RetryableError (not now), RefusedError (token, run, identity), RemoteError (protocol).
     """
     shown = ", ".join(show_address(*address) for address in addresses)
-    hello = {"purpose": purpose, "role": role, "stripes": stripes}
+    hello = {"purpose": purpose, "role": role}
     errors: list[P2PCastError]
     try:
         async with asyncio.timeout(timeout_s):
             found, errors = await resolve(addresses)
             attempts: list[Callable[[], Coroutine[Any, Any, _Ups]]] = [
-                partial(_attempt, where, identity, hello, expect, tls, sockets) for where in found
+                partial(_attempt, where, identity, hello, stripes, expect, tls, sockets) for where in found
             ]
             outcome = await race(attempts, NEXT_ADDRESS_S, _drop)
     except TimeoutError:
@@ -170,7 +183,7 @@ async def dial_any(
     if ups is None:
         raise _failure(shown, [*errors, *failures], expect)
     stripe = ups[0][0]
-    link = Link(owner, ups[0][1].remote, show_address(*stripe.remote_address), stripes, dialled=True)
+    link = Link(owner, ups[0][1].remote, show_address(*stripe.remote_address), len(ups), dialled=True)
     for number, (stripe, _, _) in enumerate(ups):
         link.add(stripe, number)
     if made is not None:
@@ -219,13 +232,21 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
 
 
 async def _attempt(
-    where: Address, identity: Identity, hello: Body, expect: bytes | None, tls: ssl.SSLContext | None, sockets: Sockets
+    where: Address,
+    identity: Identity,
+    hello: Body,
+    wanted: Stripes,
+    expect: bytes | None,
+    tls: ssl.SSLContext | None,
+    sockets: Sockets,
 ) -> _Ups:
     """Every stripe, at one address."""
-    link_id, stripes = secrets.token_bytes(16), hello["stripes"]
+    connected: list[socket.socket] = []
+    stripes = wanted if isinstance(wanted, int) else wanted(await _round_trip(where, connected))
+    hello = hello | {"link": secrets.token_bytes(16), "stripes": stripes}
     tasks = [
         asyncio.create_task(
-            _dial_stripe(*where, identity, hello | {"link": link_id, "stripe": number}, expect, tls, sockets),
+            _dial_stripe(*where, identity, hello | {"stripe": number}, expect, tls, sockets, None if number else connected),
             name=f"dial {show_address(*where)} {number}",
         )
         for number in range(stripes)
@@ -237,12 +258,39 @@ async def _attempt(
     except BaseException:
         await _abandon(tasks)
         raise
+    finally:
+        for sock in connected:
+            sock.close()
     results = [task.result() for task in tasks]
     for stripe, _, handshake in results:
         if stripe.closed:
             _drop(results)
             raise handshake.error or RetryableError(f"{show_address(*where)} closed the connection at once")
     return results
+
+
+async def _round_trip(where: Address, connected: list[socket.socket]) -> float:
+    """By a connection to there, which is put into ``connected``."""
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_INET6 if family_of(where[0]) == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    connected.append(sock)
+    try:
+        sock.setblocking(False)
+        began = loop.time()
+        await loop.sock_connect(sock, where)
+    except OSError as error:
+        connected.pop().close()
+        raise _unreachable(where, error) from None
+    except BaseException:
+        connected.pop().close()
+        raise
+    info = read(sock)
+    return loop.time() - began if info is None else info.rtt_s
+
+
+def _unreachable(where: Address, error: OSError) -> UnreachableError:
+    why = error if error.errno is None else os.strerror(error.errno)
+    return UnreachableError(f"cannot reach {show_address(*where)}: {why}")
 
 
 async def _abandon(tasks: list[asyncio.Task[_Up]]) -> None:

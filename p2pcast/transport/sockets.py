@@ -25,6 +25,9 @@ NOTSENT_LOWAT_BYTES = 128 * KIB
 USER_TIMEOUT_S = 30.0
 """Twice what a silent child is given."""
 PREFERRED = "bbr"
+SEND_BUFFERS = Path("/proc/sys/net/ipv4/tcp_wmem")
+RECEIVE_BUFFERS = Path("/proc/sys/net/ipv4/tcp_rmem")
+USUAL_BUFFER_BYTES = 4 << 20
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
@@ -61,6 +64,26 @@ def settled(congestion: str | None) -> Sockets:
     if (why := _refusal(congestion)) is not None:
         raise UsageError(f"congestion control {congestion!r} {why}; this kernel offers {', '.join(available()) or 'no choice'}")
     return Sockets(congestion)
+
+
+def own_congestion() -> str:
+    """What a socket here gets if nothing is chosen; empty where the kernel does not say."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return congestion_of(sock) or ""
+
+
+def window_bytes() -> float:
+    """What one connection may have on the way, as far as this machine's limits go: the kernel grows buffers up to the last figure of tcp_wmem and tcp_rmem, about half
+    of which is payload, the rest its own bookkeeping."""
+    most = [_most(path) for path in (SEND_BUFFERS, RECEIVE_BUFFERS)]
+    return min((size for size in most if size is not None), default=USUAL_BUFFER_BYTES) / 2
+
+
+def _most(path: Path) -> int | None:
+    try:
+        return int(path.read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def available() -> list[str]:

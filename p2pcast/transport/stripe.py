@@ -71,6 +71,11 @@ class Stripe(asyncio.BufferedProtocol):
         return 0 if info is None else info.acked_bytes
 
     @property
+    def made(self) -> bool:
+        """Whether there has been a transport."""
+        return self._transport is not None
+
+    @property
     def socket(self) -> Any:
         """None when there is none, or none any more."""
         return None if self._closed or self._transport is None else self._transport.get_extra_info("socket")

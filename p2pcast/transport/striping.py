@@ -1,0 +1,61 @@
+"""How many stripes a link gets: as few as fill the way. Pure.
+
+The rule: the least power of two, up to MOST, that meets three needs of a way of ``rate_bps`` and ``rtt_s``.
+
+- *Window*: the kernel lets no connection have more on the way than its buffers take. Together they have to hold rate × round trip.
+- *Loss*: CUBIC and Reno hold a connection, at a share p of packets lost, to a window that follows from p (RFC 9438, section 5.1: 1.054 · (RTT³/p³)^¼ packets, or Reno's
+  1.22/√p where that is more; Mathis et al. 1997). Together they have to reach the rate. BBR does not slow down for loss of this size.
+- *Start*: versions are bursts, between which a window is taken back to ten packets, and then doubles every round trip. Together the stripes have to reach
+  the rate within START_ROUNDS round trips.
+
+More stripes than needed take more of a shared way than is fair, and the last pieces wait for the slowest of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2, sqrt
+
+MOST = 16
+STRIPES_BY_DEFAULT = 4
+"""Where the round trip is not known: to a parent that is asked to dial us."""
+ASSUMED_RATE_BPS = 100e6
+"""Where no transfer has shown more. What came slowly is no proof that the way is slow: it may have had too few stripes."""
+ASSUMED_LOSS = 0.001
+"""The receiver, who decides, can't see what is lost on the way to it."""
+SEGMENT_BYTES = 1448
+INITIAL_SEGMENTS = 10
+"""RFC 6928."""
+START_ROUNDS = 5
+LOSS_BLIND = frozenset({"bbr"})
+CUBIC = frozenset({"cubic"})
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``window_bytes``: what the kernel lets one connection have on the way, at most."""
+
+    rtt_s: float
+    rate_bps: float
+    congestion: str
+    window_bytes: float
+    loss: float = ASSUMED_LOSS
+
+
+def stripes(way: Way) -> int:
+    on_the_way = max(way.rate_bps, ASSUMED_RATE_BPS) * way.rtt_s / 8
+    window = on_the_way / way.window_bytes
+    loss = (
+        0.0 if way.congestion in LOSS_BLIND else on_the_way / (SEGMENT_BYTES * lossy_window(way.congestion, way.rtt_s, way.loss))
+    )
+    start = on_the_way / (INITIAL_SEGMENTS * SEGMENT_BYTES * 2**START_ROUNDS)
+    needed = max(1.0, window, loss, start)
+    return min(MOST, 1 << ceil(log2(needed)))
+
+
+def lossy_window(congestion: str, rtt_s: float, loss: float) -> float:
+    """Packets on the way on the average, of one connection that loses this share of them."""
+    if not loss:
+        return float("inf")
+    reno = sqrt(1.5 / loss)
+    return max(reno, 1.054 * (rtt_s / loss) ** 0.75) if congestion in CUBIC else reno
