@@ -60,6 +60,14 @@ MAX_PEERS = 16384
 """Nodes that one message may name."""
 MAX_WAYS = 8
 """Addresses at which one node may be found: two families, advertised, observed and its own, with room to spare."""
+MAX_SOURCES = 64
+"""Nodes that may be named to one that pulls, or that it has done with."""
+MAX_HELD = 1024
+"""Artifacts that one report may name: ten times what a peer keeps."""
+MAX_GARBLED = 64
+"""Nodes that one report may blame."""
+MAX_ASKED = 4096
+"""Pieces that one child may have asked of a node and not been sent: far above any window."""
 MIN_PIECE_BYTES = KIB
 MAX_PIECE_BYTES = 4 * MIB
 """A piece is a power of two in this range: a relay holds several per link in memory."""

@@ -1,5 +1,5 @@
-"""Whom a peer receives from: its parent by plan, an ancestor when that is lost, the hub in the end; a peer beside it when all of these are out of reach;
-and a second link to the hub for what the parent lacks.
+"""Whom a peer receives from: its parent by plan, an ancestor when that is lost, the hub in the end; a peer beside it when all of these are out of reach.
+What it lacks besides it pulls (``rollout_node.pulling``).
 
 Promises: a lost parent is left for the next candidate at once, with what is held stated piece by piece, so nothing is sent twice; one that does not answer
 holds nobody up, since the next is dialled beside it; a candidate that just failed is not tried again before the others. A parent that a new plan replaces goes on
@@ -20,6 +20,7 @@ from p2pcast.errors import P2PCastError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes
+from p2pcast.version import Version
 from rollout_node.dialling import Dialling, Place
 
 logger = logging.getLogger("p2pcast.peer")
@@ -60,7 +61,6 @@ class Attachment:
         self.parent: bytes | None = None
         """The node that feeds us now."""
         self.live: Upstream | None = None
-        self.pull: Upstream | None = None
         self.beside: Upstream | None = None
         """From a peer that has lost all above it, as we have."""
         self.moved_at = 0.0
@@ -83,9 +83,6 @@ class Attachment:
         self._introduced = Bell()
         self._orphaned = asyncio.Event()
         """Nobody above has answered."""
-        self._wishes: dict[bytes, None] = {}
-        """In the order in which they are needed."""
-        self._wished = asyncio.Event()
 
     def order(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
         """A plan from the hub. Older ones are ignored."""
@@ -105,23 +102,11 @@ class Attachment:
         self._neighbours = neighbours
         self._introduced.ring()
 
-    def fetch(self, artifact: bytes) -> None:
-        """Have an artifact sent by the hub, over a link of its own."""
-        if artifact not in self._wishes:
-            self._wishes[artifact] = None
-            self._wished.set()
-
-    def unfetch(self, artifact: bytes) -> bool:
-        """The parent has it after all. False when the hub was asked already: then it must not be asked of the parent too."""
-        self._wishes.pop(artifact, None)
-        return self.pull is None or self.pull.link.closed or artifact not in self.pull.wanted
-
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_plan(), name="parent")
             group.create_task(self._exchange(), name="neighbours")
-            group.create_task(self._pull(), name="pull")
 
     @property
     def feeding(self) -> Upstream | None:
@@ -129,10 +114,19 @@ class Attachment:
         return None if self.live is None or self.live.link.closed else self.live
 
     @property
-    def receiving(self) -> bool:
-        """Whether the parent is sending something just now."""
+    def place(self) -> Place | None:
+        """Where the parent listens."""
+        return next((place for place in self._candidates() if place[0] == self.parent), None)
+
+    @property
+    def receiving(self) -> Version | None:
+        """The oldest version that the parent is sending just now."""
         live = self.feeding
-        return live is not None and any(h is not None and h.completed_at is None and not h.aborted for h in live.handles.values())
+        handles = () if live is None else live.handles.values()
+        coming = (
+            h.open.version for h in handles if h is not None and h.source is live and h.completed_at is None and not h.aborted
+        )
+        return min(coming, default=None)
 
     async def _follow_plan(self) -> None:
         await self._ordered.wait()
@@ -303,33 +297,6 @@ class Attachment:
                     break
             # Those above are dialled meanwhile; here nobody has answered, or the one that did is gone.
             await self._introduced.wait(RETRY_MIN_S)
-
-    async def _pull(self) -> None:
-        while True:
-            await self._wished.wait()
-            self._wished.clear()
-            upstream = await self._attach(self._hub(), live=False)
-            if upstream is None:
-                await asyncio.sleep(RETRY_MAX_S * random.uniform(0.5, 1.5))
-                self._wished.set()
-                continue
-            upstream.start(upstream.link)
-            self.pull = upstream
-            serving = asyncio.ensure_future(upstream.run())
-            try:
-                while not serving.done() and (self._wishes or upstream.wanted):
-                    for artifact in self._wishes:
-                        upstream.want(artifact)
-                    self._wishes.clear()
-                    await asyncio.wait([serving], timeout=0.2)
-            finally:
-                self.pull = None
-                upstream.link.close()
-                await asyncio.wait([serving])
-            if not upstream.wanted:
-                continue
-            # Cut off in the middle: what is still wanted will be wished for again by whoever stages it.
-            await asyncio.sleep(RETRY_MIN_S)
 
     async def _attach(self, place: Place, *, live: bool, beside: bool = False) -> Upstream | None:
         """A link that is up, not started yet."""

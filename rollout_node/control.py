@@ -116,6 +116,11 @@ class Control:
         """Something worth a report at once."""
         self._changed.set()
 
+    def send(self, kind: Type, body: Body) -> None:
+        """Lost where the hub is out of reach."""
+        if self._link is not None:
+            self._link.send(kind, body)
+
     async def leave(self) -> None:
         if self._link is not None and not self._link.closed:
             self._link.send(Type.LEAVE, {})

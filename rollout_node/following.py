@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
@@ -22,8 +23,10 @@ from p2pcast.offline import state_digest
 from p2pcast.progress import Meter
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.node import Holding
+from p2pcast.relay.upstream import Upstream
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
+from rollout_node.catalog import Entry
 from rollout_node.marks import Marks
 
 if TYPE_CHECKING:
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("p2pcast.peer")
 
 PATIENCE_S = 2.0
-"""How long a parent may take to open an artifact that the hub has sealed, before it is fetched from the hub."""
+"""How long a parent may take to open an artifact that the hub has sealed, before it is pulled."""
+SMALL_BYTES = 256 * limits.KIB
+"""What is no larger comes from the parent, if it has it: that takes no longer than looking for others, and disturbs a version that is on its way by no more than
+20 ms at 100 Mbit/s."""
 KEPT_PATCHES = 16
 """Patches kept for an engine that lags behind; one further back is filled densely."""
 REFUSED_S = 0.5
@@ -147,22 +153,29 @@ class Following:
         peer, waiting = self._peer, False
         live, now = peer.attachment.feeding, asyncio.get_running_loop().time()
         self._give_up_idle()
+        mirrored = peer.mirrored.entries if peer.mirrored is not None and peer.mirrored.in_use else {}
+        for artifact in peer.pulling.hopeless:
+            if live is not None and artifact in live.offers:
+                peer.pulling.drop(artifact)
+                live.want(artifact)
+            elif artifact in mirrored:
+                peer.pulling.drop(artifact)
         for edge in self.path():
-            holding = peer.node.holdings.get(edge.artifact)
+            holding, entry = peer.node.holdings.get(edge.artifact), peer.catalog.get(edge.artifact)
             if holding is not None and (holding.completed_at is not None or holding.source is not None):
                 continue
-            if live is not None and edge.artifact in live.offers:
-                if peer.attachment.unfetch(edge.artifact):
+            if peer.pulling.fetches(edge.artifact):
+                waiting = True
+            elif live is not None and edge.artifact in live.offers:
+                if entry is None or not entry.sealed or entry.size <= SMALL_BYTES:
                     live.want(edge.artifact)
                 else:
+                    peer.pulling.fetch(edge.artifact, anchor=edge.base is None)
                     waiting = True
-                continue
-            waiting = True
-            if (entry := peer.catalog.get(edge.artifact)) is not None and entry.sealed:
-                # A parent that is busy with an earlier one will come to it; one that is lost is replaced in a moment.
-                waited = now - max(entry.sealed_at, peer.attachment.moved_at)
-                if waited > PATIENCE_S and not peer.attachment.receiving:
-                    peer.attachment.fetch(edge.artifact)
+            else:
+                waiting = True
+                if entry is not None and entry.sealed and edge.artifact not in mirrored and self._forsaken(entry, live, now):
+                    peer.pulling.fetch(edge.artifact, anchor=edge.base is None)
         return waiting
 
     def _give_up_idle(self) -> None:
@@ -173,6 +186,17 @@ class Following:
             needed = self.needed() if needed is None else needed
             if entry is not None and entry.sealed and holding.id not in needed:
                 self._peer.give_up(holding)
+
+    def _forsaken(self, entry: Entry, live: Upstream | None, now: float) -> bool:
+        """Whether the parent will not push what it does not have yet. One that is lost is replaced in a moment; one that is still sending an earlier version
+        will come to it."""
+        attachment = self._peer.attachment
+        coming = attachment.receiving
+        if coming is not None and coming < entry.version:
+            return False
+        if live is not None and live.attached.is_set() and entry.sealed_at < attachment.moved_at:
+            return True
+        return now - max(entry.sealed_at, attachment.moved_at) > PATIENCE_S
 
     # -- from version to version
 

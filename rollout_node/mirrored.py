@@ -281,6 +281,8 @@ class Mirrored:
         holding = self._owner.node.holdings.get(artifact)
         if holding is not None and (holding.completed_at is not None or holding.source is not None):
             return False
+        if artifact in self._owner.node.pulled:
+            return False
         return not self._owner.fed() or now - self._seen_at[artifact] > PATIENCE_S
 
     async def _artifact(self, artifact: bytes) -> None:

@@ -62,6 +62,7 @@ from rollout_node.member import Member
 from rollout_node.mirrored import Mirrored
 from rollout_node.orders import Orders
 from rollout_node.peer_view import PeerView
+from rollout_node.pulling import Pulling
 from rollout_node.runner import Runner
 from rollout_node.targets import Driver, Kv, Role, Targets
 from rollout_node.turns import Turns
@@ -131,6 +132,9 @@ class Peer:
         self._transfer: list[int] | None = None
         self._fastest_bps = 0.0
         """Of a transfer that was long enough to say something."""
+        self._told: set[bytes] = set()
+        """Artifacts that the hub knows to be held here, since it was joined at ``_told_at``."""
+        self._told_at: float | None = None
         self._sealing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -175,7 +179,8 @@ class Peer:
             logger.info(
                 "version %s: %.1f MB of it were received before", holding.open.version, part.held.count * holding.open.piece / 1e6
             )
-        self.attachment = Attachment(self.node, self.dialling, self._hub, config.stripes or self._stripes, self._attached)
+        self.attachment = Attachment(self.node, self.dialling, self.hub, config.stripes or self._stripes, self._attached)
+        self.pulling = Pulling(self.node, self.dialling, self)
         self.socket = InstallSocket(config.state / "install.sock", self)
         targets = Targets(
             self.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
@@ -198,7 +203,7 @@ class Peer:
             self.view.waits(),
         )
 
-    def _hub(self) -> tuple[bytes, str, int]:
+    def hub(self) -> tuple[bytes, str, int]:
         assert self.config.hub is not None, "only a hub sends plans"
         return (self.control.hub, *self.config.hub)
 
@@ -247,6 +252,7 @@ class Peer:
             group.create_task(self.control.run(), name="control")
             group.create_task(self.dialling.run(), name="dialling")
             group.create_task(self._attach(), name="attachment")
+            group.create_task(self.pulling.run(), name="pulling")
             group.create_task(self.following.stage(), name="staging")
             group.create_task(self.following.fetch(), name="fetching")
             if self.mirrored is not None:
@@ -290,6 +296,8 @@ class Peer:
             self.dialling.called(body, self.downstream)
         elif kind is Type.NEIGHBOURS:
             self.attachment.introduce([(n, h, p) for n, h, p in body["peers"]])
+        elif kind is Type.SOURCES:
+            self.pulling.told(body["artifact"], [(n, h, p) for n, h, p in body["peers"]])
         elif kind is Type.CATALOG:
             whole = self.catalog.update(body, asyncio.get_running_loop().time())
             dropped = body["dropped"]
@@ -344,6 +352,7 @@ class Peer:
         self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"give up {holding.open.version}")
 
     def _dropped(self, artifact: bytes) -> None:
+        self.pulling.drop(artifact)
         holding = self.node.holdings.get(artifact)
         if holding is not None and holding.completed_at is None:
             self.node.abort(holding)
@@ -363,7 +372,29 @@ class Peer:
 
     def _report(self) -> Body:
         transfer, self._transfer = self._transfer, None
-        return self.view.report(transfer)
+        return self.view.report(transfer) | self._news()
+
+    def _news(self) -> Body:
+        """What has come to be held here, or is no longer, since the hub was last told: all of it, where it knows nothing yet."""
+        if self._told_at != self.control.joined_at:
+            self._told_at, self._told = self.control.joined_at, set()
+        held = {h.id for h in self.node.holdings.values() if h.completed_at is not None}
+        body: Body = {
+            "held": sorted(held - self._told)[: limits.MAX_HELD],
+            "dropped": sorted(self._told - held)[: limits.MAX_HELD],
+            "garbled": [list(row) for row in self.node.garbled.most_common(limits.MAX_GARBLED)],
+        }
+        self._told = (self._told | set(body["held"])) - set(body["dropped"])
+        return {key: value for key, value in body.items() if value}
+
+    # -- PullOwner
+
+    def parent(self) -> tuple[tuple[bytes, str, int] | None, Upstream | None]:
+        feeding = self.attachment.feeding
+        return (None, None) if feeding is None else (self.attachment.place, feeding)
+
+    def seek(self, artifact: bytes, without: list[bytes]) -> None:
+        self.control.send(Type.SEEK, {"artifact": artifact, "without": without})
 
     @property
     def shadow(self) -> Shadow | None:

@@ -88,7 +88,12 @@ class PeerView:
             "committed": None if (c := peer.committed) is None else str(c),
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
             "digests": {} if shadow is None or staged is None else {str(staged): f"{shadow.state_digest:016x}"},
-            "children": [c.link.name for c in peer.downstream.children.values()],
+            "children": [c.link.name for c in peer.downstream.children.values() if c.live],
+            "pulling": {
+                "artifacts": [artifact.hex() for artifact in peer.pulling.artifacts],
+                "sources": [{"node": s.link.remote.hex(), "bytes_received": s.bytes_received} for s in peer.pulling.sources],
+            },
+            "pulled_by": [c.link.name for c in peer.downstream.children.values() if not c.live],
             "links": self._links(),
             "engine": next((part.status() for part in (peer.lead, peer.member) if part is not None), None),
             "socket": str(peer.socket.path.absolute()),
@@ -98,7 +103,8 @@ class PeerView:
 
     def _links(self) -> list[Document]:
         attachment = self._peer.attachment
-        above = [("parent", attachment.feeding), ("beside", attachment.beside), ("source", attachment.pull)]
+        above = [("parent", attachment.feeding), ("beside", attachment.beside)]
+        above += [("source", source) for source in self._peer.pulling.sources]
         links = [(role, upstream.link) for role, upstream in above if upstream is not None]
         links += [("child", link) for link in self._peer.downstream.children]
         return [shown(link, role) for role, link in links]

@@ -46,6 +46,7 @@ from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
 from topology.sideways import sideways
+from topology.sources import Sources
 from topology.uplink import WINDOW_S, Uplink
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
 from trainer_node.broadcast import Broadcast
@@ -74,6 +75,8 @@ SILENCE_S = 5.0
 """A control connection that has been silent for so long is dead."""
 BACKUPS = 8
 """Ancestors that a peer is told of; after so many at once are gone, the hub."""
+PULLS = 64
+"""Peers that may pull from the hub at one time, for what no other peer has: it gives way to versions."""
 FROM_RANKS = " from ranks"
 
 
@@ -121,6 +124,7 @@ class Hub:
         self._sealing: set[asyncio.Task[None]] = set()
         self.broadcast = Broadcast()
         self.uplink = Uplink()
+        self.sources = Sources()
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -147,7 +151,7 @@ class Hub:
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self, self.ident, self.key.public)
-        self.downstream = Downstream(self.node)
+        self.downstream = Downstream(self.node, PULLS)
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
@@ -426,6 +430,7 @@ class Hub:
         old = self.sessions.pop(ident, None)
         if old is not None:
             old.link.close(RemoteError("the same node joined again"))
+            self.sources.left(ident)
             self.commits.happened(Left(ident))
         session.peer = peer
         self.sessions[ident] = session
@@ -470,6 +475,7 @@ class Hub:
             if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
                 self.membership.transferred(peer.ident, now, size, micros / 1e6)
         self.membership.heard(peer.ident)
+        self.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
         parent = body["parent"]
         if parent is not None:
             seen = body.get("epoch", [0, 0])
@@ -504,11 +510,25 @@ class Hub:
         self.lookout.look(node.hex())
         self.lookout.learnt()
 
+    def sought(self, session: Session, body: Body) -> None:
+        peer, peers, reach, now = session.peer, self.membership.peers, self.membership.reach, time.monotonic()
+        assert peer is not None
+        ident, region = peer.ident, peer.region
+        unfit = {node.hex() for node in body["without"]} | self.membership.detached
+        found = [
+            peers[p] for p in self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region) if p in peers
+        ]
+        if not reach.plain:
+            found = [p for p in found if reach.links(p.ident, ident, now)]
+            session.link.send(Type.WAYS, {"peers": [self._ways(ident, p, now) for p in found]})
+        session.link.send(Type.SOURCES, {"artifact": body["artifact"], "peers": [list(p.place) for p in found]})
+
     def left(self, session: Session, error: P2PCastError | None) -> None:
         peer = session.peer
         if peer is None or self.sessions.get(peer.ident) is not session:
             return
         del self.sessions[peer.ident]
+        self.sources.left(peer.ident)
         self.membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
         self.fleet.left(peer, "" if session.farewell else str(error or "its connection ended"))
         self.commits.happened(Left(peer.ident))
@@ -540,7 +560,7 @@ class Hub:
     async def _measure_uplink(self) -> None:
         while True:
             await asyncio.sleep(WINDOW_S)
-            children = {link.remote.hex(): child for link, child in self.downstream.children.items() if child.attached}
+            children = {str(id(link)): child for link, child in self.downstream.children.items() if child.attached}
             sent = {name: sum(s.acked_bytes for s in child.link.stripes.values()) for name, child in children.items()}
             pulling = {name for name, child in children.items() if child.feeds.waiting}
             counted = self.uplink.look(asyncio.get_running_loop().time(), sent, pulling)

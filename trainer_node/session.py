@@ -26,6 +26,7 @@ class SessionOwner(Protocol):
     def missed(self, session: Session, node: bytes) -> None:
         """It has tried to reach another peer, and could not."""
 
+    def sought(self, session: Session, body: Body) -> None: ...
     def left(self, session: Session, error: P2PCastError | None) -> None: ...
 
 
@@ -104,6 +105,8 @@ class Session:
             self._owner.called(self, event.body)
         elif kind is Type.UNREACHED:
             self._owner.missed(self, event.body["node"])
+        elif kind is Type.SEEK:
+            self._owner.sought(self, event.body)
         elif kind is Type.LEAVE:
             self.farewell = True
             link.close()

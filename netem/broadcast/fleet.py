@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ POLL_S = 0.05
 HTTP_S = 10.0
 TENSOR_BYTES = 256 * limits.KIB
 """A small cell: 24 MiB of delta are those of a model with thousands of cells, not of one with three."""
+BALLAST = 4
+"""Payloads' worth of weights that never change, where there are late ones: so long they fetch, that they are still at it when a broadcast ends."""
+FETCHED = 0.05
+"""Share of the anchor that late ones have when a broadcast begins."""
 WARM_UP = 1
 """Deltas before those that count: connections open their windows, kernels are read from their cache."""
 
@@ -54,11 +58,25 @@ class Inside(http.client.HTTPConnection):
 
 
 class Fleet:
-    """``folder``: for all that is written. ``start``, then ``publish``, one version after the other; ``Processes`` ends what was started."""
+    """``folder``: for all that is written. ``start``, then ``publish``, one version after the other; ``Processes`` ends what was started.
+
+    ``late``: so many of the hosts, the last ones, have no peer but in those broadcasts beside which they are to catch up.
+    """
 
     def __init__(
-        self, net: Emulated, processes: Processes, folder: Path, memory: Path, payload_bytes: int, uplink_bps: float
+        self,
+        net: Emulated,
+        processes: Processes,
+        folder: Path,
+        memory: Path,
+        payload_bytes: int,
+        uplink_bps: float,
+        late: int = 0,
     ) -> None:
+        hosts = peers_of(net)
+        self._peers, self._late = hosts[: len(hosts) - late], hosts[len(hosts) - late :]
+        self.fetching: list[float] = []
+        """Of each broadcast beside which some caught up: the share of them that was still at it when it ended."""
         self._net, self._processes = net, processes
         self._folder, self._memory = folder, memory
         self._payload_bytes, self._uplink_bps = payload_bytes, uplink_bps
@@ -79,13 +97,39 @@ class Fleet:
             "--token-file", token, "--uplink", f"{self._uplink_bps:.0f}",
         )  # fmt: skip
         self._until(token.exists, "the hub's token")
-        for peer in peers_of(self._net):
-            self._daemon(
-                peer, "join", f"{self._net.network.address(HUB)}:{HUB_PORT}", "--listen", f"0.0.0.0:{PEER_PORT}",
-                "--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", token, "--name", peer,
-                "--install", f"safetensors:{self._installed(peer)}", "--keep", "1",
-            )  # fmt: skip
-        self._until_live()
+        for peer in self._peers:
+            self._join(peer)
+        self._until_live(self._peers)
+
+    def _join(self, peer: str) -> None:
+        self._daemon(
+            peer, "join", f"{self._net.network.address(HUB)}:{HUB_PORT}", "--listen", f"0.0.0.0:{PEER_PORT}",
+            "--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self._folder / "token", "--name", peer,
+            "--install", f"safetensors:{self._installed(peer)}", "--keep", "1",
+        )  # fmt: skip
+
+    def _join_late(self) -> None:
+        """Returns once each of them is fetching what it lacks."""
+        enough = FETCHED * (1 + BALLAST) * self._payload_bytes
+        for peer in self._late:
+            self._join(peer)
+
+        def fetching() -> bool:
+            with contextlib.suppress(OSError):
+                return all(self._get(peer, "/status", HTTP_S)["bytes_received"] >= enough for peer in self._late)
+            return False
+
+        self._until(fetching, "late peers that fetch")
+
+    def _leave_late(self) -> None:
+        """They have caught up, bit for bit. Raises IntegrityError where one was sent anything twice."""
+        for peer in self._late:
+            if twice := self._get(peer, "/status", HTTP_S)["bytes_duplicate"]:
+                raise IntegrityError(f"{peer} was sent {twice} bytes twice")
+        self._processes.stop(*self._late)
+        for peer in self._late:
+            for folder in (self._folder / "state" / peer, self._memory / peer, self._installed(peer)):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _daemon(self, host: str, *words: str | Path) -> None:
         command = [*self._net.inside(host), *P2PCAST, *words, "--plaintext"]
@@ -126,6 +170,12 @@ class Fleet:
         count = max(1, self._payload_bytes // TENSOR_BYTES)
         words = self._payload_bytes // count // 2
         tensors = {f"w{n:05}": self._random.integers(0, 1 << 16, words, np.uint16).view(np.float16) for n in range(count)}
+        if self._late:
+            still = np.random.default_rng(1)
+            tensors |= {
+                f"still{n}": still.integers(0, 1 << 16, self._payload_bytes // 2, np.uint16).view(np.float16)
+                for n in range(BALLAST)
+            }
         part, folder = self._folder / "part", self._folder / "train" / f"step_{self._step}"
         part.mkdir()
         (part / "STABLE").touch()
@@ -133,33 +183,45 @@ class Fleet:
         part.rename(folder)
         return folder
 
-    def _until_live(self) -> None:
-        """Everybody has installed the newest version."""
-        version, everybody = str(Version(0, self._step)), len(peers_of(self._net))
+    def _until_live(self, hosts: Sequence[str]) -> None:
+        """All of them have installed the newest version."""
+        version = str(Version(0, self._step))
 
         def live() -> bool:
-            peers = self.status().get("peers", [])
-            return len(peers) == everybody and all(peer["committed"] == version for peer in peers)
+            committed = {peer["name"]: peer["committed"] for peer in self.status().get("peers", [])}
+            return all(committed.get(host) == version for host in hosts)
 
-        self._until(live, f"{version} at {everybody} peers")
+        self._until(live, f"{version} at {len(hosts)} peers")
 
-    def publish(self) -> Round:
-        """One more version, to everybody; checked. Raises IntegrityError for a peer that installed anything else."""
+    def publish(self, *, beside: bool = False) -> Round:
+        """One more version, to everybody; checked. ``beside``: while late ones catch up; their times are not among those that are given.
+
+        Raises IntegrityError for a peer that installed anything else, or was sent anything twice.
+        """
+        if beside:
+            self._join_late()
         self._step += 1
         version = str(Version(0, self._step))
         meter = Meter({name: child.process.pid for name, child in self._processes.children.items()})
         saved = self._save()
         began_s = float(self._event(HUB, "opened", version)["time"])
-        staged = [float(self._event(peer, "staged", version)["time"]) for peer in peers_of(self._net)]
+        staged = [float(self._event(peer, "staged", version)["time"]) for peer in self._peers]
         cpu_s, busy = meter.processes_s(), meter.busy()
+        if beside:
+            self.fetching.append(
+                sum(self._get(peer, "/status", HTTP_S)["staged"] is None for peer in self._late) / len(self._late)
+            )
         received = [
             self._event(peer, "receiving", version)["time"] + self._event(peer, "received", version)["took_s"]
-            for peer in peers_of(self._net)
+            for peer in self._peers
         ]
         done = Round([at - began_s for at in received], cpu_s, busy, max(staged) - began_s)
-        self._until_live()
-        for peer in peers_of(self._net):
+        everybody = [*self._peers, *(self._late if beside else ())]
+        self._until_live(everybody)
+        for peer in everybody:
             check(saved, self._installed(peer) / saved.name)
+        if beside:
+            self._leave_late()
         self.sent_bytes = int(self.status()["last"]["bytes"])
         shutil.rmtree(saved)
         return done
@@ -188,13 +250,28 @@ def check(saved: Path, installed: Path) -> None:
         raise IntegrityError(f"{installed} is not what was published as {saved.name}")
 
 
-def p2pcast(net: Emulated, payload_bytes: int, rounds: int, uplink_bps: float, folder: Path, memory: Path) -> Ran:
-    """Broadcasts by p2pcast. ``memory``: for shadows, in tmpfs. From the main thread. Raises LocalError, IntegrityError."""
+def p2pcast(
+    net: Emulated, payload_bytes: int, rounds: int, uplink_bps: float, folder: Path, memory: Path, late: int = 0
+) -> list[Ran]:
+    """Broadcasts by p2pcast; with ``late``, every other one while so many peers, which are not counted, catch up from nothing. ``memory``: for shadows, in tmpfs.
+
+    From the main thread. Raises LocalError, IntegrityError.
+    """
     (folder / "logs").mkdir()
     with Processes(folder / "logs") as processes:
-        fleet = Fleet(net, processes, folder, memory / "shadows", payload_bytes, uplink_bps)
+        fleet = Fleet(net, processes, folder, memory / "shadows", payload_bytes, uplink_bps, late)
         fleet.start()
-        ran = [fleet.publish() for _ in range(WARM_UP + rounds)]
+        for _ in range(WARM_UP):
+            fleet.publish()
+        alone, beside = [], []
+        for _ in range(rounds):
+            alone.append(fleet.publish())
+            if late:
+                beside.append(fleet.publish(beside=True))
         status = fleet.status()
     settings = {"chains": status["chains"], "codec": status["last"]["codec"]}
-    return Ran("p2pcast", fleet.sent_bytes, ran[WARM_UP:], settings)
+    ran = [Ran("p2pcast", fleet.sent_bytes, alone, settings)]
+    if late:
+        fetching = {"late": late, "still_fetching": fleet.fetching}
+        ran.append(Ran(f"p2pcast, {late} late", fleet.sent_bytes, beside, settings | fetching))
+    return ran

@@ -27,7 +27,8 @@ TMPFS = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``congestion``: TCP's congestion control at every host; None is the machine's own. ``folder``: where folders are made that are gone afterwards."""
+    """``congestion``: TCP's congestion control at every host; None is the machine's own. ``folder``: where folders are made that are gone afterwards.
+    ``late``: peers that catch up beside every other broadcast of p2pcast."""
 
     peers: Sequence[int]
     payload_bytes: int
@@ -37,6 +38,7 @@ class Bench:
     rivals: Sequence[str]
     congestion: str | None = None
     folder: Path | None = None
+    late: int = 0
 
     def chains(self, peers: int) -> int:
         """As many as the uplink feeds at a peer's full rate."""
@@ -49,8 +51,9 @@ def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dic
     rows = []
     for peers in bench.peers:
         for system in ("p2pcast", *bench.rivals):
-            rows.append(_row(bench, system, peers))
-            tell(rows[-1])
+            for made in _rows(bench, system, peers):
+                rows.append(made)
+                tell(made)
     return {
         "uplink_bps": bench.uplink_bps,
         "peer_bps": bench.peer_bps,
@@ -61,18 +64,19 @@ def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dic
     }
 
 
-def _row(bench: Bench, system: str, peers: int) -> dict[str, Any]:
+def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
     uplink, link = Link(bench.uplink_bps, bench.uplink_bps), Link(bench.peer_bps, bench.peer_bps)
+    late = bench.late if system == "p2pcast" else 0
     with ExitStack() as owned:
         folder = owned.enter_context(own_folder(bench.folder or Path(tempfile.gettempdir())))
-        network = star(uplink, peers, link, bench.congestion)
+        network = star(uplink, peers + late, link, bench.congestion)
         net = owned.enter_context(rate_network(network))
         try:
             if system == "p2pcast":
                 memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
-                ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory)
+                ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory, late)
             else:
-                ran = RIVALS[system](net, bench.payload_bytes, bench.rounds, bench.chains(peers), folder)
+                ran = [RIVALS[system](net, bench.payload_bytes, bench.rounds, bench.chains(peers), folder)]
         except MissingError as error:
-            return left_out(system, peers, str(error))
-        return row(ran, peers, bench.peer_bps)
+            return [left_out(system, peers, str(error))]
+        return [row(each, peers, bench.peer_bps) for each in ran]

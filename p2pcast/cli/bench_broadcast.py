@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ CROWDED = 0.95
     help="In the same run; repeatable.",
 )
 @click.option("--no-rivals", is_flag=True, help="p2pcast alone.")
+@click.option(
+    "--late",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    help="Peers that join and catch up from nothing beside every other of p2pcast's broadcasts: a row without, and one with them.",
+)
 @click.option("--congestion", metavar="NAME", help="TCP congestion control at every host, instead of the machine's own.")
 @click.option(
     "--dir", "folder", type=PATH, help="Where a work folder is made, and removed again; temporary files' place by default."
@@ -53,6 +61,7 @@ def broadcast(
     rounds: int,
     rivals: tuple[str, ...],
     no_rivals: bool,
+    late: int,
     congestion: str | None,
     folder: Path | None,
     as_json: bool,
@@ -85,7 +94,9 @@ def broadcast(
         )
 
     chosen = () if no_rivals else tuple(dict.fromkeys(rivals))
-    bench = Bench(tuple(dict.fromkeys(peers)), round(payload * (1 << 20)), uplink, peer_rate, rounds, chosen, congestion, folder)
+    bench = Bench(
+        tuple(dict.fromkeys(peers)), round(payload * (1 << 20)), uplink, peer_rate, rounds, chosen, congestion, folder, late
+    )
     result = bench_broadcast(bench, tell)
     write_document(result, output)
     if as_json:
@@ -96,5 +107,18 @@ def broadcast(
     click.echo(
         f"ideal: {payload:g} MiB at {peer_rate / 1e6:g} Mbit/s, {ideal_s:.3f} s; congestion control: {result['congestion']}"
     )
+    if late:
+        _tell_late(result["rows"])
     if any(row.get("machine_busy", 0.0) > CROWDED for row in result["rows"]):
         click.echo("the machine's cores were all but full: these times are in part its own, not the links'")
+
+
+def _tell_late(rows: list[dict[str, Any]]) -> None:
+    """What others that catch up cost a broadcast."""
+    for alone, beside in pairwise(rows):
+        if "late" in beside.get("settings", {}):
+            still = beside["settings"]["still_fetching"]
+            click.echo(
+                f"{alone['peers']} peers: {beside['all_s'] / alone['all_s'] - 1:+.1%} to the last one while {beside['settings']['late']} others catch up "
+                f"({sum(still) / len(still):.0%} of them still at it when it had all)"
+            )

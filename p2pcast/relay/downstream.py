@@ -1,4 +1,7 @@
-"""The children of a node: who wants what, and the pumping of it onto their stripes."""
+"""The children of a node: who wants what, and the pumping of it onto their stripes.
+
+A child by plan is pushed what opens here; one that pulls is told what is held, and sent what it asks for, slowly while a version is on its way (yielding).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import blake3
 from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
-from p2pcast.relay.feed import ChildFeeds, Do, Send
+from p2pcast.relay.feed import ChildFeeds, Do, Feed, Send
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.pieces import indices_of, ranges_of
+from p2pcast.relay.yielding import WINDOW_S, Throughput, trickle_bytes_s
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Event, Message
@@ -26,6 +31,10 @@ BURST_BYTES = 128 * limits.KIB
 """Handed to one stripe in one write: two pieces of a delta."""
 CHILD_SILENCE_S = 15.0
 """A child that has said nothing for so long is gone; the hub has long planned around it."""
+HAVE_S = 0.2
+"""Between two words to a child that pulls about what has come in here."""
+MAX_PULLS = 16
+"""Others that may pull from one node at a time; more are sent to look elsewhere."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,22 +48,28 @@ class Child:
     """Artifacts that it wants and that are not here yet, with what it holds of them."""
     spared: set[bytes] = field(default_factory=set)
     """Artifacts that it has, or gets from elsewhere: not pushed."""
+    eased: int | None = None
+    """Bytes per second that it takes for now, if it pulls."""
+    told_at: float = 0.0
     reading: bool = False
     alive_at: float = 0.0
     bytes_sent: int = 0
 
 
 class Downstream:
-    """Owns the links of the children."""
+    """Owns the links of the children. At most ``max_pulls`` of them may pull."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, max_pulls: int = MAX_PULLS) -> None:
         self.node = node
+        self._max_pulls = max_pulls
         self.children: dict[Link, Child] = {}
         self._loop = asyncio.get_running_loop()
         self._bell = Bell()
         """Rings when a transfer begins."""
         self._reads: set[asyncio.Task[None]] = set()
+        self._sent = Throughput()
         node.downstream = self
+        node.on_busy.append(self._pace)
 
     def accept(self, link: Link) -> None:
         """A child has connected; it will say what it wants."""
@@ -69,26 +84,40 @@ class Downstream:
     async def run(self) -> None:
         """Keepalives, until cancelled."""
         loop = asyncio.get_running_loop()
-        active = False
+        active, measured = False, 0.0
         while True:
             await self._bell.wait(ALIVE_ACTIVE_S if active else ALIVE_IDLE_S / 2)
             active = any(child.feeds for child in self.children.values())
             now = loop.time()
+            self.node.look()
+            if active and now - measured >= WINDOW_S:
+                measured = now
+                self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
                 every_s = ALIVE_ACTIVE_S if child.feeds else ALIVE_IDLE_S
                 if child.attached and now - child.alive_at >= every_s * 0.9:
                     child.alive_at = now
-                    high = [[feed.handle, feed.artifact.held.count] for feed in child.feeds]
+                    high = [[feed.handle, feed.artifact.held.count] for feed in child.feeds if not feed.asked]
                     child.link.send(Type.ALIVE, {"high": high})
+                if now - child.told_at >= HAVE_S:
+                    child.told_at = now
+                    for feed in child.feeds:
+                        if feed.news or feed.told_sealed != feed.artifact.assembly.complete_directory:
+                            self._tell(child, feed, ranges_of(sorted(feed.news)))
                 if now - child.heard_at > CHILD_SILENCE_S:
                     child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
 
     # -- the node's side
 
-    def opened(self, holding: Holding) -> None:
+    @property
+    def pushing(self) -> bool:
+        """Whether some of a version is on its way to a child by plan."""
+        return any(child.feeds.pushing for child in self.children.values())
+
+    def opened(self, holding: Holding, *, push: bool) -> None:
         for child in list(self.children.values()):
             have = child.wishes.pop(holding.id, None)
-            if have is not None or (child.live and holding.id not in child.spared):
+            if have is not None or (push and child.live and holding.id not in child.spared):
                 self._feed(child, holding, have or [], live=True)
                 self._pump_all(child)
 
@@ -139,6 +168,13 @@ class Downstream:
             child.spared.discard(body["artifact"])
             self._want(child, body["artifact"], body["have"], live=False)
             self._pump_all(child)
+        elif kind is Type.ASK:
+            self._ask(child, body["artifact"], body["pieces"], seal=body["seal"])
+        elif kind is Type.RECALL:
+            self._recall(child, body["artifact"], body["pieces"])
+        elif kind is Type.EASE:
+            child.eased = body["bytes_s"]
+            self._pace()
         elif kind is Type.PING:
             link.send(Type.PONG, {"t": body["t"]})
 
@@ -154,8 +190,9 @@ class Downstream:
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.children.pop(link, None)
+        self._pace()
 
-    # -- sending
+    # -- beginning
 
     def _attach(self, child: Child, body: Body) -> None:
         if child.attached:
@@ -165,8 +202,12 @@ class Downstream:
         for other in list(self.children.values()):
             if other is not child and other.live and body["live"] and other.link.remote == child.link.remote:
                 other.link.abort()
+        if not body["live"] and sum(other.attached and not other.live for other in self.children.values()) >= self._max_pulls:
+            child.link.close(RetryableError("enough others pull from here"))
+            return
         child.attached = True
         child.live = body["live"]
+        child.feeds.apart = not child.live and child.link.expected > 1
         child.feeds.layouts = frozenset(body["layouts"])
         child.spared = set(body.get("spare", ()))
         offers = [
@@ -196,6 +237,58 @@ class Downstream:
         elif (holding := self.node.holdings.get(artifact)) is not None:
             child.feeds.drop(holding.artifact)
 
+    # -- for those who pull
+
+    def _ask(self, child: Child, artifact: bytes, pieces: list[int], *, seal: bool) -> None:
+        holding = self.node.holdings.get(artifact)
+        if holding is None or holding.idle:
+            child.link.send(Type.GONE, {"artifact": artifact})
+            return
+        first = child.feeds.get(artifact) is None
+        try:
+            unheld = child.feeds.ask(holding.artifact, indices_of(pieces, limits.MAX_ASKED + 1), seal=seal)
+        except P2PCastError as error:
+            child.link.close(error)
+            return
+        feed = child.feeds.get(artifact)
+        if first and feed is not None:
+            self._tell(child, feed, holding.artifact.held.ranges())
+            self._pace()
+            self._bell.ring()
+        if unheld:
+            child.link.send(Type.UNSENT, {"artifact": artifact, "pieces": ranges_of(sorted(set(unheld)))})
+        self._pump_all(child)
+
+    @staticmethod
+    def _tell(child: Child, feed: Feed, pieces: list[int]) -> None:
+        """What is held, or has come in since it was last told."""
+        feed.told_sealed = feed.artifact.assembly.complete_directory
+        body = {"artifact": feed.artifact.id, "pieces": pieces[: limits.MAX_RANGES], "sealed": feed.told_sealed}
+        feed.news.clear()
+        child.link.send(Type.HAVE, body)
+
+    def _recall(self, child: Child, artifact: bytes, pieces: list[int]) -> None:
+        """It asks somebody else. Of an artifact that is pushed to it the answer is all or nothing: what is on its way comes."""
+        feed = child.feeds.get(artifact)
+        if feed is None and child.live:
+            self._spare(child, artifact)
+            unsent = pieces
+        else:
+            unsent = ranges_of(child.feeds.recall(artifact, pieces))
+        child.link.send(Type.UNSENT, {"artifact": artifact, "pieces": unsent})
+
+    def _pace(self) -> None:
+        """Those who pull are sent little while a version is on its way, here or at them."""
+        pulls = [child for child in self.children.values() if child.attached and not child.live]
+        trickle = trickle_bytes_s(self._sent.peak_bytes_s, len(pulls)) if self.node.busy else None
+        for child in pulls:
+            least = min((x for x in (trickle, child.eased) if x is not None), default=None)
+            for number, stripe in child.link.stripes.items():
+                if number or not child.feeds.apart:
+                    stripe.pace(least)
+
+    # -- sending
+
     def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
         try:
             child.feeds.add(holding.artifact, have, live=live)
@@ -206,7 +299,7 @@ class Downstream:
     def _pump_all(self, child: Child) -> None:
         if child.attached:
             for stripe in child.link.stripes.values():
-                if stripe.writable and not self._pump(child, stripe):
+                if stripe.writable and not self._pump(child, stripe) and not child.feeds.apart:
                     break
 
     def _pump(self, child: Child, stripe: Stripe) -> bool:

@@ -7,7 +7,8 @@ bounded (write backlog, piece cache) whatever the payload; a slow child never sl
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -68,7 +69,9 @@ class Holding:
     log: Log
     stored: PieceSet = field(default_factory=PieceSet)
     source: Upstream | Sender | None = None
-    """The parent that sends it, while it is incomplete."""
+    """The parent that sends it, while it is incomplete; None while it is pulled."""
+    made: bool = False
+    """It is made here, and so nobody sends it."""
     finished: bool = False
     """``on_complete`` was called."""
     progress: asyncio.Event = field(default_factory=asyncio.Event)
@@ -133,6 +136,14 @@ class Node:
         self.bytes_received = 0
         self.bytes_duplicate = 0
         self.pieces_corrupt = 0
+        self.garbled: Counter[bytes] = Counter()
+        """Node → pieces from it that were not what they ought to be."""
+        self.pulled: set[bytes] = set()
+        """Artifacts that are asked for piece by piece, of several nodes: a parent is not to send them as well."""
+        self.busy = False
+        """A version is on its way through here: pulling gives way, both what others pull from us and what we pull."""
+        self.on_busy: list[Callable[[], None]] = []
+        """Called when that has changed."""
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
         self.writeback = WriteBack(self.disk, self._on_stored, self._on_store_failed)
@@ -176,15 +187,32 @@ class Node:
         if layout is None:
             raise IntegrityError(f"artifact {record.artifact.hex()} has a layout that was never sent")
         artifact = Artifact(Assembly(open_signed, self.run_key, layout))
-        holding = Holding(artifact, log or self._make_log(record, layout), source=source)
+        pushed = source is None or source.pushes(record.artifact)
+        holding = Holding(
+            artifact, log or self._make_log(record, layout), source=source if pushed else None, made=log is not None
+        )
         holding.opened_at = asyncio.get_running_loop().time()
         self.holdings[record.artifact] = holding
         if source is not None:
             self.writeback.note(holding.id, holding.log, (Kind.OPEN, bytes(open_signed)))
         self.owner.on_opened(holding)
         if self.downstream is not None:
-            self.downstream.opened(holding)
+            self.downstream.opened(holding, push=pushed)
+        self.look()
         return holding
+
+    def look(self) -> None:
+        """Whether a version is on its way through here, now: told to those who give way to it."""
+        incoming = (h for h in self.holdings.values() if h.completed_at is None and not h.aborted)
+        busy = (
+            any(h.made or (h.source is not None and h.source.live) for h in incoming)
+            or any(upstream.expecting for upstream in self.upstreams)
+            or (self.downstream is not None and self.downstream.pushing)
+        )
+        if busy != self.busy:
+            self.busy = busy
+            for changed in self.on_busy:
+                changed()
 
     def _make_log(self, record: Open, layout: Layout) -> Log:
         try:
@@ -204,7 +232,8 @@ class Node:
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
         if push and self.downstream is not None:
-            self.downstream.opened(holding)
+            self.downstream.opened(holding, push=True)
+            self.look()
         return holding
 
     def add_partial(self, assembly: Assembly, log: Log, held: PieceSet) -> Holding:
@@ -300,7 +329,10 @@ class Node:
 
     def wants(self) -> list[Holding]:
         """What is incomplete and has no source."""
-        return [h for h in self.holdings.values() if not (h.finished or h.idle) and h.source is None and h.completed_at is None]
+        return [
+            h for h in self.holdings.values()
+            if not (h.finished or h.idle) and h.source is None and h.completed_at is None and h.id not in self.pulled
+        ]  # fmt: skip
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
         """A held piece, if it is in memory."""

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from p2pcast import limits
 from p2pcast.errors import RemoteError
+
+
+def ranges_of(indices: Iterable[int]) -> list[int]:
+    """``[from, to, …]`` of ascending piece numbers."""
+    out: list[int] = []
+    for index in indices:
+        if out and out[-1] == index:
+            out[-1] += 1
+        else:
+            out += (index, index + 1)
+    return out
+
+
+def indices_of(ranges: list[int], most: int) -> list[int]:
+    """The first ``most`` piece numbers within ranges."""
+    spans = zip(ranges[::2], ranges[1::2], strict=True)
+    return list(chain.from_iterable(range(a, min(b, a + most)) for a, b in spans))[:most]
 
 
 class PieceSet:

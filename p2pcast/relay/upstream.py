@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from p2pcast import limits
 from p2pcast.artifact.records import Open
@@ -46,6 +47,8 @@ class Upstream:
         self.attached = asyncio.Event()
         self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
         self.bytes_received = 0
+        self._declined: dict[bytes, asyncio.Future[bool]] = {}
+        """Artifacts that the parent was asked not to send → whether it has agreed."""
         self.looped = False
         """The parent hangs below us: so it was between two plans, or it was asked too early."""
         self._spared: set[bytes] = set()
@@ -81,13 +84,13 @@ class Upstream:
                 self.wanted.add(holding.id)
                 want.append([holding.id, holding.artifact.held.ranges()])
             # A parent that catches up opens old ones late, and would push them.
-            self._spared = {h.id for h in node.holdings.values() if h.source is not self}
+            self._spared = {h.id for h in node.holdings.values() if h.source is not self} | node.pulled
         known = list(node.layouts)[-limits.MAX_LAYOUTS :]
         link.send(Type.ATTACH, {"live": self.live, "layouts": known, "want": want, "spare": list(self._spared)})
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""
-        if artifact in self.wanted or self.link.closed:
+        if artifact in self.wanted or artifact in self.node.pulled or self.link.closed:
             return
         holding = self.node.holdings.get(artifact)
         if holding is not None:
@@ -116,6 +119,31 @@ class Upstream:
         if self.live and artifact not in self.node.holdings:
             self._expected[artifact] = self._loop.time()
             self._bell.ring()
+            self.node.look()
+
+    def pushes(self, artifact: bytes) -> bool:
+        """Whether what opens on this link is passed on at once to those below."""
+        return True
+
+    @property
+    def expecting(self) -> bool:
+        """The hub has opened something, and the parent has not yet."""
+        return bool(self._expected)
+
+    async def decline(self, artifact: bytes) -> bool:
+        """Before it is pulled: have the parent not send it. False when it is on its way already, and comes; true also when the link ends."""
+        if self.link.closed or artifact in self.wanted:
+            return self.link.closed
+        answer = self._declined.setdefault(artifact, asyncio.get_running_loop().create_future())
+        self._spared.add(artifact)
+        self.link.send(Type.RECALL, {"artifact": artifact, "pieces": [0, limits.MAX_PIECES]})
+        either: list[asyncio.Future[Any]] = [answer, self.ended]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        self._declined.pop(artifact, None)
+        if self.ended.done() or answer.result():
+            return True
+        self._spared.discard(artifact)
+        return False
 
     @property
     def active(self) -> bool:
@@ -226,6 +254,7 @@ class Upstream:
             self.node.bytes_duplicate += size
         elif offer is Offer.CORRUPT:
             self.node.pieces_corrupt += 1
+            self.node.garbled[self.link.remote] += 1
             raise IntegrityError(f"piece {piece.index} of {holding.open.version} does not match its hash")
         else:
             raise RemoteError(f"piece {piece.index} of {holding.open.version}: {offer.value}")
@@ -277,6 +306,9 @@ class Upstream:
                 if self.beside:
                     self._want_newer()
                 node.owner.on_offered(self)
+        elif kind is Type.UNSENT:
+            if (answer := self._declined.get(body["artifact"])) is not None and not answer.done():
+                answer.set_result(bool(body["pieces"]))
         elif kind is Type.GONE:
             self.wanted.discard(body["artifact"])
             self.offers.pop(body["artifact"], None)
@@ -301,7 +333,12 @@ class Upstream:
             if document is not None and named not in self.node.layouts:
                 self.node.add_layout(Layout.from_document(document, named))
         holding = self.node.open(message.signed, self)
-        if holding.source is None and holding.completed_at is None and not holding.finished:
+        if (
+            holding.source is None
+            and holding.completed_at is None
+            and not holding.finished
+            and holding.id not in self.node.pulled
+        ):
             holding.source = self
             holding.idle = False
         elif holding.source is not self:

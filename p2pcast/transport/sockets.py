@@ -24,6 +24,10 @@ NOTSENT_LOWAT_BYTES = 128 * KIB
 """Unsent bytes that the kernel may hold for one stripe: less makes the pipe run dry, more makes every hop later."""
 USER_TIMEOUT_S = 30.0
 """Twice what a silent child is given."""
+SO_MAX_PACING_RATE = 47
+"""Linux's, which Python does not name."""
+MIN_PACE, MAX_PACE = 1024, (1 << 31) - 1
+"""Bytes per second that the option takes as a plain number."""
 PREFERRED = "bbr"
 SEND_BUFFERS = Path("/proc/sys/net/ipv4/tcp_wmem")
 RECEIVE_BUFFERS = Path("/proc/sys/net/ipv4/tcp_rmem")
@@ -120,3 +124,17 @@ def _refusal(congestion: str) -> str | None:
         except UnicodeEncodeError:
             return "is not known here"
     return None
+
+
+def pace(sock: Any, bytes_s: int | None) -> None:
+    """Have the kernel send no faster from now on, be it queued already; None: as fast as it can. Where the kernel does not know how, nothing changes."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, -1 if bytes_s is None else min(MAX_PACE, max(MIN_PACE, bytes_s)))
+        if bytes_s is None and (name := congestion_of(sock)) == PREFERRED:
+            # BBR takes the slow time for what the way carries, and would be long in finding out: it begins anew.
+            for each in ("reno", name):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, each.encode())
+    except OSError:
+        return

@@ -16,7 +16,7 @@ from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
 from p2pcast.transport.security import explain, secure
-from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.sockets import Sockets, pace
 from p2pcast.transport.tcp_info import TcpInfo, read
 from p2pcast.wire.connection import Connection, Established, Event
 
@@ -63,6 +63,7 @@ class Stripe(asyncio.BufferedProtocol):
         self._established = False
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._pace: int | None = None
 
     @property
     def acked_bytes(self) -> int:
@@ -170,6 +171,12 @@ class Stripe(asyncio.BufferedProtocol):
         """Queue bytes. More than WRITE_HIGH_BYTES turn ``writable`` off until they have gone."""
         if self._transport is not None and not self._closed:
             self._transport.writelines(parts)
+
+    def pace(self, bytes_s: int | None) -> None:
+        """From now on nothing is sent faster than this, also what is queued already; None: as fast as it goes."""
+        if bytes_s != self._pace and self._transport is not None and not self._closed:
+            self._pace = bytes_s
+            pace(self._transport.get_extra_info("socket"), bytes_s)
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._closed:

@@ -81,6 +81,14 @@ class Type(IntEnum):
     STILL = 68
     SERVES = 69
 
+    ASK = 72
+    HAVE = 73
+    RECALL = 74
+    UNSENT = 75
+    EASE = 76
+    SEEK = 77
+    SOURCES = 78
+
 
 SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL})
 """Their body is a signed record, carried as it was made."""
@@ -100,6 +108,10 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.ATTACH: limits.MIB,
     Type.ATTACHED: limits.MIB,
     Type.WANT: limits.MIB,
+    Type.ASK: limits.MIB,
+    Type.HAVE: limits.MIB,
+    Type.RECALL: limits.MIB,
+    Type.UNSENT: limits.MIB,
     Type.OPEN: limits.MAX_SIGNED_BYTES,
     Type.BATCH: limits.MAX_SIGNED_BYTES,
     Type.SEAL: limits.MAX_MANIFEST_BYTES,
@@ -222,6 +234,8 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.CALL: {"node": node, "stripes": integer(1, limits.MAX_STRIPES)},
     Type.CALLED: {"node": node, "stripes": integer(1, limits.MAX_STRIPES), "ways": ways},
     Type.UNREACHED: {"node": node},
+    Type.SEEK: {"artifact": artifact, "without": row(node, limits.MAX_SOURCES)},
+    Type.SOURCES: {"artifact": artifact, "peers": row(fields(node, host, port), limits.MAX_SOURCES)},
     Type.CATALOG: {
         "artifacts": row(
             fields(
@@ -253,6 +267,11 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     },
     Type.PATH: {"path": path},
     Type.WANT: {"artifact": artifact, "have": ranges},
+    Type.ASK: {"artifact": artifact, "pieces": ranges, "seal": flag},
+    Type.HAVE: {"artifact": artifact, "pieces": ranges, "sealed": flag},
+    Type.RECALL: {"artifact": artifact, "pieces": ranges},
+    Type.UNSENT: {"artifact": artifact, "pieces": ranges},
+    Type.EASE: {"bytes_s": optional(integer(1, limits.MAX_STATE_BYTES))},
     Type.ABORT: {},
     Type.GONE: {"artifact": artifact},
     Type.SPARE: {"artifact": artifact},
@@ -307,6 +326,11 @@ SINCE: dict[Type, dict[str, Check]] = {
     Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
     Type.WELCOME: {"bearer": text(128)},
+    Type.REPORT: {
+        "held": row(artifact, limits.MAX_HELD),
+        "dropped": row(artifact, limits.MAX_HELD),
+        "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),
+    },
 }
 """Keys that came later: they may be missing, and who does not know them ignores them."""
 

@@ -52,7 +52,7 @@ for _side in Side:
     for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE, State.ENROL):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
-for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL):
+for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL, Type.SEEK):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
 for _type in (
     Type.WELCOME,
@@ -60,6 +60,7 @@ for _type in (
     Type.NEIGHBOURS,
     Type.WAYS,
     Type.CALLED,
+    Type.SOURCES,
     Type.CATALOG,
     Type.COMMIT,
     Type.HOLD,
@@ -68,7 +69,7 @@ for _type in (
     Type.EVICTED,
 ):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
-for _type in (Type.ATTACH, Type.WANT, Type.SPARE):
+for _type in (Type.ATTACH, Type.WANT, Type.SPARE, Type.ASK, Type.RECALL, Type.EASE):
     TRANSITIONS[State.DATA, Side.DIALER, _type] = State.DATA
 for _type in (
     Type.ATTACHED,
@@ -80,6 +81,8 @@ for _type in (
     Type.SEAL,
     Type.ABORT,
     Type.GONE,
+    Type.HAVE,
+    Type.UNSENT,
     Type.ALIVE,
 ):
     TRANSITIONS[State.DATA, Side.LISTENER, _type] = State.DATA

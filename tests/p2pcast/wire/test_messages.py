@@ -64,6 +64,13 @@ VALUES = {
     Type.GONE: {"artifact": B16},
     Type.SPARE: {"artifact": B16},
     Type.ALIVE: {"high": rows(PORT, st.integers(0, limits.MAX_PIECES))},
+    Type.ASK: {"artifact": B16, "pieces": RANGES, "seal": st.booleans()},
+    Type.HAVE: {"artifact": B16, "pieces": RANGES, "sealed": st.booleans()},
+    Type.RECALL: {"artifact": B16, "pieces": RANGES},
+    Type.UNSENT: {"artifact": B16, "pieces": RANGES},
+    Type.EASE: {"bytes_s": st.none() | st.integers(1, limits.MAX_STATE_BYTES)},
+    Type.SEEK: {"artifact": B16, "without": st.lists(B16, max_size=4)},
+    Type.SOURCES: {"artifact": B16, "peers": rows(B16, HOST, PORT)},
     Type.RANK: {"group": B16, "rank": st.integers(0, limits.MAX_RANKS - 1), "ranks": st.integers(1, limits.MAX_RANKS)},
     Type.RANKED: {"head": OPT_V, "layout": st.none() | B32, "state": st.none() | U64},
     Type.BEGIN: {"serial": T63, "step": T63, "layout": B32, "resume": st.booleans()},
@@ -199,6 +206,8 @@ def _sample(kind):
             "peers",
             "ways",
             "nodes",
+            "without",
+            "pieces",
         )
     }
     nils = dict.fromkeys(("held", "target", "parent", "staged", "committed", "head", "state", "base", "before", "lead"))
@@ -224,6 +233,7 @@ def _sample(kind):
     )
     known = lists | zero | {k: bytes(n) for k, n in sizes.items()} | plain | nils | counts
     known |= {"v": 1, "ranks": 1, "words": 1, "codec": 1, "resume": True}
+    known |= {"seal": True, "sealed": True, "bytes_s": None}
     known |= {"still": True, "ready": True, "engine": None if kind is Type.JOIN else "e"}
     if kind is Type.FILE:
         known["path"] = "p"
