@@ -96,16 +96,22 @@ def node_id(memory: Memory) -> bytes:
     return bytes.fromhex(memory["node"])
 
 
-async def until_told(work: Callable[[], Awaitable[None]]) -> None:
-    """Run ``work`` until it ends, or SIGTERM or SIGINT asks it to (it is cancelled, and has its say in ``finally``)."""
+async def until_told(work: Callable[[], Awaitable[None]], drain: Callable[[], Awaitable[None]] | None = None) -> None:
+    """Run ``work`` until it ends, or SIGTERM or SIGINT asks it to: then ``drain`` has its time, beside it, and it is cancelled (and has its say in ``finally``).
+    Who asks twice does not wait for ``drain``."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work())
     told = False
+    draining: asyncio.Future[None] | None = None
 
     def tell() -> None:
-        nonlocal told
+        nonlocal told, draining
+        if drain is None or told:
+            task.cancel()
+        else:
+            draining = asyncio.ensure_future(drain())
+            draining.add_done_callback(lambda _: task.cancel())
         told = True
-        task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, tell)
@@ -117,6 +123,9 @@ async def until_told(work: Callable[[], Awaitable[None]]) -> None:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        if draining is not None:
+            draining.cancel()
+            await asyncio.wait([draining])
 
 
 def keep_freed_memory() -> None:

@@ -59,6 +59,8 @@ class Control:
         self._changed = asyncio.Event()
         self._refusal: RefusedError | None = None
         self._lost = asyncio.Event()
+        self.left = False
+        """We have said goodbye, and do not come back."""
         self.hub: bytes = b""
         """The hub's node, once it has answered."""
         self.joined_at = 0.0
@@ -87,10 +89,14 @@ class Control:
             await self._stay()
             if self._refusal is not None:
                 raise self._refusal
+            if self.left:
+                await asyncio.Event().wait()
             self._owner.on_hub_lost()
             wait_s = RETRY_MIN_S
             while not self.connected:
                 await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
+                if self.left:
+                    await asyncio.Event().wait()
                 wait_s = min(RETRY_MAX_S, wait_s * 2)
                 try:
                     await self.connect()
@@ -122,6 +128,7 @@ class Control:
             self._link.send(kind, body)
 
     async def leave(self) -> None:
+        self.left = True
         if self._link is not None and not self._link.closed:
             self._link.send(Type.LEAVE, {})
             self._link.close()

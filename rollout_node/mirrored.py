@@ -278,6 +278,8 @@ class Mirrored:
         now = asyncio.get_running_loop().time()
         if artifact not in self.entries or self._shunned.get(artifact, 0.0) > now:
             return False
+        if artifact in self._owner.node.pulled:
+            return False
         holding = self._owner.node.holdings.get(artifact)
         if holding is not None and (holding.completed_at is not None or holding.source is not None):
             return False

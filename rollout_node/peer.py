@@ -69,6 +69,9 @@ from rollout_node.turns import Turns
 
 logger = logging.getLogger("p2pcast.peer")
 
+DRAIN_S = 5.0
+"""For children to be sent elsewhere, before this peer ends."""
+
 SPEAKING_BYTES = 1 << 20
 """A transfer below that is over before its rate is known."""
 
@@ -126,6 +129,8 @@ class Peer:
         self.mirrored: Mirrored | None = None
         if config.mirror is not None:
             self.mirrored = Mirrored(self, Objects(config.mirror, run_folder(config.token.run)), config.token.run)
+        self.draining = False
+        self._joined = asyncio.Event()
         self._welcome: asyncio.Future[Body] | None = None
         self._early: list[tuple[Type, Body]] | None = []
         """What the hub said while we were still getting ready."""
@@ -243,6 +248,7 @@ class Peer:
         self._ends.push_async_callback(self.control.leave)
         logger.info("%s joined run %s, status at http://%s/status", self.config.name, self.config.token.run.hex()[:12], http)
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path.absolute())
+        self._joined.set()
         early, self._early = self._early or [], None
         for kind, body in early:
             self.on_hub_message(kind, body)
@@ -268,6 +274,22 @@ class Peer:
         if self.following.base is not None:
             await self.following.begun.wait()
         await self.attachment.run()
+
+    async def drain(self) -> None:
+        """Hand the children over before the end: the hub is told, and while it sends them elsewhere they go on being fed. DRAIN_S at most."""
+        if not self._joined.is_set() or not self.control.connected:
+            return  # there is nobody who could tell them; they know their backups
+        self.draining = True
+        logger.info("asked to end; handing over %d children", self.downstream.fed)
+        await self.control.leave()
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while self.downstream.fed:
+                    await self.downstream.fewer.wait(DRAIN_S)
+        except TimeoutError:
+            logger.warning(
+                "%d children were not sent elsewhere in %.0f s; they go to their backups", self.downstream.fed, DRAIN_S
+            )
 
     # -- what the hub says
 
@@ -486,7 +508,7 @@ class Peer:
     # -- MirroredOwner
 
     def swarm_lost(self) -> bool:
-        return not self.control.connected
+        return not self.control.connected and not self.draining
 
     def fed(self) -> bool:
         return self.attachment.feeding is not None

@@ -47,6 +47,8 @@ class PeerView:
 
     def ready(self) -> tuple[bool, str]:
         peer = self._peer
+        if peer.draining:
+            return False, "it is ending"
         if peer.staged is None:
             return False, "no version is staged"
         waiting = [f"{row['name']}: {row['error'] or 'no verified weights yet'}" for row in self.engines() if not row["ready"]]
@@ -167,7 +169,7 @@ class PeerView:
         peer = self._peer
         return {
             "epoch": list(peer.attachment.settled),
-            "state": peer.busy,
+            "state": "draining" if peer.draining else peer.busy,
             "progress": self._progress(),
             "bytes_received": peer.node.bytes_received,
             "bytes_duplicate": peer.node.bytes_duplicate,

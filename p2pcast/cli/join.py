@@ -144,6 +144,7 @@ def join(
     raise_descriptor_limit()
 
     async def work() -> None:
-        await until_told(Peer(config).run)
+        peer = Peer(config)
+        await until_told(peer.run, peer.drain)
 
     uvloop.run(work())

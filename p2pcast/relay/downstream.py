@@ -68,8 +68,15 @@ class Downstream:
         """Rings when a transfer begins."""
         self._reads: set[asyncio.Task[None]] = set()
         self._sent = Throughput()
+        self.fewer = Bell()
+        """Rings when a child has gone."""
         node.downstream = self
         node.on_busy.append(self._pace)
+
+    @property
+    def fed(self) -> int:
+        """Children that expect every version from here."""
+        return sum(child.live for child in self.children.values())
 
     def accept(self, link: Link) -> None:
         """A child has connected; it will say what it wants."""
@@ -191,6 +198,7 @@ class Downstream:
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.children.pop(link, None)
         self._pace()
+        self.fewer.ring()
 
     # -- beginning
 
