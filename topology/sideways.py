@@ -8,6 +8,8 @@ holds: so no piece is sent twice, although a ring is a loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from topology.tree import ROOT, Plan
@@ -18,29 +20,85 @@ _LOOKED_AT: Final = 8 * NEIGHBOURS
 """Places that are looked at for one peer at most: in a plan of one long chain there is nobody beside."""
 
 
-def sideways(plan: Plan, limit: int = NEIGHBOURS) -> dict[str, tuple[str, ...]]:
-    """Every peer's neighbours, in the order in which it tries them: neither above it nor below it, and no leaves."""
-    walk: list[str] = []
-    end: dict[str, int] = {}
-    """Peer → where its branch ends in the walk."""
-    above: list[tuple[str, bool]] = [(peer, False) for peer in reversed(plan.children(ROOT))]
-    while above:
-        peer, done = above.pop()
-        if done:
-            end[peer] = len(walk)
-        else:
-            walk.append(peer)
-            above.append((peer, True))
-            above += [(child, False) for child in reversed(plan.children(peer))]
-    found: dict[str, tuple[str, ...]] = {}
-    for at, peer in enumerate(walk):
-        beside: list[str] = []
-        for step in range(min(len(walk) - (end[peer] - at), _LOOKED_AT)):
-            place = (end[peer] + step) % len(walk)
-            other = walk[place]
-            if not place <= at < end[other] and other not in plan.leaves:
-                beside.append(other)
-                if len(beside) == limit:
-                    break
-        found[peer] = tuple(beside)
-    return found
+def sideways(plan: Plan, peer: str, limit: int = NEIGHBOURS) -> tuple[str, ...]:
+    """Its neighbours, in the order in which it tries them: neither above it nor below it, and no leaves. Takes time in proportion to a chain's length at most."""
+    above = set(plan.path(peer))
+    window = islice(_behind(plan, peer), _LOOKED_AT)
+    return tuple(islice((other for other in window if other not in above and other not in plan.leaves), limit))
+
+
+def concerned(before: Plan, after: Plan, touched: Iterable[str], backups: int) -> set[str]:
+    """Peers of `after` whose parent, first `backups` ancestors behind it, or neighbours may be others than in `before`; perhaps a few more.
+
+    `touched`: who came, went, has another parent, or has become a leaf or ceased to be one. Takes time in proportion to them and to chains' lengths.
+    """
+    found: set[str] = set()
+    for peer in touched:
+        for plan in (before, after):
+            if peer in plan:
+                found.update(_branch(plan, peer))
+                for earlier in islice(_before(plan, peer), _LOOKED_AT):
+                    found.update(_ending(plan, earlier))
+    return {peer for peer in found if peer in after}
+
+
+def _behind(plan: Plan, peer: str) -> Iterator[str]:
+    """The walk over the plan from the end of a peer's branch, round to the peer."""
+    at = _past(plan, peer)
+    while at != peer:
+        yield at
+        below = plan.children(at)
+        at = below[0] if below else _past(plan, at)
+
+
+def _past(plan: Plan, peer: str) -> str:
+    """The first behind a peer's branch."""
+    while peer != ROOT:
+        above = plan.parent[peer]
+        beside = plan.children(above)
+        place = beside.index(peer) + 1
+        if place < len(beside):
+            return beside[place]
+        peer = above
+    return plan.children(ROOT)[0]
+
+
+def _before(plan: Plan, peer: str) -> Iterator[str]:
+    """The walk backwards from a peer, round to where it began."""
+    at = peer
+    while True:
+        above = plan.parent[at]
+        place = plan.children(above).index(at)
+        # Of the first head: from the last one's branch.
+        at = _last(plan, plan.children(above)[place - 1]) if above == ROOT or place > 0 else above
+        if at == peer:
+            return
+        yield at
+
+
+def _last(plan: Plan, peer: str) -> str:
+    """The last of a peer's branch."""
+    while below := plan.children(peer):
+        peer = below[-1]
+    return peer
+
+
+def _ending(plan: Plan, last: str) -> Iterator[str]:
+    """Those whose branch ends with this one."""
+    if plan.children(last):
+        return
+    peer = last
+    while peer != ROOT:
+        yield peer
+        above = plan.parent[peer]
+        if plan.children(above)[-1] != peer:
+            return
+        peer = above
+
+
+def _branch(plan: Plan, peer: str) -> Iterator[str]:
+    """A peer and all below it."""
+    waiting = [peer]
+    while waiting:
+        yield (at := waiting.pop())
+        waiting += plan.children(at)

@@ -6,7 +6,7 @@ another's. Peers and engines that were not there when a version began are not me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from p2pcast import metrics
 from p2pcast.events import Events
 from p2pcast.version import Version
-from topology.tree import Epoch, Plan
+from topology.tree import Epoch
 from trainer_node.engines import EngineRow
 from trainer_node.membership import Peer
 
@@ -71,12 +71,11 @@ class Fleet:
         self._live.forget(peer.name)
         self._events.emit("left", peer=peer.name, node=peer.ident, lost=bool(why), why=why or None)
 
-    def planned(self, plan: Plan, names: Mapping[str, str]) -> None:
-        """Told as often as you like. ``names``: of peers, by the planner's id."""
-        if plan.epoch != self._epoch:
-            self._epoch = plan.epoch
-            chains = [[names.get(ident, ident) for ident in chain] for chain in plan.chains]
-            self._events.emit("plan", epoch=list(plan.epoch), chains=chains)
+    def planned(self, epoch: Epoch, moved: list[list[str]]) -> None:
+        """Told as often as you like. ``moved``: [peer, parent], by name."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._events.emit("plan", epoch=list(epoch), moved=moved)
 
     def reported(self, peer: Peer, now: float) -> None:
         """The peer has been brought up to date from its report."""

@@ -47,6 +47,7 @@ from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
 from topology.sideways import sideways
 from topology.sources import Sources
+from topology.tree import ROOT
 from topology.uplink import WINDOW_S, Uplink
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
 from trainer_node.broadcast import Broadcast
@@ -125,6 +126,8 @@ class Hub:
         self.broadcast = Broadcast()
         self.uplink = Uplink()
         self.sources = Sources()
+        self._known_reach: tuple[int, bool] = (-1, True)
+        """What plans were last sent by."""
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -580,17 +583,22 @@ class Hub:
             self._send_plans()
 
     def _send_plans(self) -> None:
-        plan = self.membership.plan
-        self.fleet.planned(plan, {p.ident: p.name for p in self.membership.peers.values()})
-        beside = sideways(plan)
-        peers, reach, now = self.membership.peers, self.membership.reach, time.monotonic()
-        for ident, session in self.sessions.items():
+        """To whom the newest plan says something new: those near what changed, all once there is news of who reaches whom."""
+        plan, reach, now = self.membership.plan, self.membership.reach, time.monotonic()
+        peers = self.membership.peers
+        moved, near = self.membership.news(BACKUPS)
+        self.fleet.planned(
+            plan.epoch, [[peers[p].name, "hub" if above == ROOT else peers[above].name] for p, above in moved.items()]
+        )
+        known, self._known_reach = self._known_reach, (reach.turn, reach.plain)
+        for ident in near if known == self._known_reach and reach.plain else self.sessions:
+            session = self.sessions[ident]
             parent = peers.get(plan.parent[ident])
             # Called by the hub alone may somebody dial whom he cannot be dialled by; so neighbours, who matter when it is gone, are of another kind.
             backups = [
                 peers[b] for b in plan.backups(ident, BACKUPS) if b in peers and (reach.plain or reach.links(b, ident, now))
             ]
-            neighbours = [peers[n] for n in beside[ident] if reach.plain or reach.dials(ident, n, now)]
+            neighbours = [peers[n] for n in sideways(plan, ident) if reach.plain or reach.dials(ident, n, now)]
             named = [p for p in (parent, *backups, *neighbours) if p is not None]
             if session.is_news(reach.turn, tuple(p.place for p in named)):
                 session.send_ways([self._ways(ident, p, now) for p in named])

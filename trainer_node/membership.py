@@ -21,6 +21,7 @@ from topology.rates import Rate, assumed_bps, settle
 from topology.reach import Contact, Reach
 from topology.rebuild import GAMMA, admit, adopt, excise, lower, straighten
 from topology.score import Score, Transfers, score
+from topology.sideways import concerned
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
 from trainer_node.engines import EngineRow
 
@@ -88,6 +89,9 @@ class Membership:
         self.peers: dict[str, Peer] = {}
         self.reach = Reach()
         self.plan = Plan(self._epoch(), {})
+        self._told = self.plan
+        self._touched: set[str] | None = set()
+        """Who has another place since ``news`` was last asked for; None: whoever has, by comparison."""
         self._history: dict[str, tuple[Transfers, Rate]] = {}
         """What was measured of peers that are gone: a peer that flaps does not start anew."""
         self._rates: dict[str, Rate] = {}
@@ -144,6 +148,7 @@ class Membership:
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
         plan = admit(self.plan, member, chains=self._number_of_chains(), region_of=self._region_of, epoch=self._next())
+        self._touch(peer.ident)
         self.plan = self._mended(plan, now)
 
     def leave(self, ident: str, now: float, *, failed: bool = False) -> None:
@@ -163,6 +168,7 @@ class Membership:
         self._lowered.discard(ident)
         self._suspects.discard(ident)
         self.reach.leave(ident)
+        self._touch(ident, *self.plan.children(ident))
         self.plan = self._mended(excise(self.plan, [ident], epoch=self._next()), now)
 
     def moved(self, ident: str, parent: str, epoch: Epoch) -> bool:
@@ -182,6 +188,7 @@ class Membership:
         except PlanError:
             return False
         self._strayed = True
+        self._touch(ident, left)
         if left != ROOT and not self.plan.children(left) and left not in self.plan.leaves:
             self._suspects.add(left)
             self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves | {left})
@@ -192,6 +199,7 @@ class Membership:
         if ident in self._suspects:
             self._suspects.discard(ident)
             if ident in self.plan.leaves:
+                self._touch(ident)
                 self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves - {ident})
 
     def _is_fed(self, peer: Peer, parent: str | None) -> None:
@@ -232,6 +240,7 @@ class Membership:
             straight = straighten(self.plan, self._number_of_chains())
             if straight is self.plan:
                 return False
+            self._touched = None
             self.plan = self._mended(straight.under(self._next()), now)
             return True
         if above != ROOT and above in self._outrun:
@@ -244,6 +253,7 @@ class Membership:
         self._rates[ident] = self.rate(ident).own(bps)
         self._middle_bps = None
         member = Member(ident, self.peers[ident].region, leaf=True)
+        self._touch(ident, *self.plan.children(ident))
         self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
 
@@ -289,13 +299,34 @@ class Membership:
     def _mended(self, plan: Plan, now: float) -> Plan:
         """Under its own epoch."""
         links = self._links(now)
-        return plan if links is None else mend(plan, links, self._number_of_chains())
+        mended = plan if links is None else mend(plan, links, self._number_of_chains())
+        if mended is not plan:
+            self._touched = None
+        return mended
+
+    def news(self, backups: int) -> tuple[dict[str, str], set[str]]:
+        """Since this was last asked: who has come to another parent, and who may have to be told something new of its place, its first ``backups``
+        ancestors or its neighbours."""
+        before, after, touched = self._told, self.plan, self._touched
+        self._told, self._touched = after, set()
+        if before is after:
+            return {}, set()
+        if touched is None:
+            touched = {peer for peer, _ in before.parent.items() ^ after.parent.items()} | (before.leaves ^ after.leaves)
+        places = {peer: after.parent[peer] for peer in sorted(touched) if peer in after}
+        moved = {peer: above for peer, above in places.items() if before.parent.get(peer) != above}
+        return moved, concerned(before, after, touched, backups)
+
+    def _touch(self, *idents: str) -> None:
+        if self._touched is not None:
+            self._touched.update(idents)
 
     def _follow(self, plan: Plan) -> bool:
         """Whether it is another one."""
         if plan is self.plan:
             return False
         self._counter += 1
+        self._touched = None
         self.plan = plan
         return True
 

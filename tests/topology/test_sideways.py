@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.sideways import sideways
-from topology.tree import MAX_CHILDREN, ROOT, Plan
+from topology.plan import make_plan
+from topology.rebuild import admit, adopt, excise
+from topology.sideways import concerned, sideways
+from topology.tree import MAX_CHILDREN, ROOT, Member, Plan, PlanError
 
 
 @st.composite
@@ -22,7 +24,7 @@ def plans(draw: st.DrawFn) -> Plan:
 @given(plans(), st.data())
 def test_orphans_form_one_ring(plan, data):
     alive = data.draw(st.sets(st.sampled_from(sorted(plan.parent)), min_size=1))
-    beside = sideways(plan, limit=len(plan))
+    beside = {p: sideways(plan, p, limit=len(plan)) for p in plan.parent}
     orphans = [p for p in alive if not alive & set(plan.path(p)[:-1])]
     following = {p: next((n for n in beside[p] if n in alive), None) for p in orphans}
     at, seen = orphans[0], []
@@ -35,15 +37,15 @@ def test_orphans_form_one_ring(plan, data):
 
 @given(plans())
 def test_nobody_turns_to_those_above_or_below(plan):
-    for peer, others in sideways(plan).items():
-        for other in others:
+    for peer in plan.parent:
+        for other in sideways(plan, peer):
             assert peer not in plan.path(other)
             assert other not in plan.path(peer)
 
 
 def test_the_next_chain_from_its_head_down_and_round():
     plan = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": ROOT, "f": ROOT}, leaves=frozenset({"e"}))
-    found = sideways(plan, limit=3)
+    found = {p: sideways(plan, p, limit=3) for p in plan.parent}
     assert found["a"] == found["b"] == ("c", "d", "f")
     assert found["c"] == found["d"] == ("f", "a", "b")
     assert found["f"] == ("a", "b", "c")
@@ -51,4 +53,50 @@ def test_the_next_chain_from_its_head_down_and_round():
 
 def test_one_chain_has_nobody_beside_it():
     parent = {"000": ROOT} | {f"{n:03}": f"{n - 1:03}" for n in range(1, 300)}
-    assert set(sideways(Plan((1, 1), parent)).values()) == {()}
+    plan = Plan((1, 1), parent)
+    assert {sideways(plan, p) for p in parent} == {()}
+
+
+def orders(plan: Plan, backups: int) -> dict[str, object]:
+    """What each peer is told."""
+    return {p: (plan.parent[p], plan.backups(p, backups), sideways(plan, p)) for p in plan.parent}
+
+
+@given(plans(), st.data())
+def test_nobody_else_is_concerned_by_a_change(plan, data):
+    """Somebody dies, comes, moves and becomes a leaf: who is not among the concerned is told nothing new."""
+    before = plan
+    touched: set[str] = set()
+    for change in data.draw(st.lists(st.sampled_from(["die", "come", "move", "leaf"]), min_size=1, max_size=3)):
+        names = sorted(plan.parent)
+        if not names:
+            break
+        peer = data.draw(st.sampled_from(names))
+        try:
+            if change == "die":
+                touched |= {peer, *plan.children(peer)}
+                plan = excise(plan, [peer], epoch=(1, plan.epoch[1] + 1))
+            elif change == "come":
+                touched.add(f"new {len(touched)}")
+                plan = admit(
+                    plan, Member(f"new {len(touched) - 1}"), chains=data.draw(st.integers(1, 4)), epoch=(1, plan.epoch[1] + 1)
+                )
+            elif change == "move":
+                touched.add(peer)
+                plan = adopt(plan, peer, data.draw(st.sampled_from([ROOT, *names])), epoch=(1, plan.epoch[1] + 1))
+            elif not plan.children(peer):
+                touched.add(peer)
+                plan = plan.changed((1, plan.epoch[1] + 1), {}, leaves=plan.leaves ^ {peer})
+        except PlanError:
+            continue
+    backups = data.draw(st.integers(0, 3))
+    was, now = orders(before, backups), orders(plan, backups)
+    assert {p for p, told in now.items() if was.get(p) != told} <= concerned(before, plan, touched, backups)
+
+
+def test_of_ten_thousand_few_are_concerned_by_one():
+    members = [Member(f"{n:05}", f"r{n % 5}") for n in range(10_000)]
+    plan = make_plan(members, 300 * 100e6, epoch=(1, 1))
+    dead = plan.chains[7][11]
+    after = excise(plan, [dead], epoch=(1, 2))
+    assert len(concerned(plan, after, {dead, *plan.children(dead)}, 8)) < 120

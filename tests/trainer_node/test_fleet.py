@@ -6,7 +6,6 @@ from typing import Any
 
 from p2pcast.events import Events
 from p2pcast.version import Version
-from topology.tree import Plan
 from trainer_node.engines import EngineRow
 from trainer_node.fleet import KEPT, Fleet
 from trainer_node.membership import Peer
@@ -102,10 +101,9 @@ def test_what_a_peer_leaves_behind_is_forgotten():
 
 def test_plans_are_told_once():
     hub = Hub()
-    plan = Plan((1, 2), {"aa": ""})
     for _ in range(2):
-        hub.fleet.planned(plan, {"aa": "a"})
-    assert hub.told("plan") == [{"epoch": [1, 2], "chains": [["a"]]}]
+        hub.fleet.planned((1, 2), [["a", "hub"]])
+    assert hub.told("plan") == [{"epoch": [1, 2], "moved": [["a", "hub"]]}]
 
 
 def test_beginnings_are_bounded():

@@ -357,3 +357,33 @@ def test_between_broadcasts_it_is_repaired_too_each_time_later_than_before():
     stray()
     members.began()
     assert members.repair(100.1 + 2 * REPAIR_S), "after a version it is as at first"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["join", "leave", "move", "hear", "replan"]), st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")
+        )
+    )
+)
+def test_the_news_is_all_that_is_new(actions):
+    """Whoever is told of its own place only when it is named ends with what the plan says."""
+    members = joined("abcdefgh", chains=3)
+    told: dict[str, str] = {}
+    for what, name, other in actions:
+        if what == "join":
+            members.join(peer(name), 0.0)
+        elif what == "leave":
+            members.leave(ident(name), 0.0)
+            told.pop(ident(name), None)
+        elif what == "move":
+            members.moved(ident(name), ident(other), members.plan.epoch)
+        elif what == "hear":
+            members.heard(ident(name))
+        else:
+            members.replan(0.0)
+        moved, concerned = members.news(2)
+        assert moved.keys() <= concerned
+        told |= moved
+        assert told == dict(members.plan.parent)
+        assert members.news(2) == ({}, set())
