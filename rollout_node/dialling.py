@@ -45,7 +45,8 @@ class _Call:
     node: bytes
     stripes: int
     owner: LinkOwner
-    link: asyncio.Future[Link] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    link: asyncio.Future[Link | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """None: the hub says that nothing will come of it."""
 
 
 class _Coming:
@@ -106,6 +107,12 @@ class Dialling:
         for node, likely, ways in body["peers"]:
             self._book[node] = likely, [(host, port) for host, port in ways]
 
+    def unreached(self, body: Body) -> None:
+        """UNREACHED: this node has tried to dial us, or cannot be asked to."""
+        for call in self._calls:
+            if call.node == body["node"] and not call.link.done():
+                call.link.set_result(None)
+
     def called(self, body: Body, downstream: Downstream) -> None:
         """CALLED: somebody would be our child, and cannot dial us."""
         if len(self._tasks) < MAX_CALLED:
@@ -135,12 +142,14 @@ class Dialling:
             return await self._dial(owner, node, [(host, port)], stripes)
         likely, addresses = known
         dialled: list[P2PCastError | None] = []
+        stands, failed = asyncio.Event(), asyncio.Event()
 
         async def dial() -> Link:
             try:
-                link = await self._dial(owner, node, addresses, stripes)
+                link = await self._dial(owner, node, addresses, stripes, stands.set)
             except P2PCastError as error:
                 dialled.append(error)
+                failed.set()
                 if isinstance(error, UnreachableError) and addresses:
                     self._say(Type.UNREACHED, {"node": node})
                 raise
@@ -148,6 +157,9 @@ class Dialling:
             return link
 
         async def call() -> Link:
+            if likely and stands.is_set():
+                # Somebody has accepted: it is there, and busy. To be dialled by it would not make it less so.
+                await failed.wait()
             # Whoever is dialled has to say how many, and knows no round trip.
             return await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
 
@@ -156,17 +168,25 @@ class Dialling:
             outcome = await race(attempts, CALL_S, _drop)
         finally:
             name = f"is {node.hex()} there"
-            if not dialled and addresses and likely and name not in {task.get_name() for task in self._tasks}:
+            if (
+                not dialled
+                and not stands.is_set()
+                and addresses
+                and likely
+                and name not in {task.get_name() for task in self._tasks}
+            ):
                 self._begin(self._learn(node, addresses), name)
         link, errors = outcome
         if link is None:
             raise dialled[0] or errors[0]
         return link
 
-    async def _dial(self, owner: LinkOwner, node: bytes, addresses: list[Address], stripes: Stripes) -> Link:
+    async def _dial(
+        self, owner: LinkOwner, node: bytes, addresses: list[Address], stripes: Stripes, stands: Callable[[], None] = lambda: None
+    ) -> Link:
         return await dial_any(
             owner, addresses, self._identity, purpose="data", role="child", stripes=stripes, expect=node,
-            tls=self._tls, sockets=self._sockets,
+            tls=self._tls, sockets=self._sockets, stands=stands,
         )  # fmt: skip
 
     async def _call(self, owner: LinkOwner, node: bytes, stripes: int) -> Link:
@@ -180,14 +200,16 @@ class Dialling:
         except TimeoutError:
             pass
         except BaseException:
-            if call.link.done():
-                call.link.result().abort()
+            if call.link.done() and (late := call.link.result()) is not None:
+                late.abort()
             raise
         finally:
             self._calls.remove(call)
         if not call.link.done():
             raise UnreachableError(f"it was asked to dial us, and has not within {DIAL_S:.0f} s")
-        return call.link.result()
+        if (link := call.link.result()) is None:
+            raise UnreachableError("it cannot dial us either")
+        return link
 
     def accept(self, link: Link, hello: Body) -> None:
         """A parent has dialled us. Raises RefusedError unless it was asked to."""
@@ -204,7 +226,7 @@ class Dialling:
     async def _learn(self, node: bytes, addresses: list[Address]) -> None:
         """Another way was faster than an answer: is there one at all?"""
         answers = await asyncio.gather(*(probe(address, self._identity, node, self._tls) for address in addresses))
-        if not any(answers):
+        if not any(answer is not False for answer in answers):
             logger.info("nobody answers at %s", ", ".join(show_address(*address) for address in addresses))
             self._say(Type.UNREACHED, {"node": node})
 

@@ -314,6 +314,8 @@ class Peer:
             self.attachment.order((body["epoch"][0], body["epoch"][1]), parent, [(n, h, p) for n, h, p in body["backups"]])
         elif kind is Type.WAYS:
             self.dialling.told(body)
+        elif kind is Type.UNREACHED:
+            self.dialling.unreached(body)
         elif kind is Type.CALLED:
             self.dialling.called(body, self.downstream)
         elif kind is Type.NEIGHBOURS:

@@ -502,7 +502,10 @@ class Hub:
     def called(self, session: Session, body: Body) -> None:
         peer, target = session.peer, body["node"].hex()
         assert peer is not None
-        if (other := self.sessions.get(target)) is not None and (ways := self.membership.reach.ways(target, peer.ident)):
+        ways, other = self.membership.reach.ways(target, peer.ident), self.sessions.get(target)
+        if other is None or not ways:
+            session.link.send(Type.UNREACHED, {"node": body["node"]})
+        else:
             called = {"node": session.link.remote, "stripes": body["stripes"], "ways": [list(way) for way in ways]}
             other.link.send(Type.CALLED, called)
 
@@ -510,6 +513,8 @@ class Hub:
         peer = session.peer
         assert peer is not None
         self.membership.reach.unreached(peer.ident, node.hex(), time.monotonic())
+        if (other := self.sessions.get(node.hex())) is not None:
+            other.link.send(Type.UNREACHED, {"node": session.link.remote})
         self.lookout.look(node.hex())
         self.lookout.learnt()
 

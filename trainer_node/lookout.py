@@ -90,7 +90,8 @@ class Lookout:
             ident, address = next(iter(self._due))
             del self._due[ident, address]
             answers = await probe(address, self._identity, bytes.fromhex(ident), self._tls)
-            self._reach.answered(ident, address, answers)
+            if answers is not None:
+                self._reach.answered(ident, address, answers)
             self._found.ring()
 
     async def _again(self) -> None:

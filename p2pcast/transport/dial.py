@@ -40,7 +40,7 @@ MAX_EARLY = 16
 
 
 class UnreachableError(RetryableError):
-    """Nobody answers there, or somebody else does."""
+    """Nobody is there, or somebody else."""
 
 
 class _Handshake:
@@ -93,6 +93,7 @@ async def _dial_stripe(
     tls: ssl.SSLContext | None,
     sockets: Sockets = DEFAULT,
     connected: list[socket.socket] | None = None,
+    stands: Callable[[], None] = lambda: None,
 ) -> _Up:
     """``connected``: a socket to be taken out of it and used, if there is one."""
     sock = connected.pop() if connected else None
@@ -100,11 +101,10 @@ async def _dial_stripe(
     connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), hello, expect)
     stripe = Stripe(connection, handshake, sockets=sockets)
     try:
+        if sock is None:
+            sock = await _connect((host, port), stands)
         await asyncio.get_running_loop().create_connection(
-            lambda: stripe,
-            **({"host": host, "port": port} if sock is None else {"sock": sock}),
-            ssl=tls,
-            server_hostname=host if tls is not None else None,
+            lambda: stripe, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
         )
     except ssl.SSLError as error:
         raise explain(error, show_address(host, port)) from None
@@ -162,11 +162,20 @@ async def dial_any(
     sockets: Sockets = DEFAULT,
     timeout_s: float = DIAL_S,
     made: Callable[[Link], None] | None = None,
+    stands: Callable[[], None] = lambda: None,
 ) -> Link:
-    """A link to the node that has these addresses, with all its stripes up. ``made`` is told of it before its owner hears anything.
+    """A link to the node that has these addresses, with all its stripes up. ``made`` is told of it before its owner hears anything, ``stands`` of every
+    connection that somebody has accepted.
 
-    Raises UnreachableError (nobody answers, too slow, another node), RetryableError (not now), RefusedError (token, run, identity), RemoteError (protocol).
+    Raises UnreachableError (nobody is there, or another node), RetryableError (not now, too slow), RefusedError (token, run, identity), RemoteError (protocol).
     """
+    accepted = False
+
+    def note() -> None:
+        nonlocal accepted
+        accepted = True
+        stands()
+
     shown = ", ".join(show_address(*address) for address in addresses)
     hello = {"purpose": purpose, "role": role}
     errors: list[P2PCastError]
@@ -174,11 +183,11 @@ async def dial_any(
         async with asyncio.timeout(timeout_s):
             found, errors = await resolve(addresses)
             attempts: list[Callable[[], Coroutine[Any, Any, _Ups]]] = [
-                partial(_attempt, where, identity, hello, stripes, expect, tls, sockets) for where in found
+                partial(_attempt, where, identity, hello, stripes, expect, tls, sockets, note) for where in found
             ]
             outcome = await race(attempts, NEXT_ADDRESS_S, _drop)
     except TimeoutError:
-        raise UnreachableError(f"no answer from {shown} within {timeout_s:.0f} s") from None
+        raise (RetryableError if accepted else UnreachableError)(f"no answer from {shown} within {timeout_s:.0f} s") from None
     ups, failures = outcome
     if ups is None:
         raise _failure(shown, [*errors, *failures], expect)
@@ -195,15 +204,18 @@ async def dial_any(
     return link
 
 
-async def probe(address: Address, identity: Identity, expect: bytes, tls: ssl.SSLContext | None = None) -> bool:
-    """Whether this node answers at an address: a handshake, and no more."""
+async def probe(address: Address, identity: Identity, expect: bytes, tls: ssl.SSLContext | None = None) -> bool | None:
+    """Whether this node answers at an address: a handshake, and no more. None: somebody is there, and says nothing."""
     hello = {"purpose": "data", "role": "child", "link": secrets.token_bytes(16), "stripe": 0, "stripes": 1}
-    with contextlib.suppress(P2PCastError, TimeoutError):
+    stood: list[Address] = []
+    try:
         async with asyncio.timeout(PROBE_S):
-            for host, port in (await resolve([address]))[0]:
+            for where in (await resolve([address]))[0]:
                 with contextlib.suppress(P2PCastError):
-                    (await _dial_stripe(host, port, identity, hello, expect, tls))[0].abort()
+                    (await _dial_stripe(*where, identity, hello, expect, tls, stands=partial(stood.append, where)))[0].abort()
                     return True
+    except TimeoutError:
+        return None if stood else False
     return False
 
 
@@ -239,14 +251,17 @@ async def _attempt(
     expect: bytes | None,
     tls: ssl.SSLContext | None,
     sockets: Sockets,
+    stands: Callable[[], None],
 ) -> _Ups:
     """Every stripe, at one address."""
     connected: list[socket.socket] = []
-    stripes = wanted if isinstance(wanted, int) else wanted(await _round_trip(where, connected))
+    stripes = wanted if isinstance(wanted, int) else wanted(await _round_trip(where, connected, stands))
     hello = hello | {"link": secrets.token_bytes(16), "stripes": stripes}
     tasks = [
         asyncio.create_task(
-            _dial_stripe(*where, identity, hello | {"stripe": number}, expect, tls, sockets, None if number else connected),
+            _dial_stripe(
+                *where, identity, hello | {"stripe": number}, expect, tls, sockets, None if number else connected, stands
+            ),
             name=f"dial {show_address(*where)} {number}",
         )
         for number in range(stripes)
@@ -269,23 +284,30 @@ async def _attempt(
     return results
 
 
-async def _round_trip(where: Address, connected: list[socket.socket]) -> float:
+async def _round_trip(where: Address, connected: list[socket.socket], stands: Callable[[], None]) -> float:
     """By a connection to there, which is put into ``connected``."""
     loop = asyncio.get_running_loop()
-    sock = socket.socket(socket.AF_INET6 if family_of(where[0]) == 6 else socket.AF_INET, socket.SOCK_STREAM)
-    connected.append(sock)
+    began = loop.time()
     try:
-        sock.setblocking(False)
-        began = loop.time()
-        await loop.sock_connect(sock, where)
+        sock = await _connect(where, stands)
     except OSError as error:
-        connected.pop().close()
         raise _unreachable(where, error) from None
-    except BaseException:
-        connected.pop().close()
-        raise
+    connected.append(sock)
     info = read(sock)
     return loop.time() - began if info is None else info.rtt_s
+
+
+async def _connect(where: Address, stands: Callable[[], None]) -> socket.socket:
+    """A TCP connection; ``stands`` is told of it. Raises OSError."""
+    sock = socket.socket(socket.AF_INET6 if family_of(where[0]) == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, where)
+    except BaseException:
+        sock.close()
+        raise
+    stands()
+    return sock
 
 
 def _unreachable(where: Address, error: OSError) -> UnreachableError:

@@ -61,6 +61,7 @@ for _type in (
     Type.WAYS,
     Type.CALLED,
     Type.SOURCES,
+    Type.UNREACHED,
     Type.CATALOG,
     Type.COMMIT,
     Type.HOLD,

@@ -1,0 +1,249 @@
+"""A link comes about from whichever side can dial, and nobody gets in that was not called."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from p2pcast.errors import RefusedError
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.transport.dial import UnreachableError, dial_any
+from p2pcast.transport.listener import Listener
+from p2pcast.wire.connection import PARENT, Identity
+from p2pcast.wire.messages import Type
+from p2pcast.wire.token import Token
+from rollout_node import dialling as module
+from rollout_node.dialling import Dialling
+
+TOKEN = Token(bytes(16), bytes(20))
+STRIPES = 3
+
+
+class Quiet:
+    def on_offered(self, upstream) -> None: ...
+
+    def on_upstream_lost(self, upstream, error) -> None: ...
+
+
+class Peer:
+    """As much of a peer as it takes to dial and be dialled. ``said``: to the hub."""
+
+    def __init__(self, number: int) -> None:
+        self.identity = Identity(bytes([number]) * 16, f"peer-{number}", TOKEN)
+        self.node = Node(Quiet(), self.identity.node, bytes(32))  # type: ignore[arg-type]
+        self.downstream = Downstream(self.node)
+        self.dialling = Dialling(self.identity, self.say, None)
+        self.listener = Listener(self, self.identity)
+        self.said: list[tuple[Type, dict]] = []
+        self.hub = True
+        self.spoken = asyncio.Event()
+        self.asks: Peer | None = None
+        """Whom the hub passes its calls on to."""
+
+    def say(self, kind: Type, body: dict) -> bool:
+        if not self.hub:
+            return False
+        self.said.append((kind, body))
+        self.spoken.set()
+        if kind is Type.CALL and self.asks is not None:
+            assert body["node"] == self.asks.identity.node
+            self.asks.dialling.called(
+                {"node": self.identity.node, "stripes": body["stripes"], "ways": [list(self.at)]}, self.asks.downstream
+            )
+        return True
+
+    @property
+    def at(self) -> tuple[str, int]:
+        return self.listener.address
+
+    def knows(self, other: Peer, *, likely: bool, ways: list[tuple[str, int]]) -> tuple[bytes, str, int]:
+        self.dialling.told({"peers": [[other.identity.node, likely, [list(way) for way in ways]]]})
+        return (other.identity.node, "no.such.name.invalid", 1)
+
+    def accept_link(self, link, hello) -> None:
+        if hello["role"] == PARENT:
+            self.dialling.accept(link, hello)
+        else:
+            link.owner = self.downstream
+            self.downstream.accept(link)
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+async def pair(request):
+    """A child and its parent-to-be."""
+    peers = [Peer(1), Peer(2)]
+    tasks = [asyncio.create_task(peer.dialling.run()) for peer in peers]
+    for peer in peers:
+        await peer.listener.start(request.param, 0)
+    yield peers
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for peer in peers:
+        await peer.listener.stop()
+        peer.downstream.close()
+        peer.node.close()
+
+
+def nobody() -> tuple[str, int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return ("127.0.0.1", int(probe.getsockname()[1]))
+
+
+async def reach(child: Peer, place) -> Upstream:
+    upstream = Upstream(child.node, live=True)
+    async with asyncio.timeout(60):
+        upstream.link = await child.dialling.reach(upstream, place, STRIPES)
+    return upstream
+
+
+async def attaches(upstream: Upstream, child: Peer, parent: Peer) -> None:
+    """It is a link as any other: the child says what it holds, the parent where it stands."""
+    upstream.start(upstream.link)
+    running = asyncio.create_task(upstream.run())
+    async with asyncio.timeout(60):
+        await upstream.attached.wait()
+    assert child.node.path == [parent.identity.node, child.identity.node]
+    (fed,) = parent.downstream.children.values()
+    assert fed.attached
+    assert len(fed.link.stripes) == len(upstream.link.stripes) == STRIPES
+    upstream.link.close()
+    await running
+
+
+async def test_a_child_that_can_dial_does(pair) -> None:
+    child, parent = pair
+    upstream = await reach(child, child.knows(parent, likely=True, ways=[parent.at]))
+    assert upstream.link.dialled
+    assert child.said == []
+    await attaches(upstream, child, parent)
+
+
+async def test_of_whom_the_hub_has_said_nothing_is_dialled_where_the_plan_says(pair) -> None:
+    child, parent = pair
+    upstream = await reach(child, (parent.identity.node, *parent.at))
+    assert upstream.link.dialled
+    upstream.link.close()
+
+
+async def test_one_that_is_thought_out_of_reach_is_called_first(pair) -> None:
+    child, parent = pair
+    child.asks = parent
+    upstream = await reach(child, child.knows(parent, likely=False, ways=[]))
+    assert not upstream.link.dialled
+    assert upstream.link.remote == parent.identity.node
+    assert child.said == [(Type.CALL, {"node": parent.identity.node, "stripes": STRIPES})]
+    await attaches(upstream, child, parent)
+
+
+async def test_one_that_turns_out_to_be_out_of_reach_is_called_and_reported(pair) -> None:
+    child, parent = pair
+    child.asks = parent
+    upstream = await reach(child, child.knows(parent, likely=True, ways=[nobody()]))
+    assert not upstream.link.dialled
+    assert (Type.UNREACHED, {"node": parent.identity.node}) in child.said
+    upstream.link.close()
+
+
+async def test_one_that_was_thought_out_of_reach_and_is_not_is_dialled_all_the_same(pair, monkeypatch) -> None:
+    child, parent = pair
+    monkeypatch.setattr(module, "CALL_S", 0.01)
+    upstream = await reach(child, child.knows(parent, likely=False, ways=[parent.at]))
+    assert upstream.link.dialled
+    assert child.said[0][0] is Type.CALL
+    upstream.link.close()
+
+
+async def test_where_neither_way_works_it_fails_at_the_hubs_word(pair) -> None:
+    child, parent = pair
+    child.asks = parent
+    place = child.knows(parent, likely=True, ways=[nobody()])
+    child.listener.address = nobody()
+    task = asyncio.create_task(reach(child, place))
+    async with asyncio.timeout(60):
+        await parent.spoken.wait()
+    assert parent.said == [(Type.UNREACHED, {"node": child.identity.node})]
+    child.dialling.unreached({"node": parent.identity.node})
+    with pytest.raises(UnreachableError):
+        await task
+
+
+async def test_without_a_hub_nobody_can_be_called(pair) -> None:
+    child, parent = pair
+    child.hub = False
+    with pytest.raises(UnreachableError, match="refused"):
+        await reach(child, child.knows(parent, likely=True, ways=[nobody()]))
+    with pytest.raises(UnreachableError):
+        await reach(child, child.knows(parent, likely=False, ways=[]))
+
+
+async def test_a_parent_that_was_not_called_is_shown_out(pair) -> None:
+    child, parent = pair
+    what = {"purpose": "data", "role": "parent", "stripes": 1, "made": parent.downstream.accept}
+    try:
+        link = await dial_any(parent.downstream, [child.at], parent.identity, **what)
+    except RefusedError as error:
+        refused: Exception | None = error
+    else:
+        async with asyncio.timeout(60):
+            while not link.closed:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        refused = link.error
+    assert "asked this node to dial" in str(refused)
+    assert not parent.downstream.children
+
+
+async def test_one_that_accepts_and_is_silent_is_not_called_besides(pair, monkeypatch) -> None:
+    """It is there, and busy or frozen: being asked to dial makes neither better."""
+    child, parent = pair
+    monkeypatch.setattr(module, "CALL_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        task = asyncio.create_task(reach(child, child.knows(parent, likely=True, ways=[frozen.getsockname()[:2]])))
+        await asyncio.wait([task], timeout=0.5)
+        task.cancel()
+        await asyncio.wait([task])
+    assert child.said == []
+
+
+async def test_cancelled_it_leaves_nothing_behind(pair) -> None:
+    child, parent = pair
+    task = asyncio.create_task(reach(child, child.knows(parent, likely=False, ways=[])))
+    async with asyncio.timeout(60):
+        await child.spoken.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    # A call that has been given up is not answered any more.
+    parent.dialling.called({"node": child.identity.node, "stripes": STRIPES, "ways": [list(child.at)]}, parent.downstream)
+    async with asyncio.timeout(60):
+        while parent.dialling._tasks or parent.downstream.children:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_where_another_way_was_faster_it_is_found_out_whether_dialling_would_have_worked(pair, monkeypatch) -> None:
+    """As with a firewall that drops: no answer, no error."""
+    child, parent = pair
+    child.asks = parent
+    monkeypatch.setattr(module, "CALL_S", 0.01)
+
+    async def dropped(*args, **kwargs):
+        if kwargs["role"] == "child":
+            await asyncio.Event().wait()
+        return await dial_any(*args, **kwargs)
+
+    async def nobody_there(*args) -> bool:
+        return False
+
+    monkeypatch.setattr(module, "dial_any", dropped)
+    monkeypatch.setattr(module, "probe", nobody_there)
+    upstream = await reach(child, child.knows(parent, likely=True, ways=[("192.0.2.1", 7)]))
+    assert not upstream.link.dialled
+    async with asyncio.timeout(60):
+        while (Type.UNREACHED, {"node": parent.identity.node}) not in child.said:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    upstream.link.close()

@@ -1,0 +1,114 @@
+"""Where peers say that they are, where they are seen, and whether the hub gets in there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from p2pcast.transport.listener import Listener
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.token import Token
+from topology.reach import Contact, Reach
+from trainer_node.lookout import Lookout, settle_in, whereabouts
+from trainer_node.membership import Membership, Peer
+
+TOKEN = Token(bytes(16), bytes(20))
+HUB, PEER = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))
+
+
+def test_what_is_advertised_counts_and_nothing_else() -> None:
+    body = {"listen": ["peer.example", 7], "ways": [["peer.example", 7], ["2001:db8::7", 7]], "families": [6]}
+    ways, families = whereabouts(body, "203.0.113.9")
+    assert ways == (Contact(("peer.example", 7)), Contact(("2001:db8::7", 7), 6))
+    assert families == (4, 6), "it has come here by IPv4"
+
+
+def test_else_where_it_is_seen_and_its_own_addresses() -> None:
+    body = {"listen": ["", 7], "ways": [["192.168.1.5", 7], ["203.0.113.9", 7], ["fd00::5", 7]], "families": [4]}
+    ways, families = whereabouts(body, "203.0.113.9")
+    assert ways == (
+        Contact(("203.0.113.9", 7), 4),
+        Contact(("192.168.1.5", 7), 4, own=True),
+        Contact(("fd00::5", 7), 6, own=True),
+    )
+    assert families == (4,)
+
+
+def test_of_one_that_says_nothing_both_families_are_believed() -> None:
+    ways, families = whereabouts({"listen": ["", 7]}, "127.0.0.1")
+    assert ways == (Contact(("127.0.0.1", 7), 4, loopback=True),)
+    assert families == (4, 6)
+    assert whereabouts({"listen": ["", 7]}, "fe80::1%eth0")[0] == (), "that means something on one host alone"
+
+
+class NoOwner:
+    def accept_link(self, link, hello) -> None:
+        link.owner = self
+
+    def on_link_event(self, link, stripe, event) -> None: ...
+
+    def on_link_read(self, link, payload_bytes) -> None: ...
+
+    def on_link_writable(self, link, stripe) -> None: ...
+
+    def on_link_closed(self, link, error) -> None: ...
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_peers_are_dialled_back(host) -> None:
+    reach, changed = Reach(), asyncio.Event()
+    lookout = Lookout(reach, HUB, None, changed.set)
+    running = asyncio.create_task(lookout.run())
+    listener = Listener(NoOwner(), PEER)
+    await listener.start(host, 0)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        closed = unused.getsockname()[:2]
+        reach.join(PEER.node.hex(), host, [Contact(closed, 4), Contact(listener.address)])
+        reach.join("00" * 16, "elsewhere", [Contact(listener.address)])
+        for ident in (PEER.node.hex(), "00" * 16):
+            lookout.look(ident)
+        async with asyncio.timeout(60):
+            await changed.wait()
+            while None in [a for ident in (PEER.node.hex(), "00" * 16) for _, a in reach.answers(ident)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    assert [answers for _, answers in reach.answers(PEER.node.hex())] == [False, True]
+    assert reach.answers("00" * 16) == [(listener.address, False)], "somebody else answers there"
+    assert reach.shut("00" * 16)
+    assert not reach.shut(PEER.node.hex())
+    running.cancel()
+    await asyncio.wait([running])
+    await listener.stop()
+
+
+def newcomer(ident: str, n: int) -> Peer:
+    peer = Peer(ident, ident, "", f"203.0.113.{n}", 7, 0.0)
+    settle_in(peer, {"listen": ["", 7]}, f"203.0.113.{n}")
+    return peer
+
+
+def test_plans_follow_what_is_found() -> None:
+    """Two of four let nobody in: as soon as that is known, neither is below the other."""
+    members = Membership(1, 100e6, chains=1)
+    for n, ident in enumerate("abcd"):
+        members.join(newcomer(ident, n), 0.0)
+    assert members.plan.chains == (("a", "b", "c", "d"),)
+    for n, ident in enumerate("abcd"):
+        members.reach.answered(ident, (f"203.0.113.{n}", 7), ident in "ad")
+    epoch = members.plan.epoch
+    assert members.looked(1.0)
+    assert members.plan.epoch > epoch
+    assert members.plan.parent["c"] == "a", "beside b, which is a's child"
+    assert not members.looked(1.0)
+    members.join(newcomer("e", 9), 2.0)
+    above = members.plan.parent["e"]
+    assert above in "bd", "the highest tail; nothing is known of it yet"
+    members.reach.unreached("e", above, 3.0)
+    members.reach.unreached(above, "e", 3.0)
+    assert members.looked(3.0)
+    assert members.plan.parent["e"] != above
+    for n in range(4, 9):
+        members.replan(float(n))
+        assert all(a == "" or members.reach.links(a, p, n) for p, a in members.plan.parent.items())
