@@ -29,6 +29,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 CALL_S = 0.25
 """Head start of dialling over being dialled, where the hub thinks that dialling works; else it is the other way round."""
+MAX_KNOWN = 4096
+"""Nodes whose addresses are remembered, those that were told last."""
 MAX_CALLED = 16
 """Children that are being dialled at the same time."""
 
@@ -105,7 +107,10 @@ class Dialling:
     def told(self, body: Body) -> None:
         """WAYS."""
         for node, likely, ways in body["peers"]:
+            self._book.pop(node, None)
             self._book[node] = likely, [(host, port) for host, port in ways]
+        while len(self._book) > MAX_KNOWN:
+            del self._book[next(iter(self._book))]
 
     def unreached(self, body: Body) -> None:
         """UNREACHED: this node has tried to dial us, or cannot be asked to."""
