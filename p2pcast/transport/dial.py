@@ -255,7 +255,7 @@ async def _attempt(
 ) -> _Ups:
     """Every stripe, at one address."""
     connected: list[socket.socket] = []
-    stripes = wanted if isinstance(wanted, int) else wanted(await _round_trip(where, connected, stands))
+    stripes = wanted if isinstance(wanted, int) else await _wanted(where, wanted, connected, stands)
     hello = hello | {"link": secrets.token_bytes(16), "stripes": stripes}
     tasks = [
         asyncio.create_task(
@@ -284,17 +284,24 @@ async def _attempt(
     return results
 
 
-async def _round_trip(where: Address, connected: list[socket.socket], stands: Callable[[], None]) -> float:
-    """By a connection to there, which is put into ``connected``."""
+async def _wanted(
+    where: Address, wanted: Callable[[float], int], connected: list[socket.socket], stands: Callable[[], None]
+) -> int:
+    """By the round trip of a connection to there, which is put into ``connected``."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
         sock = await _connect(where, stands)
     except OSError as error:
         raise _unreachable(where, error) from None
+    try:
+        info = read(sock)
+        count = wanted(loop.time() - began if info is None else info.rtt_s)
+    except BaseException:
+        sock.close()
+        raise
     connected.append(sock)
-    info = read(sock)
-    return loop.time() - began if info is None else info.rtt_s
+    return count
 
 
 async def _connect(where: Address, stands: Callable[[], None]) -> socket.socket:
