@@ -526,9 +526,8 @@ class Hub:
         found = [
             peers[p] for p in self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region) if p in peers
         ]
-        if not reach.plain:
-            found = [p for p in found if reach.links(p.ident, ident, now)]
-            session.link.send(Type.WAYS, {"peers": [self._ways(ident, p, now) for p in found]})
+        found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
+        session.link.send(Type.WAYS, {"peers": [self._ways(ident, p, now) for p in found]})
         session.link.send(Type.SOURCES, {"artifact": body["artifact"], "peers": [list(p.place) for p in found]})
 
     def left(self, session: Session, error: P2PCastError | None) -> None:
@@ -622,7 +621,10 @@ class Hub:
 
     def _send_leads(self) -> None:
         for ident, engine, lead in self.spans.news():
-            self.sessions[ident].link.send(Type.ENGINE, {"name": engine, "lead": None if lead is None else list(lead)})
+            place = None if lead is None else [*lead]
+            if lead is not None and (ways := self.membership.reach.ways(ident, lead[0].hex())):
+                place = [lead[0], *ways[0]]
+            self.sessions[ident].link.send(Type.ENGINE, {"name": engine, "lead": place})
 
     def _announce(self, holdings: Iterable[Holding]) -> None:
         entries = [self._entry(h) for h in holdings]

@@ -117,7 +117,7 @@ def _peers(document: dict[str, Any]) -> Table:
         progress = peer.get("progress")
         out.add_row(
             peer["name"],
-            peer["parent"] + (" (detached)" if peer.get("detached") else ""),
+            peer["parent"] + _asides(peer),
             str(peer.get("state") or ""),
             str(peer.get("staged") or "-"),
             str(peer.get("committed") or "-"),
@@ -127,6 +127,15 @@ def _peers(document: dict[str, Any]) -> Table:
             f"{progress['version']} {progress['pieces']}/{progress['of']}" if progress else "",
         )
     return out
+
+
+def _asides(peer: dict[str, Any]) -> str:
+    """What is out of the ordinary about a peer's place."""
+    link = peer.get("link")
+    said = ["detached"] if peer.get("detached") else []
+    said += ["dialled it"] if isinstance(link, dict) and link.get("dialled_by") == "parent" else []
+    said += ["nobody gets in"] if peer.get("reachable") is False else []
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _engines(peers: list[dict[str, Any]]) -> Table:
