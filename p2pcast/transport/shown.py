@@ -19,6 +19,8 @@ def shown(link: Link, role: str) -> dict[str, Any]:
         "role": role,
         "name": link.name,
         "node": link.remote.hex(),
+        "address": link.address,
+        "dialled": link.dialled,
         "stripes": len(stripes),
         "congestion": congestion_of(first),
         "rtt_ms": _ms([info.rtt_s for info in infos]),
