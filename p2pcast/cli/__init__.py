@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from p2pcast import logs
+from p2pcast.cli import config
 from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 
 COMMANDS = {
@@ -53,12 +55,24 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in self._table.items()])
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "P2PCAST"},
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=config.option,
+    help="TOML file with options: a table for each command.",
+)
 @click.option(
     "--log-format", type=click.Choice(logs.FORMATS), default="auto", show_default=True, help="Form of the log lines on stderr."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say more.")
-@click.version_option(package_name="p2pcast")
+@click.version_option(package_name="p2pcast", allow_from_autoenv=False)
 def cli(log_format: str, verbose: bool) -> None:
     """Peer-to-peer broadcast of a language model's new weights, from an RL trainer to rollout GPUs over ordinary WAN links."""
     logs.set_up(log_format, verbose=verbose)

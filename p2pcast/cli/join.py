@@ -14,14 +14,19 @@ from p2pcast.errors import UsageError
 
 
 @click.command()
-@click.argument("hub", type=Address(None, 7077), required=False)
+@click.argument("hub", type=Address(None, 7077), required=False, envvar="P2PCAST_JOIN_HUB")
 @click.option(
-    "--from", "mirror", metavar="URL", help="The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER: where no hub is in reach."
+    "--from",
+    "mirror",
+    envvar="P2PCAST_JOIN_FROM",
+    metavar="URL",
+    help="The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER: where no hub is in reach.",
 )
 @click.option("--token-file", type=PATH, help="The join token, as `p2pcast seed` wrote it; or P2PCAST_TOKEN.")
 @click.option(
     "--install",
     "targets",
+    envvar="P2PCAST_JOIN_INSTALL",
     multiple=True,
     metavar="TARGET",
     help="safetensors:DIR, vllm:URL or exec:CMD; repeatable.",
@@ -62,6 +67,7 @@ from p2pcast.errors import UsageError
 @click.option(
     "--max-defer",
     "max_defer_s",
+    envvar="P2PCAST_JOIN_MAX_DEFER",
     type=click.FloatRange(0.0, 3600.0),
     default=10.0,
     show_default=True,

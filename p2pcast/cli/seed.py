@@ -12,7 +12,7 @@ from p2pcast.errors import UsageError
 
 
 @click.command()
-@click.argument("checkpoints", type=PATH, required=False)
+@click.argument("checkpoints", type=PATH, required=False, envvar="P2PCAST_SEED_CHECKPOINTS")
 @click.option("--base", type=PATH, help="Hugging Face folder that is version 0; peers that have it download nothing at first.")
 @click.option("--listen", type=Address("", 7077), default=":7077", show_default=True, help="Where peers and ranks connect.")
 @click.option("--advertise", type=Address(), help="Address that the printed join line names.")

@@ -1,0 +1,111 @@
+"""Options from a TOML file: a table for each command, keys as on the command line.
+
+    log-format = "json"
+    [join]
+    hub = "hub.example:7077"
+    install = ["vllm:http://127.0.0.1:8000"]
+
+Promises: flags outrank the environment, which outranks the file; a key that no command knows, or a value of a kind that it can't take, is refused with its line.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from p2pcast.errors import UsageError
+from p2pcast.store.files import reason
+
+_HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
+_KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[A-Za-z0-9_-]+)\s*[=.]""")
+
+
+def option(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """As the callback of ``--config``, which has to be eager: what the file says becomes the defaults of everything below."""
+    if path is not None and not ctx.resilient_parsing:
+        ctx.default_map = defaults(path, ctx)
+
+
+def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
+    """Raises UsageError, in one line that names the file and, where there is one, the line in it."""
+    try:
+        text = path.read_bytes().decode()
+        document = tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {reason(error)}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a TOML file: it is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not a TOML file: {error}") from None
+    return _File(path, text).table(document, ctx.command, ctx, ())
+
+
+class _File:
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+
+    def table(self, table: dict[str, Any], command: click.Command, ctx: click.Context, above: tuple[str, ...]) -> dict[str, Any]:
+        """The defaults of a command, and of those below it."""
+        known = {_key(param): param for param in command.get_params(ctx) if _may_be_set(param)}
+        below = command if isinstance(command, click.Group) else None
+        out: dict[str, Any] = {}
+        for key, value in table.items():
+            inner = below.get_command(ctx, key) if below is not None and isinstance(value, dict) else None
+            if inner is not None:
+                out[key] = self.table(value, inner, ctx, (*above, key))
+            elif key in known:
+                out[known[key].name or key] = self._value(value, known[key], above, key)
+            else:
+                commands = below.list_commands(ctx) if below is not None else []
+                what = f"p2pcast {' '.join(above)}".strip()
+                raise self._wrong(above, key, f"{what} knows no {key!r}; it knows {', '.join(sorted([*known, *commands]))}")
+        return out
+
+    def _value(self, value: Any, param: click.Parameter, above: tuple[str, ...], key: str) -> Any:
+        if isinstance(param, click.Option) and param.is_flag:
+            if type(value) is not bool:
+                raise self._wrong(above, key, f"{key} is either true or false")
+            return value
+        if param.multiple:
+            if not isinstance(value, list) or not all(_is_plain(item) for item in value):
+                raise self._wrong(above, key, f'{key} may be given several times: write a list, as in {key} = ["…"]')
+            return [str(item) for item in value]
+        if not _is_plain(value):
+            raise self._wrong(above, key, f"{key} is a text or a number")
+        return str(value)
+
+    def _wrong(self, above: tuple[str, ...], key: str, why: str) -> UsageError:
+        line = self._line(above, key)
+        return UsageError(f"{self._path}{'' if line is None else f', line {line}'}: {why}")
+
+    def _line(self, above: tuple[str, ...], key: str) -> int | None:
+        """Where a key stands: in its table, or as one. The parser does not tell; None for the rarer ways of writing it."""
+        table: tuple[str, ...] = ()
+        for number, line in enumerate(self._lines, 1):
+            if header := _HEADER.fullmatch(line):
+                table = tuple(part.strip(" \t\"'") for part in header[1].split("."))
+                if table[: len(above) + 1] == (*above, key):
+                    return number
+            elif table == above and (found := _KEY.match(line)) and found[1].strip("\"'") == key:
+                return number
+        return None
+
+
+def _key(param: click.Parameter) -> str:
+    """As on the command line."""
+    long = [name for name in param.opts if name.startswith("--")]
+    return long[0].removeprefix("--") if long else param.name or ""
+
+
+def _may_be_set(param: click.Parameter) -> bool:
+    """Not what ends the command at once, and not the file itself."""
+    return param.expose_value
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
