@@ -87,13 +87,13 @@ def loss_error(links: tuple[Link, Link], loss: float, packets: int) -> float:
     return math.sqrt(loss * (1 - loss) * spread / packets)
 
 
-def measure(net: Namespaces) -> list[Measured]:
-    """Each host to the next, the last to the first. Takes a few seconds a host."""
+def measure(net: Namespaces, packets: int = LOSS_PACKETS) -> list[Measured]:
+    """Each host to the next, the last to the first; loss by so many packets. Takes a few seconds a host."""
     hosts = net.network.hosts
-    return [_pair(net, here.name, there.name) for here, there in zip(hosts, (*hosts[1:], hosts[0]), strict=True)]
+    return [_pair(net, here.name, there.name, packets) for here, there in zip(hosts, (*hosts[1:], hosts[0]), strict=True)]
 
 
-def _pair(net: Namespaces, sender: str, receiver: str) -> Measured:
+def _pair(net: Namespaces, sender: str, receiver: str, packets: int) -> Measured:
     links = {host.name: host.link for host in net.network.hosts}
     there, back = way(links[sender], links[receiver]), way(links[receiver], links[sender])
     asked_rtt_s = there.delay_s + back.delay_s
@@ -103,12 +103,12 @@ def _pair(net: Namespaces, sender: str, receiver: str) -> Measured:
         if there.rate_bps is not None:
             pace = min(pace, LOSS_SHARE * there.rate_bps / 8 / (SMALL_BYTES + HEADER_BYTES + FRAME_BYTES))
         before = net.received(receiver)
-        for _ in _sending(one, SMALL_BYTES, pace, LOSS_PACKETS):
+        for _ in _sending(one, SMALL_BYTES, pace, packets):
             pass
         time.sleep(there.delay_s + SETTLE_S)
-        loss = 1 - (net.received(receiver) - before) / LOSS_PACKETS
+        loss = 1 - (net.received(receiver) - before) / packets
         rate_bps = None if there.rate_bps is None else _rate(net, one, receiver, there)
-    error = loss_error((links[sender], links[receiver]), there.loss, LOSS_PACKETS)
+    error = loss_error((links[sender], links[receiver]), there.loss, packets)
     return Measured(sender, receiver, there, asked_rtt_s, rate_bps, rtt_s, loss, error)
 
 

@@ -19,6 +19,7 @@ COMMAND_S = 10.0
 """For any one command: they take milliseconds."""
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 UML_MODULES = Path("/usr/lib/uml/modules")
+UML_NEEDED = ("veth", "bridge", "sch_netem", "sch_tbf", "tcp_bbr")
 NAMES = Path("/run/netns")
 PREFIX = "p2pcast-doctor-"
 """Then the process id: so the namespace of a doctor that was killed can be told from that of one at work."""
@@ -203,7 +204,7 @@ def _binary(name: str, version_flag: str, package: str) -> Check:
 
 
 def _user_mode_linux() -> Check:
-    """The kernel as a process, and the two modules that have to be put into it."""
+    """The kernel as a process, and the modules that have to be put into it."""
     name, install = "user-mode-linux", "apt-get install user-mode-linux"
     binary = _binary("linux.uml", "--version", "user-mode-linux")
     if not binary.ok:
@@ -211,10 +212,10 @@ def _user_mode_linux() -> Check:
     version = re.search(r"\d\S*", binary.reason.rpartition(":")[2])
     modules = UML_MODULES / (version[0] if version else "")
     found = {path.name.partition(".")[0] for path in modules.rglob("*.ko*")}
-    missing = [module for module in ("veth", "sch_netem") if module not in found]
+    missing = [module for module in UML_NEEDED if module not in found]
     if missing:
         return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
-    return Check(name, True, f"{binary.reason}, with veth and sch_netem")
+    return Check(name, True, f"{binary.reason}, with {' and '.join(UML_NEEDED)}")
 
 
 def document(checks: list[Check]) -> Mapping[str, object]:

@@ -17,11 +17,10 @@ import tty
 from collections.abc import Iterator
 from pathlib import Path
 
+from netem.doctor import UML_MODULES, UML_NEEDED
 from p2pcast.errors import P2PCastError, UsageError
 
 SERIAL = "/dev/ttyS0"
-MODULES = Path("/usr/lib/uml/modules")
-NEEDED = ("veth", "bridge", "sch_netem", "sch_tbf", "tcp_bbr")
 FINIT_MODULE = 313
 """The system call on x86, the only machine that has user-mode Linux."""
 POWER_OFF = 0x4321FEDC
@@ -47,8 +46,8 @@ def order(dependencies: str, wanted: tuple[str, ...]) -> list[str]:
 
 
 def _load() -> None:
-    folder = MODULES / platform.release()
-    for path in order((folder / "modules.dep").read_text(), NEEDED):
+    folder = UML_MODULES / platform.release()
+    for path in order((folder / "modules.dep").read_text(), UML_NEEDED):
         with (folder / path).open("rb") as file:
             if _libc.syscall(FINIT_MODULE, file.fileno(), b"", 0):
                 raise UsageError(f"user-mode Linux does not take {path}: {os.strerror(ctypes.get_errno())}")

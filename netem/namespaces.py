@@ -58,9 +58,10 @@ class Namespaces:
             return pool.submit(enter, self._holders[name], call).result()
 
     def received(self, name: str) -> int:
-        """Packets that have come to that host, by its device."""
-        devices = Path(f"/proc/{self._holders[name]}/net/dev").read_text()
-        return int(devices.partition(f"{DEVICE}:")[2].split()[1])
+        """IPv4 packets that have come to that host."""
+        counters = Path(f"/proc/{self._holders[name]}/net/snmp").read_text().splitlines()
+        names, values = (line.split() for line in counters if line.startswith("Ip:"))
+        return int(values[names.index("InReceives")])
 
     def reshape(self, name: str, link: Link) -> None:
         """From now on that host is behind another link. What waits in the old one is lost. Raises UsageError, LocalError."""

@@ -22,6 +22,7 @@ CORES = [
     "topology",
     "p2pcast/codec",
     "p2pcast/wire",
+    "p2pcast/transport/striping.py",
     "p2pcast/relay/artifact.py",
     "p2pcast/relay/catchup.py",
     "p2pcast/relay/feed.py",

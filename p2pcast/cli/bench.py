@@ -25,6 +25,10 @@ COMMANDS = {
         "p2pcast.cli.bench_broadcast:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
     ),
+    "stripes": (
+        "p2pcast.cli.bench_stripes:stripes",
+        "One link over emulated delay and loss, by its number of stripes, beside what a peer chooses.",
+    ),
     "plan": ("p2pcast.cli.bench_plan:plan", "What the hub's decisions about ten thousand peers take."),
     "publish": ("p2pcast.cli.bench_publish:publish", "What publishing live tensors costs a training step, beside a memcpy."),
     "live": ("p2pcast.cli.bench_live:live", "Versions into a live vLLM under load, beside its own dense reload."),

@@ -106,7 +106,8 @@ def test_user_mode_linux_needs_its_modules(tmp_path: Path, monkeypatch: pytest.M
     (without_modules,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]
     assert not without_modules.ok
     assert "sch_netem" in without_modules.reason
-    for name in ("kernel/net/sched/sch_netem.ko", "kernel/drivers/net/veth.ko"):
+    for module in doctor.UML_NEEDED:
+        name = f"kernel/net/{module}/{module}.ko"
         (tmp_path / "modules" / "6.1.7" / name).parent.mkdir(parents=True)
         (tmp_path / "modules" / "6.1.7" / name).touch()
     (whole,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]

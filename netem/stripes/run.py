@@ -1,0 +1,96 @@
+"""``p2pcast bench stripes``: links over ways of every round trip and loss, and what the rule would have chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from netem.backend import results
+from netem.stripes.sweep import Sweep
+from p2pcast.transport.sockets import PREFERRED, window_bytes
+from p2pcast.transport.striping import Way, stripes
+
+WORK = "netem.stripes.sweep:sweep"
+PAYLOAD_SHARE = 1448 / 1514
+"""Of what `tc` counts: the rest is headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    backend: str
+    rate_bps: float
+    rtts_s: tuple[float, ...]
+    losses: tuple[float, ...]
+    payload_bytes: int
+    stripes: tuple[int, ...]
+    congestion: tuple[str, ...]
+    buffers: tuple[int | None, ...]
+    rounds: int
+    limit: float
+
+    def sweeps(self) -> Iterator[Sweep]:
+        for rtt_s in self.rtts_s:
+            for loss in self.losses:
+                yield Sweep(
+                    self.rate_bps, rtt_s, loss, self.payload_bytes, self.stripes, self.congestion, self.buffers, self.rounds, self.limit
+                )  # fmt: skip
+
+
+Row = dict[str, Any]
+
+
+def bench_stripes(bench: Bench, tell: Callable[[Row], None]) -> dict[str, Any]:
+    """The document; ``tell`` is given each way's judgement as soon as it is there."""
+    ways, rows = [], []
+    for sweep in bench.sweeps():
+        here: list[Row] = []
+        calibrated: Row = {}
+        for said in results(bench.backend, WORK, asdict(sweep)):
+            if "row" in said:
+                here.append(said["row"])
+            else:
+                calibrated = said
+        way = {"rtt_s": sweep.rtt_s, "loss": sweep.loss, **calibrated}
+        if here:
+            way |= judged(sweep, here)
+        ways.append(way)
+        rows += here
+        tell(way)
+    return {
+        "backend": bench.backend,
+        "rate_bps": bench.rate_bps,
+        "payload_bytes": bench.payload_bytes,
+        "ways": ways,
+        "rows": rows,
+    }
+
+
+def judged(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
+    """``choice``: what a peer would take by itself, of what was tried; ``best``: the most that anything gave."""
+    goodput = {(r["congestion"], r["stripes"]): median(r["goodputs_bps"]) for r in rows if r["buffer_bytes"] is None}
+    ceiling = sweep.rate_bps * PAYLOAD_SHARE
+    by_congestion = {}
+    for congestion in dict.fromkeys(name for name, _ in goodput):
+        of_it = {number: bps for (name, number), bps in goodput.items() if name == congestion}
+        rule = stripes(Way(sweep.rtt_s, sweep.rate_bps, congestion, window_bytes()))
+        by_congestion[congestion] = {
+            "of_ceiling": {str(n): round(bps / ceiling, 3) for n, bps in of_it.items()},
+            "rule": rule,
+            "rule_to_best": None if rule not in of_it else round(of_it[rule] / max(of_it.values()), 3),
+        }
+    best = max(goodput, key=lambda key: goodput[key])
+    preferred = PREFERRED if PREFERRED in by_congestion else next(iter(by_congestion))
+    choice = preferred, by_congestion[preferred]["rule"]
+    single = goodput.get(("cubic", 1))
+    return {
+        "by_congestion": by_congestion,
+        "best": {"congestion": best[0], "stripes": best[1], "bps": round(goodput[best])},
+        "choice": {
+            "congestion": choice[0],
+            "stripes": choice[1],
+            "to_best": None if choice not in goodput else round(goodput[choice] / goodput[best], 3),
+            "to_single_cubic": None if choice not in goodput or not single else round(goodput[choice] / single, 2),
+        },
+    }

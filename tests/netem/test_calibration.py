@@ -1,0 +1,54 @@
+"""A network is measured before it is believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from netem.calibration import Measured, faults, loss_error, measure
+from netem.description import Bursts, Host, Link, Network, Way
+from netem.namespaces import namespaces
+
+GOOD = Measured("a", "b", Way(100e6, 0.05, 0.01), 0.1, 98e6, 0.103, 0.011, 0.001)
+
+
+def test_what_is_near_enough_is_believed() -> None:
+    assert faults(GOOD) == []
+    assert GOOD.document()["faults"] == []
+
+
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        ({"rate_bps": 94e6}, "94.0 Mbit/s instead of 100.0"),
+        ({"rate_bps": None}, "nothing came instead of 100.0"),
+        ({"rtt_s": 0.106}, "a round trip of 106.0 ms instead of 100.0"),
+        ({"rtt_s": None}, "no answer instead of 100.0"),
+        ({"loss": 0.014}, "1.40% of packets lost instead of 1.00%"),
+    ],
+)
+def test_what_is_off_is_said(off: dict[str, float | None], said: str) -> None:
+    (fault,) = faults(replace(GOOD, **off))
+    assert said in fault
+
+
+def test_bursts_say_less_about_their_share() -> None:
+    single, bursts = Link(loss=0.01), Link(loss=Bursts(0.001, 0.099))
+    assert loss_error((single, Link()), 0.01, 10_000) == pytest.approx(0.001, rel=0.01)
+    assert loss_error((bursts, Link()), 0.01, 10_000) > 4 * loss_error((single, Link()), 0.01, 10_000)
+
+
+@pytest.mark.root
+def test_a_link_of_this_kernel_is_measured_also_when_it_has_changed() -> None:
+    """The rate may be off on a machine that is busy; that packets come, and are counted, may not."""
+    with namespaces(Network((Host("a"), Host("b", Link(20e6, 20e6))))) as net:
+        net.reshape("b", Link(10e6, 10e6))
+        net.reshape("a", Link())
+        there, back = measure(net, packets=500)
+        assert (there.sender, there.receiver, back.sender) == ("a", "b", "b")
+        assert there.asked == Way(10e6, 0.0, 0.0)
+        assert there.rate_bps is not None
+        assert 0 < there.rate_bps < 11e6
+        assert there.rtt_s is not None
+        assert there.loss == 0

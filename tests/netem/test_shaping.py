@@ -1,0 +1,69 @@
+"""Links in `tc`'s words, and what no backend could make."""
+
+from __future__ import annotations
+
+import pytest
+
+from netem.description import Bursts, Host, Link, Network, way
+from netem.shaping import SLOT_S, shaping
+from p2pcast.errors import UsageError
+
+
+def words(link: Link, rate_bps: float | None = 100e6) -> str:
+    (line,) = shaping("eth0", rate_bps, link, 0.05, 1500)
+    assert line.startswith("qdisc add dev eth0 root ")
+    return line.removeprefix("qdisc add dev eth0 root ")
+
+
+def test_a_rate_alone_is_a_bucket() -> None:
+    assert words(Link()).startswith("tbf rate 100000000bit")
+    assert shaping("eth0", None, Link(), 0.05, 1500) == []
+
+
+def test_delay_and_loss_are_netem_with_the_rate() -> None:
+    assert (
+        words(Link(delay_s=0.05, loss=0.01)) == "netem limit 826 delay 49500us loss 1.000000% rate 100000000bit slot 500us 500us"
+    )
+    assert words(Link(delay_s=0.05, jitter_s=0.002, reorder=0.1), None) == (
+        "netem limit 1000000 delay 49500us 2000us reorder 10.000000% slot 500us 500us"
+    )
+    assert words(Link(loss=Bursts(0.01, 0.3, 0.9, 0.001)), None) == (
+        "netem limit 1000000 loss gemodel 1.000000% 30.000000% 90.000000% 0.100000%"
+    )
+
+
+def test_a_delay_below_a_slot_has_none() -> None:
+    assert "slot" not in words(Link(delay_s=SLOT_S / 2))
+
+
+def test_the_queue_holds_what_is_on_the_way_and_what_waits() -> None:
+    def limit(link: Link) -> int:
+        return int(words(link).split()[2])
+
+    assert limit(Link(delay_s=0.15)) - limit(Link(delay_s=0.05)) == pytest.approx(0.1 * 100e6 / 8 / 1514, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        (Link(delay_s=-1), "delay"),
+        (Link(delay_s=61), "delay"),
+        (Link(delay_s=0.01, jitter_s=0.02), "jitter"),
+        (Link(loss=1.5), "0 to 1"),
+        (Link(loss=Bursts(2, 1)), "0 to 1"),
+        (Link(loss=Bursts(0, 0)), "turn bad"),
+        (Link(reorder=0.1), "without a delay"),
+        (Link(queue_s=0), "queue"),
+    ],
+)
+def test_a_link_that_cannot_be(link: Link, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Network((Host("a", link),))
+
+
+def test_a_way_is_two_links() -> None:
+    there = way(Link(up_bps=100e6, delay_s=0.01), Link(down_bps=200e6, delay_s=0.02, loss=Bursts(0.01, 0.99)))
+    assert there.delay_s == pytest.approx(0.03)
+    assert there.loss == pytest.approx(0.01)
+    assert there.rate_bps == pytest.approx(99e6), "what is lost behind the narrowest place does not arrive"
+    assert way(Link(), Link()).rate_bps is None
