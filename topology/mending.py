@@ -6,7 +6,7 @@ elsewhere, with all that hangs below it, and nobody else moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 from topology.tree import MAX_CHILDREN, ROOT, Plan
@@ -31,7 +31,7 @@ def mend(plan: Plan, links: Links, chains: int) -> Plan:
 def _place(plan: Plan, peer: str, links: Links, chains: int) -> str:
     if len(plan.children(ROOT)) < chains:
         return ROOT
-    below = _subtree(plan, peer)
+    below = plan.branch(peer)
     for _, tail in plan.tails:
         if tail not in below and links(tail, peer):
             return tail
@@ -44,14 +44,3 @@ def _place(plan: Plan, peer: str, links: Links, chains: int) -> str:
         and links(other, peer)
     ]
     return min(seconds)[2] if seconds else ROOT
-
-
-def _subtree(plan: Plan, peer: str) -> set[str]:
-    def walk(top: str) -> Iterator[str]:
-        waiting = [top]
-        while waiting:
-            found = waiting.pop()
-            yield found
-            waiting += plan.children(found)
-
-    return set(walk(peer))

@@ -26,7 +26,7 @@ from topology.model import (
     number_of_chains,
     predict_at,
 )
-from topology.rebuild import GAMMA, cut, demote, grow, level, renew, straighten
+from topology.rebuild import GAMMA, cut, demote, grow, level, merge, renew, straighten
 from topology.tree import ROOT, Epoch, Member, Plan, by_id
 
 __all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
@@ -42,18 +42,20 @@ def make_plan(
     network: Network = DEFAULT_NETWORK,
     anew: bool = True,
     links: Links | None = None,
+    most: int | None = None,
 ) -> Plan:
     """A plan that reaches every member once.
 
     With a `previous` plan: those gone are cut out, newcomers appended at the shortest chains' tails, and the rest stays as it is, unless that
     predicts a gain above `GAMMA`; when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
     matter, ties go by id. `anew`: whether all may be dealt anew, where no repair brings that gain. `links`: who may feed whom, where not everybody may.
+    `most`: the hub is to feed no more, even where that would be no slower.
 
     Raises PlanError for a member listed twice, an uplink not above 0, or a changed plan whose epoch is not above the previous one's.
     """
     table = by_id(members)
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
-    planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table), links)
+    planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table), links, most)
     if previous is None:
         return planner.repaired(planner.deal(epoch))[0]
     best, kept = planner.repaired(planner.keep(previous))
@@ -88,6 +90,7 @@ class _Planner:
     network: Network
     rank: Callable[[Member], tuple[bool, float, str]]
     links: Links | None
+    most: int | None
 
     def mended(self, plan: Plan) -> Plan:
         return plan if self.links is None else mend(plan, self.links, self.chains)
@@ -137,6 +140,8 @@ class _Planner:
             after = self.predict(candidate)
             if _improves(after, before):
                 plan, before, untried = candidate, after, list(repairs)
+        if self.most is not None and (merged := self.mended(merge(plan, self.most))).parent != plan.parent:
+            plan, before = merged, self.predict(merged)
         return plan, before
 
     def _in_regions(self, chain: list[Member]) -> list[Member]:

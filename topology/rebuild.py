@@ -2,7 +2,7 @@
 
 Promise: peers are cut out, put in and moved one link at a time. `excise` moves the orphans of the dead and nobody else, `admit` moves nobody,
 `adopt` writes down what a peer has already done. Each returns the plan it was given when nothing changes, and otherwise one under the new epoch,
-which must be above the old. `demote`, `straighten` and `level` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
+which must be above the old. `demote`, `straighten`, `level` and `merge` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
 """
 
 from __future__ import annotations
@@ -265,3 +265,22 @@ def level(plan: Plan, chains: int) -> Plan:
         elif have + len(taken) < length and taken[-1] not in plan.leaves:
             heapq.heappush(room, (have + len(taken), taken[-1]))
     return plan.changed(plan.epoch, put) if put else plan
+
+
+def merge(plan: Plan, most: int) -> Plan:
+    """Have the hub feed no more than `most`, whatever it costs: the smallest branches go to the highest tails, or beside a leaf, or where a second child does
+    least harm; one link for each."""
+    while len(heads := plan.children(ROOT)) > most:
+        size, head = min((len(plan.branch(peer)), peer) for peer in heads)
+        own = plan.branch(head)
+        tails = ((0, depth, peer) for depth, peer in plan.tails if peer not in own)
+        beside = (
+            (1, -plan.depth_of(peer), peer) if below[0] not in plan.leaves else (0, len(plan) + size, peer)
+            for peer in plan.order
+            if len(below := plan.children(peer)) == 1 and peer not in own
+        )
+        place = min((*tails, *beside), default=None)
+        if place is None:
+            break
+        plan = plan.changed(plan.epoch, {head: place[2]})
+    return plan

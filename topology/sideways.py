@@ -36,7 +36,7 @@ def concerned(before: Plan, after: Plan, touched: Iterable[str], backups: int) -
     for peer in touched:
         for plan in (before, after):
             if peer in plan:
-                found.update(_branch(plan, peer))
+                found.update(plan.branch(peer))
                 for earlier in islice(_before(plan, peer), _LOOKED_AT):
                     found.update(_ending(plan, earlier))
     return {peer for peer in found if peer in after}
@@ -94,11 +94,3 @@ def _ending(plan: Plan, last: str) -> Iterator[str]:
         if plan.children(above)[-1] != peer:
             return
         peer = above
-
-
-def _branch(plan: Plan, peer: str) -> Iterator[str]:
-    """A peer and all below it."""
-    waiting = [peer]
-    while waiting:
-        yield (at := waiting.pop())
-        waiting += plan.children(at)

@@ -237,6 +237,10 @@ class Plan:
             peer = self.parent[peer]
         return tuple(reversed(steps))
 
+    def branch(self, peer: str) -> set[str]:
+        """`peer` and all that hangs below it."""
+        return _below(self._children, [peer])
+
     def backups(self, peer: str, limit: int | None = None) -> tuple[str, ...]:
         """Where `peer` turns when its parent is lost: its other ancestors, nearest first, at most `limit` of them, and ROOT at the end."""
         ancestors = self.path(peer)[-3::-1]

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from topology.model import number_of_chains
 from topology.plan import make_plan
-from topology.rebuild import admit, adopt, demote, excise, level, lower, moves, straighten, validate
+from topology.rebuild import admit, adopt, demote, excise, level, lower, merge, moves, straighten, validate
 from topology.tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
 
 TREE = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
@@ -132,6 +132,24 @@ def trees(draw: st.DrawFn) -> Plan:
         free = [p for p in parent if list(parent.values()).count(p) < MAX_CHILDREN]
         parent[f"p{draw(st.integers(0, 9))}{index}"] = draw(st.sampled_from([ROOT, *free]))
     return Plan((1, 1), parent)
+
+
+def test_merge_hangs_the_smallest_branches_at_the_highest_tails() -> None:
+    plan = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": "d", "f": ROOT})
+    assert moves(plan, merge(plan, 2)) == [("f", "b")]
+    assert merge(plan, 3) is plan
+    leaves = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": ROOT}, frozenset("bde"))
+    assert merge(leaves, 2).parent["e"] in "ac", "beside a leaf"
+    nobody = Plan((1, 1), dict.fromkeys("abc", ROOT), frozenset("abc"))
+    assert merge(nobody, 1) is nobody, "leaves have only the hub"
+
+
+@settings(deadline=None)
+@given(trees(), st.integers(1, 4))
+def test_merge_moves_heads_alone_and_reaches_its_number(plan: Plan, most: int) -> None:
+    merged = merge(plan, most)
+    assert len(merged.children(ROOT)) == min(most, len(plan.children(ROOT)))
+    assert {peer for peer, _ in moves(plan, merged)} <= set(plan.children(ROOT))
 
 
 @settings(deadline=None)

@@ -359,6 +359,19 @@ def test_between_broadcasts_it_is_repaired_too_each_time_later_than_before():
     assert members.repair(100.1 + 2 * REPAIR_S), "after a version it is as at first"
 
 
+def test_a_stated_number_of_chains_is_kept_to_where_more_would_be_no_slower():
+    members = joined("abcdef", chains=2)
+    members.peers[ident("e")].sent_epoch = members.plan.epoch
+    members.began()
+    for name, mbit in zip("abcdef", (16, 16, 16, 16, 16, 4), strict=True):
+        members.transferred(ident(name), 1.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (mbit * 1e6))
+    assert members.moved(ident("e"), ROOT, members.plan.epoch)
+    assert len(members.plan.children(ROOT)) == 3
+    members.heard(ident("c"))
+    members.replan(2.0)
+    assert len(members.plan.children(ROOT)) == 2
+
+
 @given(
     st.lists(
         st.tuples(
