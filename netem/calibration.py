@@ -28,7 +28,7 @@ ECHOES = 15
 FLOOD_S = 1.0
 FLOOD = 1.15
 """Times the rate."""
-LOSS_PACKETS = 8000
+LOSS_PACKETS = 4000
 LOSS_PACKETS_S = 4000.0
 LOSS_SHARE = 0.3
 """Of the rate, at most: a queue that overflows would be taken for loss."""
