@@ -13,6 +13,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
+from p2pcast.version import Version
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.messages import Body, Type
 
@@ -126,6 +127,13 @@ class Control:
         """Lost where the hub is out of reach."""
         if self._link is not None:
             self._link.send(kind, body)
+
+    def ask_squash(self, base: Version) -> bool:
+        """For one from ``base`` to the newest version; the answer is SQUASHING. False while the hub is out of reach."""
+        if self._link is None or self._link.closed:
+            return False
+        self._link.send(Type.SQUASH, {"base": list(base)})
+        return True
 
     async def leave(self) -> None:
         self.left = True

@@ -20,13 +20,16 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.offline import state_digest
+from p2pcast.parallel import cores
 from p2pcast.progress import Meter
-from p2pcast.relay.catchup import Edge, cheapest_path
+from p2pcast.relay.catchup import Edge
 from p2pcast.relay.node import Holding
 from p2pcast.relay.upstream import Upstream
+from p2pcast.state.replay import WordsOf, heal, replay_to
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
 from rollout_node.catalog import Entry
+from rollout_node.catching_up import CatchingUp
 from rollout_node.marks import Marks
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class Following:
         self.begun = asyncio.Event()
         """It is known what has to come over the wire."""
         self.news = Bell()
+        self.squashes = CatchingUp(peer.config.squashes, cores())
         self.hold: Version | None = None
         """The shadow goes no further than this, by the hub's word."""
         self._peer = peer
@@ -82,7 +86,7 @@ class Following:
     def path(self) -> list[Edge]:
         """From the version staged to the newest that the shadow may go to."""
         hold = self.hold
-        way = cheapest_path(self.staged, [e for e in self._edges() if hold is None or e.version <= hold])
+        way = self.squashes.way(self.staged, [e for e in self._edges() if hold is None or e.version <= hold], self._state_bytes())
         return [] if self._leads_back(way) else way
 
     def _leads_back(self, way: list[Edge]) -> bool:
@@ -95,7 +99,11 @@ class Following:
 
     def needed(self) -> frozenset[bytes]:
         """Artifacts that must not be let go: what leads on, past where the shadow is held, too."""
-        return frozenset(e.artifact for e in (*self.path(), *cheapest_path(self.staged, self._edges())))
+        return frozenset(e.artifact for e in (*self.path(), *self.squashes.way(self.staged, self._edges(), self._state_bytes())))
+
+    def _state_bytes(self) -> int:
+        layouts = self._peer.node.layouts.values() if self.shadow is None else [self.shadow.layout]
+        return max((layout.nbytes for layout in layouts), default=0)
 
     def _edges(self) -> Collection[Edge]:
         peer, mirrored = self._peer, self._peer.mirrored
@@ -152,6 +160,9 @@ class Following:
         """True when something is missing that may have to be asked for later."""
         peer, waiting = self._peer, False
         live, now = peer.attachment.feeding, asyncio.get_running_loop().time()
+        path = self.path()
+        if self._awaits_squash(path, now):
+            return True
         self._give_up_idle()
         mirrored = peer.mirrored.entries if peer.mirrored is not None and peer.mirrored.in_use else {}
         for artifact in peer.pulling.hopeless:
@@ -160,10 +171,12 @@ class Following:
                 live.want(artifact)
             elif artifact in mirrored:
                 peer.pulling.drop(artifact)
-        for edge in self.path():
+        for edge in path:
             holding, entry = peer.node.holdings.get(edge.artifact), peer.catalog.get(edge.artifact)
             if holding is not None and (holding.completed_at is not None or holding.source is not None):
                 continue
+            if holding is not None:
+                holding.idle = False
             if peer.pulling.fetches(edge.artifact):
                 waiting = True
             elif live is not None and edge.artifact in live.offers:
@@ -177,6 +190,22 @@ class Following:
                 if entry is not None and entry.sealed and edge.artifact not in mirrored and self._forsaken(entry, live, now):
                     peer.pulling.fetch(edge.artifact, anchor=edge.base is None)
         return waiting
+
+    def _awaits_squash(self, path: list[Edge], now: float) -> bool:
+        """Whether one from exactly here is on its way, or has just been asked for; then the way there is is not begun."""
+        peer, state_bytes = self._peer, self._state_bytes()
+        held = peer.node.holdings
+        missing = [
+            e
+            for e in path
+            if not peer.pulling.fetches(e.artifact)
+            and ((h := held.get(e.artifact)) is None or (h.completed_at is None and h.source is None))
+        ]
+        base = self.squashes.should_ask(self.staged, missing, state_bytes, now)
+        if base is not None and peer.control.ask_squash(base):
+            logger.info("%d artifacts behind version %s: asking for one in their place", len(missing), path[-1].version)
+            self.squashes.asked(base, now)
+        return bool(missing) and self.squashes.waits(self.staged, self._edges(), state_bytes, now)
 
     def _give_up_idle(self) -> None:
         """What was half received before this process began, and lies on no way any more."""
@@ -248,18 +277,44 @@ class Following:
                 continue
             except LocalError:
                 return None
-            known = self._states().get(shadow.version)
-            if known is None or known != shadow.state_digest or await self._rotten(shadow):
+            known = self._signed(shadow.version)
+            if known is None or known != shadow.state_digest or not await self._sound(shadow):
                 shadow.close()
                 return None
             logger.info("the shadow of an earlier process is good: version %s", shadow.version)
             return shadow
         return None
 
-    async def _rotten(self, shadow: Shadow) -> int:
-        """How many cells do not match their mark."""
+    def _signed(self, version: Version) -> int | None:
+        """The digest of a version's state: by the hub's word, or by a manifest that lies here."""
+        manifest = self._peer.store.manifest(version)
+        return self._states().get(version) if manifest is None else manifest.state
+
+    async def _sound(self, shadow: Shadow) -> bool:
+        """Whether every cell matches its mark, once those that had rotted have been put right from what lies on disk."""
         staging = self._peer.staging
-        return len(await staging.run(shadow.verify, staging.workers))
+        rotten = await staging.run(shadow.verify, staging.workers)
+        if not rotten:
+            return True
+        logger.error("%d cells of the shadow have rotted", len(rotten))
+        replay = replay_to(shadow.version, [h for h in self._peer.node.holdings.values() if h.finished], self._base_at())
+        if replay is None:
+            return False
+        try:
+            healed = await staging.run(heal, shadow, rotten, replay)
+        except (IntegrityError, LocalError) as error:
+            logger.error("they could not be put right: %s", error)
+            return False
+        logger.warning("%d cells of the shadow were put right from what lies on disk", healed)
+        return True
+
+    def _base_at(self) -> tuple[Version, WordsOf] | None:
+        """The base folder and the version that it is, as far as that is known."""
+        if self.base is None:
+            return None
+        checkpoint, state = self.base
+        same = [v for v, known in self._whole() if known == (checkpoint.layout().layout_id, state)]
+        return (max(same), checkpoint.words) if same else None
 
     def _layouts(self) -> Iterable[Layout]:
         seen = {s.assembly.layout.layout_id: s.assembly.layout for s in self._peer.store.artifacts.values()}
@@ -353,14 +408,15 @@ class Following:
         self.error = str(error)
         logger.error("version %s refused: %s", holding.open.version, error)
         self._peer.chronicle.refused(holding.open.version, self.error)
-        rotten = 0
+        rotten = False
         if self.shadow is not None and holding.open.base == self.staged:
             async with self._moving():
-                rotten = await self._rotten(self.shadow)
-                if rotten:
-                    logger.error("%d cells of the shadow have rotted; it is made anew", rotten)
-                self.shadow.close()
-                self.shadow = self.staged = None
+                rotten = bool(await self._peer.staging.run(self.shadow.verify, self._peer.staging.workers))
+                healed = rotten and await self._sound(self.shadow)
+                if not healed:
+                    logger.error("the shadow is made anew")
+                    self.shadow.close()
+                    self.shadow = self.staged = None
         if not rotten and holding.finished:
             # It was whole when it came in: then it has been damaged on our disk.
             self._peer.node.forget(holding.id)

@@ -50,6 +50,7 @@ from p2pcast.wire.token import Token
 from rollout_node.attachment import Attachment
 from rollout_node.callbacks import Callbacks
 from rollout_node.catalog import Catalog
+from rollout_node.catching_up import Squashes
 from rollout_node.chronicle import Chronicle
 from rollout_node.companions import Lead
 from rollout_node.control import Control
@@ -105,6 +106,8 @@ class PeerConfig:
     max_defer_s: float = 10.0
     engine: tuple[str, Role] | None = None
     """For an engine whose workers run on several hosts: its name, and what this peer is there."""
+    squashes: Squashes = "auto"
+    """What is made of squashed deltas when this peer is late: rollout_node.catching_up."""
     tls: ssl.SSLContext | None = None
     mirror: str | None = None
     """URL of the object store to turn to where no hub is in reach."""
@@ -339,6 +342,9 @@ class Peer:
             self.following.news.ring()
         elif kind is Type.ENGINE and self.member is not None:
             self.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
+        elif kind is Type.SQUASHING:
+            self.following.squashes.answered(body, asyncio.get_running_loop().time())
+            self.following.news.ring()
         elif kind is Type.HOLD:
             self.following.hold = Version.of(body["version"])
             self.following.news.ring()
@@ -475,6 +481,7 @@ class Peer:
         self.chronicle.received(holding.open.version, took)
         if holding.assembly.manifest is not None and took > 0:
             came = max(0, holding.assembly.manifest.log - holding.had_bytes)
+            self.following.squashes.transferred(came, took)
             self._transfer = [came, int(took * 1e6)]
             self._fastest_bps = max(self._fastest_bps, 8 * came / took if came > SPEAKING_BYTES else 0.0)
         self._later(self._seal(holding), f"seal {holding.open.version}")

@@ -29,14 +29,16 @@ from p2pcast.events import Events
 from p2pcast.http import HttpServer
 from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
+from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.lag import Inflow
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.ladder import RUNGS
 from p2pcast.store.log import Log
-from p2pcast.store.store import Store
+from p2pcast.store.store import Store, Stored
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import Sockets
@@ -58,6 +60,7 @@ from trainer_node.fleet import Fleet
 from trainer_node.folders import Folders
 from trainer_node.hub_view import HubView
 from trainer_node.intake_session import Intake
+from trainer_node.keeping import Keeping
 from trainer_node.lookout import Lookout, settle_in
 from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
 from trainer_node.mirroring import Mirroring
@@ -100,6 +103,8 @@ class HubConfig:
     codec: str = "auto"
     max_lag: int | None = None
     """No version begins while a peer is more versions behind than this."""
+    squashes: bool = True
+    """Squashed deltas are kept ready for late peers, and made for those that ask."""
     token_file: Path | None = None
     mirror: str | None = None
     """URL of an object store that is to hold a copy of the run."""
@@ -161,6 +166,7 @@ class Hub:
         self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps or DEFAULT_UPLINK_BPS, self.config.chains)
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing)
+        self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
         self.pace = Pace(
             self.config.max_lag,
             lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
@@ -201,6 +207,7 @@ class Hub:
             group.create_task(self._measure_uplink(), name="uplink")
             group.create_task(self.lookout.run(), name="lookout")
             group.create_task(self.intake.run(), name="ranks")
+            group.create_task(self.keeping.run(), name="keeping")
             if self.mirroring is not None:
                 group.create_task(self.mirroring.run(), name="mirror")
             if self.config.checkpoints is not None:
@@ -230,6 +237,7 @@ class Hub:
             (self.config.state / "daemon.json").unlink(missing_ok=True)
         await self.http.stop()
         self.intake.close()
+        self.keeping.close()
         self.commits.close()
         await self.listener.stop()
         for session in list(self.sessions.values()):
@@ -293,6 +301,7 @@ class Hub:
         if done.choice is not None:
             logger.info("version %s went out in codec %s: %s", version, done.choice.codec, done.choice.why)
         self.intake.changed()
+        self.keeping.news()
         await self._retain()
 
     async def until_near(self) -> None:
@@ -316,7 +325,6 @@ class Hub:
     async def is_out(self, done: Published) -> None:
         """As from a folder: the same weights may come in one, too, and are nothing new then."""
         try:
-            await self.publishing.write_due_anchor()
             await self.went_out(done)
             self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
             marks = self.memory["marks"] | {str(done.version.step): self.publishing.mark_of(done.version)}
@@ -346,11 +354,27 @@ class Hub:
             self.mirroring.news.ring()
 
     async def _retain(self) -> None:
-        gone = await self.staging.run(self.store.retain)
+        gone = await self.staging.run(self.store.retain, self._needed())
         for stored in gone:
             self.node.forget(stored.id)
         if gone:
             self.send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
+        self._stored()
+
+    def _needed(self) -> frozenset[bytes]:
+        """What live peers need to get to the newest version, and what is just being sent."""
+        edges = [Edge(s.id, s.base, s.version, s.manifest.log) for s in self.store.artifacts.values()]
+        ways = [cheapest_path(held, edges) for held in {p.staged for p in self.membership.peers.values()}]
+        sent = (feed.artifact.id for child in self.downstream.children.values() for feed in child.feeds)
+        return frozenset(edge.artifact for way in ways for edge in way) | frozenset(sent)
+
+    # -- KeepingOwner
+
+    def kept(self, stored: Stored) -> None:
+        self._announce([self.node.add_stored(stored.assembly, self.store.open_log(stored))])
+        self.events.emit(
+            "kept", version=str(stored.version), base=None if stored.base is None else str(stored.base), bytes=stored.manifest.log
+        )
         self._stored()
 
     # -- NodeOwner
@@ -529,6 +553,14 @@ class Hub:
         found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
         session.link.send(Type.WAYS, {"peers": [self._ways(ident, p, now) for p in found]})
         session.link.send(Type.SOURCES, {"artifact": body["artifact"], "peers": [list(p.place) for p in found]})
+
+    def asked(self, session: Session, body: Body) -> None:
+        base = Version.of(body["base"])
+        promise = self.keeping.ask(base)
+        answer: Body = {"base": list(base), "version": None, "bytes": 0, "wait_us": 0}
+        if promise is not None:
+            answer |= {"version": list(promise.version), "bytes": promise.bytes, "wait_us": int(promise.wait_s * 1e6)}
+        session.link.send(Type.SQUASHING, answer)
 
     def left(self, session: Session, error: P2PCastError | None) -> None:
         peer = session.peer

@@ -22,13 +22,13 @@ from p2pcast.codec.digest import MASK
 from p2pcast.codec.join import assemble
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up_for
-from p2pcast.errors import LocalError, P2PCastError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.offline import state_digest
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.node import Holding, Node
+from p2pcast.state.replay import heal, replay_to
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
 from trainer_node.choosing import Choosing
@@ -65,7 +65,8 @@ class Publishing:
         self._staging = staging
         self._folder = shadow_folder
         self._choosing = choosing
-        self._since_anchor = 0
+        self.reading = asyncio.Lock()
+        """Held while somebody reads the shadow beside live traffic: until then no other takes its place."""
 
     async def restore(self) -> None:
         """Take up where an earlier process stopped."""
@@ -85,8 +86,12 @@ class Publishing:
         except P2PCastError:
             shadow = None
         if shadow is not None and shadow.version == newest and shadow.state_digest == manifest.state:
-            self.shadow = shadow
-            return
+            rotten = await self._staging.run(shadow.verify, self._staging.workers)
+            if not rotten or await self._healed(shadow):
+                self.shadow = shadow
+                return
+            shadow.close()
+            shadow = None
         held = None
         if shadow is not None:
             known = self.store.manifest(shadow.version)
@@ -148,9 +153,12 @@ class Publishing:
             await self._staging.run(encode_folder, checkpoint, shadow, packing, choice)
             return files
 
-        done = await self._publish_delta(version, shadow, choice, made)
-        await self.write_due_anchor()
-        return done
+        try:
+            return await self._publish_delta(version, shadow, choice, made)
+        except IntegrityError:
+            if not await self._healed(shadow):
+                raise
+            return await self._publish_delta(version, shadow, choice, made)
 
     def choice_for(self, layout: Layout) -> Choice:
         """What the next version of this layout goes out in."""
@@ -159,7 +167,6 @@ class Publishing:
     async def receive(self, version: Version, layout: Layout, incoming: Incoming, choice: Choice) -> Published:
         """Publish what ranks bring as ``version``: changes against ``base_for(layout)``, in the codec that ranks were told, or a whole state. Where no small
         files come, they stay as they are.
-        ``write_due_anchor`` should follow, once the ranks have been told.
 
         Raises what ``incoming`` ended with, and as ``publish`` does; then the version was never sealed.
         """
@@ -201,12 +208,13 @@ class Publishing:
     ) -> Published:
         """``filled``: the new shadow, at ``version``, and the version's small files."""
         started = asyncio.get_running_loop().time()
-        if self.shadow is not None:
-            self.shadow.close()
-            self.shadow = None
-        self.shadow, files = await filled()
+        async with self.reading:
+            if self.shadow is not None:
+                self.shadow.close()
+                self.shadow = None
+            self.shadow, files = await filled()
         try:
-            stored = await self._write_anchor(version, layout, files, push=True)
+            stored = await self._write_anchor(version, layout, files)
         except BaseException:
             # A delta against what was never published could be read by nobody.
             self.shadow.close()
@@ -220,26 +228,30 @@ class Publishing:
         warm_up_for(layout)
         return Shadow.create(self._folder, layout)
 
-    async def write_due_anchor(self) -> None:
-        """Every ANCHOR_EVERY versions, the newest as a whole state too."""
-        if self._since_anchor < ANCHOR_EVERY or self.shadow is None:
-            return
-        version = self.shadow.version
+    async def _healed(self, shadow: Shadow) -> bool:
+        """Whether cells had rotted, and all of them are right again, from what lies on disk."""
+        rotten = await self._staging.run(shadow.verify, self._staging.workers)
+        if not rotten:
+            return False
+        logger.error("%d cells of the shadow have rotted", len(rotten))
+        replay = replay_to(shadow.version, [h for h in self.node.holdings.values() if h.finished])
+        if replay is None:
+            return False
         try:
-            files = await self._staging.run(self.store.small_files, version)
-            await self._write_anchor(version, self.shadow.layout, files, push=False)
-        except LocalError as error:
-            # The version is out; the next one tries again.
-            logger.warning("no anchor of version %s: %s", version, error)
+            healed = await self._staging.run(heal, shadow, rotten, replay)
+        except (IntegrityError, LocalError) as error:
+            logger.error("they could not be put right: %s", error)
+            return False
+        logger.warning("%d cells of the shadow were put right from what lies on disk", healed)
+        return True
 
-    async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes], *, push: bool) -> Stored:
+    async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes]) -> Stored:
         shadow = self.shadow
         assert shadow is not None
         stored = await self._staging.run(
             self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files
         )
-        self._since_anchor = 0
-        self.node.add_stored(stored.assembly, self.store.open_log(stored), push=push)
+        self.node.add_stored(stored.assembly, self.store.open_log(stored), push=True)
         return stored
 
     async def _publish_delta(
@@ -295,7 +307,6 @@ class Publishing:
         await self._staging.apply(shadow, patch)
         shadow.drop_patches(version)
         self.head = version
-        self._since_anchor += 1
         return Published(version, "delta", packer.log_bytes, layout.nbytes, packing.changed, layout.params, encode_s, choice)
 
     def _emit(self, holding: Holding, signed: bytes) -> None:

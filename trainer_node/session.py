@@ -27,6 +27,9 @@ class SessionOwner(Protocol):
         """It has tried to reach another peer, and could not."""
 
     def sought(self, session: Session, body: Body) -> None: ...
+    def asked(self, session: Session, body: Body) -> None:
+        """For a squash (SQUASH)."""
+
     def left(self, session: Session, error: P2PCastError | None) -> None: ...
 
 
@@ -107,6 +110,8 @@ class Session:
             self._owner.missed(self, event.body["node"])
         elif kind is Type.SEEK:
             self._owner.sought(self, event.body)
+        elif kind is Type.SQUASH:
+            self._owner.asked(self, event.body)
         elif kind is Type.LEAVE:
             self.farewell = True
             link.close()

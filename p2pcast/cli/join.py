@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 import uvloop
 
 from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, require_plaintext
 from p2pcast.errors import UsageError
+
+if TYPE_CHECKING:
+    from rollout_node.catching_up import Squashes
 
 
 @click.command()
@@ -37,6 +40,13 @@ from p2pcast.errors import UsageError
 @click.option("--listen", type=Address(""), default=":0", show_default="any free port", help="Where other peers reach this one.")
 @click.option("--advertise", type=Address(), multiple=True, help="Address that other peers are told, and no other; repeatable.")
 @click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:0", show_default=True, help="Status and metrics.")
+@click.option(
+    "--squashes",
+    type=click.Choice(["auto", "ask", "kept", "none"]),
+    default="auto",
+    show_default=True,
+    help="When late: ask the hub for one delta in place of many where that saves time, or always; take those that it keeps; none.",
+)
 @click.option("--region", default="", help="Label of the site; links inside one are taken to be short.")
 @click.option("--name", help="Name in status; the host's by default.")
 @click.option(
@@ -81,6 +91,7 @@ from p2pcast.errors import UsageError
 @plaintext
 def join(
     hub: tuple[str, int] | None,
+    squashes: Squashes,
     mirror: str | None,
     token_file: Path | None,
     targets: tuple[str, ...],
@@ -124,6 +135,7 @@ def join(
     folder = state or state_home() / f"peer-{named}"
     config = PeerConfig(
         hub=hub,
+        squashes=squashes,
         mirror=mirror,
         token=Token.parse(read_token(token_file)),
         targets=targets,

@@ -57,6 +57,7 @@ from p2pcast.errors import UsageError
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
 @click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
+@click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
 @click.option(
     "--mirror-rate",
@@ -82,6 +83,7 @@ def seed(
     codec: str,
     max_lag: int | None,
     token_file: Path | None,
+    no_squashes: bool,
     mirror: str | None,
     mirror_rate: float | None,
     congestion: str | None,
@@ -117,6 +119,7 @@ def seed(
         codec=codec,
         max_lag=max_lag,
         token_file=token_file or (folder / "token"),
+        squashes=not no_squashes,
         mirror=mirror,
         mirror_bps=mirror_rate,
         sockets=settled(congestion),

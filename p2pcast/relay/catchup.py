@@ -1,54 +1,111 @@
-"""Which artifact a peer should stage next to get to the newest version for the fewest bytes. Pure."""
+"""Which artifacts a peer should stage, in order, to be at the newest version soonest. Pure: rates and what is held are passed in.
+
+The cost of an artifact is the time that it takes: its missing bytes over the link, or the pass over the state that staging it is, whichever is longer (cells
+are decoded as they come in), and a round trip. Ways to the newest version begin with what is held: the shadow's version, or nothing (then a whole state
+comes first). A squash that somebody has promised is an artifact whose bytes begin to come after ``wait_s``.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from p2pcast.version import Version
 
+ROUND_TRIP_S = 0.05
+"""For each artifact: to ask for it, and to move the shadow on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An artifact as a way from one version to another; ``base`` None: from nothing (an anchor)."""
+    """An artifact as a way from one version to another; ``base`` None: from nothing (an anchor). ``bytes``: those that are not here yet."""
 
     artifact: bytes
     base: Version | None
     version: Version
     bytes: int
+    wait_s: float = 0.0
 
 
-def cheapest_path(held: Version | None, edges: Iterable[Edge]) -> list[Edge]:
-    """Artifacts to stage, in order, from ``held`` to the newest version that can be reached; empty when that is held already.
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of this peer. ``link_bps``: bits a second; ``stage_bytes_s``, ``fill_bytes_s``: bytes of the state a second, for a delta and a whole state."""
 
-    Fewest bytes, then fewest artifacts. An anchor may be used from anywhere.
+    link_bps: float = 100e6
+    stage_bytes_s: float = 3.5e9
+    fill_bytes_s: float = 1e9
+
+    def seconds(self, edge: Edge, state_bytes: int) -> float:
+        """Until the shadow is at the edge's version, from the moment at which it is at its base."""
+        work_s = state_bytes / (self.fill_bytes_s if edge.base is None else self.stage_bytes_s)
+        return edge.wait_s + max(8 * edge.bytes / self.link_bps, work_s) + ROUND_TRIP_S
+
+
+def cheapest_path(
+    held: Version | None,
+    edges: Iterable[Edge],
+    *,
+    cost: Callable[[Edge], float] = lambda edge: edge.bytes,
+    target: Version | None = None,
+) -> list[Edge]:
+    """Artifacts to stage, in order, from ``held`` to ``target`` (None: the newest version that can be reached); empty when that is held already, or out of reach.
+
+    Least ``cost`` (none is negative), then fewest artifacts. An anchor may be used from anywhere.
     """
     by_base: dict[Version | None, list[Edge]] = {}
     for edge in edges:
         by_base.setdefault(edge.base, []).append(edge)
-    best: dict[Version | None, tuple[int, int]] = {held: (0, 0)}
+    best: dict[Version | None, tuple[float, int]] = {held: (0.0, 0)}
     via: dict[Version, Edge] = {}
-    queue: list[tuple[int, int, tuple[int, int]]] = [(0, 0, held or (-1, -1))]
+    queue: list[tuple[float, int, tuple[int, int]]] = [(0.0, 0, held or (-1, -1))]
     anchors = by_base.get(None, [])
     while queue:
-        cost, hops, at = heapq.heappop(queue)
+        spent, hops, at = heapq.heappop(queue)
         here = None if at == (-1, -1) else Version(*at)
-        if best[here] < (cost, hops):
+        if best[here] < (spent, hops):
             continue
         following = by_base.get(here, []) if here is not None else []
         for edge in [*following, *(anchors if here == held else [])]:
-            reach = (cost + edge.bytes, hops + 1)
+            reach = (spent + cost(edge), hops + 1)
             if edge.version != held and (edge.version not in best or reach < best[edge.version]):
                 best[edge.version] = reach
                 via[edge.version] = edge
                 heapq.heappush(queue, (*reach, edge.version))
-    target = max((v for v in best if v is not None), default=None)
+    end = max((v for v in best if v is not None), default=None) if target is None else target
     path: list[Edge] = []
-    while target is not None and target != held:
-        edge = via[target]
+    while end is not None and end != held:
+        if end not in via:
+            return []
+        edge = via[end]
         path.append(edge)
         if edge.base is None:
             break
-        target = edge.base
+        end = edge.base
     return path[::-1]
+
+
+def seconds(path: Iterable[Edge], rates: Rates, state_bytes: int) -> float:
+    """What a way takes, one artifact after the other."""
+    return sum(rates.seconds(edge, state_bytes) for edge in path)
+
+
+# -- what a squash of one's own would be worth
+
+MIN_GAIN_S = 0.5
+"""Below it nobody is asked."""
+
+
+def expected_bytes(chain_bytes: int, links: int, exponent: float) -> int:
+    """Of a squash of ``links`` deltas that weigh ``chain_bytes`` together: that much, times links to the minus ``exponent``."""
+    return int(chain_bytes * max(1, links) ** -exponent)
+
+
+def fitted_exponent(squashes: Iterable[tuple[int, float]], default: float = 0.3) -> float:
+    """By squashes that were made: (deltas in it, its bytes ÷ theirs). The longest counts, for it is the nearest to what a late peer lacks."""
+    known = [(links, ratio) for links, ratio in squashes if links > 1 and ratio > 0]
+    if not known:
+        return default
+    links, ratio = max(known)
+    return min(1.0, max(0.0, -math.log(ratio) / math.log(links)))

@@ -31,6 +31,7 @@ from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.parallel import ordered_map
+from p2pcast.state.frozen import Frozen
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
 from p2pcast.store import disk
 from p2pcast.store.files import explained
@@ -69,6 +70,7 @@ class Shadow:
         self._marks_path = folder / MARKS_NAME
         self._lock_fd = lock_fd
         self._writing = threading.Lock()
+        self._frozen: tuple[Frozen, ...] = ()
         self._head = header_for(layout)
         self._table = _mapped(folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells))
         self._model = _mapped(self.path, len(self._head) + layout.nbytes)
@@ -172,6 +174,20 @@ class Shadow:
         cells = self.layout.cells
         good = self._each(workers, lambda c: digest(self._words(c), c) == self.mark(c.index), cells)
         return [cell for cell, fine in zip(cells, good, strict=True) if not fine]
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[Frozen]:
+        """Its state of this moment, to be read while it goes on to the next versions. Not across a ``fill`` or ``create``."""
+        with self._writing:
+            self._require_clean()
+            frozen = Frozen(self.version, self.digests, self.words)
+            self._frozen = (*self._frozen, frozen)
+        try:
+            yield frozen
+        finally:
+            frozen.give_up()
+            with self._writing:
+                self._frozen = tuple(f for f in self._frozen if f is not frozen)
 
     # -- patches
 
@@ -354,6 +370,8 @@ class Shadow:
     # Every write to the two files goes through one of these.
 
     def _overwrite(self, change: PatchCell) -> None:
+        for frozen in self._frozen:
+            frozen.save(self.layout.cells[change.cell], change.positions)
         disk.store(self.path, lambda: apply(change, self._words(self.layout.cells[change.cell])))
 
     def _set_mark(self, cell: int, value: int) -> None:

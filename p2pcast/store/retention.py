@@ -1,6 +1,8 @@
 """Which artifacts a store may let go. Pure.
 
 Rule (design, section 5; PULSE, appendix G.7): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors stay, and whatever the newest version needs: its newest anchor and the chain from there.
+A squash (a delta beside which there is one to the same version from a newer base) takes none of their places; it stays as long as something that stays leads to its
+base, KEEP_DELTAS of them at most.
 """
 
 from __future__ import annotations
@@ -29,10 +31,21 @@ class Kept(Protocol):
 def expendable(artifacts: Iterable[Kept], *, deltas: int = KEEP_DELTAS, anchors: int = KEEP_ANCHORS) -> list[bytes]:
     """Ids that may go, oldest first."""
     every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
-    kept = {a.id for a in [x for x in every if x.base is not None][:deltas]}
+    squashes = _squashes(every)
+    kept = {a.id for a in [x for x in every if x.base is not None and x.id not in squashes][:deltas]}
     kept |= {a.id for a in [x for x in every if x.base is None][:anchors]}
     kept |= _newest_chain(every)
+    ends = {v for a in every if a.id in kept for v in (a.version, a.base) if v is not None}
+    kept |= {a.id for a in [x for x in every if x.id in squashes and x.base in ends and x.version in ends][:deltas]}
     return [a.id for a in reversed(every) if a.id not in kept]
+
+
+def _squashes(every: list[Kept]) -> set[bytes]:
+    newest_base: dict[Version, Version] = {}
+    for artifact in every:
+        if artifact.base is not None:
+            newest_base[artifact.version] = max(artifact.base, newest_base.get(artifact.version, artifact.base))
+    return {a.id for a in every if a.base is not None and a.base < newest_base[a.version]}
 
 
 def _newest_chain(every: list[Kept]) -> set[bytes]:

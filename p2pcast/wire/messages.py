@@ -89,6 +89,9 @@ class Type(IntEnum):
     SEEK = 77
     SOURCES = 78
 
+    SQUASH = 80
+    SQUASHING = 81
+
 
 SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL})
 """Their body is a signed record, carried as it was made."""
@@ -236,6 +239,13 @@ SCHEMA: dict[Type, dict[str, Check]] = {
     Type.UNREACHED: {"node": node},
     Type.SEEK: {"artifact": artifact, "without": row(node, limits.MAX_SOURCES)},
     Type.SOURCES: {"artifact": artifact, "peers": row(fields(node, host, port), limits.MAX_SOURCES)},
+    Type.SQUASH: {"base": version},
+    Type.SQUASHING: {
+        "base": version,
+        "version": optional(version),
+        "bytes": integer(0, limits.MAX_STATE_BYTES),
+        "wait_us": integer(0, (1 << 63) - 1),
+    },
     Type.CATALOG: {
         "artifacts": row(
             fields(

@@ -52,7 +52,7 @@ for _side in Side:
     for _state in (State.CONTROL, State.DATA, State.PUBLISH, State.ENGINE, State.ENROL):
         for _type in (Type.PING, Type.PONG):
             TRANSITIONS[_state, _side, _type] = _state
-for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL, Type.SEEK):
+for _type in (Type.JOIN, Type.REPORT, Type.LEAVE, Type.CALL, Type.UNREACHED, Type.ENROL, Type.SEEK, Type.SQUASH):
     TRANSITIONS[State.CONTROL, Side.DIALER, _type] = State.CONTROL
 for _type in (
     Type.WELCOME,
@@ -68,6 +68,7 @@ for _type in (
     Type.ENGINE,
     Type.ISSUED,
     Type.EVICTED,
+    Type.SQUASHING,
 ):
     TRANSITIONS[State.CONTROL, Side.LISTENER, _type] = State.CONTROL
 for _type in (Type.ATTACH, Type.WANT, Type.SPARE, Type.ASK, Type.RECALL, Type.EASE):

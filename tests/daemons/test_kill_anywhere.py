@@ -30,7 +30,7 @@ from p2pcast.store import store as store_module
 from p2pcast.store.store import Store
 from p2pcast.version import Version
 from rollout_node.installers.step_folders import StepFolders
-from trainer_node import publishing
+from trainer_node import keeping
 from trainer_node.publishing import Publishing
 
 VERSIONS = 5
@@ -58,7 +58,7 @@ class Story:
 @pytest.fixture
 def small(monkeypatch):
     """Retention that has something to let go within a few versions."""
-    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 2)
+    monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     defaults = dict(zip(("deltas", "anchors"), (2, 1), strict=True))
     expendable = retention.expendable
     monkeypatch.setattr(store_module, "expendable", lambda artifacts: expendable(artifacts, **defaults))

@@ -11,7 +11,7 @@ from p2pcast.store import retention
 from p2pcast.store.journal import Kind
 from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
-from trainer_node import publishing
+from trainer_node import keeping
 
 
 async def started(swarm, states, *names, steps=2):
@@ -125,7 +125,7 @@ async def test_old_folders_that_look_new_are_not_published_again(swarm, states, 
     """Another mount, other inodes: the hub restarts and all fingerprints differ, of versions too that retention has removed."""
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
-    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 2)
+    monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
     assert "0.2" not in swarm.versions()
     seen = dict(swarm.hub.memory["published"])
@@ -182,7 +182,7 @@ async def test_an_anchor_that_cannot_be_stored_is_not_built_upon(swarm, states):
 
 
 async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states, monkeypatch):
-    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 2)
+    monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     state = await started(swarm, states, "a")
     anchors = swarm.folder / "hub" / "anchors"
     anchors.rename(anchors.with_name("aside"))
@@ -196,12 +196,13 @@ async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states,
     await swarm.live("0.4")
     await swarm.published("0.4")
     assert swarm.hub.skipped == {}
-    assert swarm.versions("anchor") == ["0.1", "0.4"]
+    await swarm.until(lambda: len(swarm.versions("anchor")) == 2, "an anchor is written")
+    assert swarm.versions("anchor")[1] in ("0.3", "0.4")
 
 
 @pytest.mark.parametrize("every", [2, 100])
 async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, every):
-    monkeypatch.setattr(publishing, "ANCHOR_EVERY", every)
+    monkeypatch.setattr(keeping, "ANCHOR_EVERY", every)
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
     state = await started(swarm, states, "a", steps=5)
@@ -218,13 +219,13 @@ async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, 
 
 
 async def test_a_late_joiner_takes_the_newest_anchor(swarm, states, monkeypatch):
-    monkeypatch.setattr(publishing, "ANCHOR_EVERY", 3)
+    monkeypatch.setattr(keeping, "ANCHOR_EVERY", 3)
     await started(swarm, states, "a", steps=6)
-    assert swarm.versions("anchor") == ["0.1", "0.4"]
+    await swarm.until(lambda: len(swarm.versions("anchor")) == 2, "an anchor is written")
     late = await swarm.peer_up("b")
     await swarm.live("0.6", late)
     held = sorted(str(s.version) for s in late.store.artifacts.values())
-    assert held[0] in ("0.1", "0.4")
+    assert held[0] in swarm.versions("anchor")
     sizes = {str(s.version): s.manifest.log for s in swarm.hub.store.artifacts.values() if str(s.version) in held}
     assert late.node.bytes_received == sum(s.manifest.log for s in late.store.artifacts.values())
     assert len(sizes) == len(held)

@@ -91,6 +91,8 @@ VALUES = {
     Type.CALL: {"node": B16, "stripes": st.integers(1, limits.MAX_STRIPES)},
     Type.CALLED: {"node": B16, "stripes": st.integers(1, limits.MAX_STRIPES), "ways": rows(HOST, PORT)},
     Type.UNREACHED: {"node": B16},
+    Type.SQUASH: {"base": V},
+    Type.SQUASHING: {"base": V, "version": OPT_V, "bytes": BYTES, "wait_us": T63},
     Type.ENROL: {"request": st.binary(max_size=3000)},
     Type.ISSUED: {"certificate": st.binary(max_size=3000)},
     Type.EVICTED: {"nodes": st.lists(B16, max_size=5)},
@@ -228,6 +230,7 @@ def _sample(kind):
             "port",
             "round",
             "age_us",
+            "wait_us",
         ),
         0,
     )
@@ -235,6 +238,8 @@ def _sample(kind):
     known |= {"v": 1, "ranks": 1, "words": 1, "codec": 1, "resume": True}
     known |= {"seal": True, "sealed": True, "bytes_s": None}
     known |= {"still": True, "ready": True, "engine": None if kind is Type.JOIN else "e"}
+    if kind in (Type.SQUASH, Type.SQUASHING):
+        known["base"] = [0, 0]
     if kind is Type.FILE:
         known["path"] = "p"
     return {k: known[k] for k in SCHEMA[kind]}

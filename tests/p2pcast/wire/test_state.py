@@ -17,10 +17,10 @@ ALLOWED = {
     (State.CHALLENGE, L): {T.CHALLENGE, T.READY},
     (State.PROOF, D): {T.PROOF},
     (State.READY, L): {T.READY},
-    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.CALL, T.UNREACHED, T.ENROL, T.SEEK, T.PING, T.PONG},
+    (State.CONTROL, D): {T.JOIN, T.REPORT, T.LEAVE, T.CALL, T.UNREACHED, T.ENROL, T.SEEK, T.SQUASH, T.PING, T.PONG},
     (State.CONTROL, L): {
         T.WELCOME, T.PLAN, T.NEIGHBOURS, T.WAYS, T.CALLED, T.UNREACHED, T.SOURCES, T.CATALOG, T.COMMIT, T.HOLD, T.ENGINE, T.ISSUED, T.EVICTED,
-        T.PING, T.PONG,
+        T.SQUASHING, T.PING, T.PONG,
     },
     (State.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.ASK, T.RECALL, T.EASE, T.PING, T.PONG},
     (State.DATA, L): {
@@ -58,6 +58,8 @@ BODIES = {
     T.CALL: {"node": bytes(16), "stripes": 4},
     T.CALLED: {"node": bytes(16), "stripes": 4, "ways": [["h", 1]]},
     T.UNREACHED: {"node": bytes(16)},
+    T.SQUASH: {"base": V},
+    T.SQUASHING: {"base": V, "version": None, "bytes": 0, "wait_us": 0},
     T.ATTACH: {"live": True, "layouts": [bytes(32)], "want": [[bytes(16), [0, 3, 5, 6]]]},
     T.WANT: {"artifact": bytes(16), "have": []},
     T.ATTACHED: {"path": [bytes(16)], "artifacts": [[bytes(16), "anchor", None, V, False]]},

@@ -1,0 +1,80 @@
+"""Squashes as artifacts: consecutive deltas of a store become one signed delta from the first one's base to the last one's version.
+
+Promise: it decodes to exactly what its parts lead to; nothing of it is seen before it is sealed. Synchronous, one thread, memory of a few cells.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from p2pcast import limits
+from p2pcast.artifact.p2pd import Tail
+from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.records import DELTA, FileEntry, Open, RunKey, run_id
+from p2pcast.codec.squash import needs_base, squash
+from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.state.replay import Links, Replay, Whole
+from p2pcast.store.store import Store, Stored
+
+
+def make_squash(
+    store: Store, key: RunKey, parts: Sequence[Whole], before: Replay | None, still_wanted: Callable[[], None]
+) -> Stored:
+    """Of ``parts``, oldest first. ``before``: the words that the first one starts from; None will do where all are ``flat``.
+
+    ``still_wanted`` is called for every cell, and may raise. Raises UsageError (base needed), IntegrityError, LocalError.
+    """
+    first, last = parts[0].assembly.open, parts[-1].assembly
+    manifest, layout = last.manifest, last.layout
+    assert manifest is not None
+    assert first.base is not None
+    record = Open(
+        secrets.token_bytes(16), first.base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(key.public), manifest.version
+    )
+    links, packer, batches = Links(parts), Packer(key, record, layout), []
+    log = store.begin(record, layout)
+    try:
+        log.write(0, [])
+        for cell in layout.cells:
+            still_wanted()
+            row = links.of(cell)
+            if not row:
+                continue
+            base = None
+            if needs_base(codec for codec, *_ in row):
+                if before is None:
+                    raise UsageError(f"deltas from {first.base} are coded in context, and no whole state leads there")
+                base = before.words(cell)
+            coded = squash(cell, row, base=base)
+            if coded is not None:
+                log.write(packer.log_bytes, [coded.payload])
+                packer.add_cell(coded.cell, coded.codec, coded.payload, coded.before, coded.after)
+            while (batch := packer.take_batch()) is not None:
+                batches.append(batch)
+        for file in manifest.files:
+            contents = _contents(parts, file)
+            if contents:
+                log.write(packer.log_bytes, [contents])
+            packer.add_file(file.path, contents, file.size, file.hash)
+        *rest, sealed = packer.seal(manifest.state)
+        tail = Tail([*batches, *rest], key.public, layout.document, sealed, packer.open_signed)
+        return store.seal(log, tail.assembly(layout))
+    except BaseException:
+        store.abandon(log, record.artifact)
+        raise
+    finally:
+        log.close()
+
+
+def _contents(parts: Sequence[Whole], file: FileEntry) -> bytes | None:
+    """Of a small file of the last version, from the newest part that holds it; None: the first base has it. Raises IntegrityError."""
+    for part in reversed(parts):
+        manifest = part.assembly.manifest
+        for held in () if manifest is None else manifest.files:
+            if held.path == file.path and held.hash != file.hash:
+                # It changed since: before this one the base's may have been the same, but nobody says so here.
+                raise IntegrityError(f"small file {file.path!r} of {part.assembly.open.version} is in no delta behind it")
+            if held.path == file.path and held.offset is not None:
+                return part.log.read(held.offset, held.size)
+    return None

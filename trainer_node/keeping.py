@@ -1,0 +1,295 @@
+"""What a hub keeps beside the newest version, made off the hot path: anchors every so often, the ladder of squashes, and a squash of one's own for a late peer.
+
+Promises: publishing waits for none of it: one thread at the lowest priority makes one thing at a time, anchors from a frozen view of the shadow; what fails is told,
+and costs nothing but itself. Each is signed, sealed in the store, announced, and never pushed: who needs it asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from p2pcast.artifact.records import RunKey
+from p2pcast.bell import Bell
+from p2pcast.codec.layout import Cell
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.relay.catchup import Edge, cheapest_path, expected_bytes, fitted_exponent
+from p2pcast.relay.node import Holding, Node
+from p2pcast.state.replay import Words, replay_to
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.squashing import make_squash
+from p2pcast.store.ladder import RUNGS, Span, due
+from p2pcast.store.retention import ANCHOR_EVERY
+from p2pcast.store.store import Store, Stored
+from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.hub")
+
+T = TypeVar("T")
+
+LOWEST_PRIORITY = 19
+MAX_WAITING = 16
+"""Squashes that peers have asked for and that are not made yet. Who comes later takes the ladder."""
+SQUASH_BYTES_S = 0.5e9
+"""Bytes of the state, once a link, in a second of one core, until the first has been made here."""
+RETRY_S = 5.0
+
+
+class Source(Protocol):
+    """Where versions are made."""
+
+    shadow: Shadow | None
+    reading: asyncio.Lock
+    """Held while the shadow is read; who wants to put another in its place takes it first."""
+
+
+class KeepingOwner(Protocol):
+    store: Store
+    node: Node
+
+    def kept(self, stored: Stored) -> None:
+        """It lies in the store: the node has it, and peers may be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A squash that is being made, or lies there. ``bytes``: expected; ``wait_s``: until it can be fetched, expected."""
+
+    base: Version
+    version: Version
+    bytes: int
+    wait_s: float
+
+
+class Keeping:
+    """``run`` until cancelled. ``rungs`` empty: no squashes, for nobody."""
+
+    def __init__(
+        self,
+        owner: KeepingOwner,
+        key: RunKey,
+        source: Source,
+        *,
+        rungs: Sequence[int] = RUNGS,
+    ) -> None:
+        self.made_bytes = 0
+        """Of squashes and anchors, by this process."""
+        self.busy: str | None = None
+        self._owner = owner
+        self._key = key
+        self._source = source
+        self._rungs = rungs
+        self._bell = Bell()
+        self._asked: dict[Version, Promise] = {}
+        self._speed_bytes_s = SQUASH_BYTES_S
+        self._failed: set[Span] = set()
+        self._stopped = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-keeping", initializer=_lowest)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def news(self) -> None:
+        """A version was sealed, or a peer moved on."""
+        self._bell.ring()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                done = await self._next()
+            except P2PCastError as error:
+                logger.warning("%s: %s", self.busy, error)
+                done = False
+            finally:
+                self.busy = None
+            if not done:
+                await self._bell.wait(RETRY_S if self._asked or self._anchor_due() else None)
+
+    async def _next(self) -> bool:
+        """Make the most urgent thing. False when there is nothing to make."""
+        if self._asked:
+            promise = next(iter(self._asked.values()))
+            self.busy = f"squash {promise.base} to {promise.version}"
+            try:
+                await self._squash(self._way(promise.base, promise.version))
+            finally:
+                del self._asked[promise.base]
+        elif self._anchor_due():
+            await self._anchor()
+        elif (rung := self._rung()) is not None:
+            self.busy = f"squash {rung[0]} to {rung[1]}"
+            self._failed.add(rung)
+            if await self._squash(self._way(*rung)):
+                self._failed.discard(rung)
+        else:
+            return False
+        return True
+
+    # -- anchors
+
+    def _anchor_due(self) -> bool:
+        """ANCHOR_EVERY versions since the newest whole state of this branch and layout."""
+        head = self._owner.store.newest()
+        if head is None or self._source.shadow is None:
+            return False
+        stored = self._owner.store.artifacts.values()
+        since = max((s.version for s in stored if s.base is None), default=None)
+        return since is not None and len({s.version for s in stored if s.version > since}) >= ANCHOR_EVERY
+
+    async def _anchor(self) -> None:
+        store = self._owner.store
+
+        def make(shadow: Shadow) -> Stored:
+            with shadow.frozen() as frozen:
+
+                def words(cell: Cell) -> Words:
+                    self._still_wanted()
+                    return frozen.words(cell)
+
+                self.busy = f"anchor of {frozen.version}"
+                files = store.small_files(frozen.version)
+                return store.write_anchor(
+                    self._key, secrets.token_bytes(16), frozen.version, shadow.layout, words, frozen.digests, files
+                )
+
+        async with self._source.reading:
+            shadow = self._source.shadow
+            if shadow is None:
+                return
+            stored = await self._in_thread(lambda: make(shadow))
+        logger.info("version %s is kept whole: %.1f MB", stored.version, stored.manifest.log / 1e6)
+        self._keep(stored)
+
+    # -- squashes
+
+    def ask(self, base: Version) -> Promise | None:
+        """A squash from ``base`` to the newest version, for a late peer; None where there will be none."""
+        head = self._owner.store.newest()
+        if head is None or not self._rungs:
+            return None
+        edges = self._edges()
+        there = next((e for e in edges if e.base == base and e.version == head), None)
+        if there is not None:
+            return Promise(base, head, there.bytes, 0.0)
+        if base in self._asked:
+            return self._asked[base]
+        steps = self._chain(base, head)
+        if len(steps) < 2 or len(self._asked) >= MAX_WAITING:
+            return None
+        layout = next(s.assembly.layout for s in self._owner.store.artifacts.values() if s.version == head)
+        size = expected_bytes(sum(e.bytes for e in steps), len(steps), self.exponent())
+        links = len(self._fewest(base, head))
+        ahead_s = sum(p.wait_s for p in self._asked.values())
+        promise = Promise(base, head, size, ahead_s + links * layout.nbytes / self._speed_bytes_s)
+        self._asked[base] = promise
+        self.news()
+        return promise
+
+    def exponent(self) -> float:
+        """How squashes of this run shrink with their length."""
+        return fitted_exponent(self._ratios())
+
+    def _ratios(self) -> list[tuple[int, float]]:
+        found = []
+        edges = self._edges()
+        for edge in edges:
+            if edge.base is not None:
+                steps = self._chain(edge.base, edge.version)
+                if len(steps) > 1:
+                    found.append((len(steps), edge.bytes / max(1, sum(e.bytes for e in steps))))
+        return found
+
+    def _edges(self) -> list[Edge]:
+        return [Edge(s.id, s.base, s.version, s.manifest.log) for s in self._owner.store.artifacts.values()]
+
+    def _chain(self, base: Version, version: Version) -> list[Edge]:
+        """Every single step between them."""
+        newest: dict[Version, Edge] = {}
+        for edge in self._edges():
+            if edge.base is not None and (edge.version not in newest or edge.base > (newest[edge.version].base or base)):
+                newest[edge.version] = edge
+        path: list[Edge] = []
+        at = version
+        while at != base:
+            step = newest.get(at)
+            if step is None or step.base is None or step.base < base:
+                return []
+            path.append(step)
+            at = step.base
+        return path[::-1]
+
+    def _path(self) -> list[Version]:
+        """Versions to the newest, each the base of the next; as far back as single steps go."""
+        steps = {
+            s.version: s.base
+            for s in sorted(self._owner.store.artifacts.values(), key=lambda s: s.base or Version(0, 0))
+            if s.base
+        }
+        at = self._owner.store.newest()
+        path: list[Version] = [] if at is None else [at]
+        while at is not None and (at := steps.get(at)) is not None:
+            path.append(at)
+        return path[::-1]
+
+    def _rung(self) -> Span | None:
+        if not self._rungs:
+            return None
+        path = self._path()
+        made = [(e.base, e.version) for e in self._edges() if e.base is not None]
+        return next(((r.base, r.version) for r in due(path, made, self._rungs) if (r.base, r.version) not in self._failed), None)
+
+    def _way(self, base: Version, version: Version) -> list[Holding]:
+        """The fewest artifacts that lead there."""
+        return [self._owner.node.holdings[e.artifact] for e in self._fewest(base, version)]
+
+    def _fewest(self, base: Version, version: Version) -> list[Edge]:
+        deltas = [e for e in self._edges() if e.base is not None]
+        return cheapest_path(base, deltas, cost=lambda e: 1, target=version)
+
+    async def _squash(self, parts: Sequence[Holding]) -> bool:
+        """False where there is nothing to join."""
+        if len(parts) < 2:
+            return False
+        base = parts[0].open.base
+        assert base is not None
+        held = [h for h in self._owner.node.holdings.values() if h.finished]
+        before = replay_to(base, held)
+        started = time.monotonic()
+        stored = await self._in_thread(lambda: make_squash(self._owner.store, self._key, parts, before, self._still_wanted))
+        took_s = max(1e-3, time.monotonic() - started)
+        links = len(parts) + (0 if before is None else before.links)
+        self._speed_bytes_s = links * stored.assembly.layout.nbytes / took_s
+        logger.info(
+            "squash %s to %s: %.1f kB instead of %.1f kB, made in %.2f s", base, stored.version, stored.manifest.log / 1e3,
+            sum(p.assembly.manifest.log for p in parts if p.assembly.manifest is not None) / 1e3, took_s,
+        )  # fmt: skip
+        self._keep(stored)
+        return True
+
+    # -- both
+
+    def _keep(self, stored: Stored) -> None:
+        self.made_bytes += stored.manifest.log
+        self._owner.kept(stored)
+
+    def _still_wanted(self) -> None:
+        if self._stopped.is_set():
+            raise RetryableError("the hub ends")
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _lowest() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
