@@ -83,6 +83,11 @@ def _hub_heading(document: dict[str, Any]) -> str:
             line += f", {last['time_to_last_s']:.2f} s to the last peer"
     if (barrier := document.get("barrier")) is not None:
         line += _barrier(barrier)
+    if (mirror := document.get("mirror")) is not None:
+        line += f"\nmirror {mirror['url']}: leads to {mirror['version'] or 'nothing yet'}"
+        if mirror["pending_bytes"]:
+            line += f", {mirror['lag_versions']} versions behind, {mirror['pending_bytes'] / 1e6:.1f} MB to upload"
+        line += _trouble(mirror)
     for folder, why in document.get("skipped", {}).items():
         line += f"\nskipped {folder}: {why}"
     return line
@@ -106,9 +111,19 @@ def _barrier(barrier: dict[str, Any]) -> str:
 
 
 def _peer_heading(document: dict[str, Any]) -> str:
-    hub = document["hub"]
-    reach = "" if hub["connected"] else " (out of reach)"
-    return f"{document['name']}  run {document['run'][:12]}  hub {hub['address']}{reach}  staged {document['staged']}"
+    hub, mirror = document["hub"], document.get("mirror")
+    line = f"{document['name']}  run {document['run'][:12]}  "
+    if hub is not None:
+        line += f"hub {hub['address']}{'' if hub['connected'] else ' (out of reach)'}  "
+    line += f"staged {document['staged']}"
+    if mirror is not None:
+        use = f"leads to {mirror['version'] or 'nothing yet'}" if mirror["in_use"] else "not needed"
+        line += f"\nmirror {mirror['url']}: {use}, {mirror['bytes_received'] / 1e6:.2f} MB received" + _trouble(mirror)
+    return line
+
+
+def _trouble(mirror: dict[str, Any]) -> str:
+    return f"; {mirror['error']}" if mirror["error"] else ""
 
 
 def _peers(document: dict[str, Any]) -> Table:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from p2pcast.artifact.records import RunKey
+from p2pcast.cli.status import table
 from p2pcast.errors import RefusedError
 from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
@@ -40,6 +43,10 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
         await swarm.live(f"0.{step}")
     assert peer.mirrored.in_use
     assert not swarm.hub.sessions
+    shown = Console(width=200, file=io.StringIO())
+    for daemon in (swarm.hub, peer):
+        shown.print(table(await swarm.status(daemon)))
+    assert f"mirror {url}: leads to 0.3" in shown.file.getvalue()
 
 
 async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:

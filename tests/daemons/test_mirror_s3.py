@@ -58,6 +58,9 @@ class Network:
         self.port = 0
         self.faults: dict[str, float] = {}
         self.most_bytes_s: float | None = None
+        """Of what is written, and of what is read."""
+        self.reads_left: int | None = None
+        """So many slices are answered for, the others never."""
         self.failed: Counter[str] = Counter()
         self.puts: list[str] = []
         """Paths that were written, whole."""
@@ -105,6 +108,10 @@ class Network:
         if fault == "reset" and request.transport is not None:
             request.transport.abort()
             return web.Response()
+        if request.method == "GET" and "/log/" in request.path and self.reads_left is not None:
+            if not self.reads_left:
+                await asyncio.Event().wait()
+            self.reads_left -= 1
         if fault == "slow":
             await asyncio.sleep(0.3)
         url = yarl.URL(self._server + request.raw_path, encoded=True)
@@ -118,6 +125,8 @@ class Network:
         ) as answer:
             got, status = await answer.read(), answer.status
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP}
+        if self.most_bytes_s is not None:
+            await asyncio.sleep(len(got) / self.most_bytes_s)
         if request.method == "PUT" and status == 200:
             self.puts.append(request.path)
         if request.method == "GET" and "list-type" in request.query and status == 200:
@@ -229,6 +238,46 @@ async def test_a_hub_that_is_killed_in_mid_upload_sends_no_slice_twice(
     assert "/ready/" in network.puts[-1]
     await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.0")
+
+
+async def test_a_peer_that_ends_in_the_middle_goes_on_by_piece(swarm: Any, states: Any, network: Network, url: str) -> None:
+    swarm.publish(0, states.first(shapes=states.shapes | BIG))
+    hub = await swarm.hub_up(mirror=url)
+    await mirrored(swarm, "0.0")
+    [anchor] = hub.store.artifacts.values()
+    network.most_bytes_s = 10e6
+    peer = await swarm.peer_up("far", hub=None, mirror=url)
+    await swarm.until(lambda: sum(h.stored.count for h in peer.node.holdings.values()) >= 4, "a few pieces are on its disk")
+    await swarm.down(peer)
+    network.most_bytes_s = None
+    held = sum(h.stored.count for h in peer.node.holdings.values()) * anchor.assembly.open.piece
+    peer = await swarm.peer_up("far", hub=None, mirror=url)
+    await swarm.live("0.0")
+    assert 0 < peer.mirrored.bytes_received <= anchor.manifest.log - held
+
+
+async def test_what_is_under_way_is_left_to_a_hub_that_is_back(swarm: Any, states: Any, network: Network, url: str) -> None:
+    state = states.first(shapes=states.shapes | BIG)
+    swarm.publish(0, state)
+    hub = await swarm.hub_up(mirror=url)
+    peer = await swarm.peer_up("one", mirror=url)
+    await swarm.live("0.0")
+    address = swarm.address
+    network.reads_left, before = 3, peer.node.bytes_received
+    await swarm.down(hub)
+    swarm.address = ("127.0.0.1", 0)
+    hub = await swarm.hub_up(mirror=url)
+    swarm.publish(1, states.trained(state, 1, share=1.0))
+    await mirrored(swarm, "0.1")
+    await swarm.down(hub)
+    await swarm.until(lambda: peer.mirrored.bytes_received >= 2_000_000, "it comes from the mirror")
+    swarm.address = address
+    await swarm.hub_up(mirror=url)
+    await swarm.live("0.1")
+    [delta] = [s for s in swarm.hub.store.artifacts.values() if s.base is not None]
+    assert peer.mirrored.bytes_received < delta.manifest.log
+    assert peer.node.bytes_received - before == delta.manifest.log
+    assert peer.node.bytes_duplicate == 0
 
 
 async def test_what_goes_wrong_is_said_in_a_line(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
