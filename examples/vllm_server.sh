@@ -11,7 +11,7 @@ export VLLM_SERVER_DEV_MODE=1            # the routes that change weights; they 
 "$python" -m vllm.entrypoints.openai.api_server --model "$MODEL" --host 127.0.0.1 --port "$port" \
     --weight-transfer-config '{"backend": "p2pcast"}' "$@" &
 server=$!
-"$python" -m p2pcast.cli join "$HUB" --token-file "$TOKEN_FILE" --plaintext --base "$MODEL" --state "$state" \
+"$python" -m p2pcast.cli join "$HUB" --token-file "$TOKEN_FILE" --base "$MODEL" --state "$state" \
     --install "vllm:http://127.0.0.1:$port" &
 peer=$!
 trap 'kill "$server" "$peer" 2>/dev/null; wait' EXIT

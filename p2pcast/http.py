@@ -68,11 +68,14 @@ class HttpServer:
         bearer: str,
         events: Events,
         waits: Mapping[str, Reached],
+        *,
+        only_here: frozenset[str] = frozenset(),
     ) -> None:
+        """``only_here``: commands whose answers hold secrets, and are given to callers on loopback alone."""
         self._status = status
         self._ready = ready
         self._registry = registry
-        self._bearer = bearer
+        self.bearer = bearer
         self._events = events
         self._waits = waits
         self._waiting = 0
@@ -89,7 +92,7 @@ class HttpServer:
         app.router.add_get("/events", self._get_events, allow_head=False)
         app.router.add_get("/wait", self._get_wait, allow_head=False)
         for name, command in commands.items():
-            app.router.add_post(f"/{name}", self._handler(command))
+            app.router.add_post(f"/{name}", self._handler(command, only_here=name in only_here))
         self._app = app
 
     async def start(self, host: str, port: int) -> None:
@@ -130,7 +133,9 @@ class HttpServer:
             self._door.asked(request)
         if request.path not in OPEN_PATHS and not self._bears_token(request):
             if not is_loopback(request.remote or ""):
-                return web.json_response({"error": "a bearer token is needed off loopback: the run's join token"}, status=401)
+                return web.json_response(
+                    {"error": "a bearer token is needed off loopback: what lies in http.token of its state folder"}, status=401
+                )
             if not _by_itself(request):
                 return web.json_response({"error": "web pages of other origins may not speak to this daemon"}, status=403)
         try:
@@ -146,10 +151,12 @@ class HttpServer:
 
     def _bears_token(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._bearer}".encode())
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self.bearer}".encode())
 
-    def _handler(self, command: Command) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _handler(self, command: Command, *, only_here: bool) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
+            if only_here and not is_loopback(request.remote or ""):
+                raise RefusedError("the answer would hold a secret, and HTTP is not encrypted: ask on the daemon's own machine")
             try:
                 async with asyncio.timeout(BODY_S):
                     body = await request.json()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import ssl
 from collections.abc import Callable
 from typing import Protocol
 
-from p2pcast.errors import P2PCastError, RefusedError, RetryableError
+from p2pcast.errors import P2PCastError, RefusedError, RetryableError, UntrustedError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.version import Version
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.messages import Body, Type
+from rollout_node.papers import Papers
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -45,7 +45,7 @@ class Control:
         identity: Identity,
         join: Callable[[], Body],
         report: Callable[[], Body],
-        tls: ssl.SSLContext | None,
+        papers: Papers | None,
         engine: tuple[str, str] | None = None,
     ) -> None:
         self._owner = owner
@@ -53,7 +53,7 @@ class Control:
         self._identity = identity
         self._join = join
         self._report = report
-        self._tls = tls
+        self._papers = papers
         self._engine = engine
         self._link: Link | None = None
         self._heard_at = 0.0
@@ -76,7 +76,10 @@ class Control:
         if self._address is None:
             raise RetryableError("this peer has no hub")
         self._lost.clear()
-        link = await dial(self, *self._address, self._identity, purpose="control", role="peer", tls=self._tls)
+        if self._papers is not None:
+            await self._papers.ready()
+        tls = None if self._papers is None else self._papers.tls.client
+        link = await dial(self, *self._address, self._identity, purpose="control", role="peer", tls=tls)
         self.hub = link.remote
         self._link = link
         self._heard_at = self.joined_at = asyncio.get_running_loop().time()
@@ -101,6 +104,8 @@ class Control:
                 wait_s = min(RETRY_MAX_S, wait_s * 2)
                 try:
                     await self.connect()
+                except UntrustedError as error:
+                    logger.warning("hub: %s", error)
                 except RefusedError:
                     raise
                 except P2PCastError as error:
@@ -147,6 +152,8 @@ class Control:
         link = self._link
         while link is not None and not link.closed:
             link.send(Type.REPORT, self._report())
+            if self._papers is not None and (request := self._papers.request()) is not None:
+                link.send(Type.ENROL, {"request": request})
             self._changed.clear()
             waits = [asyncio.ensure_future(self._changed.wait()), asyncio.ensure_future(self._lost.wait())]
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
+import secrets
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import Sockets, own_congestion, window_bytes
 from p2pcast.transport.stripe import DEFAULT
 from p2pcast.transport.striping import Way, stripes
+from p2pcast.trust import bearer
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
@@ -62,6 +63,7 @@ from rollout_node.marks import Marks
 from rollout_node.member import Member
 from rollout_node.mirrored import Mirrored
 from rollout_node.orders import Orders
+from rollout_node.papers import Papers
 from rollout_node.peer_view import PeerView
 from rollout_node.pulling import Pulling
 from rollout_node.runner import Runner
@@ -108,7 +110,8 @@ class PeerConfig:
     """For an engine whose workers run on several hosts: its name, and what this peer is there."""
     squashes: Squashes = "auto"
     """What is made of squashed deltas when this peer is late: rollout_node.catching_up."""
-    tls: ssl.SSLContext | None = None
+    plaintext: bool = False
+    """Links without TLS. The token says which it is."""
     mirror: str | None = None
     """URL of the object store to turn to where no hub is in reach."""
 
@@ -156,19 +159,30 @@ class Peer:
     async def _join(self) -> None:
         """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
-        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None})
+        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": []})
+        self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
+        self._bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
+        if not config.plaintext:
+            # Until the hub names another, or for good where there is none.
+            self._bearer = secrets.token_hex(bearer.SECRET_BYTES)
         self._ends.callback(self.following.close)
         self.staging = Staging()
         self._ends.callback(self.staging.close)
-        identity = Identity(self.ident, config.name, config.token)
-        self.listener = Listener(self, identity, config.tls, sockets=config.sockets)
+        config.token.check_links(plaintext=config.plaintext)
+        identity = Identity(self.ident, config.name, config.token, self.evicted)
+        self.papers = None
+        if not config.plaintext:
+            self.papers = Papers(config.state, config.hub, config.token, self.ident, config.name, self.staging.run)
+            await self.papers.load()
+        client, server = (None, None) if self.papers is None else (self.papers.tls.client, self.papers.tls.server)
+        self.listener = Listener(self, identity, server, sockets=config.sockets)
         if config.hub is not None:
             await self.listener.start(*config.listen)
             self._ends.push_async_callback(self.listener.stop)
-        self.control = Control(self, config.hub, identity, self._join_body, self._report, config.tls, config.engine)
+        self.control = Control(self, config.hub, identity, self._join_body, self._report, self.papers, config.engine)
         self._ends.push_async_callback(self.control.leave)
-        self.dialling = Dialling(identity, self.control.say, config.tls, config.sockets)
+        self.dialling = Dialling(identity, self.control.say, client, config.sockets)
         if config.base is not None:
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
@@ -196,17 +210,18 @@ class Peer:
         turns, callbacks = Turns(config.rolling), Callbacks(config.callbacks, max_defer_s=config.max_defer_s)
         name, role = config.engine or ("", "")
         if role == "member":
-            self.member = Member(name, self, identity, config.tls)
+            self.member = Member(name, self, identity, client)
         elif role == "lead":
             self.lead = Lead(name, self.socket, self.control.changed)
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
         self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
+        atomic_write(config.state / bearer.FILE, f"{self._bearer}\n".encode(), 0o600)
         self.http = HttpServer(
             self.status,
             self.view.ready,
             metrics.registry(self.view.families),
             {"commit": self._commit, "verify": self._verify},
-            str(config.token),
+            self._bearer,
             self.events,
             self.view.waits(),
         )
@@ -298,6 +313,7 @@ class Peer:
 
     def on_hub_message(self, kind: Type, body: Body) -> None:
         if kind is Type.WELCOME:
+            self._bear(body.get("bearer", self._bearer))
             self.commits = body["commit"]
             self.target = None if body["target"] is None else Version.of(body["target"])
             self.catalog.begin()
@@ -310,6 +326,10 @@ class Peer:
             else:
                 self.chronicle.hub(reachable=True)
             self._target_moved()
+        elif kind is Type.ISSUED and self.papers is not None:
+            self._later(self._renewed(self.papers, body["certificate"]), "certificate")
+        elif kind is Type.EVICTED:
+            self._cut({*body["nodes"]})
         elif self._early is not None:
             self._early.append((kind, body))
         elif kind is Type.PLAN:
@@ -352,6 +372,37 @@ class Peer:
             self.target = Version.of(body["version"])
             self.following.news.ring()
             self._target_moved()
+
+    def _bear(self, token: str) -> None:
+        """What opens this peer's HTTP side off loopback."""
+        if token != self._bearer:
+            self._bearer = token
+            if hasattr(self, "http"):
+                self.http.bearer = token
+                self._later(
+                    self.staging.run(atomic_write, self.config.state / bearer.FILE, f"{token}\n".encode(), 0o600), "bearer"
+                )
+
+    async def _renewed(self, papers: Papers, certificate: bytes) -> None:
+        try:
+            await papers.take(certificate)
+        except P2PCastError as error:
+            logger.warning("certificate: %s", error)
+
+    def _cut(self, nodes: set[bytes]) -> None:
+        """The hub says whom nobody is to deal with any more. Kept, for as long as the hub may be away."""
+        if nodes == self.evicted:
+            return
+        self.evicted.clear()
+        self.evicted.update(nodes)
+        error = RefusedError("this node was evicted from the run")
+        self.listener.drop(self.evicted, error)
+        if hasattr(self, "downstream"):
+            links = [*self.downstream.children, *(u.link for u in self.node.upstreams)]
+            for link in links:
+                if link.remote in nodes:
+                    link.close(error)
+        self._later(self.staging.run(self.memory.update, evicted=sorted(n.hex() for n in nodes)), "evicted")
 
     def _target_moved(self) -> None:
         for runner in self.runners:

@@ -101,6 +101,8 @@ class PeerView:
             "socket": str(peer.socket.path.absolute()),
             "shadow": str(config.shadow),
             "pid": os.getpid(),
+            "security": "plaintext" if peer.papers is None else "tls",
+            "certificate_until": None if peer.papers is None else peer.papers.until,
         }
 
     def _links(self) -> list[Document]:

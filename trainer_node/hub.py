@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
-import ssl
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, state_lock
-from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, UsageError
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
 from p2pcast.mirror.names import run_folder
@@ -35,7 +33,7 @@ from p2pcast.relay.lag import Inflow
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.state.staging import Staging
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
 from p2pcast.store.log import Log
 from p2pcast.store.store import Store, Stored
@@ -43,14 +41,16 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
+from p2pcast.trust.roles import ENROL
 from p2pcast.version import Version
-from p2pcast.wire.connection import PARENT, Identity
+from p2pcast.wire.connection import PARENT
 from p2pcast.wire.messages import Body, Type
-from p2pcast.wire.token import SECRET_BYTES, Token
+from p2pcast.wire.token import Token
 from topology.sideways import sideways
 from topology.sources import Sources
 from topology.tree import ROOT
 from topology.uplink import WINDOW_S, Uplink
+from trainer_node.admission import LIFETIME_S, Admission
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
 from trainer_node.broadcast import Broadcast
 from trainer_node.choosing import Choosing
@@ -111,7 +111,10 @@ class HubConfig:
     mirror_bps: float | None = None
     """What the copy may take of the uplink; None: what live traffic leaves."""
     sockets: Sockets = DEFAULT
-    tls: ssl.SSLContext | None = None
+    plaintext: bool = False
+    """Links without TLS, and one token for all."""
+    certificate_s: float = LIFETIME_S
+    """How long a certificate is in force."""
 
 
 class Hub:
@@ -153,8 +156,15 @@ class Hub:
         self.key = RunKey.load_or_create(state / "run.key")
         self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
-        self.token = Token(run_id(self.key.public), self._secret(state / "token.key"))
         self.ident = node_id(self.memory)
+        self.admission = Admission(
+            self,
+            state,
+            run_id(self.key.public),
+            self.ident,
+            plaintext=self.config.plaintext,
+            lifetime_s=self.config.certificate_s,
+        )
         self.store = Store(state, self.key.public)
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
@@ -180,17 +190,18 @@ class Hub:
         if self.config.mirror is not None:
             objects = Objects(self.config.mirror, run_folder(self.token.run))
             self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
-        identity = Identity(self.ident, "hub", self.token)
-        self.listener = Listener(self, identity, self.config.tls, sockets=self.config.sockets)
-        self.lookout = Lookout(self.membership.reach, identity, self.config.tls, self._looked)
+        identity, tls = self.admission.identity, self.admission.tls
+        self.listener = Listener(self, identity, None if tls is None else tls.server, sockets=self.config.sockets)
+        self.lookout = Lookout(self.membership.reach, identity, None if tls is None else tls.client, self._looked)
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
             metrics.registry(self.view.families),
-            {"commit": self.commits.command},
-            str(self.token),
+            {"commit": self.commits.command, **self.admission.commands},
+            self.admission.bearer,
             self.events,
             self.view.waits(),
+            only_here=frozenset({"token/create"}),
         )
 
     async def _serve(self) -> None:
@@ -215,8 +226,7 @@ class Hub:
 
     def _write_addresses(self) -> None:
         # Only now, when connections are answered: who finds the token file may join at once.
-        if self.config.token_file is not None:
-            atomic_write(self.config.token_file, f"{self.token}\n".encode(), 0o600)
+        self.token_changed()
         http = show_address(*self.http.address)
         atomic_write(self.config.state / "daemon.json", b'{"http": "http://%s"}\n' % http.encode(), 0o600)
         host, port = self.config.advertise or self.listener.address
@@ -229,8 +239,15 @@ class Hub:
             http,
         )
         logger.info(
-            "join with: p2pcast join %s%s --install safetensors:DIR%s", shown, token, "" if self.config.tls else " --plaintext"
+            "join with: p2pcast join %s%s --install safetensors:DIR%s",
+            shown,
+            token,
+            " --plaintext" if self.config.plaintext else "",
         )
+        if self.config.plaintext:
+            logger.warning(
+                "--plaintext: links are NOT encrypted: whoever is on the way can read the weights and take over connections"
+            )
 
     async def _close(self) -> None:
         with contextlib.suppress(OSError):
@@ -247,20 +264,6 @@ class Hub:
         self.staging.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
-
-    @staticmethod
-    def _secret(path: Path) -> bytes:
-        with explained("read", path):
-            if path.exists():
-                secret = path.read_bytes()
-                if len(secret) != SECRET_BYTES:
-                    raise LocalError(
-                        f"{path} is damaged: restore it from a copy, or remove it (then every peer needs the new token)"
-                    )
-                return secret
-        secret = secrets.token_bytes(SECRET_BYTES)
-        atomic_write(path, secret, 0o600)
-        return secret
 
     # -- publishing
 
@@ -430,6 +433,8 @@ class Hub:
             self.downstream.accept(link)
         elif hello["purpose"] == "publish":
             self.intake.accept(link, hello)
+        elif hello["purpose"] == ENROL:
+            self.admission.accept(link, hello)
         elif hello["purpose"] == "engine":
             raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
@@ -472,8 +477,10 @@ class Hub:
                 "commit": self.commits.mode,
                 "target": target,
                 "host": session.link.remote_host,
-            },
+            }
+            | ({} if self.config.plaintext else {"bearer": self.admission.bearer_of(session.link.remote)}),
         )
+        session.link.send(Type.EVICTED, {"nodes": sorted(self.admission.evicted)})
         session.link.send(Type.CATALOG, {"artifacts": [self._entry(h) for h in self.node.holdings.values()], "dropped": []})
         for greeting in self.commits.greeting():
             session.link.send(*greeting)
@@ -481,6 +488,9 @@ class Hub:
         self._send_plans()
         self._send_leads()
         logger.info("%s joined from %s (%d peers)", peer.name, show_address(peer.host, peer.port), len(self.sessions))
+
+    def enrolled(self, session: Session, body: Body) -> None:
+        self.later(self.admission.renew(session.link, body["request"]), f"renew {session.link.name}")
 
     def reported(self, session: Session, body: Body) -> None:
         peer = session.peer
@@ -584,6 +594,40 @@ class Hub:
         self._send_leads()
         self._check_settled()
 
+    # -- AdmissionOwner
+
+    async def blocking(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await self.staging.run(work, *args)
+
+    def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._later(work, name)
+
+    def named(self, peer: str) -> tuple[str, str] | None:
+        found = [(i, s.peer.name) for i, s in self.sessions.items() if s.peer is not None and peer in (i, s.peer.name)]
+        if len(found) > 1:
+            raise RefusedError(
+                f"{len(found)} peers go by {peer[:128]!r}: name one by its id, {' or '.join(i for i, _ in found[:8])}"
+            )
+        return found[0] if found else None
+
+    def cut(self, nodes: frozenset[bytes]) -> None:
+        for node in nodes:
+            if (session := self.sessions.get(node.hex())) is not None:
+                session.farewell = True
+        error = RefusedError("this node was evicted from the run")
+        self.listener.drop(nodes, error)
+        for link in [link for link in self.downstream.children if link.remote in nodes]:
+            link.close(error)
+        self.send_all(Type.EVICTED, {"nodes": sorted(nodes)})
+
+    def token_changed(self) -> None:
+        if self.config.token_file is not None:
+            atomic_write(self.config.token_file, f"{self.token}\n".encode(), 0o600)
+
+    @property
+    def token(self) -> Token:
+        return self.admission.token
+
     # -- control
 
     async def _beat(self) -> None:
@@ -593,6 +637,7 @@ class Hub:
             for session in list(self.sessions.values()):
                 session.beat(now, SILENCE_S)
             self.intake.beat(now)
+            self.admission.beat()
             self.commits.happened(Tick())
             self._check_settled()
 

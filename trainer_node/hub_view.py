@@ -41,6 +41,8 @@ class HubView:
         return {
             "role": "hub",
             "run": hub.token.run.hex(),
+            "security": "plaintext" if hub.config.plaintext else "tls",
+            "evicted": sorted(node.hex() for node in hub.admission.evicted),
             "version": None if head is None else str(head),
             "commit": hub.commits.mode,
             "target": None if hub.commits.target is None else str(hub.commits.target),

@@ -47,6 +47,7 @@ from p2pcast.parallel import cores, ordered_map
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
+from trainer_node.badge import Badge
 from trainer_node.coding import Compared, codec_of
 from trainer_node.handle import Handle
 from trainer_node.packing import code
@@ -99,7 +100,8 @@ class Publisher:
     small files go with the first version, and if the hub's newest version is that state, the first version is a delta against it. ``dtype``: what floating tensors
     become where neither base nor hub says. ``rename``: from names as the model has them (wrappers' parts taken out) to names of the checkpoint. ``previous``: where
     the last version's words are kept when tensors are on a GPU, 1 × this rank's share twice over; tensors on the CPU have theirs on the CPU. ``plaintext`` must be
-    said for a hub that is not on this machine: links are not encrypted yet.
+    said for a hub that was started with --plaintext and is not on this machine; any other's links are encrypted. From another machine it takes a trainer's token
+    (`p2pcast token create --role trainer`): one for peers does not admit who publishes.
 
     To publish from one rank of several, as a loop that gathers by itself may want to, give ``group`` a group of that rank alone.
 
@@ -125,8 +127,10 @@ class Publisher:
             raise UsageError(f"previous={previous!r}: it is 'gpu' or 'pinned'")
         if not dtype.is_floating_point:
             raise UsageError(f"dtype={dtype}: floating tensors stay floating; give torch.bfloat16 or another floating dtype")
-        self._address = _address(hub, plaintext)
-        self._token = _token(None if token_file is None else Path(token_file))
+        self._address = _address(hub)
+        token = _token(None if token_file is None else Path(token_file))
+        _check_links(token, self._address[0], plaintext)
+        self._badge = Badge(token)
         self._dtype = dtype
         self._rename = rename
         self._on_device = previous == "gpu"
@@ -256,7 +260,7 @@ class Publisher:
     def _connect(self) -> tuple[Uplink, Ranked]:
         world = self._world
         group = blake3.blake3(self._drawn + self._calls.to_bytes(8, "little")).digest(length=GROUP_BYTES)
-        uplink = Uplink(self._address, self._token, f"{socket.gethostname()} rank {world.rank}")
+        uplink = Uplink(self._address, self._badge, f"{socket.gethostname()} rank {world.rank}")
         ranked = uplink.open(group, world.rank, world.ranks, GATHER_S)
         self._serial, self._told = 0, ranked.layout
         return uplink, ranked
@@ -452,11 +456,18 @@ def _shared_secret(world: World, group: Any) -> bytes:
     return drawn
 
 
-def _address(hub: str, plaintext: bool) -> tuple[str, int]:
-    host, port = parse_address(hub, default_host="127.0.0.1", default_port=DEFAULT_PORT)
-    if not (is_loopback(host) or host == "localhost") and not plaintext:
-        raise UsageError(f"links cannot be encrypted yet: say plaintext=True if the network to {host} is closed to others")
-    return host, port
+def _address(hub: str) -> tuple[str, int]:
+    return parse_address(hub, default_host="127.0.0.1", default_port=DEFAULT_PORT)
+
+
+def _check_links(token: Token, host: str, plaintext: bool) -> None:
+    """Raises UsageError."""
+    if token.authority and plaintext:
+        raise UsageError("this token's hub encrypts its links: leave plaintext=True out")
+    if not token.authority and not plaintext and not (is_loopback(host) or host == "localhost"):
+        raise UsageError(
+            f"this token's hub was started with --plaintext: say plaintext=True if the network to {host} is closed to others, or start it without"
+        )
 
 
 def _token(file: Path | None) -> Token:

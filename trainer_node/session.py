@@ -30,6 +30,9 @@ class SessionOwner(Protocol):
     def asked(self, session: Session, body: Body) -> None:
         """For a squash (SQUASH)."""
 
+    def enrolled(self, session: Session, body: Body) -> None:
+        """It asks for its next certificate."""
+
     def left(self, session: Session, error: P2PCastError | None) -> None: ...
 
 
@@ -102,6 +105,8 @@ class Session:
             pass
         elif self.peer is None:
             link.close(RemoteError(f"{kind.name} before JOIN"))
+        elif kind is Type.ENROL:
+            self._owner.enrolled(self, event.body)
         elif kind is Type.REPORT:
             self._owner.reported(self, event.body)
         elif kind is Type.CALL:

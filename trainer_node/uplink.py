@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import threading
 import time
 from collections import deque
@@ -27,7 +26,7 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.version import Version
 from p2pcast.wire.connection import Established, Event, Identity, Message
 from p2pcast.wire.messages import Body, Type
-from p2pcast.wire.token import Token
+from trainer_node.badge import Badge
 
 QUEUE_BYTES = 64 * limits.MIB
 """Coded parts that may wait for the socket."""
@@ -110,10 +109,11 @@ def _version(pair: object) -> Version | None:
 class Uplink:
     """One connection; made anew when it is over. Thread-safe."""
 
-    def __init__(self, address: tuple[str, int], token: Token, name: str) -> None:
+    def __init__(self, address: tuple[str, int], badge: Badge, name: str) -> None:
         self.heard = Heard()
         self._address = address
-        self._identity = Identity(secrets.token_bytes(16), name[:128], token)
+        self._badge = badge
+        self._name = name[:128]
         self._changed = threading.Condition()
         """Guards all that follows, and is told of every change of it."""
         self._over: P2PCastError | None = None
@@ -209,7 +209,9 @@ class Uplink:
 
     async def _main(self) -> None:
         try:
-            link = await dial(self, *self._address, self._identity, purpose="publish", role="rank")
+            tls = await self._badge.show(self._address, self._name)
+            identity = Identity(self._badge.node, self._name, self._badge.token)
+            link = await dial(self, *self._address, identity, purpose="publish", role="rank", tls=tls)
         except P2PCastError as error:
             self._end(error)
             return

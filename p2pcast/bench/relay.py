@@ -82,8 +82,9 @@ class _Relay:
         self.setup = setup
         self.key = RunKey(setup.key)
         self.store = Store(setup.folder, self.key.public)
-        self.tls = None if setup.certificate is None else Tls(Credentials.load(setup.certificate))
-        ident = secrets.token_bytes(16) if self.tls is None else self.tls.credentials.who.node
+        papers = None if setup.certificate is None else Credentials.load(setup.certificate)
+        self.tls = None if papers is None else Tls(papers)
+        ident = secrets.token_bytes(16) if papers is None else papers.who.node
         self.node = Node(self, ident, self.key.public)
         self.downstream = Downstream(self.node)
         self.identity = Identity(self.node.ident, setup.role, Token(run_id(self.key.public), setup.secret))

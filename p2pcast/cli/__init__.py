@@ -22,6 +22,8 @@ COMMANDS = {
     "join": ("p2pcast.cli.join:join", "Receive every version of a run, pass it on, install it."),
     "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
     "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),
+    "token": ("p2pcast.cli.trust:token", "Make, list and revoke join tokens."),
+    "evict": ("p2pcast.cli.trust:evict", "Cut a peer off, for good."),
     "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash deltas in files."),
     "inspect": ("p2pcast.cli.inspect:inspect", "Say what is in a delta, an anchor or a checkpoint."),
     "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, require_plaintext
+from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token
 from p2pcast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ def join(
     from rollout_node.peer import Peer, PeerConfig
     from rollout_node.targets import check, check_span
 
-    require_plaintext(plaintext)
     if hub is None and mirror is None:
         raise UsageError("a HUB to join is needed, or the run's mirror: --from URL")
     if hub is None and engine is not None:
@@ -133,11 +132,13 @@ def join(
     check_span(targets, engine, role)
     named = name or socket.gethostname()
     folder = state or state_home() / f"peer-{named}"
+    token = Token.parse(read_token(token_file))
+    token.check_links(plaintext=plaintext)
     config = PeerConfig(
         hub=hub,
         squashes=squashes,
         mirror=mirror,
-        token=Token.parse(read_token(token_file)),
+        token=token,
         targets=targets,
         state=folder,
         shadow=shadow or default_shadow(folder),
@@ -156,6 +157,7 @@ def join(
         callbacks=None if callbacks is None else load(callbacks, Path.cwd()),
         max_defer_s=max_defer_s,
         engine=None if engine is None or role is None else (engine, role),
+        plaintext=plaintext,
     )
 
     keep_freed_memory()

@@ -96,11 +96,11 @@ def congestion(function: F) -> F:
 
 
 def plaintext(function: F) -> F:
-    """``--plaintext``, which has to be said."""
+    """``--plaintext``: TLS is what is usual."""
     return click.option(
         "--plaintext",
         is_flag=True,
-        help="Links without encryption, for loopback and closed networks. Needed until certificates are in place; the token still decides who is admitted, and weights are signed.",
+        help="Links without encryption, for loopback and closed networks: whoever is on the way can read the weights. The token, one for all, still decides who is admitted, and weights are signed.",
     )(function)
 
 
@@ -118,11 +118,6 @@ def write_document(document: dict[str, Any], file: Path | None) -> None:
     """Raises LocalError."""
     if file is not None:
         atomic_write(file, json.dumps(document, indent=1).encode() + b"\n")
-
-
-def require_plaintext(given: bool) -> None:
-    if not given:
-        raise UsageError("links cannot be encrypted yet: say --plaintext if this is loopback or a closed network")
 
 
 def read_token(file: Path | None) -> str:

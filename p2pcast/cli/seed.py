@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, require_plaintext
+from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext
 from p2pcast.errors import UsageError
 
 
@@ -66,6 +66,13 @@ from p2pcast.errors import UsageError
     help="Upload to the mirror at this rate, whatever else goes on.  [default: in the gaps of live traffic]",
 )
 @congestion
+@click.option(
+    "--certificate-days",
+    type=click.FloatRange(0, 3650, min_open=True),
+    default=14,
+    show_default=True,
+    help="How long a certificate is in force. Renewed after a third of it; so two thirds of it may the hub be away.",
+)
 @plaintext
 def seed(
     checkpoints: Path | None,
@@ -87,6 +94,7 @@ def seed(
     mirror: str | None,
     mirror_rate: float | None,
     congestion: str | None,
+    certificate_days: float,
     plaintext: bool,
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
@@ -97,7 +105,6 @@ def seed(
     from p2pcast.transport.sockets import settled
     from trainer_node.hub import Hub, HubConfig
 
-    require_plaintext(plaintext)
     if commit != "barrier" and (barrier_timeout, barrier_quorum) != (None, None):
         raise UsageError("--barrier-timeout and --barrier-quorum need --commit barrier")
     if mirror_rate is not None and mirror is None:
@@ -123,6 +130,8 @@ def seed(
         mirror=mirror,
         mirror_bps=mirror_rate,
         sockets=settled(congestion),
+        plaintext=plaintext,
+        certificate_s=86400 * certificate_days,
     )
 
     keep_freed_memory()

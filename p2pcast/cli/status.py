@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -14,8 +16,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, TOKEN_VARIABLE, VersionType, console
+from p2pcast.cli.options import PATH, VersionType, console
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
+from p2pcast.trust import bearer
 from p2pcast.version import Version
 
 DEFAULT_URL = "http://127.0.0.1:7078"
@@ -36,15 +39,29 @@ def daemon_url(url: str | None, state: Path | None) -> str:
         raise RetryableError(f"no daemon runs on the state folder {state}") from None
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """One request. Raises RetryableError (unreachable, or not done in time), RefusedError, LocalError."""
-    import os
+def bearer_token(state: Path | None = None) -> str | None:
+    """What opens a daemon's HTTP side off loopback: from its state folder, else from the environment; never from argv."""
+    if state is not None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return (state / bearer.FILE).read_text().strip()
+    return os.environ.get(bearer.VARIABLE, "").strip() or None
 
+
+def ask(
+    url: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    state: Path | None = None,
+    token: str | None = None,
+) -> dict[str, Any]:
+    """One request; with a bearer token, if there is one: ``token``, or as ``bearer_token`` finds it. Raises RetryableError (unreachable, or not done in time), RefusedError, LocalError."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
     headers = {"Content-Type": "application/json"}
-    if token := os.environ.get(TOKEN_VARIABLE):
-        headers["Authorization"] = f"Bearer {token.strip()}"
+    if found := token or bearer_token(state):
+        headers["Authorization"] = f"Bearer {found}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, headers)
     try:
@@ -180,7 +197,7 @@ def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> N
     """Show the run as the hub sees it, or a peer as it sees itself."""
     where = daemon_url(url, state)
     if not watch:
-        document = ask(where, "/status")
+        document = ask(where, "/status", state=state)
         if as_json:
             click.echo(json.dumps(document))
         else:
@@ -188,12 +205,12 @@ def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> N
         return
     if as_json:
         while True:
-            click.echo(json.dumps(ask(where, "/status")))
+            click.echo(json.dumps(ask(where, "/status", state=state)))
             time.sleep(WATCH_S)
-    with Live(table(ask(where, "/status")), console=console(), auto_refresh=False) as live:
+    with Live(table(ask(where, "/status", state=state)), console=console(), auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_S)
-            live.update(table(ask(where, "/status")), refresh=True)
+            live.update(table(ask(where, "/status", state=state)), refresh=True)
 
 
 @click.command()
@@ -214,7 +231,7 @@ def commit(version: Version | str, url: str | None, state: Path | None, timeout_
     """Let engines switch to VERSION: a hub that runs with --commit manual tells all of them; a peer that runs with --driver external switches
     its own to the version that it has staged (or "newest"), and answers when they are live."""
     body = {"version": str(version), "timeout_s": timeout_s}
-    answer = ask(daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S)
+    answer = ask(daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S, state=state)
     if as_json:
         click.echo(json.dumps(answer))
     elif "target" in answer:

@@ -10,8 +10,9 @@ import click
 from rich.table import Table
 
 from p2pcast.cli.options import console
-from p2pcast.cli.status import ask, daemon_url
+from p2pcast.cli.status import ask, bearer_token, daemon_url
 from p2pcast.errors import IntegrityError, RetryableError
+from p2pcast.trust import bearer
 
 AUDIT_S = 1860.0
 """A little longer than a peer takes at most."""
@@ -28,7 +29,7 @@ def verify_live(hub: str | None, state: Path | None, peer: str | None, engine: s
     else:
         if hub is not None:
             known = ask(daemon_url(hub, None), "/status").get("digests") or {}
-        audited = [ask(daemon_url(peer, state), "/verify", {"engine": engine}, timeout_s=AUDIT_S)]
+        audited = [ask(daemon_url(peer, state), "/verify", {"engine": engine}, timeout_s=AUDIT_S, state=state)]
     rows = [{"peer": a["name"], **row, "faults": _faults(row, known)} for a in audited for row in a["engines"]]
     if not rows:
         raise RetryableError(f"no peer has an engine {engine!r}" if engine else "no peer has joined")
@@ -49,12 +50,15 @@ def _ask_listed(listed: dict[str, Any], engine: str | None) -> dict[str, Any]:
     name, where = listed["name"], listed.get("http")
     if where is None:
         raise RetryableError(f"peer {name} does not say where its HTTP side is; ask it with --peer URL")
-    status = ask(f"http://{where}", "/status")
+    # The hub's opens every peer's, made over for it.
+    hubs = bearer_token()
+    token = None if hubs is None else bearer.of_node(hubs, bytes.fromhex(listed["node"]))
+    status = ask(f"http://{where}", "/status", token=token)
     if status.get("node") != listed["node"]:
         raise RetryableError(
             f"another daemon than peer {name} answers at {where}; run this on that peer's host, with --state DIR"
         )
-    return ask(f"http://{where}", "/verify", {"engine": engine}, timeout_s=AUDIT_S)
+    return ask(f"http://{where}", "/verify", {"engine": engine}, timeout_s=AUDIT_S, token=token)
 
 
 def _faults(row: dict[str, Any], known: dict[str, Any]) -> list[str]:

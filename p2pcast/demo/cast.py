@@ -98,7 +98,7 @@ class Cast:
 
     def hub(self) -> Child:
         """Without a folder to watch where the trainer publishes by itself."""
-        command: list[str | Path] = [*P2PCAST, "seed", "--base", self.base, "--chains", "2", "--plaintext"]
+        command: list[str | Path] = [*P2PCAST, "seed", "--base", self.base, "--chains", "2"]
         if self._options.ahead:
             self._work.train.mkdir(exist_ok=True)
             command.insert(len(P2PCAST) + 1, self._work.train)
@@ -109,7 +109,7 @@ class Cast:
     def peer(self, name: str) -> Child:
         """Every second one has the base; the others take it from the swarm. May be called again when it has died."""
         (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # a killed one left it
-        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--plaintext", "--name", name]
+        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
         command += ["--token-file", self._work.state("hub") / "token", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         command += ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
         command += ["--install", f"safetensors:{self._work.installed(name)}", "--keep", "1000"]

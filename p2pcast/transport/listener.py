@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
+from collections.abc import Container
 from typing import Any, Protocol
 
 from p2pcast import limits
@@ -84,6 +85,13 @@ class Listener:
     def _on_made(self, stripe: Stripe) -> None:
         _make_room(self._waiting)
         self._waiting[stripe] = None
+
+    def drop(self, nodes: Container[bytes], error: P2PCastError) -> None:
+        """Close what these nodes have brought up."""
+        for link in [link for (node, _), link in self._links.items() if node in nodes]:
+            link.close(error)
+        for stripe in [stripe for stripe, hello in self._orphans.items() if hello["node"] in nodes]:
+            stripe.close(error)
 
     # -- StripeOwner, until a link takes over
 

@@ -18,20 +18,23 @@ from p2pcast.trust.credentials import Credentials
 class Tls:
     """``server`` for connections that come in, ``client`` for those that go out."""
 
-    def __init__(self, credentials: Credentials, *, strangers: bool = False) -> None:
-        """``strangers``: whoever has no certificate may connect too, to ask for one."""
+    def __init__(self, credentials: Credentials | None = None, *, strangers: bool = False) -> None:
+        """Without credentials nobody is let in or out, until ``use``. ``strangers``: whoever has no certificate may connect too, to ask for one."""
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_OPTIONAL if strangers else ssl.CERT_REQUIRED)
         # A session that is taken up again would be a certificate that is not looked at again.
         self.server.num_tickets = 0
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
-        authority = x509.load_der_x509_certificate(credentials.authority)
-        text = authority.public_bytes(serialization.Encoding.PEM).decode()
-        for context in (self.server, self.client):
-            context.load_verify_locations(cadata=text)
-        self.use(credentials)
+        self.credentials: Credentials | None = None
+        if credentials is not None:
+            self.use(credentials)
 
     def use(self, credentials: Credentials) -> None:
-        """From the next connection on."""
+        """From the next connection on. Always of the same authority."""
+        if self.credentials is None:
+            authority = x509.load_der_x509_certificate(credentials.authority)
+            text = authority.public_bytes(serialization.Encoding.PEM).decode()
+            for context in (self.server, self.client):
+                context.load_verify_locations(cadata=text)
         self.credentials = credentials
         fd = os.memfd_create("p2pcast", os.MFD_CLOEXEC)
         try:

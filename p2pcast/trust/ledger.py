@@ -142,6 +142,8 @@ class Ledger:
         Raises RefusedError."""
         self.secret(ident, now)
         found = self.grants[ident.hex()]
+        if role not in BOUGHT:
+            raise RefusedError(f"a token does not make a {role}")
         if role != found.role and not (found.own and local):
             raise RefusedError(
                 f"this token admits as {found.role}, not as {role}: ask for another (`p2pcast token create --role {role}`)"

@@ -103,6 +103,9 @@ def small_files(folder: Path) -> dict[str, bytes]:
 class Swarm:
     """One run. Everything it starts it ends; an unexpected end of a daemon fails whatever is being waited for."""
 
+    plaintext = True
+    """What is tested over plain text holds behind TLS; what TLS adds is tested with it."""
+
     def __init__(self, folder: Path, tmpfs: Path) -> None:
         self.folder = folder
         self.tmpfs = tmpfs
@@ -125,6 +128,7 @@ class Swarm:
             "listen": self.address,
             "http": ("127.0.0.1", 0),
             "token_file": self.folder / "token",
+            "plaintext": self.plaintext,
         }
         config = HubConfig(**given | options)
         self.hub = hub = Hub(config)
@@ -136,9 +140,11 @@ class Swarm:
         return hub
 
     def peer_config(self, name: str, **options: Any) -> PeerConfig:
+        token = Token.parse((self.folder / "token").read_text())
         given: dict[str, Any] = {
             "hub": self.address,
-            "token": Token.parse((self.folder / "token").read_text()),
+            "token": token,
+            "plaintext": not token.authority,
             "targets": (f"safetensors:{self.out(name)}",),
             "state": self.folder / name,
             "shadow": self.tmpfs / name,

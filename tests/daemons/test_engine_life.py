@@ -157,7 +157,7 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
         (("--state", swarm.folder), 4, "no daemon"),
         (("--peer", peer_url, "--state", swarm.folder / "a"), 2, "not both"),
         (("--peer", peer_url, "--version", "0.1"), 2, "give no folder"),
-        (("--peer", peer_url, "--token-file", swarm.folder / "token"), 2, "P2PCAST_TOKEN"),
+        (("--peer", peer_url, "--token-file", swarm.folder / "token"), 2, "P2PCAST_HTTP_TOKEN"),
     ):
         done = await verify(*words)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr

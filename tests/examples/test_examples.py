@@ -40,7 +40,7 @@ class Stage:
         model = make_model(128, 1, tied=True)
         write_checkpoint(self.base, snapshot(model), model)
         self.p2pcast("hub", "seed", "--base", self.base, "--listen", self.hub, "--http", "127.0.0.1:0",
-                     "--token-file", self.token, "--state", folder / "hub", "--shadow", tmpfs / "hub", "--plaintext")  # fmt: skip
+                     "--token-file", self.token, "--state", folder / "hub", "--shadow", tmpfs / "hub")  # fmt: skip
         self.until("the hub answers", self.token.exists)
 
     def p2pcast(self, name: str, *words: object) -> None:
@@ -67,7 +67,7 @@ class Stage:
         """A peer that writes folders; where."""
         out = self.folder / "installed"
         self.p2pcast("peer", "join", self.hub, "--token-file", self.token, "--base", self.base, "--install", f"safetensors:{out}",
-                     "--state", self.folder / "peer", "--shadow", self.tmpfs / "peer", "--listen", "127.0.0.1:0", "--plaintext")  # fmt: skip
+                     "--state", self.folder / "peer", "--shadow", self.tmpfs / "peer", "--listen", "127.0.0.1:0")  # fmt: skip
         self.until("the peer has the base", lambda: self.status("peer").get("committed") == "0.0")
         return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topology.reach import FORGET_S, MOST_S, Reach, Contact
+from topology.reach import FORGET_S, MOST_S, Contact, Reach
 from topology.tree import ROOT
 
 V4, V6 = Contact(("203.0.113.1", 7), 4), Contact(("2001:db8::1", 7), 6)

@@ -307,7 +307,7 @@ def test_what_makes_no_sense(played, tmp_path, monkeypatch):
         Publisher(played.address, token_file=tmp_path / "none")
     with pytest.raises(UsageError, match="plaintext=True"):
         Publisher("192.0.2.1:7077", token_file=played.token)
-    with pytest.raises(UsageError, match="HOST:PORT"):
+    with pytest.raises(UsageError, match="brackets"):
         Publisher("a:b:c", token_file=played.token)
     with pytest.raises(UsageError, match="previous"):
         Publisher(played.address, token_file=played.token, previous="disk")

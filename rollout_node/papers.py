@@ -1,0 +1,85 @@
+"""A peer's certificate: bought with the join token on the first connection, kept in the state folder, renewed while the peer runs.
+
+Promises: a certificate that is in force is used as it is, so a token that has expired meanwhile stops nobody who is in; the next one is asked for after a third of its life; one that
+has run out because the hub was away is bought anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from p2pcast.addresses import Address
+from p2pcast.transport.enrol import enrol
+from p2pcast.trust.certificates import fingerprint, new_key
+from p2pcast.trust.contexts import Tls
+from p2pcast.trust.credentials import Credentials
+from p2pcast.trust.roles import Certified
+from p2pcast.wire.token import Token
+
+logger = logging.getLogger("p2pcast.peer")
+
+FILE = "link.pem"
+ASK_AGAIN_S = 30.0
+"""A request for the next certificate that was not answered is made again after that, or after a tenth of the certificate's life."""
+
+
+class Papers:
+    """``tls`` lets nobody in or out before there is a certificate, and stays the same object. ``hub`` None: there is none, ever."""
+
+    def __init__(
+        self, state: Path, hub: Address | None, token: Token, node: bytes, name: str, blocking: Callable[..., Awaitable[Any]]
+    ) -> None:
+        self._path = state / FILE
+        self._hub = hub
+        self._token = token
+        self._who = Certified(token.run, node, "peer")
+        self._name = name
+        self._blocking = blocking
+        self._held: Credentials | None = None
+        self._asked_at = 0.0
+        self.tls = Tls()
+
+    @property
+    def until(self) -> float | None:
+        """When the certificate ends, in Unix seconds."""
+        return None if self._held is None else self._held.until
+
+    async def load(self) -> None:
+        """What is kept from before, if it fits. Raises LocalError."""
+        if self._path.exists():
+            kept: Credentials = await self._blocking(Credentials.load, self._path)
+            if kept.who == self._who and fingerprint(kept.authority) == self._token.authority:
+                self._use(kept)
+
+    async def ready(self) -> None:
+        """A certificate that is in force. Raises RetryableError, RefusedError, LocalError."""
+        if self._hub is not None and (self._held is None or self._held.expired(time.time())):
+            key = new_key() if self._held is None else self._held.key
+            bought = await enrol(*self._hub, self._token, self._who.node, self._name, "peer", key)
+            await self._blocking(bought.save, self._path)
+            self._use(bought)
+            logger.info("this peer has a certificate for %.1f days", (bought.until - time.time()) / 86400)
+
+    def request(self) -> bytes | None:
+        """To be sent to the hub, when it is time for the next certificate."""
+        held, now = self._held, time.time()
+        if held is None or not held.due(now) or now < self._asked_at + min(ASK_AGAIN_S, (held.until - held.begun) / 10):
+            return None
+        self._asked_at = now
+        return held.request
+
+    async def take(self, certificate: bytes) -> None:
+        """The hub's answer. Raises RefusedError, LocalError."""
+        if self._held is not None:
+            renewed = self._held.renewed(certificate, time.time())
+            await self._blocking(renewed.save, self._path)
+            self._use(renewed)
+            logger.debug("certificate renewed")
+
+    def _use(self, held: Credentials) -> None:
+        self.tls.use(held)
+        self._held = held

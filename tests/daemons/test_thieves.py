@@ -1,0 +1,61 @@
+"""What a stolen peer could do as a parent: nothing to the weights."""
+
+from __future__ import annotations
+
+import secrets
+
+import p2pcast.artifact.assembly as assembly
+from p2pcast import limits
+from p2pcast.artifact.records import DELTA, Open, RunKey
+from p2pcast.version import Version
+
+
+async def chain(swarm, states):
+    """The hub, ``thief`` below it, ``child`` below that, at version 0.0."""
+    swarm.plaintext = False
+    hub = await swarm.hub_up(chains=1)
+    thief, child = await swarm.peers_up("thief", "child")
+    state = states.first()
+    swarm.publish(0, state)
+    await swarm.live("0.0")
+    await swarm.until(lambda: child.attachment.parent == thief.ident, "the child hangs below the thief")
+    return hub, thief, child, state
+
+
+async def test_a_parent_that_makes_versions_of_its_own_is_left(swarm, states, monkeypatch):
+    """It has a certificate, a child, and the run's public records, but not the run's key."""
+    hub, thief, child, state = await chain(swarm, states)
+    forger, (layout,) = RunKey.generate(), thief.node.layouts.values()
+    record = Open(
+        secrets.token_bytes(16), Version(0, 0), DELTA, layout.layout_id, limits.PIECE_BYTES, hub.token.run, Version(0, 9)
+    )
+    # The thief's own daemon is in its hands: there the forger's key passes for the run's.
+    run_id = assembly.run_id
+    monkeypatch.setattr(assembly, "run_id", lambda public: hub.token.run if public == forger.public else run_id(public))
+    thief.node.run_key = forger.public
+    thief.node.open(record.to_signed(forger), None, thief.store.begin(record, layout))
+    await swarm.until(lambda: child.attachment.parent == hub.ident, "the child is with the hub")
+    assert record.artifact in thief.node.holdings
+    assert record.artifact not in child.node.holdings
+    swarm.publish(1, states.trained(state, 1))
+    await swarm.live("0.1", child)
+    assert child.staged == Version(0, 1)
+
+
+async def test_a_parent_that_brings_old_versions_again_moves_nobody(swarm, states):
+    """Signed as they are, old artifacts lead nobody back, and the run goes on."""
+    _, thief, child, state = await chain(swarm, states)
+    for step in (1, 2):
+        swarm.publish(step, states.trained(state, step))
+        await swarm.live(f"0.{step}")
+    seen: list[Version | None] = []
+    moved = child.on_staged
+    child.on_staged = lambda version: (seen.append(version), moved(version))
+    old = [s for s in thief.store.artifacts.values() if s.version < Version(0, 2)]
+    assert old
+    for stored in old:
+        thief.node.add_stored(stored.assembly, thief.store.open_log(stored), push=True)
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3", child)
+    assert seen == [Version(0, 3)]
+    assert [r.committed for r in child.runners] == [Version(0, 3)]
