@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2pcast import limits
@@ -33,6 +33,8 @@ STRIPES = 3
 """Of a link over which is pulled: one for messages, the others for pieces, which are held back at times."""
 SEEK_S = 3.0
 """Between two questions to the hub about sources."""
+ANSWER_S = 1.0
+"""For the hub's first answer, before it is itself turned to."""
 LOOK_S = 0.05
 """Between two looks while something is pulled."""
 SHUN_S = 10.0
@@ -62,8 +64,8 @@ class _Wish:
     wanted: bool = False
     """``Scattering`` knows of it."""
     sought_s: float | None = None
-    places: list[Place] = field(default_factory=list)
-    """By the hub's last word."""
+    places: list[Place] | None = None
+    """By the hub's last word; None before the first."""
 
 
 class Pulling:
@@ -224,7 +226,7 @@ class Pulling:
 
     def _find(self, group: asyncio.TaskGroup, now: float) -> None:
         self._shunned = {node: at for node, at in self._shunned.items() if now - at < SHUN_S}
-        places = {place[0]: place for wish in self._wishes.values() for place in wish.places}
+        places = {place[0]: place for wish in self._wishes.values() for place in wish.places or ()}
         parent, link = self._owner.parent()
         if parent is not None and link is not None and any(artifact in link.offers for artifact in self._wishes):
             places.setdefault(parent[0], parent)
@@ -237,7 +239,14 @@ class Pulling:
             self._dial(group, place)
         if self._dials or hub[0] in self._sources or hub[0] in self._shunned:
             return
-        if any(not source.answered and now - source.since_s < SEEK_S for source in self.sources):
+        if any(wish.places is None and now - wish.since_s < ANSWER_S for wish in self._wishes.values()):
+            return
+        wanted = {artifact: wish.since_s for artifact, wish in self._wishes.items()}
+        if any(
+            a not in source.answered and now - max(source.since_s, at) < SEEK_S
+            for source in self.sources
+            for a, at in wanted.items()
+        ):
             return
         # The hub's uplink is everybody's: it is asked for what the others do not have, or where there are hardly any.
         if len(self._sources) < ENOUGH or not all(self._scattering.whole(a) for a, w in self._wishes.items() if w.wanted):

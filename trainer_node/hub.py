@@ -513,6 +513,8 @@ class Hub:
                 self.membership.transferred(peer.ident, now, size, micros / 1e6)
         self.membership.heard(peer.ident)
         self.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
+        if "garbled" in body:
+            self._garbled(peer, body["garbled"], now)
         parent = body["parent"]
         if parent is not None:
             seen = body.get("epoch", [0, 0])
@@ -552,11 +554,23 @@ class Hub:
         self.lookout.look(node.hex())
         self.lookout.learnt()
 
+    def _garbled(self, witness: Peer, rows: list[tuple[bytes, int]], now: float) -> None:
+        blamed = self.membership.blamed(witness.ident, [(node.hex(), pieces) for node, pieces in rows], now)
+        for ident in blamed:
+            name, quarantined = self.membership.peers[ident].name, self.membership.blame.quarantined(ident)
+            self.events.emit("garbled", peer=name, node=ident, witness=witness.name, quarantined=quarantined)
+            logger.warning(
+                "%s sent %s pieces that do not match: it feeds nobody %s",
+                name, witness.name, "any more" if quarantined else "for a while",
+            )  # fmt: skip
+        if blamed:
+            self._send_plans()
+
     def sought(self, session: Session, body: Body) -> None:
         peer, peers, reach, now = session.peer, self.membership.peers, self.membership.reach, time.monotonic()
         assert peer is not None
         ident, region = peer.ident, peer.region
-        unfit = {node.hex() for node in body["without"]} | self.membership.detached
+        unfit = {node.hex() for node in body["without"]} | self.membership.detached | self.membership.blame.muted(now)
         found = [
             peers[p] for p in self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region) if p in peers
         ]

@@ -115,6 +115,8 @@ class HubView:
             "bps": None if rate.bps is None else round(rate.bps),
             "bps_exact": rate.exact,
             "detached": peer.ident in hub.membership.detached,
+            "blamed_by": hub.membership.blame.witnesses(peer.ident),
+            "quarantined": hub.membership.blame.quarantined(peer.ident),
             "engines": [row.shown for row in peer.engines],
             **shown,
         }

@@ -7,12 +7,14 @@ be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2pcast.codec.choice import PEER_CORES, Way
 from p2pcast.relay.lag import Inflow
 from p2pcast.version import Version
+from topology.blame import Blame
 from topology.laggards import Laggards, Patience, Stragglers
 from topology.mending import Links, mend
 from topology.model import DEFAULT_PEER_BPS, median_bps, number_of_chains, predict
@@ -115,6 +117,7 @@ class Membership:
         self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
         self._lowered: set[str] = set()
         """Taken out of the way in a broadcast: leaves until they have recovered."""
+        self.blame = Blame()
 
     @property
     def uplink_bps(self) -> float:
@@ -143,7 +146,7 @@ class Membership:
             self._rates[peer.ident] = rate
         self.peers[peer.ident] = peer
         self._fed.setdefault(peer.parent, set()).add(peer.ident)
-        leaf = peer.ident in self._laggards.detached
+        leaf = peer.ident in self._laggards.detached or peer.ident in self.blame.muted(now)
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
@@ -257,6 +260,15 @@ class Membership:
         self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
 
+    def blamed(self, witness: str, rows: Iterable[tuple[str, int]], now: float) -> list[str]:
+        """A peer says who has sent it how many pieces that did not match. Those whom it blames anew and who are here: they feed nobody any more."""
+        anew = [ident for ident in self.blame.heard(witness, rows, now) if ident in self.peers]
+        for ident in anew:
+            if ident in self.plan and ident not in self.plan.leaves:
+                member = Member(ident, self._region_of(ident), leaf=True)
+                self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
+        return anew
+
     def looked(self, now: float) -> bool:
         """Something has been learnt of who can dial whom (`reach`). True when that made a new plan."""
         plan = self._mended(self.plan, now)
@@ -351,7 +363,7 @@ class Membership:
 
     def _members(self, now: float) -> list[Member]:
         bps = self._bps()
-        leaves = self._laggards.detached | self._lowered | self._suspects
+        leaves = self._laggards.detached | self._lowered | self._suspects | self.blame.muted(now)
         return [self._member(p, bps[p.ident], p.ident in leaves, now) for p in self.peers.values()]
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:

@@ -40,8 +40,8 @@ class Source(Upstream):
         super().__init__(node, live=False)
         self._puller = puller
         self.since_s = self._loop.time()
-        self.answered = False
-        """It has said what it has, of something."""
+        self.answered: set[bytes] = set()
+        """Artifacts of which it has said what it has."""
 
     @property
     def active(self) -> bool:
@@ -79,7 +79,8 @@ class Source(Upstream):
 
     def _on_message(self, link: Link, message: Message) -> None:
         kind, body = message.type, message.body
-        self.answered = self.answered or kind in (Type.HAVE, Type.GONE)
+        if kind in (Type.HAVE, Type.GONE):
+            self.answered.add(body["artifact"])
         if kind is Type.HAVE:
             self._puller.held(self, body["artifact"], body["pieces"], sealed=body["sealed"])
         elif kind is Type.UNSENT:

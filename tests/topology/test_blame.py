@@ -1,0 +1,53 @@
+"""Who is believed about garbled pieces, and what becomes of whom they blame."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topology.blame import CREDIBLE, FORGIVEN_S, WITNESSES, Blame
+
+NAMES = st.sampled_from("abcdefgh")
+
+
+def test_one_witness_is_believed_for_a_while_and_two_for_good():
+    blame = Blame()
+    assert blame.heard("a", [("x", 1)], 0.0) == ["x"]
+    assert blame.muted(1.0) == {"x"}
+    assert not blame.quarantined("x")
+    assert blame.heard("a", [("x", 1)], 2.0) == [], "said again is not done again"
+    assert blame.muted(FORGIVEN_S + 1) == frozenset()
+    assert blame.heard("a", [("x", 2)], 1000.0) == ["x"]
+    assert blame.muted(1001.0) == {"x"}
+    assert blame.heard("b", [("x", 7)], 1002.0) == ["x"]
+    assert blame.quarantined("x")
+    assert blame.muted(1e9) == {"x"}
+
+
+def test_one_that_blames_everybody_is_not_believed_any_more():
+    blame = Blame()
+    names = [f"x{n}" for n in range(CREDIBLE + 1)]
+    for n, name in enumerate(names):
+        blame.heard("liar", [(name, 1)], float(n))
+    assert blame.muted(10.0) == frozenset()
+    assert blame.heard("liar", [("y", 1)], 11.0) == []
+
+
+def test_nobody_blames_itself():
+    blame = Blame()
+    assert blame.heard("a", [("a", 3)], 0.0) == []
+    assert blame.muted(0.0) == frozenset()
+
+
+@given(st.lists(st.tuples(NAMES, NAMES, st.integers(1, 4)), max_size=40))
+def test_who_is_muted_has_a_witness_who_is_believed(said):
+    blame, words = Blame(), {}
+    for now, (witness, node, pieces) in enumerate(said):
+        blame.heard(witness, [(node, pieces)], float(now))
+        if witness != node:
+            words.setdefault(witness, set()).add(node)
+    believed = [nodes for nodes in words.values() if len(nodes) <= CREDIBLE]
+    for node in "abcdefgh":
+        count = sum(node in nodes for nodes in believed)
+        assert blame.quarantined(node) == (count >= WITNESSES)
+        assert (node in blame.muted(float(len(said)))) == (count > 0)
