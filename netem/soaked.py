@@ -19,7 +19,7 @@ WARM_S: Final = 15.0
 """Of a process's life, before its readings count: kernels load, buffers find their size."""
 MEMORY_BYTES: Final = CACHE_BYTES + BACKLOG_HIGH_BYTES
 """A process may grow by what it may rightly hold of pieces: for children that lag behind, and for a disk that does. What was needed once stays with the allocator."""
-TYPICAL_BYTES: Final = 4 * MIB
+TYPICAL_BYTES: Final = 8 * MIB
 """The middle one of all processes may grow by this alone."""
 DESCRIPTORS: Final = 16
 """May come and go: a peer has two stripes to its parent and to each of up to two children, and as many again while it moves; the hub has more, and the fleet's sum tells."""
