@@ -6,9 +6,11 @@ Everything lies in one folder, in tmpfs if the caller likes: disks are not what 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -33,6 +35,9 @@ SETTLED_S = 2.0
 HUB = "hub"
 AT_ONCE = max(2, os.cpu_count() or 2)
 """Peers that start side by side: loading the interpreter and the kernels is a second of work each."""
+
+PORTS = range(10_000, 32_768)
+"""Below those that Linux draws from by itself."""
 
 Document = dict[str, Any]
 
@@ -144,8 +149,7 @@ class Fleet:
     async def start(self, name: str) -> None:
         """Also one that has ended: it comes back with what it had."""
         if name not in self._ports:
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                port = int(probe.getsockname()[1])
+            port = _lasting_port()
             self._ports[name] = port, await self.net.front(name, port)
         port, front = self._ports[name]
         common: list[object] = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow"]
@@ -336,3 +340,10 @@ class Fleet:
                     self.still_run()
         except TimeoutError:
             raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None
+
+
+def _lasting_port() -> int:
+    """A free one that the kernel gives to nobody who dials: else a connection may have it when a process comes back for it."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.choice(PORTS))) as probe:
+            return int(probe.getsockname()[1])
