@@ -24,7 +24,7 @@ SERIAL = "/dev/ttyS0"
 FINIT_MODULE = 313
 """The system call on x86, the only machine that has user-mode Linux."""
 POWER_OFF = 0x4321FEDC
-MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/run": "tmpfs", "/tmp": "tmpfs", "/dev/shm": "tmpfs"}
+MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/run": "tmpfs", "/dev/shm": "tmpfs"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

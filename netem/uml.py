@@ -1,6 +1,6 @@
 """Work done inside user-mode Linux: a kernel that runs as a process of ours, and has netem where this machine's has not.
 
-Promises: the guest sees this machine's files read-only, and its own memory as /tmp and /run; it has no way to any network of ours. It runs in a process namespace
+Promises: the guest sees this machine's files read-only, and its own memory as /dev/shm (where programs put temporary files) and /run; it has no way to any network of ours. It runs in a process namespace
 of its own, whose first process the kernel kills together with whoever booted it, however that ends: nothing of it stays behind. The work folder is removed
 at the end; one that a killed process left is removed at the next boot.
 """
@@ -35,7 +35,7 @@ SILENCE_S = 300.0
 """A guest that has said nothing for so long hangs: no one result takes a fraction of it."""
 
 INIT = """#!/bin/sh
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH='{path}' PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH='{path}' PYTHONDONTWRITEBYTECODE=1 HOME=/dev/shm TMPDIR=/dev/shm
 exec '{python}' -m netem.guest '{folder}'
 """
 
