@@ -1,7 +1,7 @@
 """A p2pcast process that turns on its children when it is told to: ``python -m netem.hostile join …``, then a signal.
 
 SIGUSR1: it goes on taking bytes and saying that it is alive, and sends no piece any more. SIGUSR2: every piece that it sends is garbage. SIGHUP: it is
-honest again. In all else it is what the command line says, an ordinary peer or hub.
+honest again, and sends what it has held back. In all else it is what the command line says, an ordinary peer or hub.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ class Mood:
 def turn() -> None:
     """Have every ``Downstream`` of this process follow the mood."""
     honest = Downstream._gather
+    waiting: set[Downstream] = set()
 
     def gather(self: Downstream, child: Child, stripe: Stripe, parts: list[bytes | memoryview]) -> bool:
         if Mood.now == MUTE:
+            waiting.add(self)
             return False
         more = honest(self, child, stripe, parts)
         if Mood.now == GARBAGE:
@@ -35,9 +37,15 @@ def turn() -> None:
                     parts[at] = bytes(parts[at]).translate(_OTHER)
         return more
 
+    def change(number: int, _: object) -> None:
+        Mood.now = signal.Signals(number)
+        while waiting:
+            downstream = waiting.pop()
+            downstream._loop.call_soon_threadsafe(downstream.pump)
+
     Downstream._gather = gather  # type: ignore[method-assign]
     for number in (MUTE, GARBAGE, HONEST):
-        signal.signal(number, lambda got, _: setattr(Mood, "now", signal.Signals(got)))
+        signal.signal(number, change)
 
 
 if __name__ == "__main__":

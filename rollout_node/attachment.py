@@ -63,8 +63,7 @@ class Attachment:
         self.live: Upstream | None = None
         self.beside: Upstream | None = None
         """From a peer that has lost all above it, as we have."""
-        self.moved_at = 0.0
-        """When a parent was last found or lost."""
+        self._moved_at = 0.0
         self.settled: Epoch = (0, 0)
         """The newest plan that has been followed, or could not be: what we say of our place is said of this one."""
         self._node = node
@@ -107,6 +106,12 @@ class Attachment:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_plan(), name="parent")
             group.create_task(self._exchange(), name="neighbours")
+
+    @property
+    def moved_at(self) -> float:
+        """When a parent was last found or lost: this moment, if its link has just been closed."""
+        lost = self.live is not None and self.live.link.closed
+        return asyncio.get_running_loop().time() if lost else self._moved_at
 
     @property
     def feeding(self) -> Upstream | None:
@@ -152,11 +157,11 @@ class Attachment:
             upstream.on_lag = self._changed
             upstream.start(upstream.link)
             self.live, self.parent = upstream, place[0]
-            self.moved_at = loop.time()
+            self._moved_at = loop.time()
             self._changed()
             error, found = await self._receive(upstream)
             self.live = self.parent = None
-            attached_s, self.moved_at = loop.time() - self.moved_at, loop.time()
+            attached_s, self._moved_at = loop.time() - self._moved_at, loop.time()
             if attached_s > RETRY_MAX_S:
                 wait_s = RETRY_MIN_S
             if found is not None or self._moving:

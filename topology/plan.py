@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import fsum
 from statistics import median
@@ -30,6 +30,9 @@ from topology.rebuild import GAMMA, cut, demote, grow, level, merge, renew, stra
 from topology.tree import ROOT, Epoch, Member, Plan, by_id
 
 __all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
+
+SMALL = 16
+"""Members at most for whom every number of chains is tried."""
 
 
 def make_plan(
@@ -57,10 +60,10 @@ def make_plan(
     chains = number_of_chains(uplink_bps, [m.bps for m in table.values()], len(table))
     planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table), links, most)
     if previous is None:
-        return planner.repaired(planner.deal(epoch))[0]
+        return planner.fresh(epoch)[0]
     best, kept = planner.repaired(planner.keep(previous))
     if anew and kept.cost_s > GAMMA * planner.floor_s():
-        fresh, predicted = planner.repaired(planner.deal(epoch))
+        fresh, predicted = planner.fresh(epoch)
         if _improves(predicted, kept):
             best = fresh
     return renew(previous, best, epoch)
@@ -102,17 +105,40 @@ class _Planner:
         """No plan's `cost_s` is below this: the slowest is never done before its own rate allows."""
         return math.sqrt(ideal_s(self.payload_bytes, min(self.rates.values()))) if self.rates else 0.0
 
-    def deal(self, epoch: Epoch) -> Plan:
-        """From nothing: heads, then the rest round robin, then the leaves at the tails."""
+    def fresh(self, epoch: Epoch) -> tuple[Plan, Prediction]:
+        """From nothing: dealt round robin, or region by region where that is sooner, or no later and crosses less between them; where there are few, also in any other number of chains, a single
+        one and the star among them, if that is sooner by more than noise."""
+        best = self._dealt(epoch)
+        if len(self.table) <= SMALL:
+            for number in range(1, min(len(self.table), self.most or SMALL) + 1):
+                other = replace(self, chains=number)._dealt(epoch)
+                if _improves(other[1], best[1]):
+                    best = other
+        return best
+
+    def _dealt(self, epoch: Epoch) -> tuple[Plan, Prediction]:
+        """Heads, then the rest round robin or region by region, then the leaves at the tails."""
         ranked = sorted(self.table.values(), key=self.rank)
         forwarders = [m for m in ranked if not m.leaf]
-        parent: dict[str, str] = {}
-        for first in range(min(self.chains, len(forwarders))):
-            above = ROOT
-            for member in self._in_regions(forwarders[first :: self.chains]):
-                parent[member.id] = above
-                above = member.id
-        return self.mended(grow(Plan(epoch, parent), ranked[len(forwarders) :], self.chains))
+        chains = [self._in_regions(forwarders[n :: self.chains]) for n in range(self.chains)]
+        if self.chains > 1 and len({m.region for m in forwarders}) > 1:
+            chains = min(chains, self._by_region(forwarders), key=self._last_s)
+        parent = {m.id: above for chain in chains for m, above in zip(chain, [ROOT, *(m.id for m in chain)], strict=False)}
+        dealt = grow(Plan(epoch, parent), [m for m in ranked if m.leaf], self.chains)
+        return self.repaired(self.mended(dealt))
+
+    def _by_region(self, forwarders: list[Member]) -> list[list[Member]]:
+        """All of one region before the next, cut into chains: so no more is sent from region to region than there are chains and regions."""
+        best = {m.region: place for place, m in reversed(list(enumerate(forwarders)))}
+        ranked = sorted(forwarders, key=lambda m: best[m.region])
+        cuts = [n * len(ranked) // self.chains for n in range(self.chains + 1)]
+        return [ranked[a:b] for a, b in pairwise(cuts)]
+
+    def _last_s(self, chains: list[list[Member]]) -> tuple[float, float]:
+        """Until the last chain has it; and, of those with that alike, what all hops between regions add."""
+        times_s = [max(self._times_s(chain), default=0.0) for chain in chains]
+        regions = ((self.network.root_region, *(m.region for m in chain)) for chain in chains)
+        return round(max(times_s), 6), fsum(self.network.rtt_s(a, b) for row in regions for a, b in pairwise(row))
 
     def keep(self, previous: Plan) -> Plan:
         """The previous plan with the fewest changes that today's members ask for."""
@@ -152,7 +178,10 @@ class _Planner:
         return min(chain, sorted(chain, key=lambda m: seen[m.region]), key=self._summed_s)
 
     def _summed_s(self, chain: list[Member]) -> float:
+        return fsum(self._times_s(chain))
+
+    def _times_s(self, chain: list[Member]) -> list[float]:
         regions = [self.network.root_region, *(m.region for m in chain)]
         rtts_s = [self.network.rtt_s(a, b) for a, b in pairwise(regions)]
         rates = [self.rates[m.id] for m in chain]
-        return fsum(chain_times_s(self.payload_bytes, rates, self.network.piece_bytes, rtts_s))
+        return chain_times_s(self.payload_bytes, rates, self.network.piece_bytes, rtts_s)

@@ -312,6 +312,17 @@ async def test_a_loop_is_left_without_blame(parents, attached):
     assert PARENT not in attach._shunned
 
 
+async def test_a_parent_whose_link_has_just_closed_is_lost_at_that_moment(parents, attached):
+    """Not once somebody has noticed: what it was sending is not to be had elsewhere while the next one is dialled."""
+    _, (_, place, _) = parents
+    attach, _ = attached
+    attach.order((1, 1), place, [])
+    await until(lambda: attach.parent == PARENT)
+    found_at = attach.moved_at
+    attach.live.link.abort()
+    assert attach.moved_at > found_at
+
+
 async def test_nothing_is_asked_of_a_parent_that_was_just_left(parents, attached):
     """Between the end of a link and the next parent: who was asked then would be waited for for ever."""
     _, (_, place, backup) = parents
