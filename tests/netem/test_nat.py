@@ -33,9 +33,10 @@ WORDS = 1 << 19
 class Cast:
     """Daemons at the hosts of a network."""
 
-    def __init__(self, net: NatNetwork, folder: Path) -> None:
+    def __init__(self, net: NatNetwork, folder: Path, *links: str) -> None:
         self.net = net
         self.folder = folder
+        self._links = links
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.sums: dict[int, str] = {}
 
@@ -45,7 +46,7 @@ class Cast:
             process.wait()
 
     def _start(self, name: str, *words: object) -> None:
-        common = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow", "--plaintext"]
+        common = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow", *self._links]
         common += ["--token-file", self.folder / "token"]
         with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
@@ -133,9 +134,9 @@ def cast() -> Iterator[Callable[..., Cast]]:
         made: list[Cast] = []
         nets: list[Any] = []
 
-        def make(*sites: Site) -> Cast:
+        def make(*sites: Site, links: tuple[str, ...] = ()) -> Cast:
             nets.append(nat_network([Site("hub", families=(4, 6)), *sites]))
-            made.append(Cast(nets[-1].__enter__(), Path(folder)))
+            made.append(Cast(nets[-1].__enter__(), Path(folder), *links))
             return made[-1]
 
         try:
@@ -185,7 +186,7 @@ def test_behind_nats_of_either_kind_on_either_side_and_on_both(cast) -> None:
 
 
 def test_ipv6_alone_and_ipv4_alone_meet_through_one_that_has_both(cast) -> None:
-    run = cast(Site("six", families=(6,)), Site("four"), Site("both", families=(4, 6)))
+    run = cast(Site("six", families=(6,)), Site("four"), Site("both", families=(4, 6)), links=("--plaintext",))
     version = run.publish(0)
     run.seed()
     assert run.join("six", 6, version=version)["parent"] == "hub"
