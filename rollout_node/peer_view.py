@@ -147,6 +147,8 @@ class PeerView:
         if peer.mirrored is not None:
             yield from peer.mirrored.families()
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
+        yield metrics.gauge("p2pcast_peer_sources", "Nodes that this peer pulls from", len(peer.pulling.sources))
+        yield metrics.counter("p2pcast_peer_pulled_bytes", "Piece bytes that were pulled", peer.pulling.bytes_received)
         for name, text, version in (
             ("staged", "Step of the version staged", peer.staged),
             ("committed", "Step of the version that all engines use", peer.committed),

@@ -84,6 +84,8 @@ class Pulling:
         self._eased: dict[bytes, int | None] = {}
         self._bell = Bell()
         self._idle_since_s = 0.0
+        self.bytes_received = 0
+        """Of pieces, in all."""
         node.on_busy.append(self._ease)
 
     @property
@@ -140,6 +142,7 @@ class Pulling:
         self._bell.ring()
 
     def heard(self, source: Source, size: int) -> None:
+        self.bytes_received += size
         self._scattering.heard(source.link.remote, size, asyncio.get_running_loop().time())
 
     def owed(self, source: Source) -> bool:

@@ -151,6 +151,8 @@ class HubView:
             yield from hub.mirroring.families()
         yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(hub.sessions))
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
+        muted = hub.membership.blame.muted(time.monotonic()) & hub.membership.peers.keys()
+        yield metrics.gauge("p2pcast_hub_blamed_peers", "Peers that feed nobody because they sent garbage", len(muted))
         yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))
         yield metrics.gauge("p2pcast_hub_uplink_bits_per_second", "The hub's uplink, as planned with", hub.membership.uplink_bps)
         yield metrics.gauge("p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(hub.skipped))
