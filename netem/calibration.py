@@ -24,7 +24,7 @@ RTT_SLACK_S = 0.001
 """What two programs and their kernel take to answer, on a busy machine."""
 STANDARD_ERRORS = 3.0
 """A share of lost packets that lies within so many is no proof of another share."""
-ECHOES = 15
+ECHOES = 7
 FLOOD_S = 1.0
 FLOOD = 1.15
 """Times the rate."""
