@@ -14,7 +14,19 @@ from p2pcast.transport.dial import UnreachableError, dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.shown import shown
-from p2pcast.transport.sockets import USER_TIMEOUT_S, Sockets, available, congestion_of, own_congestion, settled, window_bytes
+from p2pcast.transport.sockets import (
+    MAX_PACE,
+    MIN_PACE,
+    SO_MAX_PACING_RATE,
+    USER_TIMEOUT_S,
+    Sockets,
+    available,
+    congestion_of,
+    own_congestion,
+    pace,
+    settled,
+    window_bytes,
+)
 from p2pcast.transport.tcp_info import SIZE, parse, read
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
@@ -152,3 +164,16 @@ def test_an_older_kernel_says_less() -> None:
         assert read(not_tcp) is None
         assert congestion_of(not_tcp) is None
     assert read(None) is None
+
+
+def test_a_pace_is_set_and_lifted_again_and_congestion_control_stays() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        before = congestion_of(sock)
+        for given, found in ((50_000, 50_000), (1, MIN_PACE), (1 << 40, MAX_PACE), (None, -1)):
+            pace(sock, given)
+            assert sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == found
+            assert congestion_of(sock) == before
+    pace(None, 1)
+    other, one = socket.socketpair()
+    with other, one:
+        pace(one, 1)
