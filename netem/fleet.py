@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import numpy as np
@@ -73,8 +73,10 @@ class Fleet:
         self._processes: dict[str, asyncio.subprocess.Process | Born] = {}
         self._nursery: Nursery | None = None
         self._sums: dict[int, str] = {}
+        self.options: dict[str, list[object]] = {}
+        """Name → flags of its own."""
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
         try:
             if self._program is None:
@@ -161,6 +163,7 @@ class Fleet:
             target = f"safetensors:{self.folder / f'{name}-out'}"
             words = ["join", f"127.0.0.1:{self._ports[HUB][1]}", "--name", name, "--install", target, "--keep", 1, "--stripes", 2]
             words += common
+        words += self.options.get(name, [])
         (self.folder / name / "daemon.json").unlink(missing_ok=True)
         self._processes[name] = await self._run([str(word) for word in words], self.log(name))
 

@@ -20,6 +20,7 @@ COMMANDS = {
         "Many versions while peers die, freeze, slow down and come back: bits, times, leaks.",
     ),
     "siege": ("p2pcast.cli.bench_siege:siege", "Versions while ten thousand connections mean no good."),
+    "catchup": ("p2pcast.cli.bench_catchup:catchup", "A peer that was away: bytes and time by each way back."),
     "kills": ("p2pcast.cli.bench_kills:kills", "A hub and peers killed at any step of their disks, again and again."),
     "broadcast": (
         "p2pcast.cli.bench_broadcast:broadcast",
