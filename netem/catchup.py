@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +84,21 @@ class LateFleet(Fleet):
         return found
 
 
-async def come_back(folder: Path, state_bytes: int, versions: int, rate_bytes_s: float, codec: str, deadline_s: float) -> Outcome:
+async def come_back(
+    folder: Path,
+    state_bytes: int,
+    versions: int,
+    rate_bytes_s: float,
+    codec: str,
+    deadline_s: float,
+    ways: Mapping[str, str] = WAYS,
+) -> Outcome:
     """Each of the ways, one after the other. Raises FleetError when one does not end, or with other bits."""
     net = Net(1e12)
-    async with LateFleet(folder, net, len(WAYS), 1, state_bytes, deadline_s) as fleet:
-        fleet.options = {HUB: ["--codec", codec]} | {
-            name: ["--squashes", mode] for name, mode in zip(fleet.names, WAYS.values(), strict=True)
-        }
+    async with LateFleet(folder, net, len(ways), 1, state_bytes, deadline_s) as fleet:
+        fleet.options[HUB] = ["--codec", codec]
+        for name, mode in zip(fleet.names, ways.values(), strict=True):
+            fleet.options[name] = ["--squashes", mode]
         await fleet.kill(HUB)
         for name in fleet.names:
             await fleet.kill(name)
@@ -99,7 +108,7 @@ async def come_back(folder: Path, state_bytes: int, versions: int, rate_bytes_s:
             status = await fleet.published()
         status = await _ladder(fleet, deadline_s)
         net.rate_bytes_s = rate_bytes_s
-        rows = [await _back(fleet, name, way) for name, way in zip(fleet.names, WAYS, strict=True)]
+        rows = [await _back(fleet, name, way) for name, way in zip(fleet.names, ways, strict=True)]
         for name in fleet.names:
             if not fleet.exact(name):
                 raise FleetError(f"{name} ends with other bits")

@@ -26,6 +26,7 @@ SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 """Bounds for the ways of a version."""
 PAUSES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """Bounds for pauses of an engine."""
+STORE_PARTS = ("deltas", "anchors", "files", "partial")
 MAX_LABELLED = 16384
 """Rows of one histogram: names come from other machines."""
 
@@ -121,6 +122,10 @@ def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metri
     """What every daemon has beside its node. ``store``, ``shadow``: folders."""
     yield gauge("p2pcast_disk_bytes", "What the state folder takes on disk", disk_bytes(store))
     yield gauge("p2pcast_tasks", "Tasks of this daemon's event loop", len(asyncio.all_tasks()))
+    yield labelled(
+        "p2pcast_store_bytes", "What each part of the state folder takes on disk", ["part"],
+        (([part], disk_bytes(store / part)) for part in STORE_PARTS),
+    )  # fmt: skip
     yield gauge("p2pcast_shadow_bytes", "What the shadow and its patches take in memory (tmpfs)", disk_bytes(shadow))
     yield counter("p2pcast_events", "Events told", events.told)
     yield counter("p2pcast_events_dropped", "Events that readers of /events did not get", events.dropped)

@@ -45,10 +45,11 @@ async def kill_loops(folder: Path, kills: int, seed: int, peers: int = 2) -> Tal
     draw, tally = random.Random(seed), Tally()
     async with Fleet(folder, Net(RATE_BYTES_S), peers, 1, PAYLOAD_BYTES, DEADLINE_S, "netem.crash.killed") as fleet:
         victims = [HUB, *fleet.names]
-        for number in range(0, kills, ROUND):
-            victim = victims[number // ROUND % len(victims)]
+        in_a_row = min(ROUND, max(1, kills // len(victims)))
+        for number in range(0, kills, in_a_row):
+            victim = victims[number // in_a_row % len(victims)]
             await fleet.kill(victim)
-            for _ in range(min(ROUND, kills - number)):
+            for _ in range(min(in_a_row, kills - number)):
                 await _start(fleet, victim, f"{draw.randint(1, FURTHEST)}{' torn' * draw.randint(0, 1)}")
                 await _until_dead(fleet, victim)
                 tally.kills[victim] += 1

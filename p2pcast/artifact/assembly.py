@@ -76,6 +76,11 @@ class Assembly:
         return self._complete
 
     @property
+    def public(self) -> bytes:
+        """The key that signed it."""
+        return self._public
+
+    @property
     def batches(self) -> int:
         """How many batches are here."""
         return len(self._by_seq)

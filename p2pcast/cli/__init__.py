@@ -26,6 +26,7 @@ COMMANDS = {
     "evict": ("p2pcast.cli.trust:evict", "Cut a peer off, for good."),
     "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash deltas in files."),
     "inspect": ("p2pcast.cli.inspect:inspect", "Say what is in a delta, an anchor or a checkpoint."),
+    "check": ("p2pcast.cli.state_folder:check", "Read every byte of a state folder; set aside what is damaged."),
     "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),
     "bench": ("p2pcast.cli.bench:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "The hub's decisions about a fleet of thousands, with churn."),

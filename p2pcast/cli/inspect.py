@@ -18,12 +18,14 @@ from p2pcast.artifact.p2pd import P2pdFile
 from p2pcast.checkpoint import Checkpoint, SafetensorsFile
 from p2pcast.cli.inspect_change import change_lines, draw, step_lines
 from p2pcast.cli.options import console
+from p2pcast.cli.state_folder import describe_state, show_state
 from p2pcast.codec.cell import CODEC_NAMES
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.figure import require_matplotlib
 from p2pcast.progress import Meter
 from p2pcast.store.files import explained
+from p2pcast.store.survey import is_state_folder
 
 _ROWS = 40
 _NAME = 40
@@ -65,7 +67,8 @@ def inspect(
     digest: bool,
     as_json: bool,
 ) -> None:
-    """Show versions, sizes, codecs and tensors of a .p2pd file (every byte of which is checked), a .safetensors file or a checkpoint folder.
+    """Show versions, sizes, codecs and tensors of a .p2pd file (every byte of which is checked), a .safetensors file or a checkpoint folder; versions and sizes in
+    the state folder of a hub or peer.
 
     Of a .p2pd file, and of two folders (DIR NEW), also what changed: where, how far, at how many bits, in how large weights, and what stands out.
     """
@@ -78,6 +81,8 @@ def inspect(
             if base is not None:
                 raise UsageError("--base goes with a .p2pd file; of two folders the first is the base")
             document = describe_change(path, new, codec=codec, learning_rate=learning_rate, seen=seen)
+        elif is_state_folder(path):
+            document = describe_state(path)
         elif path.is_dir():
             document = describe_folder(path, with_digest=digest)
         else:
@@ -92,7 +97,7 @@ def inspect(
     if as_json:
         click.echo(json.dumps(document))
     else:
-        _show(document, None if all_rows else _ROWS)
+        (show_state if document["kind"] == "state" else _show)(document, None if all_rows else _ROWS)
 
 
 def describe_file(

@@ -77,6 +77,25 @@ class Journal:
 
 def recover(path: Path, run_key: bytes) -> Assembly | None:
     """What the records of a journal say, as far as they go; None where there are too few. What is behind them is cut off. Raises LocalError."""
+    assembly, good = _read(path, run_key)
+    if assembly is None:
+        return None
+    with explained("write", path):
+        fd = disk.create(path, os.O_WRONLY)
+        try:
+            disk.resize(fd, path, good)
+        finally:
+            os.close(fd)
+    return assembly
+
+
+def look(path: Path, run_key: bytes) -> Assembly | None:
+    """As ``recover``, without changing anything."""
+    return _read(path, run_key)[0]
+
+
+def _read(path: Path, run_key: bytes) -> tuple[Assembly | None, int]:
+    """The assembly, and how many bytes of the file are good."""
     layout: Layout | None = None
     assembly: Assembly | None = None
     good = 0
@@ -86,10 +105,10 @@ def recover(path: Path, run_key: bytes) -> Assembly | None:
                 layout = Layout.from_document(body)
             elif kind is Kind.OPEN:
                 if layout is None:
-                    return None
+                    return None, 0
                 assembly = assembly or Assembly(body, run_key, layout)
             elif assembly is None:
-                return None
+                return None, 0
             elif kind is Kind.BATCH:
                 assembly.add_batch(body)
             else:
@@ -97,14 +116,8 @@ def recover(path: Path, run_key: bytes) -> Assembly | None:
             good += _HEAD.size + len(body)
     except IntegrityError:
         if assembly is not None and assembly.broken:
-            return None
-    with explained("write", path):
-        fd = disk.create(path, os.O_WRONLY)
-        try:
-            disk.resize(fd, path, good)
-        finally:
-            os.close(fd)
-    return assembly
+            return None, 0
+    return assembly, good
 
 
 def _records(path: Path) -> Iterator[Record]:

@@ -35,7 +35,7 @@ from trainer_node.publishing import Publishing
 
 VERSIONS = 5
 AT_LEAST = 500
-DAEMONS = 20
+DAEMONS = 10
 """So many crashes, evenly spread, after which a real hub and a real peer are brought up."""
 SHAPES = {"embed": ("bfloat16", (61, 17)), "norm": ("float32", (53,)), "odd": ("uint8", (101,)), "wide": ("float64", (7, 3))}
 MEMORY = ("tmpfs",)

@@ -1,0 +1,198 @@
+"""What lies in a state folder, looked at from outside: which versions, how large, and whether every byte is what was signed. Nothing is changed but by ``set_aside``.
+
+A daemon may be running on it meanwhile for a look at the records; to read every byte, or to set aside, the caller holds the folder's lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import blake3
+
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.p2pd import P2pdFile, Tail
+from p2pcast.artifact.records import ANCHOR, DELTA, RunKey, run_id
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.metrics import STORE_PARTS, disk_bytes
+from p2pcast.store import disk, journal
+from p2pcast.store.anchor_log import AnchorLog
+from p2pcast.store.files import explained, part_path
+from p2pcast.store.store import ANCHOR_RECORD
+from p2pcast.version import Version
+
+DAMAGED = "damaged"
+"""Where ``set_aside`` puts what can't be used."""
+
+Seen = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A sealed artifact. ``fault``: why it can't be used."""
+
+    path: Path
+    kind: str
+    version: Version | None
+    base: Version | None
+    log_bytes: int
+    state: int | None
+    fault: str | None = None
+    assembly: Assembly | None = None
+
+
+@dataclass
+class Survey:
+    root: Path
+    role: str
+    """hub or peer."""
+    run: str | None
+    """In hex; None while nobody has said."""
+    key: bytes | None
+    facts: dict[str, object]
+    items: list[Item] = field(default_factory=list)
+    partial: list[tuple[Path, Version | None]] = field(default_factory=list)
+    """Half received, and of which version, as far as its records tell."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes on disk of each part."""
+    faults: list[tuple[Path, str]] = field(default_factory=list)
+
+    @property
+    def newest(self) -> Version | None:
+        return max((i.version for i in self.items if i.version is not None and i.fault is None), default=None)
+
+
+def is_state_folder(path: Path) -> bool:
+    return (
+        (path / "deltas").is_dir()
+        and (path / "anchors").is_dir()
+        and ((path / "run.key").exists() or (path / "peer.json").exists())
+    )
+
+
+def survey(root: Path, *, deep: bool = False, seen: Seen = lambda count: None) -> Survey:
+    """``deep``: every byte is read and compared with its signed hash. Raises LocalError where the folder itself can't be read."""
+    if not is_state_folder(root):
+        raise LocalError(
+            f"{root} is no state folder of a hub or a peer: there is no deltas/, no anchors/, or neither run.key nor peer.json"
+        )
+    hub = (root / "run.key").exists()
+    facts = _facts(root / ("hub.json" if hub else "peer.json"))
+    key = RunKey.load_or_create(root / "run.key").public if hub else None
+    found = Survey(root, "hub" if hub else "peer", None, key, facts[0])
+    found.faults += facts[1]
+    for path in _names(root / "deltas", "*.p2pd"):
+        _take(found, _delta(path, found.key, deep, seen))
+    for path in _names(root / "anchors", "*"):
+        _take(found, _anchor(path, found.key, deep, seen))
+    for path in _names(root / "files", "*"):
+        if deep and (fault := _small(path)) is not None:
+            found.faults.append((path, fault))
+    for path in _names(root / "partial", f"*{journal.SUFFIX}"):
+        found.partial.append((path.with_name(path.name.removesuffix(journal.SUFFIX)), _half(path, found.key)))
+    found.run = None if found.key is None else run_id(found.key).hex()
+    found.sizes = {part: disk_bytes(root / part) for part in STORE_PARTS}
+    return found
+
+
+def set_aside(found: Survey) -> list[Path]:
+    """Move what can't be used to ``damaged/``: nothing is removed, and a daemon fetches or makes it anew. Where it all went. Raises LocalError."""
+    moved: list[Path] = []
+    for path, _ in found.faults:
+        if path.parent.name not in STORE_PARTS:
+            continue
+        target = found.root / DAMAGED / path.name
+        with explained("set aside", path):
+            disk.make_folder(target.parent)
+            if target.exists():
+                target = part_path(target)
+            disk.rename(path, target)
+            disk.sync_folder(path.parent)
+            disk.sync_folder(target.parent)
+        moved.append(target)
+    return moved
+
+
+def _take(found: Survey, item: Item) -> None:
+    found.items.append(item)
+    if item.fault is not None:
+        found.faults.append((item.path, item.fault))
+    elif found.key is None and item.assembly is not None:
+        found.key = item.assembly.public
+
+
+def _names(folder: Path, pattern: str) -> Iterator[Path]:
+    with explained("read", folder):
+        return iter(sorted(path for path in folder.glob(pattern) if not path.name.startswith(".")) if folder.is_dir() else [])
+
+
+def _facts(path: Path) -> tuple[dict[str, object], list[tuple[Path, str]]]:
+    try:
+        with explained("read", path):
+            return json.loads(path.read_text()), []
+    except ValueError:
+        return {}, [(path, f"{path} is damaged: restore it from a copy, or remove it")]
+    except LocalError as error:
+        return {}, [(path, str(error))]
+
+
+def _delta(path: Path, key: bytes | None, deep: bool, seen: Seen) -> Item:
+    try:
+        with P2pdFile.open(path, key) as file:
+            if deep:
+                file.verify_pieces()
+                seen(file.manifest.log)
+            manifest = file.manifest
+            return Item(path, DELTA, manifest.version, manifest.base, manifest.log, manifest.state, None, file.assembly)
+    except P2PCastError as error:
+        return Item(path, DELTA, None, None, 0, None, str(error))
+
+
+def _anchor(path: Path, key: bytes | None, deep: bool, seen: Seen) -> Item:
+    try:
+        where = path / ANCHOR_RECORD
+        with explained("read", where):
+            tail = Tail.from_bytes(where.read_bytes(), str(where))
+        if key is not None and tail.key != key:
+            raise IntegrityError(f"{path}: signed by another run's key")
+        assembly = tail.assembly(Layout.from_document(tail.layout))
+        manifest = assembly.manifest
+        assert manifest is not None
+        log = AnchorLog(path, assembly.layout)
+        log.add_files(manifest)
+        try:
+            for piece in range(assembly.pieces if deep else 0):
+                size = assembly.piece_bytes(piece) or 0
+                if blake3.blake3(log.read(piece * assembly.open.piece, size)).digest() != assembly.piece_hash(piece):
+                    raise IntegrityError(
+                        f"{path}: damaged: piece {piece} (of {assembly.open.piece} bytes) does not match its hash"
+                    )
+                seen(size)
+        finally:
+            log.close()
+        return Item(path, ANCHOR, manifest.version, None, manifest.log, manifest.state, None, assembly)
+    except P2PCastError as error:
+        return Item(path, ANCHOR, None, None, 0, None, str(error))
+
+
+def _small(path: Path) -> str | None:
+    try:
+        with explained("read", path):
+            if blake3.blake3(path.read_bytes()).digest().hex() != path.name:
+                return f"{path}: damaged: its contents do not match its name, which is their hash"
+    except LocalError as error:
+        return str(error)
+    return None
+
+
+def _half(path: Path, key: bytes | None) -> Version | None:
+    if key is None:
+        return None
+    try:
+        assembly = journal.look(path, key)
+    except P2PCastError:
+        return None
+    return None if assembly is None else assembly.open.version
