@@ -137,6 +137,9 @@ class Pulling:
         self._scattering.unsent(source.link.remote, artifact, pieces)
         self._bell.ring()
 
+    def expects(self, source: Source, artifact: bytes, piece: int) -> bool:
+        return self._scattering.expects(source.link.remote, artifact, piece)
+
     def came(self, source: Source, artifact: bytes, piece: int) -> None:
         self._scattering.got(source.link.remote, artifact, piece)
         self._bell.ring()

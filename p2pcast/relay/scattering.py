@@ -150,8 +150,8 @@ class Scattering:
             one.sealed.add(artifact)
         if pulled.known:
             self._add(pulled, one, artifact, pieces)
-        else:
-            one.early.setdefault(artifact, []).extend(pieces)
+        elif len(early := one.early.setdefault(artifact, [])) < limits.MAX_RANGES:
+            early.extend(pieces)
 
     @staticmethod
     def _add(pulled: _Pulled, source: _Source, artifact: bytes, pieces: list[int]) -> None:
@@ -174,10 +174,12 @@ class Scattering:
             one.asked_bytes -= size
 
     def unsent(self, source: Source, artifact: bytes, pieces: list[int]) -> None:
-        """It will not send these."""
+        """It will not send these: they were recalled, or else it does not hold them after all."""
         one = self._sources.get(source)
         if one is None:
             return
+        if one.recalled_s is None:
+            self.refused(source, artifact, pieces)
         one.recalled_s = None
         pulled = self._pulled.get(artifact)
         for piece in indices_of(pieces, limits.MAX_ASKED):
@@ -210,6 +212,10 @@ class Scattering:
                 pulled.sealing = None
 
     # -- looking
+
+    def expects(self, source: Source, artifact: bytes, piece: int) -> bool:
+        """Whether it was asked for this piece, and has not sent it."""
+        return (one := self._sources.get(source)) is not None and (artifact, piece) in one.asked
 
     def owes(self, source: Source) -> bool:
         one = self._sources.get(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from p2pcast.errors import RemoteError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.link import Link
@@ -22,6 +23,9 @@ class Puller(Protocol):
 
     def unsent(self, source: Source, artifact: bytes, pieces: list[int]) -> None:
         """It will not send these."""
+
+    def expects(self, source: Source, artifact: bytes, piece: int) -> bool:
+        """Whether it was asked for this piece, and has not sent it."""
 
     def came(self, source: Source, artifact: bytes, piece: int) -> None:
         """A piece that has matched its hash."""
@@ -72,8 +76,11 @@ class Source(Upstream):
     # -- receiving
 
     def _on_piece(self, piece: Piece) -> None:
-        super()._on_piece(piece)
         holding = self.handles.get(piece.handle)
+        if holding is not None and not holding.aborted and not self._puller.expects(self, holding.id, piece.index):
+            # Somebody else was asked for it, or will be: it would come twice.
+            raise RemoteError(f"piece {piece.index} of {holding.open.version} was not asked for")
+        super()._on_piece(piece)
         if holding is not None:
             self._puller.came(self, holding.id, piece.index)
 

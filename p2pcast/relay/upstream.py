@@ -138,9 +138,9 @@ class Upstream:
         self._spared.add(artifact)
         self.link.send(Type.RECALL, {"artifact": artifact, "pieces": [0, limits.MAX_PIECES]})
         either: list[asyncio.Future[Any]] = [answer, self.ended]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
         self._declined.pop(artifact, None)
-        if self.ended.done() or answer.result():
+        if not answer.done() or answer.result():
             return True
         self._spared.discard(artifact)
         return False

@@ -18,7 +18,7 @@ from p2pcast.relay.pieces import PieceSet, indices_of, ranges_of
 from p2pcast.relay.source import Source
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.link import Link
-from p2pcast.wire.connection import Message
+from p2pcast.wire.connection import Message, Piece
 from p2pcast.wire.messages import Type
 
 PIECE = 1024
@@ -231,6 +231,27 @@ async def test_what_is_pulled_here_is_no_version_on_its_way(source, maker):
     assert not source.busy
     assert not list(source.downstream.children[live].feeds), "nor is it pushed on"
     assert source.wants() == []
+
+
+async def test_a_piece_that_nobody_asked_for_ends_the_link(source, maker):
+    class Puller:
+        def owed(self, one):
+            return False
+
+        def heard(self, one, size): ...
+
+        def expects(self, one, artifact, piece):
+            return False
+
+    made = maker.make([5000] * 3, step=2, piece=PIECE)
+    source.pulled.add(made.id)
+    one = Source(source, Puller())
+    one.start(Heard(one))
+    one.on_link_event(one.link, None, Message(Type.OPEN, {}, 1, made.open))
+    one.on_link_event(one.link, None, Message(Type.BATCH, {}, 1, made.batches[0]))
+    one.on_link_event(one.link, None, Piece(1, 0, memoryview(made.pieces(PIECE)[0])))
+    assert one.link.closed
+    assert source.holdings[made.id].artifact.held.count == 0
 
 
 @pytest.mark.parametrize("begun", [False, True])

@@ -251,3 +251,22 @@ def test_news_of_a_source_that_pulls_itself():
     world.source(b"again", {A: every(10)}, 1e8)
     assert world.scattering.whole(A)
     world.run()
+
+
+def test_one_that_says_it_has_what_it_will_not_send_is_not_asked_again():
+    world = World(Scattering())
+    world.want(A, 10)
+    world.source(b"liar", {A: every(10)}, 0.0)
+    world.begin()
+    owed = [piece for _, piece in world.queue[b"liar"]]
+    assert world.scattering.expects(b"liar", A, owed[0])
+    world.queue[b"liar"].clear()
+    world.asked.clear()
+    world.scattering.unsent(b"liar", A, ranges_of(sorted(owed)))
+    assert not world.scattering.expects(b"liar", A, owed[0])
+    for _ in range(20):
+        world.step()
+    assert not {piece for _, piece in world.queue[b"liar"]} & set(owed)
+    world.source(b"other", {A: every(10)}, 1e7)
+    world.lose(b"liar")
+    world.run()
