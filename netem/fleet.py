@@ -315,13 +315,17 @@ class Fleet:
         await self._until(look, lambda: f"{self._chains} chains: {found}")
         return found
 
-    async def _chains_now(self) -> list[list[str]]:
-        """Nothing while somebody is not attached."""
+    async def parents(self) -> dict[str, str]:
+        """Of each peer, by what it says: another one, or ``HUB``. Fewer than all while somebody is not attached."""
         hub = await self.status(HUB)
         rows = {p["name"]: p for p in (hub or {}).get("peers", [])}
         names = {p["node"]: n for n, p in rows.items()}
         said = {n: s for n in self.names if (s := await self.status(n)) is not None and n in rows}
-        above = {n: names.get(s["parent"], HUB) for n, s in said.items() if s["parent"] is not None}
+        return {n: names.get(s["parent"], HUB) for n, s in said.items() if s["parent"] is not None}
+
+    async def _chains_now(self) -> list[list[str]]:
+        """Nothing while somebody is not attached."""
+        above = await self.parents()
         if len(above) < len(self.names):
             return []
         ways: dict[str, list[str]] = {}

@@ -102,6 +102,7 @@ class Flow:
         while above is not None:
             there = self._network.root_region if above == ROOT else self._regions[above]
             total_s += piece_bits / self._limit[peer] + self._network.rtt_s(there, self._regions[peer]) / 2
+            total_s += self._network.hop_s
             peer, above = above, self._parent.get(above)
         return total_s
 

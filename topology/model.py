@@ -5,7 +5,7 @@ a payload P, the last peer is done after
 
     (P - s) / min r  +  sum over hops (s / r_i + rtt_i / 2)
 
-which is exact for such a pipeline. In a tree each sender's rate is shared among those it feeds, fairly: who wants less than an equal share
+which is exact for such a pipeline; `Network.hop_s` is added to each half of a round trip. In a tree each sender's rate is shared among those it feeds, fairly: who wants less than an equal share
 leaves the rest to the others. A peer is taken to receive and to send at up to its own rate, each.
 
 Rates are in bits per second, sizes in bytes.
@@ -37,6 +37,8 @@ class Network:
     near_rtt_s: float = 0.005
     far_rtt_s: float = 0.1
     root_region: str = ""
+    hop_s: float = 0.0
+    """What a peer takes, beside a piece's own time, until it passes it on: to be scheduled, to check it."""
 
     def rtt_s(self, a: str, b: str) -> float:
         """Round trip between two regions, by label."""
@@ -147,7 +149,7 @@ def predict_at(
     piece_bits = 8.0 * min(network.piece_bytes, payload_bytes)
     rest_bits = 8.0 * payload_bytes - piece_bits
     payload_bits = 8.0 * payload_bytes
-    near_s, far_s = network.near_rtt_s / 2, network.far_rtt_s / 2
+    near_s, far_s = network.near_rtt_s / 2 + network.hop_s, network.far_rtt_s / 2 + network.hop_s
     times_s: dict[str, float] = {}
     stretch = 1.0
     waiting: list[tuple[str, str, float, float, float]] = [(ROOT, network.root_region, uplink_bps, math.inf, 0.0)]

@@ -182,6 +182,6 @@ class _Planner:
 
     def _times_s(self, chain: list[Member]) -> list[float]:
         regions = [self.network.root_region, *(m.region for m in chain)]
-        rtts_s = [self.network.rtt_s(a, b) for a, b in pairwise(regions)]
+        rtts_s = [self.network.rtt_s(a, b) + 2 * self.network.hop_s for a, b in pairwise(regions)]
         rates = [self.rates[m.id] for m in chain]
         return chain_times_s(self.payload_bytes, rates, self.network.piece_bytes, rtts_s)

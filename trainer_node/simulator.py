@@ -86,15 +86,17 @@ class VersionResult:
 
 def simulate(scenario: Scenario, seed: int = 0) -> list[VersionResult]:
     """One run; a result a version. The first two are the fleet's beginning, when nothing has been measured."""
-    return _World(scenario, Random(seed)).run()
+    return World(scenario, Random(seed)).run()
 
 
-class _World:
-    def __init__(self, scenario: Scenario, rng: Random) -> None:
+class World:
+    """`run` goes through a scenario; `trainer_node.replay` through one version of a given tree."""
+
+    def __init__(self, scenario: Scenario, rng: Random, chains: int | None = None) -> None:
         self.scenario = scenario
         self.rng = rng
         self.now = 0.0
-        self.membership = Membership(1, scenario.uplink_bps)
+        self.membership = Membership(1, scenario.uplink_bps, chains)
         self.broadcast = Broadcast()
         self.regions: dict[str, str] = {}
         self.flow = Flow(scenario.payload_bytes, scenario.uplink_bps, self.regions, scenario.network)
@@ -159,14 +161,17 @@ class _World:
     # -- peers
 
     def _join(self) -> None:
+        peer = self._born_as(f"{self.rng.getrandbits(64):016x}")
+        self._ordered(lambda: self.membership.join(peer, self.now))
+
+    def _born_as(self, peer: str) -> Peer:
         self._born += 1
-        peer = f"{self.rng.getrandbits(64):016x}"
         self.regions[peer] = f"region-{self._born % self.scenario.regions}"
         self.flow.add(peer, self.scenario.peer_bps, 0.0 if self.results else self.scenario.payload_bytes)
         self._lag[peer] = Lag()
         self._lag[peer].begin(self.now, 0)
         self._staged[peer] = None
-        self._ordered(lambda: self.membership.join(Peer(peer, peer, self.regions[peer], "", 0, self.now), self.now))
+        return Peer(peer, peer, self.regions[peer], "", 0, self.now)
 
     def _come(self) -> None:
         self._join()
@@ -179,11 +184,12 @@ class _World:
         alive = self._alive()
         if not alive:
             return
-        peer = self.rng.choice(alive)
         self._result().deaths += 1
+        self._kill(self.rng.choice(alive), told=self.rng.random() >= self.scenario.silent)
+
+    def _kill(self, peer: str, *, told: bool) -> None:
         self._dead.add(peer)
         self._going.pop(peer, None)
-        told = self.rng.random() >= self.scenario.silent
         for orphan in self.flow.remove(peer):
             rtt_s = self._rtt_s(orphan, peer)
             limit_s = max(4 * rtt_s, SILENCE_FLOOR_S) if not self.flow.done(orphan) else IDLE_SILENCE_S

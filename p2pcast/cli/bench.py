@@ -15,6 +15,10 @@ COMMANDS = {
     "device": ("p2pcast.cli.bench_device:device", "The dense passes with torch's operations, on a GPU or the CPU."),
     "relay": ("p2pcast.cli.bench_relay:relay", "CPU and memory of a peer in the middle of a chain."),
     "faults": ("p2pcast.cli.bench_faults:faults", "Each fault in mid-broadcast: how soon bytes flow again, when all have it."),
+    "simulated": (
+        "p2pcast.cli.bench_simulated:simulated",
+        "Broadcasts that are measured, and the same ones simulated, side by side.",
+    ),
     "soak": (
         "p2pcast.cli.bench_soak:soak",
         "Many versions while peers die, freeze, slow down and come back: bits, times, leaks.",

@@ -46,28 +46,37 @@ SETTLING = 2
     show_default=True,
     help="Per cent that slow down a minute, for a minute or so.",
 )
+@click.option(
+    "--hop",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Milliseconds that a peer takes to pass a piece on.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @output
 def simulate(
     peers: int, regions: int, versions: int, interval: float, payload: float, uplink: float, peer_rate: float, churn: float,
-    silent: float, slow: float, seed: int, as_json: bool, output: Path | None,
+    silent: float, slow: float, hop: float, seed: int, as_json: bool, output: Path | None,
 ) -> None:  # fmt: skip
     """Time to 99 % of a fleet, and to its last peer, version by version, over the ideal: the payload at a peer's own rate.
 
     The hub's own code decides about joins, deaths, moves and plans; links, delays and churn are modelled. The same seed gives the same run.
     """
+    from topology.model import Network
     from trainer_node.simulator import Scenario
     from trainer_node.simulator import simulate as run
 
     scenario = Scenario(
         peers=peers, regions=regions, versions=versions, payload_bytes=payload * MIB, uplink_bps=uplink, peer_bps=peer_rate,
         interval_s=interval, deaths=churn / 100, silent=silent, slowdowns=slow / 100,
+        network=Network(root_region="region-0", hop_s=hop / 1e3),
     )  # fmt: skip
     rows = [result.document for result in run(scenario, seed)]
     document: dict[str, Any] = {
         "peers": peers, "regions": regions, "payload_bytes": scenario.payload_bytes, "uplink_bps": uplink, "peer_bps": peer_rate,
-        "interval_s": interval, "deaths_per_minute": churn / 100, "silent": silent, "slowdowns_per_minute": slow / 100, "seed": seed,
+        "interval_s": interval, "deaths_per_minute": churn / 100, "silent": silent, "slowdowns_per_minute": slow / 100, "hop_s": hop / 1e3, "seed": seed,
         "t99_over_ideal": _spread([row["t99_over_ideal"] for row in rows[SETTLING:]]),
         "last_over_ideal": _spread([row["last_over_ideal"] for row in rows[SETTLING:]]),
         "rows": rows,

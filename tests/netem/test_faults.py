@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import uvloop
 
+from netem.agreement import learn, measure
 from netem.faults import FAULTS, MOMENTS, POSITIONS, Case, matrix, run_case
 from netem.fleet import HUB, PEERS, Fleet
 from netem.loopback import Net
+from p2pcast.cli.bench_simulated import simulated_s
 
 CASES = [
     Case("garbage", "head", "start"),
@@ -65,6 +67,19 @@ def test_a_fault_in_mid_broadcast(stage, case):
     assert outcome.duplicate_bytes == 0
 
 
+@pytest.mark.parametrize("scenario", ["undisturbed", "kill middle", "slow middle"])
+def test_a_broadcast_and_the_same_one_simulated(stage, scenario):
+    """That they agree is for the bench to say, on a machine that has time; here, that they are of one kind."""
+    first = stage.play(measure(stage.fleet, "undisturbed"))
+    rate_bytes_s = stage.fleet.net.rate_bytes_s
+    costs = learn(first.chains[0], first.times_s, first.payload_bytes, rate_bytes_s)
+    assert 0.1 < costs.share < 1.1
+    found = stage.play(measure(stage.fleet, scenario))
+    assert (found.victim is None) == (scenario == "undisturbed")
+    assert 0.2 < simulated_s(found, scenario, costs, 8 * rate_bytes_s) / found.last_s < 5
+    assert all(stage.fleet.exact(name) for name in stage.fleet.names)
+
+
 def test_the_swarm_completes_what_it_holds_without_its_hub(stage):
     stage.play(_without_hub(stage.fleet))
 
@@ -82,6 +97,12 @@ async def _without_hub(fleet: Fleet) -> None:
     await fleet.live(*fleet.names)
     assert all(fleet.exact(n) for n in fleet.names)
     assert before == {n: (await fleet.answers(n))["bytes_duplicate"] for n in fleet.names}
+
+
+def test_what_is_learnt_of_a_chain():
+    costs = learn(["a", "b", "c"], {"a": 1.0, "b": 1.1, "c": 1.2}, 1_000_000, 1_250_000)
+    assert costs.share == pytest.approx(0.8)
+    assert costs.hop_s == pytest.approx(0.1 - 65536 / 1e6)
 
 
 def test_the_cases_are_of_the_matrix_and_leave_nothing_out():

@@ -1,0 +1,112 @@
+"""``p2pcast bench simulated``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import uvloop
+from rich.table import Table
+
+from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.limits import MIB, PIECE_BYTES
+
+if TYPE_CHECKING:
+    from netem.agreement import Costs, Measured
+
+CHAINS = 2
+WIDE_BPS = 1e12
+"""Each of the hub's ways has a rate of its own: its uplink is no limit."""
+
+
+@click.command()
+@click.option("--peers", type=click.IntRange(4, 32), default=6, show_default=True, help="Beside the hub, in two chains.")
+@click.option("--payload", type=click.IntRange(1), default=6, show_default=True, help="MiB of each version.")
+@click.option("--rate", type=Rate(), default="16mbit", show_default=True, help="Of every way between two processes.")
+@click.option("--only", multiple=True, metavar="WORDS", help="Scenarios that these words begin; may be given several times.")
+@click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Of each scenario.")
+@click.option(
+    "--deadline", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds after which a broadcast has failed."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@output
+def simulated(
+    peers: int, payload: int, rate: float, only: tuple[str, ...], rounds: int, deadline: float, as_json: bool, output: Path | None
+) -> None:
+    """Is the simulator right? Broadcasts of real processes, and the same ones simulated: time to the last peer of each, and the ratio.
+
+    What links alone don't tell (headers, a hop's own time) is learnt from the first broadcast, which is compared with nothing. Behind proxies on this machine;
+    no privileges are needed.
+    """
+    from netem.agreement import SCENARIOS
+
+    scenarios = [name for name in SCENARIOS if not only or any(f"{name} ".startswith(f"{words} ") for words in only)]
+    if not scenarios:
+        raise click.BadParameter("no scenario begins with these words", param_hint="--only")
+    document = uvloop.run(_compare(peers, payload * MIB, rate / 8, scenarios * rounds, deadline))
+    write_document(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    table = Table("scenario", "chains", "measured, s", "simulated, s", "ratio")
+    for row in document["rows"]:
+        chains = " · ".join(str(len(chain)) for chain in row["chains"])
+        table.add_row(row["scenario"], chains, f"{row['measured_s']:.2f}", f"{row['simulated_s']:.2f}", f"{row['ratio']:.3f}")
+    console().print(table)
+    click.echo(
+        f"learnt from a broadcast of its own: payload gets {document['share']:.3f} of a way's rate, a hop adds {document['hop_s'] * 1e3:.0f} ms to a piece's time"
+    )
+
+
+async def _compare(
+    peers: int, payload_bytes: int, rate_bytes_s: float, scenarios: list[str], deadline_s: float
+) -> dict[str, Any]:
+    from netem.agreement import learn, measure
+    from netem.fleet import Fleet
+    from netem.loopback import Net
+
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
+        async with Fleet(Path(folder), Net(rate_bytes_s), peers, CHAINS, payload_bytes, deadline_s) as fleet:
+            await measure(fleet, "undisturbed")  # kernels are compiled, connections have opened their windows
+            first = await measure(fleet, "undisturbed")
+            costs = learn(first.chains[0], first.times_s, first.payload_bytes, rate_bytes_s)
+            for scenario in scenarios:
+                found = await measure(fleet, scenario)
+                expected_s = simulated_s(found, scenario, costs, 8 * rate_bytes_s)
+                rows.append(
+                    {
+                        "scenario": scenario,
+                        "chains": found.chains,
+                        "struck_s": round(found.struck_s, 3),
+                        "measured_s": round(found.last_s, 4),
+                        "simulated_s": round(expected_s, 4),
+                        "ratio": round(expected_s / found.last_s, 4),
+                    }
+                )
+    return {
+        "payload_bytes": payload_bytes, "rate_bits_s": 8 * rate_bytes_s, "share": round(costs.share, 4), "hop_s": round(costs.hop_s, 4), "rows": rows,
+    }  # fmt: skip
+
+
+def simulated_s(found: Measured, scenario: str, costs: Costs, rate_bps: float) -> float:
+    """Seconds to the last but the victim, of the same broadcast in the simulator."""
+    from netem.agreement import SLOW_SHARE
+    from netem.fleet import HUB
+    from topology.model import Network
+    from topology.tree import ROOT
+    from trainer_node.replay import Blow, replay
+    from trainer_node.simulator import Scenario
+
+    bps = costs.share * rate_bps
+    network = Network(piece_bytes=PIECE_BYTES, near_rtt_s=0.0, root_region="region-0", hop_s=costs.hop_s)
+    model = Scenario(regions=1, payload_bytes=found.payload_bytes, uplink_bps=WIDE_BPS, peer_bps=bps, network=network)
+    blows = []
+    if found.victim is not None:
+        blows = [Blow(found.struck_s, found.victim, None if scenario.startswith("kill") else SLOW_SHARE * bps)]
+    parent = {peer: ROOT if above == HUB else above for peer, above in found.parent.items()}
+    times_s = replay(model, parent, blows, CHAINS)
+    return max(s for peer, s in times_s.items() if peer != found.victim)

@@ -1,0 +1,47 @@
+"""One version down a given tree: what is known to come out, and that it takes the tree it is given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from topology.model import Network
+from topology.tree import ROOT
+from trainer_node.replay import Blow, replay
+from trainer_node.simulator import Scenario
+
+BPS = 16e6
+TREE = {"a": ROOT, "b": "a", "c": "b", "d": ROOT, "e": "d"}
+SCENARIO = Scenario(
+    regions=1,
+    payload_bytes=4e6,
+    uplink_bps=1e12,
+    peer_bps=BPS,
+    network=Network(near_rtt_s=0.0, root_region="region-0", hop_s=0.01),
+)
+PIECE_S = 8 * 65536 / BPS
+
+
+def test_undisturbed_it_is_the_pipelines_time() -> None:
+    times_s = replay(SCENARIO, TREE, [], chains=2)
+    for peer, hops in (("a", 1), ("b", 2), ("c", 3), ("d", 1), ("e", 2)):
+        assert times_s[peer] == pytest.approx(2.0 + hops * (PIECE_S + 0.01), abs=1e-6)
+
+
+def test_whose_parent_is_killed_goes_on_from_the_next_above() -> None:
+    times_s = replay(SCENARIO, TREE, [Blow(1.0, "b")], chains=2)
+    assert set(times_s) == set("acde")
+    assert times_s["c"] == pytest.approx(2.0 + 2 * (PIECE_S + 0.01), abs=1e-6)
+
+
+def test_a_slow_one_is_bypassed_and_takes_its_own_time() -> None:
+    alone = replay(SCENARIO, {"a": ROOT, "b": "a"}, [Blow(1.0, "b", 0.25 * BPS)])
+    times_s = replay(SCENARIO, TREE, [Blow(1.0, "b", 0.25 * BPS)], chains=2)
+    assert times_s["b"] > times_s["c"]
+    assert 2.2 < times_s["c"] < 4.0 < alone["b"], "found within a second, and not waited for"
+    assert times_s["e"] == pytest.approx(2.0 + 2 * (PIECE_S + 0.01), abs=1e-6)
+
+
+def test_one_that_gets_nothing_is_told_so() -> None:
+    assert replay(SCENARIO, {"a": ROOT}, [Blow(0.5, "a", 1e-6)]) == {"a": math.inf}
