@@ -72,7 +72,9 @@ class Fleet:
         payload_bytes: int,
         uplink_bps: float,
         late: int = 0,
+        plaintext: bool = False,
     ) -> None:
+        self._links = ["--plaintext"] if plaintext else []
         hosts = peers_of(net)
         self._peers, self._late = hosts[: len(hosts) - late], hosts[len(hosts) - late :]
         self.fetching: list[float] = []
@@ -132,7 +134,7 @@ class Fleet:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _daemon(self, host: str, *words: str | Path) -> None:
-        command = [*self._net.inside(host), *P2PCAST, *words, "--plaintext"]
+        command = [*self._net.inside(host), *P2PCAST, *words, *self._links]
         command += ["--state", self._folder / "state" / host, "--shadow", self._memory / host]
         self._processes.start(host, command)
 
@@ -251,15 +253,23 @@ def check(saved: Path, installed: Path) -> None:
 
 
 def p2pcast(
-    net: Emulated, payload_bytes: int, rounds: int, uplink_bps: float, folder: Path, memory: Path, late: int = 0
+    net: Emulated,
+    payload_bytes: int,
+    rounds: int,
+    uplink_bps: float,
+    folder: Path,
+    memory: Path,
+    late: int = 0,
+    *,
+    plaintext: bool = False,
 ) -> list[Ran]:
-    """Broadcasts by p2pcast; with ``late``, every other one while so many peers, which are not counted, catch up from nothing. ``memory``: for shadows, in tmpfs.
+    """Broadcasts by p2pcast, behind TLS unless ``plaintext``; with ``late``, every other one while so many peers, which are not counted, catch up from nothing. ``memory``: for shadows, in tmpfs.
 
     From the main thread. Raises LocalError, IntegrityError.
     """
     (folder / "logs").mkdir()
     with Processes(folder / "logs") as processes:
-        fleet = Fleet(net, processes, folder, memory / "shadows", payload_bytes, uplink_bps, late)
+        fleet = Fleet(net, processes, folder, memory / "shadows", payload_bytes, uplink_bps, late, plaintext)
         fleet.start()
         for _ in range(WARM_UP):
             fleet.publish()
@@ -270,7 +280,7 @@ def p2pcast(
                 beside.append(fleet.publish(beside=True))
         status = fleet.status()
     settings = {"chains": status["chains"], "codec": status["last"]["codec"]}
-    ran = [Ran("p2pcast", fleet.sent_bytes, alone, settings)]
+    ran = [Ran("p2pcast, plaintext" if plaintext else "p2pcast", fleet.sent_bytes, alone, settings)]
     if late:
         fetching = {"late": late, "still_fetching": fleet.fetching}
         ran.append(Ran(f"p2pcast, {late} late", fleet.sent_bytes, beside, settings | fetching))

@@ -23,12 +23,14 @@ from netem.description import Link, star
 from netem.rate import rate_network
 
 TMPFS = Path("/dev/shm")
+PLAINTEXT = "p2pcast, plaintext"
+"""The same without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
     """``congestion``: TCP's congestion control at every host; None is the machine's own. ``folder``: where folders are made that are gone afterwards.
-    ``late``: peers that catch up beside every other broadcast of p2pcast."""
+    ``late``: peers that catch up beside every other broadcast of p2pcast. ``plaintext``: p2pcast without TLS, too."""
 
     peers: Sequence[int]
     payload_bytes: int
@@ -39,6 +41,7 @@ class Bench:
     congestion: str | None = None
     folder: Path | None = None
     late: int = 0
+    plaintext: bool = False
 
     def chains(self, peers: int) -> int:
         """As many as the uplink feeds at a peer's full rate."""
@@ -50,7 +53,7 @@ def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dic
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = []
     for peers in bench.peers:
-        for system in ("p2pcast", *bench.rivals):
+        for system in ("p2pcast", *([PLAINTEXT] if bench.plaintext else []), *bench.rivals):
             for made in _rows(bench, system, peers):
                 rows.append(made)
                 tell(made)
@@ -72,9 +75,10 @@ def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
         network = star(uplink, peers + late, link, bench.congestion)
         net = owned.enter_context(rate_network(network))
         try:
-            if system == "p2pcast":
+            if system in ("p2pcast", PLAINTEXT):
                 memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
-                ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory, late)
+                plaintext = system == PLAINTEXT
+                ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory, late, plaintext=plaintext)
             else:
                 ran = [RIVALS[system](net, bench.payload_bytes, bench.rounds, bench.chains(peers), folder)]
         except MissingError as error:

@@ -47,6 +47,7 @@ CROWDED = 0.95
     show_default=True,
     help="Peers that join and catch up from nothing beside every other of p2pcast's broadcasts: a row without, and one with them.",
 )
+@click.option("--plaintext", is_flag=True, help="p2pcast without TLS too: a row of its own.")
 @click.option("--congestion", metavar="NAME", help="TCP congestion control at every host, instead of the machine's own.")
 @click.option(
     "--dir", "folder", type=PATH, help="Where a work folder is made, and removed again; temporary files' place by default."
@@ -62,6 +63,7 @@ def broadcast(
     rivals: tuple[str, ...],
     no_rivals: bool,
     late: int,
+    plaintext: bool,
     congestion: str | None,
     folder: Path | None,
     as_json: bool,
@@ -95,7 +97,16 @@ def broadcast(
 
     chosen = () if no_rivals else tuple(dict.fromkeys(rivals))
     bench = Bench(
-        tuple(dict.fromkeys(peers)), round(payload * (1 << 20)), uplink, peer_rate, rounds, chosen, congestion, folder, late
+        tuple(dict.fromkeys(peers)),
+        round(payload * (1 << 20)),
+        uplink,
+        peer_rate,
+        rounds,
+        chosen,
+        congestion,
+        folder,
+        late,
+        plaintext,
     )
     result = bench_broadcast(bench, tell)
     write_document(result, output)
