@@ -111,6 +111,18 @@ def test_links_are_mutual_tls_1_3(place, loop):
     place(play, loop=loop)
 
 
+def test_older_tls_is_not_spoken(place):
+    async def play(here: Place) -> None:
+        old = here.papers.tls(PEER).client
+        old.minimum_version = ssl.TLSVersion.TLSv1_2
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(P2PCastError):
+            await here.dial(old)
+        assert here.links == []
+
+    place(play)
+
+
 @LOOPS
 def test_a_token_buys_a_certificate_and_that_opens_links(place, loop):
     async def play(here: Place) -> None:
