@@ -161,7 +161,7 @@ def test_strangers_get_no_further_than_enrolment(place, loop):
 
 def test_a_peers_listener_takes_no_strangers_at_all(place):
     async def play(here: Place) -> None:
-        with pytest.raises(P2PCastError):
+        with pytest.raises(P2PCastError, match="perhaps it does not accept"):
             await enrol(*here.listener.address, here.token, PEER, "p", "peer", new_key())
         assert here.links == []
 
