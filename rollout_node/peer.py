@@ -170,6 +170,10 @@ class Peer:
         self.staging = Staging()
         self._ends.callback(self.staging.close)
         config.token.check_links(plaintext=config.plaintext)
+        if config.plaintext:
+            logger.warning(
+                "--plaintext: links are NOT encrypted: whoever is on the way can read the weights and take over connections"
+            )
         identity = Identity(self.ident, config.name, config.token, self.evicted)
         self.papers = None
         if not config.plaintext:

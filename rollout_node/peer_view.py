@@ -149,6 +149,12 @@ class PeerView:
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
         yield metrics.gauge("p2pcast_peer_sources", "Nodes that this peer pulls from", len(peer.pulling.sources))
         yield metrics.counter("p2pcast_peer_pulled_bytes", "Piece bytes that were pulled", peer.pulling.bytes_received)
+        if peer.papers is not None and peer.papers.until is not None:
+            yield metrics.gauge(
+                "p2pcast_peer_certificate_end_timestamp_seconds",
+                "When the certificate ends, unless it is renewed",
+                peer.papers.until,
+            )
         for name, text, version in (
             ("staged", "Step of the version staged", peer.staged),
             ("committed", "Step of the version that all engines use", peer.committed),

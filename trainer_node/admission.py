@@ -55,6 +55,8 @@ class AdmissionOwner(Protocol):
         """Close what connects to these nodes, and tell all peers who is evicted."""
 
     def token_changed(self) -> None: ...
+    def told(self, kind: str, **facts: Any) -> None:
+        """An event."""
 
 
 class Admission:
@@ -193,6 +195,7 @@ class Admission:
                 node = self._ledger.readmit(peer)
                 await self._save()
                 self._spread()
+                self._owner.told("evicted", peer=peer, node=node, undone=True)
                 return {"peer": peer, "node": node, "evicted": False}
             node, name = self._owner.named(peer) or (found := self._ledger.find(peer), self._ledger.holders[found].name)
             bought = self._ledger.evict(node, name)
@@ -202,6 +205,7 @@ class Admission:
                 token = self._ledger.revoke(bought)
                 self._replace_own_token()
             await self._save()
+        self._owner.told("evicted", peer=name, node=node, undone=False)
         logger.warning("evicted %s (%s)%s", name, node, f", revoked token {token}" if token else "")
         note = None
         if self.tls is None:

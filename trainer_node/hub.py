@@ -634,6 +634,9 @@ class Hub:
             link.close(error)
         self.send_all(Type.EVICTED, {"nodes": sorted(nodes)})
 
+    def told(self, kind: str, **facts: Any) -> None:
+        self.events.emit(kind, **facts)
+
     def token_changed(self) -> None:
         if self.config.token_file is not None:
             atomic_write(self.config.token_file, f"{self.token}\n".encode(), 0o600)

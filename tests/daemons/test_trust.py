@@ -288,6 +288,7 @@ async def test_who_is_evicted_is_cut_off_at_once_and_stays_out(tls, states):
     assert isinstance(await tls.ended(b), RefusedError)
     assert answer["revoked_token"] == token.ident.hex()
     await tls.until(lambda: all(b.ident in p.evicted for p in (a, c)), "all have heard")
+    assert [e.facts["peer"] for e in hub.events.after(0)[1] if e.kind == "evicted"] == ["b"]
     for place in (tls.address, at(a), at(c)):
         with pytest.raises(RefusedError, match="evicted"):
             await knock(tls, papers, at=place)
