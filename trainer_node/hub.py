@@ -398,6 +398,8 @@ class Hub:
         task.add_done_callback(self._sealing.discard)
 
     async def _seal(self, holding: Holding) -> None:
+        if holding.proof is not None and not await holding.proof:
+            return
         try:
             await self.staging.run(self.store.seal, holding.log, holding.assembly)
         except P2PCastError as error:

@@ -266,6 +266,7 @@ class Publishing:
         log = self.store.begin(record, layout)
         holding = self.node.open(packer.open_signed, None, log)
         loop = asyncio.get_running_loop()
+        holding.proof = loop.create_future()
         started = loop.time()
         packing = Packing(packer, log, lambda batch: loop.call_soon_threadsafe(self._emit, holding, batch))
         staged = asyncio.ensure_future(self._staging.patch(holding, shadow))
@@ -290,7 +291,9 @@ class Publishing:
                 await self._staging.run(self.store.keep_files, files)
             self.node.seal(holding, manifest)
             patch = await staged
+            holding.proof.set_result(True)
         except BaseException:
+            holding.proof.set_result(False)
             packing.stop()
             making.cancel()
             staged.cancel()

@@ -83,6 +83,8 @@ class Holding:
     """Of it, by that earlier process."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the owner once it is sealed in the store."""
+    proof: asyncio.Future[bool] | None = None
+    """Of one that is made here: whether it decodes to what its manifest says. Until that is known it is not sealed in the store."""
     opened_at: float = 0.0
     completed_at: float | None = None
 

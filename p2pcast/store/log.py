@@ -77,8 +77,14 @@ class FileLog:
 
     def _open(self) -> None:
         if self._head is None:
-            with explained("open", self.path):
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                with explained("open", self.path):
+                    self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except LocalError as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    # Not ours to mend by room or rights: as good as damaged, and had anew like that.
+                    raise IntegrityError(f"{self.path} is gone from the store") from None
+                raise
             return
         with explained("create", self.path):
             disk.make_folder(self.path.parent)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 
 import pytest
 
-from p2pcast.errors import RefusedError
-from p2pcast.store import retention
+from p2pcast.errors import LocalError, RefusedError
+from p2pcast.store import disk, retention
 from p2pcast.store.journal import Kind
 from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
@@ -51,26 +53,97 @@ async def test_a_peer_whose_shadow_was_lost_fills_it_from_its_disk(swarm, states
     await swarm.live("0.3")
 
 
-async def test_a_shadow_that_rotted_between_two_runs_is_made_anew(swarm, states, tmpfs):
+async def test_a_shadow_that_rotted_between_two_runs_is_put_right_from_disk(swarm, states, tmpfs, caplog):
     await started(swarm, states, "a")
     await swarm.down(swarm.peers["a"])
     weights = tmpfs / "a" / "model.safetensors"
     rotten = bytearray(weights.read_bytes())
     rotten[-1000] ^= 4
     weights.write_bytes(rotten)
-    await swarm.peer_up("a")
+    back = await swarm.peer_up("a")
     await swarm.live("0.2")
+    assert back.node.bytes_received == 0
+    assert "1 cells of the shadow were put right" in caplog.text
 
 
-async def test_a_shadow_that_rots_under_way_is_made_anew(swarm, states, tmpfs):
+async def test_a_shadow_that_rots_under_way_is_put_right_from_disk(swarm, states, tmpfs):
     state = await started(swarm, states, "a")
     peer = swarm.peers["a"]
+    shadow, received = peer.shadow, peer.node.bytes_received
     with (tmpfs / "a" / "model.safetensors").open("r+b") as file:
         file.seek(-40_000, 2)
         file.write(b"rotten")
     swarm.publish(3, states.trained(state, 3, share=0.5))
     await swarm.live("0.3")
     assert peer.error is None
+    assert peer.shadow is shadow
+    assert peer.node.bytes_received - received == swarm.hub.published.bytes
+
+
+async def test_a_shadow_whose_disk_is_gone_too_is_made_anew(swarm, states, tmpfs):
+    state = await started(swarm, states, "a", "b")
+    peer = swarm.peers["a"]
+    for path in (swarm.folder / "a" / "deltas").iterdir():
+        path.unlink()
+    with (tmpfs / "a" / "model.safetensors").open("r+b") as file:
+        file.seek(-40_000, 2)
+        file.write(b"rotten")
+    swarm.publish(3, states.trained(state, 3, share=0.5))
+    await swarm.live("0.3")
+    assert peer.error is None
+
+
+async def test_a_hubs_shadow_that_rots_costs_no_version(swarm, states, tmpfs, caplog):
+    state = await started(swarm, states, "a")
+    with (tmpfs / "hub" / "model.safetensors").open("r+b") as file:
+        file.seek(-40_000, 2)
+        file.write(b"rotten")
+    swarm.publish(3, states.trained(state, 3, share=0.5))
+    await swarm.live("0.3")
+    assert swarm.hub.skipped == {}
+    assert "cells of the shadow were put right" in caplog.text
+
+
+class Full:
+    """A watcher of the disk on which there is no room left below a folder."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+        self.full = True
+
+    def step(self, step, do):
+        if self.full and step.what in ("write", "allocate", "create") and step.path.is_relative_to(self.folder):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(step.path))
+        return do()
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+async def test_a_peer_without_room_says_so_once_and_loses_nothing(swarm, states, tmpfs, where):
+    """It ends with one clear error; with room again it goes on from where it was, and nobody below it was held up."""
+    state = await started(swarm, states, "a", "b")
+    folder = swarm.folder / "a" if where == "disk" else tmpfs / "a" / "patches"
+    with disk.watched(Full(folder)):
+        swarm.publish(3, states.trained(state, 3))
+        error = await swarm.ended(swarm.peers["a"])
+        assert isinstance(error, LocalError)
+        assert "no space is left" in str(error)
+        assert str(folder) in str(error)
+        await swarm.live("0.3")
+    back = await swarm.peer_up("a")
+    await swarm.live("0.3")
+    assert back.node.bytes_received <= swarm.hub.published.bytes
+
+
+async def test_a_hub_without_room_skips_that_version_and_goes_on(swarm, states):
+    state = await started(swarm, states, "a")
+    room = Full(swarm.folder / "hub" / "partial")
+    with disk.watched(room):
+        swarm.publish(3, states.trained(state, 3))
+        await swarm.until(lambda: "step_3" in swarm.hub.skipped, "it is skipped")
+        assert "no space is left" in swarm.hub.skipped["step_3"]
+        room.full = False
+        swarm.publish(4, states.trained(state, 4))
+        await swarm.live("0.4")
 
 
 async def test_an_artifact_damaged_on_a_peers_disk_is_fetched_again(swarm, states, tmpfs):
