@@ -41,6 +41,7 @@ async def test_status_health_and_metrics(swarm, states):
         assert shown["bytes_duplicate"] == 0
         assert shown["parent"] in ("hub", "a", "b")
         assert [e["ready"] for e in shown["engines"]] == [True]
+        assert shown["score_parts"].keys() == {"speed", "success", "stability", "decay"}
     assert document["digests"]["0.2"] == (await swarm.status(first))["digests"]["0.2"]
 
     for daemon in (hub, first, second):
@@ -52,6 +53,9 @@ async def test_status_health_and_metrics(swarm, states):
         found = {s.name: s.value for family in text_string_to_metric_families(text) for s in family.samples}
         assert found["p2pcast_received_bytes_total"] == daemon.node.bytes_received
         assert found["p2pcast_duplicate_bytes_total"] == 0
+        if daemon is hub:
+            assert text.count("p2pcast_hub_peer_score_part{") == 2 * 4
+            assert text.count("p2pcast_hub_peer_score{") == 2
     assert found["p2pcast_peer_staged_step"] == found["p2pcast_peer_committed_step"] == 2
     assert found["p2pcast_peer_hub_connected"] == 1
 
