@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import fsum
 from statistics import median
 
-from topology.mending import Links, mend
+from topology.mending import Links, mend, weave
 from topology.model import (
     DEFAULT_NETWORK,
     TYPICAL_PAYLOAD_BYTES,
@@ -125,7 +125,11 @@ class _Planner:
             chains = min(chains, self._by_region(forwarders), key=self._last_s)
         parent = {m.id: above for chain in chains for m, above in zip(chain, [ROOT, *(m.id for m in chain)], strict=False)}
         dealt = grow(Plan(epoch, parent), [m for m in ranked if m.leaf], self.chains)
-        return self.repaired(self.mended(dealt))
+        if self.links is None:
+            return self.repaired(dealt)
+        woven = weave([m.id for m in forwarders], self.links, self.chains)
+        around = grow(Plan(epoch, woven), [m for m in ranked if m.id not in woven], self.chains)
+        return min((self.repaired(self.mended(plan)) for plan in (dealt, around)), key=lambda found: found[1].cost_s)
 
     def _by_region(self, forwarders: list[Member]) -> list[list[Member]]:
         """All of one region before the next, cut into chains: so no more is sent from region to region than there are chains and regions."""

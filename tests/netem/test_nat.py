@@ -55,6 +55,11 @@ class Cast:
                 stderr=log,
             )
 
+    def kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
     def seed(self) -> None:
         self._start("hub", "seed", self.folder / "checkpoints", "--chains", 1, "--codec", "flat")
         self.until(lambda: self.status("hub") is not None, "the hub answers")
@@ -183,6 +188,13 @@ def test_behind_nats_of_either_kind_on_either_side_and_on_both(cast) -> None:
     for name in ("n1", "open", "n2", "cone", "n3", "n4"):
         assert run.fed(name, version)["bytes_duplicate"] == 0
         assert run.exact(name, 1)
+
+    # Whom it fed have no ancestor that they can be linked to, but the hub.
+    run.kill("open")
+    version = run.publish(2)
+    for name in ("n1", "n2", "cone", "n3", "n4"):
+        assert run.fed(name, version)["bytes_duplicate"] == 0
+        assert run.exact(name, 2)
 
 
 def test_ipv6_alone_and_ipv4_alone_meet_through_one_that_has_both(cast) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.mending import mend
+from topology.mending import mend, weave
 from topology.plan import make_plan
 from topology.rebuild import moves, validate
 from topology.tree import ROOT, Member, Plan
@@ -86,3 +86,25 @@ def test_nobody_else_moves(fleet, chains) -> None:
         p for p, above in plan.parent.items() if above != ROOT and not links(above, p)
     }
     assert mend(mended, links, chains) is mended
+
+
+def test_dealt_anew_those_who_can_be_linked_to_few_stand_between_the_others() -> None:
+    """Half of a fleet lets nobody in, and nobody is the slower for it."""
+    members = [Member(f"p{i:02}", bps=100 * MBIT, score=float(i)) for i in range(16)]
+    shut = {f"p{i:02}" for i in range(8)}
+    free = make_plan(members, 300 * MBIT, epoch=(1, 1))
+    plan = make_plan(members, 300 * MBIT, epoch=(1, 1), links=no_two_of(shut))
+    assert (len(plan.children(ROOT)), plan.depth) == (len(free.children(ROOT)), free.depth)
+    assert all(len(plan.children(p)) < 2 for p in plan.parent)
+
+
+@given(fleets(), st.integers(1, 4))
+def test_what_is_woven_can_be_linked_and_is_dealt_evenly(fleet, chains) -> None:
+    members, links = fleet
+    woven = weave([m.id for m in members], links, chains)
+    plan = Plan((1, 1), woven)
+    assert sound(plan, links)
+    assert len(plan.children(ROOT)) == min(chains, len(members))
+    if all(links(a.id, b.id) for a in members for b in members if a is not b):
+        assert len(woven) == len(members)
+        assert plan.depth == -(-len(members) // chains)
