@@ -146,7 +146,7 @@ async def test_an_impostor_at_the_hubs_address_ends_nobody(tls):
     peer = await tls.peer_up("a")
     await tls.down(hub)
     other = Admission(None, tls.folder, b"r" * 16, b"o" * 16, plaintext=False, lifetime_s=60)
-    tried = asyncio.Event()
+    tries = 0
 
     class Impostor(Nobody):
         def accept_link(self, link, hello): ...
@@ -155,12 +155,13 @@ async def test_an_impostor_at_the_hubs_address_ends_nobody(tls):
     made = listener._protocol
 
     def factory():
-        tried.set()
+        nonlocal tries
+        tries += 1
         return made()
 
     listener._protocol = factory
     await listener.start(*tls.address)
-    await asyncio.wait_for(tried.wait(), 30)
+    await tls.until(lambda: tries == 3, "it has tried, and tried again")
     await listener.stop()
     again = await tls.hub_up()
     await tls.until(lambda: bool(again.sessions), "it is back")
