@@ -51,6 +51,8 @@ class Upstream:
         """Artifacts that the parent was asked not to send → whether it has agreed."""
         self.looped = False
         """The parent hangs below us: so it was between two plans, or it was asked too early."""
+        self._attached_at: float | None = None
+        """When the parent said what it has."""
         self._spared: set[bytes] = set()
         """What the parent was told not to push."""
         self._expected: dict[bytes, float] = {}
@@ -164,6 +166,9 @@ class Upstream:
                 if self.ended.done():
                     break
                 self._expected = {a: since for a, since in self._expected.items() if now - since < EXPECTED_S}
+                if self._attached_at is not None and now - self._attached_at > EXPECTED_S:
+                    for artifact in self.wanted - self.offers.keys():
+                        self._release(artifact)
                 began, self._active = self.active and not self._active, self.active
                 if began:
                     # Until now the parent had no reason to speak often.
@@ -303,6 +308,7 @@ class Upstream:
                     for a, k, base, version, complete in body["artifacts"]
                 }
                 self.attached.set()
+                self._attached_at = self._loop.time()
                 if self.beside:
                     self._want_newer()
                 node.owner.on_offered(self)
@@ -310,9 +316,17 @@ class Upstream:
             if (answer := self._declined.get(body["artifact"])) is not None and not answer.done():
                 answer.set_result(bool(body["pieces"]))
         elif kind is Type.GONE:
-            self.wanted.discard(body["artifact"])
             self.offers.pop(body["artifact"], None)
-            node.owner.on_offered(self)
+            self._release(body["artifact"])
+
+    def _release(self, artifact: bytes) -> None:
+        """The parent has not got it. It may still open it, and goes by what we said that we hold; until then it may come from elsewhere."""
+        self.wanted.discard(artifact)
+        holding = self.node.holdings.get(artifact)
+        if holding is not None and holding.source is self:
+            holding.source = None
+        self.node.look()
+        self.node.owner.on_offered(self)
 
     def _want_newer(self) -> None:
         """Versions that were on their way when the hub was lost, and had not begun here."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from p2pcast.artifact import RunKey
@@ -291,3 +293,35 @@ async def test_a_parent_is_not_left_for_what_it_was_told_to_spare(child, maker):
     hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
     assert not upstream.active
     assert pull.active
+
+
+async def test_what_the_parent_has_not_got_may_come_from_elsewhere(child, maker, monkeypatch):
+    """A peer comes back with a part of an old artifact; its parent has its version by another way, and never opens that one."""
+    monkeypatch.setattr("p2pcast.relay.upstream.EXPECTED_S", 0.01)
+    node, first, link = child
+    node.add_layout(maker.layout)
+    part, told = (maker.make([5000] * 3, step=step) for step in (1, 2))
+    for handle, made in enumerate((part, told)):
+        hear(first, link, Type.OPEN, handle=handle, signed=made.open)
+    link.close()
+    upstream = Upstream(node, live=True)
+    parent = Heard(upstream)
+    upstream.start(parent)
+    assert upstream.wanted == {part.id, told.id}
+    offer = [told.id, "delta", [0, 1], [0, 2], False]
+    running = asyncio.ensure_future(upstream.run())
+    hear(upstream, parent, Type.ATTACHED, {"path": [], "artifacts": [offer]})
+    released = asyncio.Event()
+    node.owner.on_offered = lambda _: released.set()
+    async with asyncio.timeout(10):
+        await released.wait()
+    assert node.holdings[part.id].source is None
+    assert upstream.wanted == {told.id}
+    assert node.holdings[told.id].source is upstream, "it is on its way to the parent, too"
+    hear(upstream, parent, Type.OPEN, handle=7, signed=part.open)
+    assert node.holdings[part.id].source is upstream, "late, but it has come"
+    hear(upstream, parent, Type.GONE, {"artifact": told.id})
+    assert node.holdings[told.id].source is None
+    assert upstream.wanted == set()
+    parent.close()
+    await running
