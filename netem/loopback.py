@@ -22,6 +22,8 @@ CHUNK_BYTES = 16 * 1024
 """Read and passed on at once: a quarter of a delta's piece, so that a cut falls between pieces or within one."""
 KERNEL_BYTES = 32 * 1024
 """Asked for as the socket buffers of a way, so that little lies between two hosts."""
+SEGMENT_BYTES = 1448
+"""As on an Ethernet."""
 PAYLOAD_BYTES = 4 * 1024
 """A read below this is taken for control messages."""
 HEADER_BYTES = 12
@@ -179,6 +181,8 @@ class Net:
 
 
 def _shallow(sock: socket.socket) -> None:
+    """Loopback's segments are so long that a sender which paces itself would send one and fall silent for seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, KERNEL_BYTES)
 
