@@ -48,6 +48,9 @@ class Late:
         self.eased: list[int | None] = []
         self.still = False
         """It asks for nothing more."""
+        # On a machine that is busy nobody is given up for slow.
+        monkeypatch.setattr("rollout_node.pulling.ANSWER_S", 60.0)
+        monkeypatch.setattr("rollout_node.pulling.SEEK_S", 60.0)
         self.peer = swarm.peer_begun("late")
         decide, came, ease = Pulling._decide, Pulling.came, Source.ease
         begun: list[bool] = []
