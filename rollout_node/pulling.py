@@ -297,6 +297,10 @@ class Pulling:
             logger.info("no longer pulling from %s: %s", source.link.name, ended)
 
     def _decide(self, now: float) -> None:
+        if self._node.busy:
+            # They send little because they were told to: that is no reason to leave them.
+            for node in self._sources:
+                self._scattering.heard(node, 0, now)
         for instruction in self._scattering.decide(now):
             source = self._sources.get(instruction.source)
             if source is None:
