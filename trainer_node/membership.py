@@ -283,7 +283,14 @@ class Membership:
         was = self._laggards.detached | self._lowered
         self._laggards.look(bps)
         self._lowered = {p for p in self._lowered if (bps[p] or 0.0) * GAMMA < self._middle()}
-        plan = make_plan(self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, links=self._links(now), most=self._chains)
+        plan = make_plan(
+            self._members(now),
+            self._uplink(),
+            epoch=self._epoch(1),
+            previous=self.plan,
+            links=self._links(now),
+            most=self._chains,
+        )
         if not self._patience.wanted(plan is not self.plan):
             if not strayed and was == self._laggards.detached | self._lowered:
                 return False
@@ -301,7 +308,13 @@ class Membership:
 
     def _repaired(self, now: float) -> Plan:
         return make_plan(
-            self._members(now), self._uplink(), epoch=self._epoch(1), previous=self.plan, anew=False, links=self._links(now), most=self._chains
+            self._members(now),
+            self._uplink(),
+            epoch=self._epoch(1),
+            previous=self.plan,
+            anew=False,
+            links=self._links(now),
+            most=self._chains,
         )
 
     def _links(self, now: float) -> Links | None:
