@@ -38,6 +38,11 @@ class CatchingUp:
         self._promise: tuple[Edge, float, float] | None = None
         """The squash, when it should be there, and until when it is waited for."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether the hub may be asked for squashes."""
+        return self.mode in ("auto", "ask")
+
     def transferred(self, size: int, took_s: float) -> None:
         """An artifact came in. What is small, or was still being made, says little: the best of the last ones counts."""
         if size >= MEASURED_FROM_BYTES and took_s > 0:
@@ -65,7 +70,7 @@ class CatchingUp:
 
     def should_ask(self, held: Version | None, missing: Collection[Edge], state_bytes: int, now_s: float) -> Version | None:
         """The base of a squash to ask the hub for, or None. ``missing``: artifacts of the way that have still to come, in order."""
-        if self.mode in ("none", "kept") or held is None or held == self._asked or len(missing) < 2:
+        if not self.asks or held is None or held == self._asked or len(missing) < 2:
             return None
         rates = self.rates
         one = Edge(

@@ -171,8 +171,13 @@ class Following:
                 live.want(artifact)
             elif artifact in mirrored:
                 peer.pulling.drop(artifact)
+        # What follows a whole state may be less by the time that it is here.
+        later = self.squashes.asks and len(path) > 2 and path[0].base is None and self._incomplete(path[0])
         for edge in path:
             holding, entry = peer.node.holdings.get(edge.artifact), peer.catalog.get(edge.artifact)
+            if later and edge is not path[0] and holding is None and entry is not None and entry.sealed:
+                waiting = True
+                continue
             if holding is not None and (holding.completed_at is not None or holding.source is not None):
                 continue
             if holding is not None:
@@ -192,20 +197,29 @@ class Following:
         return waiting
 
     def _awaits_squash(self, path: list[Edge], now: float) -> bool:
-        """Whether one from exactly here is on its way, or has just been asked for; then the way there is is not begun."""
+        """Whether one from exactly here is on its way, or has just been asked for; then the way there is is not begun.
+
+        Where the way begins with a whole state, it is asked for from there, and made while that comes in."""
         peer, state_bytes = self._peer, self._state_bytes()
-        held = peer.node.holdings
-        missing = [
-            e
-            for e in path
-            if not peer.pulling.fetches(e.artifact)
-            and ((h := held.get(e.artifact)) is None or (h.completed_at is None and h.source is None))
-        ]
-        base = self.squashes.should_ask(self.staged, missing, state_bytes, now)
+        held, behind = self.staged, path
+        if path and path[0].base is None:
+            held, behind = path[0].version, path[1:]
+        missing = [e for e in behind if not peer.pulling.fetches(e.artifact) and self._lacking(e)]
+        base = self.squashes.should_ask(held, missing, state_bytes, now)
         if base is not None and peer.control.ask_squash(base):
             logger.info("%d artifacts behind version %s: asking for one in their place", len(missing), path[-1].version)
             self.squashes.asked(base, now)
-        return bool(missing) and self.squashes.waits(self.staged, self._edges(), state_bytes, now)
+        waits = bool(missing) and self.squashes.waits(held, self._edges(), state_bytes, now)
+        return waits and not (path[0].base is None and self._incomplete(path[0]))
+
+    def _lacking(self, edge: Edge) -> bool:
+        """Nothing of it is on its way."""
+        holding = self._peer.node.holdings.get(edge.artifact)
+        return holding is None or (holding.completed_at is None and holding.source is None)
+
+    def _incomplete(self, edge: Edge) -> bool:
+        holding = self._peer.node.holdings.get(edge.artifact)
+        return holding is None or holding.completed_at is None
 
     def _give_up_idle(self) -> None:
         """What was half received before this process began, and lies on no way any more."""

@@ -375,6 +375,7 @@ class Hub:
 
     def kept(self, stored: Stored) -> None:
         self._announce([self.node.add_stored(stored.assembly, self.store.open_log(stored))])
+        self._later(self._retain(), f"retention after {stored.version}")
         self.events.emit(
             "kept", version=str(stored.version), base=None if stored.base is None else str(stored.base), bytes=stored.manifest.log
         )

@@ -81,6 +81,7 @@ class HubView:
                 "time_to_last_s": None if hub.broadcast.time_to_last_s is None else round(hub.broadcast.time_to_last_s, 4),
             },
             "skipped": hub.skipped,
+            "keeping": hub.keeping.busy,
             "ranks": hub.intake.present,
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
@@ -156,6 +157,9 @@ class HubView:
         yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))
         yield metrics.gauge("p2pcast_hub_uplink_bits_per_second", "The hub's uplink, as planned with", hub.membership.uplink_bps)
         yield metrics.gauge("p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(hub.skipped))
+        yield metrics.counter(
+            "p2pcast_hub_kept_bytes", "Whole states and squashes made beside live traffic", hub.keeping.made_bytes
+        )
         yield metrics.counters(
             "p2pcast_hub_barrier_outcomes", "Ends and failures of the barrier's rounds", ["outcome"],
             (([o], hub.commits.outcomes[o]) for o in OUTCOMES),

@@ -13,14 +13,14 @@ SHAPES = {"w": ("bfloat16", (30_000,)), "norm": ("float32", (53,))}
 
 
 async def run_to(swarm, states, steps, first=1, state=None, **options):
-    """Versions of which a tenth of the changes fall where others fell before, so that squashes save something."""
+    """Versions of which most changes fall where others fell before, so that squashes save something."""
     if state is None:
         state = states.first(shapes=SHAPES)
         swarm.publish(first, state, {"config.json": b"0"})
         await swarm.hub_up(**options)
         await swarm.published(f"0.{first}")
     for step in range(first + 1, first + steps):
-        state = states.trained(state, step % 3, share=0.02)
+        state = states.trained(states.trained(state, step % 3, share=0.02), 100 + step, share=0.002)
         swarm.publish(step, state, {"config.json": b"%d" % (step // 3)})
         await swarm.published(f"0.{step}")
     return state
@@ -139,3 +139,26 @@ async def test_anchors_do_not_hold_up_versions(swarm, states, monkeypatch):
     assert swarm.versions("anchor")[1] == "0.3"
     shadow_free = await swarm.peer_up("b")
     await swarm.live("0.6", shadow_free)
+
+
+async def test_with_the_base_folder_and_one_squash(swarm, states, tmp_path):
+    """A peer that has the folder that the run began from downloads one squash, and nothing else."""
+    base = states.write(tmp_path / "base", states.first(shapes=SHAPES), {"config.json": b"0"})
+    state = states.first(shapes=SHAPES)
+    await swarm.hub_up(base=base)
+    await swarm.published("0.0")
+    await run_to(swarm, states, 9, first=0, state=state)
+    peer = await swarm.peer_up("a", base=base, squashes="ask")
+    await swarm.live("0.8")
+    squash = next(s for s in swarm.hub.store.artifacts.values() if s.base == Version(0, 0) and s.version == Version(0, 8))
+    assert peer.node.bytes_received == squash.manifest.log
+
+
+async def test_an_anchor_and_one_squash(swarm, states):
+    """One who has nothing asks for a squash from the whole state that is on its way."""
+    await run_to(swarm, states, 9)
+    peer = await swarm.peer_up("a", squashes="ask")
+    await swarm.live("0.9")
+    held = {(None if s.base is None else s.base.step, s.version.step) for s in peer.store.artifacts.values()}
+    assert held == {(None, 1), (1, 9)}
+    assert peer.node.bytes_duplicate == 0

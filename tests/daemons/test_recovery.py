@@ -200,7 +200,7 @@ async def test_old_folders_that_look_new_are_not_published_again(swarm, states, 
     monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
-    assert "0.2" not in swarm.versions()
+    await swarm.until(lambda: "0.2" not in swarm.versions(), "it is let go")
     seen = dict(swarm.hub.memory["published"])
     await swarm.down(swarm.hub)
     kept = dict(swarm.steps)

@@ -19,7 +19,7 @@ async def test_versions_arrive_bit_for_bit(swarm, states):
         files = files | changes
         swarm.publish(step, state, files)
         await swarm.live(f"0.{step}")
-    assert swarm.versions("delta") == ["0.2", "0.3", "0.4", "0.5"]
+    assert sorted(set(swarm.versions("delta"))) == ["0.2", "0.3", "0.4", "0.5"]
     assert swarm.versions("anchor") == ["0.1"]
     for peer in swarm.peers.values():
         assert peer.node.bytes_duplicate == 0
