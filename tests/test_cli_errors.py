@@ -141,6 +141,8 @@ def bound() -> Iterator[str]:
         (["seed", "--plaintext", "--max-lag", "-1"], "--max-lag"),
         (["seed", "x", "--plaintext", "--uplink", "fast"], "not a rate"),
         (["seed", "x", "--plaintext", "--listen", "here:there"], "not an address"),
+        (["seed", "x", "--plaintext", "--listen", "::1:7077"], "goes in brackets"),
+        (["join", "[fe80::1%eth0]:7077", "--install", "safetensors:x"], "has a scope"),
         (["seed", "x", "--plaintext", "--chains", "0"], "--chains"),
         (["join", "hub", "--plaintext"], "--install"),
         (["join", "hub", "--install", "safetensors:x"], "P2PCAST_TOKEN"),

@@ -102,6 +102,7 @@ def test_one_failed_try_is_remembered_for_a_while_and_the_next_for_longer(reach)
     for _ in range(20):
         reach.unreached("a", "b", 1000.0)
     assert reach.dials("a", "b", 1000.0 + MOST_S)
+    assert not reach.shut("b"), "it answers the hub, whatever others say"
     reach.reached("a", "b")
     assert reach.dials("a", "b", 1000.0)
 
