@@ -7,6 +7,7 @@ nobody that was left alone was sent a byte twice; what processes hold is flat (`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 from collections import defaultdict
@@ -87,6 +88,8 @@ class Soak:
         self._every_s = every_s
         self._rest_s = rest_s
         self._deadline_s = deadline_s
+        self._over = asyncio.Event()
+        """The storm."""
         self._resting = False
         """Nobody is disturbed by our questions."""
         self._hit_at: dict[str, float] = {}
@@ -109,11 +112,11 @@ class Soak:
                     await self._version(calm=False)
                     if raging.done():
                         break
+                self._over.set()
+                await raging
             finally:
                 raging.cancel()
                 await asyncio.wait([raging])
-            if not raging.cancelled():
-                raging.result()
             for blow in self.storm.calm():
                 await self._strike(blow)
             await asyncio.gather(*self._leaving.values())
@@ -182,10 +185,13 @@ class Soak:
 
     async def _rage(self) -> None:
         loop, at = asyncio.get_running_loop(), self._now()
-        while True:
+        while not self._over.is_set():
+            # To its end: who is to come back is started again only then.
             await self._strike(self.storm.next())
             at += BLOW_S
-            await asyncio.sleep(max(0.0, at - (loop.time() - self._began)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, at - (loop.time() - self._began))):
+                    await self._over.wait()
 
     async def _strike(self, blow: Blow) -> None:
         fleet, name = self.fleet, blow.name
