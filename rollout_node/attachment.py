@@ -82,6 +82,8 @@ class Attachment:
         self._introduced = Bell()
         self._orphaned = asyncio.Event()
         """Nobody above has answered."""
+        self._doubts = Bell()
+        """Rings when somebody could not be dialled, and is waited for all the same: it has been called."""
 
     def order(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
         """A plan from the hub. Older ones are ignored."""
@@ -255,7 +257,11 @@ class Attachment:
                     dials[asyncio.create_task(self._attach(place, live=True), name=f"dial {place[1]}:{place[2]}")] = place
                 # The last one is waited for; but if it takes long we are orphans meanwhile.
                 started, timeout_s = loop.time(), None if self._orphaned.is_set() and not left else head_start_s
-                done, _ = await asyncio.wait(dials, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                doubting = asyncio.create_task(self._doubts.wait(), name="in doubt")
+                ended, _ = await asyncio.wait({*dials, doubting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                doubting.cancel()
+                await asyncio.wait([doubting])
+                done = [task for task in dials if task in ended]
                 if not done and not left and loop.time() - started >= head_start_s:
                     self._orphaned.set()
                 for task in done:
@@ -307,7 +313,9 @@ class Attachment:
         """A link that is up, not started yet."""
         upstream = Upstream(self._node, live=live, beside=beside)
         try:
-            upstream.link = await self._dialling.reach(upstream, place, self._stripes)
+            upstream.link = await self._dialling.reach(
+                upstream, place, self._stripes, call=not beside, doubtful=self._doubts.ring
+            )
         except P2PCastError as error:
             logger.info("cannot attach to %s: %s", show_address(*place[1:]), error)
             return None

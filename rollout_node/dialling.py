@@ -139,12 +139,23 @@ class Dialling:
 
     # -- links
 
-    async def reach(self, owner: LinkOwner, place: Place, stripes: Stripes) -> Link:
-        """A link to a parent, all its stripes up, nothing said yet. Raises P2PCastError."""
+    async def reach(
+        self,
+        owner: LinkOwner,
+        place: Place,
+        stripes: Stripes,
+        *,
+        call: bool = True,
+        doubtful: Callable[[], None] = lambda: None,
+    ) -> Link:
+        """A link to a parent, all its stripes up, nothing said yet. ``call``: it may be called as well, and ``doubtful`` hears when that is all that is left.
+
+        Raises P2PCastError.
+        """
         node, host, port = place
         known = self._book.get(node)
-        if known is None:
-            return await self._dial(owner, node, [(host, port)], stripes)
+        if known is None or not call:
+            return await self._dial(owner, node, [(host, port)] if known is None else known[1], stripes)
         likely, addresses = known
         dialled: list[P2PCastError | None] = []
         stands, failed = asyncio.Event(), asyncio.Event()
@@ -157,18 +168,19 @@ class Dialling:
                 failed.set()
                 if isinstance(error, UnreachableError) and addresses:
                     self._say(Type.UNREACHED, {"node": node})
+                doubtful()
                 raise
             dialled.append(None)
             return link
 
-        async def call() -> Link:
+        async def be_dialled() -> Link:
             if likely and stands.is_set():
                 # Somebody has accepted: it is there, and busy. To be dialled by it would not make it less so.
                 await failed.wait()
             # Whoever is dialled has to say how many, and knows no round trip.
             return await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
 
-        attempts: list[Callable[[], Coroutine[Any, Any, Link]]] = [dial, call] if likely else [call, dial]
+        attempts: list[Callable[[], Coroutine[Any, Any, Link]]] = [dial, be_dialled] if likely else [be_dialled, dial]
         try:
             outcome = await race(attempts, CALL_S, _drop)
         finally:

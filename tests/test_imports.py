@@ -20,6 +20,7 @@ ALLOWED = {
 IMPURE = {"aiohttp", "asyncio", "mmap", "random", "secrets", "socket", "ssl", "subprocess", "time", "torch", "uvloop"}
 CORES = [
     "topology",
+    "p2pcast/addresses.py",
     "p2pcast/codec",
     "p2pcast/wire",
     "p2pcast/trust/bearer.py",

@@ -339,3 +339,14 @@ async def test_nothing_is_asked_of_a_parent_that_was_just_left(parents, attached
     left.want(bytes(16))
     assert left.wanted == set()
     await until(lambda: attach.parent == BACKUP)
+
+
+async def test_one_that_can_only_be_called_holds_nobody_up(parents, attached, monkeypatch):
+    """It is refused, and was called through a hub that says nothing: the backup is dialled at once, without its head start."""
+    _, (_, _, backup) = parents
+    attach, _ = attached
+    monkeypatch.setattr(attachment, "CALM_S", 3600.0)
+    monkeypatch.setattr(attach._dialling, "_say", lambda kind, body: True)
+    attach._dialling.told({"peers": [[PARENT, True, [["127.0.0.1", free_port()]]]]})
+    attach.order((1, 1), (PARENT, "127.0.0.1", free_port()), [backup])
+    await until(lambda: attach.parent == BACKUP)

@@ -182,6 +182,22 @@ async def test_without_a_hub_nobody_can_be_called(pair) -> None:
         await reach(child, child.knows(parent, likely=False, ways=[]))
 
 
+async def test_where_being_called_is_all_that_is_left_somebody_hears_of_it(pair) -> None:
+    child, parent = pair
+    doubts = asyncio.Event()
+    upstream = Upstream(child.node, live=True)
+    place = child.knows(parent, likely=True, ways=[nobody()])
+    task = asyncio.create_task(child.dialling.reach(upstream, place, STRIPES, doubtful=doubts.set))
+    async with asyncio.timeout(60):
+        await doubts.wait()
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+    with pytest.raises(UnreachableError):
+        await child.dialling.reach(upstream, place, STRIPES, call=False)
+    assert [kind for kind, _ in child.said].count(Type.CALL) <= 1
+
+
 async def test_a_parent_that_was_not_called_is_shown_out(pair) -> None:
     child, parent = pair
     what = {"purpose": "data", "role": "parent", "stripes": 1, "made": parent.downstream.accept}
