@@ -133,6 +133,22 @@ def test_a_token_buys_a_certificate_and_that_opens_links(place, loop):
     place(play, loop=loop)
 
 
+def test_a_parent_that_dials_its_child_is_who_its_certificate_says(place):
+    """TLS roles go by who connected; what each may say afterwards, by who feeds whom."""
+
+    async def play(here: Place) -> None:
+        link = await here.dial(here.papers.tls(PEER), stripes=2, role="parent", expect=HUB)
+        assert here.links[0].remote == PEER
+        link.send(Type.PATH, {"path": [PEER]})
+        here.links[0].send(Type.WANT, {"artifact": bytes(16), "have": []})
+        with pytest.raises(P2PCastError, match="parent dials for data"):
+            await here.dial(here.papers.tls(PEER), role="parent", purpose="engine")
+        with pytest.raises(RefusedError, match="another node's"):
+            await here.dial(here.papers.tls(PEER), role="parent", node=b"v" * 16)
+
+    place(play, role="peer")
+
+
 @pytest.mark.parametrize(
     ("token", "kind", "text"),
     [
