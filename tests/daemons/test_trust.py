@@ -312,15 +312,24 @@ async def test_who_is_evicted_is_cut_off_at_once_and_stays_out(tls, states):
     assert not (await knock(tls, papers, at=at(a))).closed
 
 
-async def test_peers_refuse_the_evicted_while_the_hub_is_away(tls):
-    hub = await tls.hub_up()
-    a = await tls.peer_up("a")
+async def test_peers_refuse_the_evicted_while_the_hub_is_away(tls, states):
+    """Also one that starts meanwhile, which takes what it needs from the mirror."""
+    mirror = f"file://{tls.folder}/mirror"
+    hub = await tls.hub_up(mirror=mirror)
+    tls.publish(0, states.first())
+    a = await tls.peer_up("a", mirror=mirror)
+    await tls.live("0.0")
     papers = await bought(tls)
     await hub.admission._evict({"peer": papers.who.node.hex()})
     await tls.until(lambda: NODE in a.evicted, "it has heard")
+    await tls.until(lambda: NODE.hex() in (tls.folder / "a" / "peer.json").read_text(), "it has kept it")
     await tls.down(hub)
     with pytest.raises(RefusedError, match="evicted"):
         await knock(tls, papers, at=at(a))
+    await tls.down(a)
+    again = await tls.peer_up("a", mirror=mirror)
+    with pytest.raises(RefusedError, match="evicted"):
+        await knock(tls, papers, at=at(again))
 
 
 async def test_an_eviction_in_plain_text_says_what_it_cannot_do(swarm):
