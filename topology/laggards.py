@@ -26,8 +26,9 @@ BEHIND_S: Final = 0.3
 """And behind its parent by what flows in this time: so much does not gather in one hiccup, and a hop's own length is far below it."""
 LOOKS: Final = 2
 """Reports in a row, a quarter of a second apart at least: a process that was not scheduled for a while has not become slow."""
-HEAD_LOOKS: Final = 3
-"""For a head, to whom the hub is always ahead: when the uplink itself falters, the first to report must not be taken for slow."""
+HEAD_LOOKS: Final = 6
+"""For a head, to whom the hub is always ahead: heads share the uplink, for a moment not evenly, and when it falters itself the first to report must not be
+taken for slow."""
 USUAL_S: Final = 0.25
 """How long the fleet's median is taken for still true: it takes a look at everybody."""
 

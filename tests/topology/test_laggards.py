@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from topology.laggards import HOPELESS, SUSTAINED, Laggards, Patience, Stragglers
+from topology.laggards import HEAD_LOOKS, HOPELESS, SUSTAINED, Laggards, Patience, Stragglers
 from topology.rebuild import GAMMA
 from topology.tree import ROOT, Plan
 
@@ -57,7 +57,7 @@ def test_a_tail_holds_nobody_up_and_a_slow_fleet_has_no_stragglers() -> None:
 def test_a_slow_head_is_found_if_others_are_faster() -> None:
     rates = {"a": 30.0, "b": 30.0, "c": 100.0, "d": 100.0, "e": 100.0}
     heads = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": "d"})
-    assert run(Stragglers(), heads, 4, rates, {"a": 9.0, "c": 9.0}) == [(3, "a")], (
+    assert run(Stragglers(), heads, HEAD_LOOKS + 1, rates, {"a": 9.0, "c": 9.0}) == [(HEAD_LOOKS, "a")], (
         "it is looked at longer: the hub is always ahead"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from click.testing import CliRunner
@@ -30,14 +29,12 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert simulate(scenario, 7) != simulate(scenario, 8)
 
 
-@pytest.mark.parametrize("silent", [0.0, 0.5])
-def test_a_thousand_peers_under_churn(silent: float) -> None:
-    """Simulated seconds, the same on every machine."""
-    results = simulate(Scenario(versions=6, silent=silent, slowdowns=0), 1)
-    ratios = sorted(r.t99_s / r.ideal_s for r in results)
+@pytest.mark.parametrize(("silent", "slowdowns"), [(0.0, 0.0), (1.0, 0.0), (0.5, 0.0025)])
+def test_a_thousand_peers_under_churn(silent: float, slowdowns: float) -> None:
+    """Simulated seconds, the same on every machine. The first two versions find rates out."""
+    results = simulate(Scenario(versions=8, silent=silent, slowdowns=slowdowns), 1)
     assert sum(r.deaths for r in results) > 10
-    assert ratios[len(ratios) // 2] <= 1.2
-    assert all(math.isfinite(r) for r in ratios)
+    assert all(r.t99_s / r.ideal_s <= 1.2 for r in results[2:])
     assert sum(r.moved for r in results) < 10 * sum(r.deaths + r.joins for r in results)
 
 
