@@ -39,6 +39,8 @@ def plan(peers: int, regions: int, uplink: float, as_json: bool, output: Path | 
 def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]:
     from topology import Member, admit, excise, make_plan
     from topology.model import number_of_chains
+    from topology.sideways import concerned, sideways
+    from trainer_node.hub import BACKUPS
     from trainer_node.membership import Membership, Peer
 
     members = [Member(f"{i * 2654435761 % 2**64:016x}", f"r{i % regions}", 100e6, 50.0 + i % 50) for i in range(peers)]
@@ -51,11 +53,19 @@ def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]
         for m in members:
             fleet.join(Peer(m.id, m.id, m.region, "", 0, 0.0), 0.0)
 
+    after = excise(first, [dying], epoch=(1, 2))
+
+    def tell() -> None:
+        for peer in concerned(first, after, {dying, *first.children(dying)}, BACKUPS):
+            after.backups(peer, BACKUPS)
+            sideways(after, peer)
+
     return [
         _timed("plan from nothing", lambda: make_plan(members, uplink_bps, epoch=(1, 1))),
         _timed("plan anew", lambda: make_plan(members, uplink_bps, epoch=(1, 2), previous=first)),
         _timed("one joins", lambda: admit(first, newcomer, chains=chains, epoch=(1, 2))),
         _timed("one dies", lambda: excise(first, [dying], epoch=(1, 2))),
+        _timed("whom that concerns, and what they are told", tell),
         _timed("all join, one by one", everybody, 1),
     ]
 
