@@ -14,7 +14,10 @@ async def test_both_ends_of_a_link_show_what_it_is(swarm, states):
     plan = hub.membership.plan
     links = [link for daemon in (hub, one, two) for link in (await swarm.status(daemon))["links"] if link["role"] == "child"]
     assert len(links) == 2
-    assert {link["node"]: link["stripes"] for link in links} == {one.ident.hex(): 1, two.ident.hex(): 3}
+    stripes = {link["node"]: link["stripes"] for link in links}
+    assert stripes[two.ident.hex()] == 3
+    # One, unless this machine's own round trip took as long as to another site just then.
+    assert stripes[one.ident.hex()] in (1, 4)
     for peer in (one, two):
         (above,) = [link for link in (await swarm.status(peer))["links"] if link["role"] == "parent"]
         assert above["node"] == (plan.parent[peer.ident.hex()] or hub.ident.hex())

@@ -21,6 +21,11 @@ def test_one_where_one_is_enough() -> None:
     assert chosen(0.0002) == chosen(0.0) == chosen(0.0002, "cubic") == 1
 
 
+def test_a_way_that_leaves_the_site_has_some_that_go_on_when_one_stands_still() -> None:
+    assert chosen(0.004) == 1
+    assert chosen(0.006) == 4
+
+
 def test_a_long_way_takes_more() -> None:
     numbers = [chosen(rtt_s) for rtt_s in (0.01, 0.03, 0.1, 0.3)]
     assert numbers == sorted(numbers)
@@ -33,7 +38,7 @@ def test_bbr_needs_fewer_than_cubic() -> None:
 
 
 def test_buffers_that_are_small_are_made_up_for() -> None:
-    assert chosen(0.05, window_bytes=200_000) > chosen(0.05)
+    assert chosen(0.05, window_bytes=100_000) > chosen(0.05)
 
 
 def test_what_came_slowly_does_not_lead_to_fewer() -> None:
