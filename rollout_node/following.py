@@ -163,7 +163,7 @@ class Following:
         path = self.path()
         if self._awaits_squash(path, now):
             return True
-        self._give_up_idle()
+        self._give_up_needless()
         mirrored = peer.mirrored.entries if peer.mirrored is not None and peer.mirrored.in_use else {}
         for artifact in peer.pulling.hopeless:
             if live is not None and artifact in live.offers:
@@ -215,16 +215,21 @@ class Following:
     def _lacking(self, edge: Edge) -> bool:
         """Nothing of it is on its way."""
         holding = self._peer.node.holdings.get(edge.artifact)
-        return holding is None or (holding.completed_at is None and holding.source is None)
+        return holding is None or self._stands(holding)
+
+    @staticmethod
+    def _stands(holding: Holding) -> bool:
+        return holding.completed_at is None and holding.source is None
 
     def _incomplete(self, edge: Edge) -> bool:
         holding = self._peer.node.holdings.get(edge.artifact)
         return holding is None or holding.completed_at is None
 
-    def _give_up_idle(self) -> None:
-        """What was half received before this process began, and lies on no way any more."""
+    def _give_up_needless(self) -> None:
+        """What was half received and nobody sends, and lies on no way any more: who has begun to decode it would wait for ever."""
+        peer = self._peer
         needed: frozenset[bytes] | None = None
-        for holding in [h for h in self._peer.node.holdings.values() if h.idle]:
+        for holding in [h for h in peer.node.holdings.values() if h.idle or (self._stands(h) and not peer.pulling.fetches(h.id))]:
             entry = self._peer.catalog.get(holding.id)
             needed = self.needed() if needed is None else needed
             if entry is not None and entry.sealed and holding.id not in needed:
@@ -380,7 +385,7 @@ class Following:
             while not holding.finished:
                 holding.progress.clear()
                 if holding.aborted:
-                    raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
+                    raise RetryableError(f"version {holding.open.version} was aborted, or comes another way now")
                 await holding.progress.wait()
                 held = holding.artifact.held.count * holding.open.piece
                 meter(held - seen, max(held, layout.nbytes))

@@ -432,8 +432,8 @@ class Peer:
             self._welcome.set_exception(error)
 
     def give_up(self, holding: Holding) -> None:
-        """What an earlier process received of it is of no use any more."""
-        self.node.forget(holding.id)
+        """What was received of it is of no use any more."""
+        self.node.give_up(holding)
         self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"give up {holding.open.version}")
 
     def _dropped(self, artifact: bytes) -> None:

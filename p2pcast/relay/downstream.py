@@ -155,6 +155,12 @@ class Downstream:
             elif feed is not None:
                 child.link.send(Type.GONE, {"artifact": holding.id})
 
+    def gone(self, holding: Holding) -> None:
+        """This node has given it up."""
+        for child in self.children.values():
+            if child.feeds.drop(holding.artifact) is not None:
+                child.link.send(Type.GONE, {"artifact": holding.id})
+
     def path_changed(self) -> None:
         for child in self.children.values():
             if child.attached:

@@ -323,6 +323,15 @@ class Node:
         holding.progress.set()
         self.owner.on_aborted(holding)
 
+    def give_up(self, holding: Holding) -> None:
+        """It leads nowhere from here: who decodes it stops, and children get it elsewhere. Its log is the caller's to remove."""
+        if self.holdings.pop(holding.id, None) is None:
+            return
+        if self.downstream is not None:
+            self.downstream.gone(holding)
+        holding.aborted = True
+        holding.progress.set()
+
     def forget(self, artifact: bytes) -> None:
         """Retention removed it from the store."""
         holding = self.holdings.pop(artifact, None)

@@ -114,7 +114,7 @@ class Staging:
             while True:
                 holding.progress.clear()
                 if holding.aborted:
-                    raise RetryableError(f"version {holding.open.version} was aborted by its trainer")
+                    raise RetryableError(f"version {holding.open.version} was aborted, or comes another way now")
                 directory = holding.assembly.directory
                 readable = holding.stored.prefix * piece
                 while begun < len(directory) and (

@@ -325,3 +325,24 @@ async def test_what_the_parent_has_not_got_may_come_from_elsewhere(child, maker,
     assert upstream.wanted == set()
     parent.close()
     await running
+
+
+async def test_what_is_given_up_is_waited_for_by_nobody(child, maker):
+    """Another way turned out shorter: who decodes it is woken, and children look elsewhere without taking it for aborted."""
+    node, upstream, link = child
+    node.add_layout(maker.layout)
+    made = maker.make([5000] * 3)
+    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    holding = node.holdings[made.id]
+    below = Heard(node.downstream)
+    node.downstream.accept(below)
+    node.downstream.on_link_event(below, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": [[made.id, []]]}))
+    holding.progress.clear()
+    node.give_up(holding)
+    assert holding.aborted
+    assert holding.progress.is_set()
+    assert node.holdings == {}
+    assert below.said[-1] == (Type.GONE, {"artifact": made.id}, 0)
+    assert node.owner.aborted == [], "its log is the caller's"
+    node.give_up(holding)
+    assert below.said[-2][0] is Type.ATTACHED
