@@ -319,9 +319,10 @@ async def test_peers_refuse_the_evicted_while_the_hub_is_away(tls, states):
     tls.publish(0, states.first())
     a = await tls.peer_up("a", mirror=mirror)
     await tls.live("0.0")
-    papers = await bought(tls)
+    papers, standing = await bought(tls), Nobody()
+    await knock(tls, papers, at=at(a), owner=standing)
     await hub.admission._evict({"peer": papers.who.node.hex()})
-    await tls.until(lambda: NODE in a.evicted, "it has heard")
+    assert "evicted" in str(await standing.over), "what it had with others than the hub is closed too"
     await tls.until(lambda: NODE.hex() in (tls.folder / "a" / "peer.json").read_text(), "it has kept it")
     await tls.down(hub)
     with pytest.raises(RefusedError, match="evicted"):
