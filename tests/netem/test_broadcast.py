@@ -92,12 +92,12 @@ def ours(below: Path) -> list[str]:
 @pytest.mark.root
 def test_the_command_broadcasts_bit_exact_and_leaves_nothing(p2pcast, tmp_path: Path, short: Path) -> None:
     """Exit code 0 says that what each peer installed was compared with what was published."""
-    names = ["--peers", 2, "--payload", 1, "--rounds", 1, "--rival", "chain", "--dir", short]
+    names = ["--peers", 2, "--payload", 1, "--rounds", 1, "--late", 1, "--rival", "chain", "--dir", short]
     done = p2pcast("bench", "broadcast", *names, "--json", "-o", tmp_path / "out.json", timeout_s=500)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said == json.loads((tmp_path / "out.json").read_text())
-    assert [(r["system"], r["peers"]) for r in said["rows"]] == [("p2pcast", 2), ("bare chain", 2)]
+    assert [(r["system"], r["peers"]) for r in said["rows"]] == [("p2pcast", 2), ("p2pcast, 1 late", 2), ("bare chain", 2)]
     assert all(r.keys() > KEYS and r["all_over_ideal"] > 0.9 for r in said["rows"])
     assert said["rows"][0]["payload_bytes"] == pytest.approx(1 << 20, rel=0.05)
     assert ours(short) == []
