@@ -1,7 +1,8 @@
 """Keeps a copy of the run in an object store (docs/mirror.md): uploads what the store there lacks, markers last, and removes what retention lets go.
 
 Promises: publishing and peers never wait for it, whatever becomes of the store there; in memory are at most AT_ONCE slices; what was uploaded once is not
-uploaded again after a crash; a piece that does not match its hash never leaves. Pieces go up in the gaps of live traffic (but a slice every STARVED_S), or at a stated rate.
+uploaded again after a crash; a piece that does not match its hash never leaves. Slices go up in the gaps of live traffic, and are given up
+when it begins (but one goes up every STARVED_S), or at a stated rate.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -69,6 +70,9 @@ class Mirroring:
         self._scanned_at: float | None = None
         self._damaged: set[bytes] = set()
         self._said: str | None = None
+        self._at_once = 1
+        self._fed_at = 0.0
+        """When, by the loop's clock, slices last began to go up."""
         self._free_at = 0.0
         """When, by the loop's clock, a stated rate allows the next slice."""
 
@@ -109,6 +113,7 @@ class Mirroring:
     async def run(self) -> None:
         """Until cancelled; nothing that goes wrong ends it."""
         failures = 0
+        self._fed_at = asyncio.get_running_loop().time()
         try:
             while True:
                 try:
@@ -147,9 +152,9 @@ class Mirroring:
         if stored is None:
             return  # retention was faster
         if missing := self._mirror.missing(edge):
-            at_once = await self._gap()
+            await self._gap()
             try:
-                await self._all(self._upload_slice(stored, edge, n) for n in missing[:at_once])
+                await self._round([self._upload_slice(stored, edge, n) for n in missing[: self._at_once]])
             except (IntegrityError, LocalError) as error:
                 if edge.artifact in self._owner.store.artifacts:
                     self._damaged.add(edge.artifact)
@@ -157,25 +162,43 @@ class Mirroring:
             return
         await self._complete(stored)
 
-    async def _all(self, work: Iterable[Any]) -> None:
-        """Side by side; the first error, once all have ended: what has come through counts."""
-        for result in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-
-    async def _gap(self) -> int:
-        """How many slices may go up now; returns when some may."""
+    async def _gap(self) -> None:
+        """Returns when slices may go up."""
         loop = asyncio.get_running_loop()
         if self._rate_bps is not None:
+            self._at_once = 1
             await asyncio.sleep(self._free_at - loop.time())
             self._free_at = max(self._free_at, loop.time()) + 8 * SLICE_BYTES / self._rate_bps
-            return 1
-        since = loop.time()
-        while self._owner.sending():
-            if loop.time() - since > STARVED_S:
-                return 1
-            await asyncio.sleep(LOOK_S)
-        return AT_ONCE
+        while self._give_way():
+            await self.news.wait(LOOK_S)
+
+    def _give_way(self) -> bool:
+        """Live traffic comes first, but a slice goes up every STARVED_S."""
+        if self._rate_bps is not None or not self._owner.sending():
+            return False
+        return asyncio.get_running_loop().time() - self._fed_at < STARVED_S
+
+    async def _round(self, work: list[Coroutine[Any, Any, None]]) -> None:
+        """Side by side, for as long as nobody else wants the uplink: then what is under way is given up. The first error, once all have ended."""
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(part) for part in work]
+        starved, pending = self._owner.sending(), set(tasks)
+        self._fed_at = loop.time()
+        try:
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=LOOK_S)
+                if pending and not starved and self._give_way():
+                    break
+        finally:
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        # In a short gap few slices get further than many, of which none is whole.
+        self._at_once = 1 if pending or starved else min(AT_ONCE, 2 * self._at_once)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     async def _upload_slice(self, stored: Stored, edge: Edge, number: int) -> None:
         size = slice_bytes(edge.bytes, number)
