@@ -34,6 +34,8 @@ CORES = [
     "p2pcast/relay/feed.py",
     "p2pcast/relay/liveness.py",
     "p2pcast/relay/pieces.py",
+    "p2pcast/relay/scattering.py",
+    "p2pcast/relay/yielding.py",
     "p2pcast/store/ladder.py",
     "p2pcast/store/retention.py",
     "p2pcast/artifact/assembly.py",
