@@ -27,8 +27,9 @@ BEHIND_S: Final = 0.3
 LOOKS: Final = 2
 """Reports in a row, a quarter of a second apart at least: a process that was not scheduled for a while has not become slow."""
 HEAD_LOOKS: Final = 6
-"""For a head, to whom the hub is always ahead: heads share the uplink, for a moment not evenly, and when it falters itself the first to report must not be
-taken for slow."""
+"""For a head while the uplink is full: heads share it, for a moment not evenly."""
+FULL: Final = 0.9
+"""Share of the uplink above which that may be so."""
 USUAL_S: Final = 0.25
 """How long the fleet's median is taken for still true: it takes a look at everybody."""
 
@@ -97,8 +98,9 @@ class Stragglers:
     def forget(self, peer: str) -> None:
         self._flows.pop(peer, None)
 
-    def found(self, plan: Plan, peer: str, now_s: float, bps: float, behind_bytes: int) -> bool:
-        """A report of one that receives from its parent in the plan: whether it holds others up. Who gets nothing at all does not: it has lost its parent."""
+    def found(self, plan: Plan, peer: str, now_s: float, bps: float, behind_bytes: int, uplink_bps: float = math.inf) -> bool:
+        """A report of one that receives from its parent in the plan: whether it holds others up. Who gets nothing at all does not: it has lost its parent.
+        `uplink_bps`: the hub's."""
         was = self._flows.get(peer)
         flow = self._flows[peer] = _Flow(bps, behind_bytes, 0 if was is None else was.slow)
         if now_s - self._usual_at_s >= USUAL_S:
@@ -108,6 +110,13 @@ class Stragglers:
             flow.slow = 0
             return False
         flow.slow += 1
-        if not plan.children(peer) or flow.slow < (HEAD_LOOKS if plan.parent[peer] == ROOT else LOOKS):
+        if not plan.children(peer) or flow.slow < LOOKS:
+            return False
+        if plan.parent[peer] == ROOT and flow.slow < HEAD_LOOKS and self._heads_bps(plan) > FULL * uplink_bps:
             return False
         return 8.0 * behind_bytes > BEHIND_S * self._usual_bps
+
+    def _heads_bps(self, plan: Plan) -> float:
+        """What the hub sends; of heads that have not told, the usual."""
+        heads = (self._flows.get(head) for head in plan.children(ROOT))
+        return sum(self._usual_bps if flow is None else flow.bps for flow in heads)

@@ -236,7 +236,7 @@ class Membership:
         if self.peers[ident].parent != above:
             return False  # what it says is of another parent
         bps = inflow.bps
-        if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes):
+        if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes, self._uplink_bps):
             return False
         if above != ROOT and max(len(self._fed.get(above, ())), len(self.plan.children(above))) > 1:
             # Its parent feeds two, by the plan or because one has not left yet, and each gets a part: that is no fault of theirs.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from topology.laggards import HEAD_LOOKS, HOPELESS, SUSTAINED, Laggards, Patience, Stragglers
+from topology.laggards import HEAD_LOOKS, HOPELESS, LOOKS, SUSTAINED, Laggards, Patience, Stragglers
 from topology.rebuild import GAMMA
 from topology.tree import ROOT, Plan
 
@@ -54,12 +55,18 @@ def test_a_tail_holds_nobody_up_and_a_slow_fleet_has_no_stragglers() -> None:
     assert run(Stragglers(), TWO, 2, dict.fromkeys("abcde", 20.0), {"b": 9.0}) == []
 
 
-def test_a_slow_head_is_found_if_others_are_faster() -> None:
-    rates = {"a": 30.0, "b": 30.0, "c": 100.0, "d": 100.0, "e": 100.0}
+@pytest.mark.parametrize(("uplink", "looks"), [(200 * MBIT, LOOKS), (130 * MBIT, HEAD_LOOKS)])
+def test_a_slow_head_is_found_if_others_are_faster(uplink: float, looks: int) -> None:
+    """The hub is always ahead of it. While the uplink is full it may have got an uneven share, and is looked at longer."""
     heads = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": "d"})
-    assert run(Stragglers(), heads, HEAD_LOOKS + 1, rates, {"a": 9.0, "c": 9.0}) == [(HEAD_LOOKS, "a")], (
-        "it is looked at longer: the hub is always ahead"
-    )
+    stragglers, found = Stragglers(), []
+    for look in range(HEAD_LOOKS + 1):
+        for peer in heads.order:
+            mbit = 30 if peer in "ab" else 100
+            if stragglers.found(heads, peer, float(look), mbit * MBIT, 10**9 if peer in "ac" else 0, uplink):
+                found.append((look, peer))
+    assert found[0] == (looks, "a")
+    assert {peer for _, peer in found} == {"a"}
 
 
 def test_who_gets_nothing_has_lost_its_parent_and_holds_up_nobody() -> None:
