@@ -189,3 +189,31 @@ async def test_a_slice_goes_up_only_in_a_gap(swarm: Any, states: Any, url: str) 
     busy = False
     await swarm.until(lambda: mirroring.status()["version"] == "0.0", "it goes up")
     task.cancel()
+
+
+async def test_what_is_going_up_is_given_up_when_live_traffic_begins(swarm: Any, states: Any, url: str) -> None:
+    swarm.publish(0, states.first())
+    hub = await swarm.hub_up()
+    await swarm.published("0.0")
+    busy, begun, given_up = False, asyncio.Event(), asyncio.Event()
+
+    class Slow(Objects):
+        async def put(self, name: str, data: bytes | memoryview) -> None:
+            if name.startswith("log/") and not given_up.is_set():
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    given_up.set()
+            await super().put(name, data)
+
+    mirroring = Mirroring(SimpleNamespace(store=hub.store, events=hub.events, sending=lambda: busy), Slow(url, "x/"), None)
+    task = asyncio.create_task(mirroring.run())
+    await begun.wait()
+    assert not given_up.is_set()
+    busy = True
+    await given_up.wait()
+    busy = False
+    await swarm.until(lambda: mirroring.status()["version"] == "0.0", "it goes up afterwards")
+    assert mirroring.errors == 0
+    task.cancel()
