@@ -146,7 +146,11 @@ async def test_a_hub_that_commits_by_itself_takes_no_commits(swarm, states):
 )
 async def test_who_may_ask_from_elsewhere(swarm, path, remote, given, code):
     hub = await swarm.hub_up()
-    headers = {"Host": "localhost"} if given is None else {"Authorization": f"Bearer {hub.admission.bearer}" if given == "right" else given}
+    headers = (
+        {"Host": "localhost"}
+        if given is None
+        else {"Authorization": f"Bearer {hub.admission.bearer}" if given == "right" else given}
+    )
     elsewhere = SimpleNamespace(path=path, headers=headers, remote=remote, protocol=None)
 
     async def handler(_: web.Request) -> web.Response:
