@@ -296,3 +296,15 @@ async def test_what_goes_wrong_is_said_in_a_line(network: Network, monkeypatch: 
         Exception, match=r"^mirror: cannot write .*/key: access denied; check the credentials and the bucket's policy$"
     ):
         await Objects(f"s3://{BUCKET}/lines", "p2pcast-1/00/").put("key", b"1")
+
+
+async def test_what_is_removed_is_gone_and_nothing_else(network: Network) -> None:
+    objects = Objects(f"s3://{BUCKET}/removed", "p2pcast-1/00/")
+    for name in ("log/a/1", "log/a/2", "log/ab/1"):
+        await objects.put(name, b"12345")
+    await objects.remove(["log/a/1", "log/nothing"])
+    assert [(f.name, f.size) for f in sorted(await objects.list("log/"), key=lambda f: f.name)] == [
+        ("log/a/2", 5),
+        ("log/ab/1", 5),
+    ]
+    assert bytes(await objects.get_range("log/a/2", 1, 3)) == b"234"
