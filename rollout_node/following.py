@@ -127,7 +127,7 @@ class Following:
         whole = manifest.log if manifest is not None else entry.size if entry is not None else 0
         return max(0, whole - holding.artifact.held.count * holding.open.piece)
 
-    def _states(self) -> dict[Version, int]:
+    def states(self) -> dict[Version, int]:
         """Digests of the versions that are known: by the hub; without one, by what is signed on the mirror and in the store here."""
         mirrored = self._peer.mirrored
         if mirrored is None or not mirrored.in_use:
@@ -307,7 +307,7 @@ class Following:
     def _signed(self, version: Version) -> int | None:
         """The digest of a version's state: by the hub's word, or by a manifest that lies here."""
         manifest = self._peer.store.manifest(version)
-        return self._states().get(version) if manifest is None else manifest.state
+        return self.states().get(version) if manifest is None else manifest.state
 
     async def _sound(self, shadow: Shadow) -> bool:
         """Whether every cell matches its mark, once those that had rotted have been put right from what lies on disk."""

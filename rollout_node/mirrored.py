@@ -216,9 +216,8 @@ class Mirrored:
 
     async def _list(self) -> bool:
         """True when there is something new."""
-        found = [m for f in await self._objects.list(READY) if (m := Marker.parse(f.name)) is not None]
-        if len(found) > limits.MAX_CATALOG:
-            raise RetryableError(f"{self._objects.url} shows {len(found)} versions, more than there may be")
+        listing = await self._objects.list(READY, limits.MAX_CATALOG)
+        found = [m for f in listing if (m := Marker.parse(f.name)) is not None]
         fresh = [m for m in found if m.id not in self.entries]
         failures = [e for e in await asyncio.gather(*map(self._read_marker, fresh), return_exceptions=True) if e is not None]
         listed = {m.id for m in found}

@@ -88,8 +88,8 @@ class Objects:
                 raise RetryableError(f"cut short: {len(contents)} of {size} bytes at {start}")
         return contents
 
-    async def list(self, prefix: str = "") -> list[Found]:
-        """Every object whose name begins with ``prefix``, which is empty or ends with a slash. Raises RetryableError."""
+    async def list(self, prefix: str = "", most: int = MAX_LISTED) -> list[Found]:
+        """Every object whose name begins with ``prefix``, which is empty or ends with a slash. Raises RetryableError (also where there are more than ``most``)."""
         import obstore
 
         whole = self._folder + prefix
@@ -100,8 +100,8 @@ class Objects:
                     if meta["path"].startswith(whole):
                         name = meta["path"][len(self._folder) :]
                         out.append(Found(name, meta["size"], meta["last_modified"].timestamp()))
-                if len(out) > MAX_LISTED:
-                    raise RetryableError(f"more than {MAX_LISTED} objects")
+                if len(out) > most:
+                    raise RetryableError(f"more than {most} objects")
         return out
 
     async def remove(self, names: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from p2pcast.artifact.records import RunKey
 from p2pcast.cli.status import table
-from p2pcast.errors import RefusedError
+from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.store.store import Store
@@ -43,10 +44,14 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
         await swarm.live(f"0.{step}")
     assert peer.mirrored.in_use
     assert not swarm.hub.sessions
+    swarm.publish(4, states.trained(state, 4))
+    code, answer = await swarm.get(peer, "/wait?version=0.4&what=published&timeout_s=60")
+    assert (code, json.loads(answer)["newest"]) == (200, "0.4")
+    await swarm.live("0.4")
     shown = Console(width=200, file=io.StringIO())
     for daemon in (swarm.hub, peer):
         shown.print(table(await swarm.status(daemon)))
-    assert f"mirror {url}: leads to 0.3" in shown.file.getvalue()
+    assert f"mirror {url}: leads to 0.4" in shown.file.getvalue()
 
 
 async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
@@ -217,3 +222,15 @@ async def test_what_is_going_up_is_given_up_when_live_traffic_begins(swarm: Any,
     await swarm.until(lambda: mirroring.status()["version"] == "0.0", "it goes up afterwards")
     assert mirroring.errors == 0
     task.cancel()
+
+
+async def test_more_than_may_be_there_is_not_read(url: str) -> None:
+    objects = Objects(url, "x/")
+    for name in ("ready/1", "ready/2", "ready/3"):
+        await objects.put(name, b"12345")
+    assert await objects.get("ready/1", 5) == b"12345"
+    with pytest.raises(RetryableError, match="5 bytes, more than the 4 that may be there"):
+        await objects.get("ready/1", 4)
+    assert len(await objects.list("ready/", 3)) == 3
+    with pytest.raises(RetryableError, match="more than 2 objects"):
+        await objects.list("ready/", 2)
