@@ -35,11 +35,13 @@ async def test_a_version_without_changes_and_one_where_all_changes(swarm, states
     await swarm.live("0.1")
     swarm.publish(2, state)
     await swarm.live("0.2")
+    await swarm.published("0.2")
     assert swarm.hub.published.changed == 0
     assert swarm.hub.published.bytes == 0
     everything = states.trained(state, 3, share=1.0)
     swarm.publish(3, everything)
     await swarm.live("0.3")
+    await swarm.published("0.3")
     assert swarm.hub.published.changed == swarm.hub.published.params
     swarm.publish(4, everything, {})
     await swarm.live("0.4")
