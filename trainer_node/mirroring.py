@@ -196,8 +196,9 @@ class Mirroring:
                 await asyncio.wait(pending)
         # In a short gap few slices get further than many, of which none is whole.
         self._at_once = 1 if pending or starved else min(AT_ONCE, 2 * self._at_once)
-        for task in tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
+        errors = [task.exception() for task in tasks if not task.cancelled()]
+        for error in errors:
+            if error is not None:
                 raise error
 
     async def _upload_slice(self, stored: Stored, edge: Edge, number: int) -> None:

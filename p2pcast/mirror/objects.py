@@ -155,7 +155,8 @@ def _explained(what: str, name: str) -> Iterator[None]:
     except RetryableError as error:
         raise type(error)(f"mirror: cannot {what} {name}: {error}") from None
     except (exceptions.NotFoundError, FileNotFoundError):
-        raise MissingError(f"mirror: cannot {what} {name}: there is no such object") from None
+        gone = "object" if what in ("read", "remove") else "bucket"
+        raise MissingError(f"mirror: cannot {what} {name}: there is no such {gone}") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
         raise RetryableError(
             f"mirror: cannot {what} {name}: access denied; check the credentials and the bucket's policy"

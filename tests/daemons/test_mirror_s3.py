@@ -284,6 +284,8 @@ async def test_what_goes_wrong_is_said_in_a_line(network: Network, monkeypatch: 
     objects = Objects(f"s3://{BUCKET}/lines", "p2pcast-1/00/")
     with pytest.raises(Exception, match=r"^mirror: cannot read s3://bucket/lines/p2pcast-1/00/key: there is no such object$"):
         await objects.get("key", 32)
+    with pytest.raises(Exception, match=r"^mirror: cannot write s3://nowhere/p2pcast-1/00/key: there is no such bucket$"):
+        await Objects("s3://nowhere", "p2pcast-1/00/").put("key", b"1")
     network.faults = {"503": 1.0}
     with pytest.raises(Exception, match=r"^mirror: cannot write .*/key: 503 Service Unavailable: Please try again\.$"):
         await objects.put("key", b"1")
