@@ -19,6 +19,8 @@ WARM_S: Final = 15.0
 """Of a process's life, before its readings count: kernels load, buffers find their size."""
 MEMORY_BYTES: Final = CACHE_BYTES + BACKLOG_HIGH_BYTES
 """A process may grow by what it may rightly hold of pieces: for children that lag behind, and for a disk that does. What was needed once stays with the allocator."""
+HUB_SHARE: Final = 2
+"""The hub may grow by so many times as much: it reads old versions for all who come back, and joins deltas, and what that took stays with the allocator, too."""
 TYPICAL_BYTES: Final = 8 * MIB
 """The middle one of all processes may grow by this alone."""
 DESCRIPTORS: Final = 16
@@ -90,7 +92,8 @@ def _row(this: Round) -> Document:
 def _process(life: Life) -> Document:
     """``flat``: also where its life was too short to say."""
     warm = [r for r in life.readings if r.t_s >= life.readings[0].t_s + WARM_S]
-    trends = {held: trend([(r.t_s, value(r)) for r in warm], allowed) for held, (value, allowed) in _HELD.items()}
+    share = HUB_SHARE if life.name == HUB else 1
+    trends = {held: trend([(r.t_s, value(r)) for r in warm], share * allowed) for held, (value, allowed) in _HELD.items()}
     return {
         "name": life.name,
         "pid": life.pid,
