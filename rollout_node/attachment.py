@@ -27,6 +27,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 RETRY_MIN_S = 0.1
 RETRY_MAX_S = 3.0
+RETRY_WANTING_S = 0.5
+"""At most, while something half received waits for somebody above to come back."""
 LOOP_RETRY_S = 0.1
 LOOP_TRIES = 20
 HEAD_START_S = 0.3
@@ -144,6 +146,8 @@ class Attachment:
             if found is None:
                 if self._all_shunned():
                     self._orphaned.set()
+                    if self._node.wants():
+                        wait_s = min(RETRY_WANTING_S, wait_s)
                     await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))
                     wait_s = min(RETRY_MAX_S, wait_s * 2)
                 orders = self.orders
