@@ -7,7 +7,7 @@ The rule: the least power of two, up to MOST, that meets four needs of a way of 
   1.22/√p where that is more; Mathis et al. 1997). Together they have to reach the rate. BBR does not slow down for loss of this size as they do;
 - *Standing still*: but whatever it is, a stripe that has lost packets hands on nothing before a round trip has passed, or a timer. So a way that leaves the site has FEWEST_FAR.
 - *Start*: versions are bursts, between which a window is taken back to ten packets, and then doubles every round trip. Together the stripes have to reach
-  the rate within START_ROUNDS round trips.
+  the rate when each has START_GROWTH times that window.
 
 More stripes than needed take more of a shared way than is fair, and the last pieces wait for the slowest of them.
 """
@@ -30,7 +30,8 @@ FEWEST_FAR = 4
 SEGMENT_BYTES = 1448
 INITIAL_SEGMENTS = 10
 """RFC 6928."""
-START_ROUNDS = 5
+START_GROWTH = 20
+"""Times that: what slow start reaches between its fourth and fifth round trip. Measured: eight stripes at 100 and 150 ms and 50 Mbit/s, sixteen at 300 ms."""
 LOSS_BLIND = frozenset({"bbr"})
 CUBIC = frozenset({"cubic"})
 
@@ -52,7 +53,7 @@ def stripes(way: Way) -> int:
     loss = (
         0.0 if way.congestion in LOSS_BLIND else on_the_way / (SEGMENT_BYTES * lossy_window(way.congestion, way.rtt_s, way.loss))
     )
-    start = on_the_way / (INITIAL_SEGMENTS * SEGMENT_BYTES * 2**START_ROUNDS)
+    start = on_the_way / (INITIAL_SEGMENTS * SEGMENT_BYTES * START_GROWTH)
     needed = max(FEWEST_FAR if way.rtt_s >= FAR_S else 1, window, loss, start)
     return min(MOST, 1 << ceil(log2(needed)))
 
