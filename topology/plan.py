@@ -113,7 +113,8 @@ class _Planner:
             for number in range(1, min(len(self.table), self.most or SMALL) + 1):
                 other = replace(self, chains=number)._dealt(epoch)
                 if _improves(other[1], best[1]):
-                    best = other
+                    # With the repairs that this planner would make of it the next time, too: a plan that serves stays.
+                    best = self.repaired(other[0])
         return best
 
     def _dealt(self, epoch: Epoch) -> tuple[Plan, Prediction]:
