@@ -205,7 +205,8 @@ class Attachment:
         while True:
             orders = self.orders
             place = orders.parent or self._hub()
-            if place[0] == self.parent:
+            if place[0] == self.parent or orders.epoch == self.settled:
+                # There already; or this plan's parent was tried, and lost or found out of reach.
                 await self._news.wait()
             elif upstream.lag.lags:
                 self._moving = True

@@ -514,7 +514,7 @@ class Hub:
             size, micros = transfer
             if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
                 self.membership.transferred(peer.ident, now, size, micros / 1e6)
-        self.membership.heard(peer.ident)
+        self.membership.heard(peer.ident, now)
         self.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
         if "garbled" in body:
             self._garbled(peer, body["garbled"], now)

@@ -8,6 +8,7 @@ be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,11 +198,11 @@ class Membership:
             self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves | {left})
         return True
 
-    def heard(self, ident: str) -> None:
+    def heard(self, ident: str, now: float) -> None:
         """A report has come, whatever it says."""
         if ident in self._suspects:
             self._suspects.discard(ident)
-            if ident in self.plan.leaves:
+            if ident in self.plan.leaves and ident not in self._leaves(now):
                 self._touch(ident)
                 self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves - {ident})
 
@@ -375,9 +376,12 @@ class Membership:
         return score(self.peers[ident].transfers, now)
 
     def _members(self, now: float) -> list[Member]:
-        bps = self._bps()
-        leaves = self._laggards.detached | self._lowered | self._suspects | self.blame.muted(now)
+        bps, leaves = self._bps(), self._leaves(now)
         return [self._member(p, bps[p.ident], p.ident in leaves, now) for p in self.peers.values()]
+
+    def _leaves(self, now: float) -> AbstractSet[str]:
+        """Who is to feed nobody, for whatever reason."""
+        return self._laggards.detached | self._lowered | self._suspects | self.blame.muted(now)
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:
         rated = score(peer.transfers, now)

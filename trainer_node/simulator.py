@@ -372,7 +372,7 @@ class World:
         if self.broadcast.awaited:
             for peer in self._alive():
                 if int(peer[:8], 16) % count == turn:
-                    self.membership.heard(peer)
+                    self.membership.heard(peer, self.now)
                 if self.flow.parent(peer) is None or self.flow.done(peer):
                     continue
                 lag = self._lag[peer]

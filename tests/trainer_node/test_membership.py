@@ -264,7 +264,7 @@ def test_half_of_a_sender_is_nobodys_fault():
     members.peers[ident("d")].sent_epoch = members.plan.epoch
     assert members.moved(ident("d"), ident("b"), members.plan.epoch)
     assert members.plan.children(ident("b")) == (ident("c"), ident("d"))
-    members.heard(ident("c"))
+    members.heard(ident("c"), 1.0)
     rates = {"a": 100.0, "b": 100.0, "c": 50.0, "d": 50.0, "e": 50.0}
     assert len(fall_behind(members, rates, 4, "d")) <= 1
     assert members.plan.leaves == set()
@@ -301,10 +301,21 @@ def test_nobody_new_is_fed_by_one_whom_its_child_has_left_until_it_is_heard():
     assert members.moved(ident("c"), ident("a"), members.plan.epoch)
     members.join(peer("d"), 1.0)
     assert links(members) == {"a": "", "b": "a", "c": "a", "d": "c"}
-    members.heard(ident("b"))
+    members.heard(ident("b"), 1.0)
     assert members.plan.leaves == set()
     members.join(peer("e"), 2.0)
     assert links(members)["e"] == "b"
+
+
+def test_nor_by_one_that_sent_garbage_though_it_is_heard():
+    members = joined("abc")
+    members.peers[ident("c")].sent_epoch = members.plan.epoch
+    assert members.moved(ident("c"), ident("a"), members.plan.epoch)
+    assert members.blamed(ident("c"), [(ident("b"), 1)], 1.0) == [ident("b")]
+    members.heard(ident("b"), 1.1)
+    assert members.plan.leaves == {ident("b")}
+    members.replan(1.2)
+    assert ident("b") not in members.plan.parent.values()
 
 
 def test_the_hopeless_are_detached_and_the_way_does_not_wait_for_them():
@@ -343,7 +354,7 @@ def test_between_broadcasts_it_is_repaired_too_each_time_later_than_before():
         members.peers[ident("d")].sent_epoch = members.plan.epoch
         (chain,) = members.plan.chains
         assert members.moved(chain[3], chain[0], members.plan.epoch)
-        members.heard(chain[2])
+        members.heard(chain[2], 1.0)
 
     stray()
     assert members.repair(1.0)
@@ -367,7 +378,7 @@ def test_a_stated_number_of_chains_is_kept_to_where_more_would_be_no_slower():
         members.transferred(ident(name), 1.0, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (mbit * 1e6))
     assert members.moved(ident("e"), ROOT, members.plan.epoch)
     assert len(members.plan.children(ROOT)) == 3
-    members.heard(ident("c"))
+    members.heard(ident("c"), 1.0)
     members.replan(2.0)
     assert len(members.plan.children(ROOT)) == 2
 
@@ -392,7 +403,7 @@ def test_the_news_is_all_that_is_new(actions):
         elif what == "move":
             members.moved(ident(name), ident(other), members.plan.epoch)
         elif what == "hear":
-            members.heard(ident(name))
+            members.heard(ident(name), 1.0)
         else:
             members.replan(0.0)
         moved, concerned = members.news(2)
