@@ -54,7 +54,7 @@ class Fleet:
 
     def hub_up(self) -> None:
         self.start("hub", "seed", self.checkpoints, "--listen", "127.0.0.1:0", "--token-file", self.folder / "token")
-        self.until(lambda: (self.folder / "token").exists(), "the hub is up")
+        self.until(lambda: "listening on" in self.log("hub") and (self.folder / "token").exists(), "the hub is up")
 
     def join(self, name: str, *words: object) -> None:
         hub = (self.folder / "hub.log").read_text().split("listening on ")[1].split(",")[0]
