@@ -46,9 +46,6 @@ from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
-from topology.sideways import sideways
-from topology.sources import Sources
-from topology.tree import ROOT
 from topology.uplink import WINDOW_S, Uplink
 from trainer_node.admission import LIFETIME_S, Admission
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
@@ -58,10 +55,11 @@ from trainer_node.commits import Commits
 from trainer_node.engines import engine_rows
 from trainer_node.fleet import Fleet
 from trainer_node.folders import Folders
+from trainer_node.guide import Guide
 from trainer_node.hub_view import HubView
 from trainer_node.intake_session import Intake
 from trainer_node.keeping import Keeping
-from trainer_node.lookout import Lookout, settle_in
+from trainer_node.lookout import settle_in
 from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
 from trainer_node.mirroring import Mirroring
 from trainer_node.pace import Pace, laggards
@@ -77,8 +75,6 @@ BEAT_S = 1.0
 """Between PINGs to each peer."""
 SILENCE_S = 5.0
 """A control connection that has been silent for so long is dead."""
-BACKUPS = 8
-"""Ancestors that a peer is told of; after so many at once are gone, the hub."""
 PULLS = 64
 """Peers that may pull from the hub at one time, for what no other peer has: it gives way to versions."""
 FROM_RANKS = " from ranks"
@@ -133,8 +129,6 @@ class Hub:
         self._sealing: set[asyncio.Task[None]] = set()
         self.broadcast = Broadcast()
         self.uplink = Uplink()
-        self.sources = Sources()
-        self._known_reach: tuple[int, bool] = (-1, True)
         """What plans were last sent by."""
 
     async def run(self) -> None:
@@ -192,7 +186,7 @@ class Hub:
             self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
         identity, tls = self.admission.identity, self.admission.tls
         self.listener = Listener(self, identity, None if tls is None else tls.server, sockets=self.config.sockets)
-        self.lookout = Lookout(self.membership.reach, identity, None if tls is None else tls.client, self._looked)
+        self.guide = Guide(self.membership, self.sessions, self.fleet, self.events, identity, None if tls is None else tls.client)
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
@@ -216,7 +210,7 @@ class Hub:
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
             group.create_task(self._measure_uplink(), name="uplink")
-            group.create_task(self.lookout.run(), name="lookout")
+            group.create_task(self.guide.lookout.run(), name="lookout")
             group.create_task(self.intake.run(), name="ranks")
             group.create_task(self.keeping.run(), name="keeping")
             if self.mirroring is not None:
@@ -465,12 +459,12 @@ class Hub:
         old = self.sessions.pop(ident, None)
         if old is not None:
             old.link.close(RemoteError("the same node joined again"))
-            self.sources.left(ident)
+            self.guide.sources.left(ident)
             self.commits.happened(Left(ident))
         session.peer = peer
         self.sessions[ident] = session
         self.membership.join(peer, now)
-        self.lookout.look(ident)
+        self.guide.lookout.look(ident)
         target = self.memory["target"]
         session.link.send(
             Type.WELCOME,
@@ -488,7 +482,7 @@ class Hub:
         for greeting in self.commits.greeting():
             session.link.send(*greeting)
         self.fleet.joined(peer)
-        self._send_plans()
+        self.guide.send_plans()
         self._send_leads()
         logger.info("%s joined from %s (%d peers)", peer.name, show_address(peer.host, peer.port), len(self.sessions))
 
@@ -515,9 +509,9 @@ class Hub:
             if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
                 self.membership.transferred(peer.ident, now, size, micros / 1e6)
         self.membership.heard(peer.ident, now)
-        self.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
+        self.guide.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
         if "garbled" in body:
-            self._garbled(peer, body["garbled"], now)
+            self.guide.garbled(peer, body["garbled"], now)
         parent = body["parent"]
         if parent is not None:
             seen = body.get("epoch", [0, 0])
@@ -526,60 +520,15 @@ class Hub:
             )
             above = "" if parent == self.ident else parent.hex()
             if above:
-                made = (above, peer.ident) if peer.dialled_by_parent else (peer.ident, above)
-                self.membership.reach.reached(*made)
-                self.lookout.learnt()
+                self.guide.hangs(peer, above)
             if self.membership.moved(peer.ident, above, epoch):
-                self._send_plans()
+                self.guide.send_plans()
         inflow = _inflow(body.get("inflow"))
         if inflow is not None and peer.ident in self.broadcast.awaited and self.membership.progressed(peer.ident, now, inflow):
             logger.info("%s falls behind: the plan is changed around it", peer.name)
-            self._send_plans()
+            self.guide.send_plans()
         if moved_on:
             self._check_settled()
-
-    def called(self, session: Session, body: Body) -> None:
-        peer, target = session.peer, body["node"].hex()
-        assert peer is not None
-        ways, other = self.membership.reach.ways(target, peer.ident), self.sessions.get(target)
-        if other is None or not ways:
-            session.link.send(Type.UNREACHED, {"node": body["node"]})
-        else:
-            called = {"node": session.link.remote, "stripes": body["stripes"], "ways": [list(way) for way in ways]}
-            other.link.send(Type.CALLED, called)
-
-    def missed(self, session: Session, node: bytes) -> None:
-        peer = session.peer
-        assert peer is not None
-        self.membership.reach.unreached(peer.ident, node.hex(), time.monotonic())
-        if (other := self.sessions.get(node.hex())) is not None:
-            other.link.send(Type.UNREACHED, {"node": session.link.remote})
-        self.lookout.look(node.hex())
-        self.lookout.learnt()
-
-    def _garbled(self, witness: Peer, rows: list[tuple[bytes, int]], now: float) -> None:
-        blamed = self.membership.blamed(witness.ident, [(node.hex(), pieces) for node, pieces in rows], now)
-        for ident in blamed:
-            name, quarantined = self.membership.peers[ident].name, self.membership.blame.quarantined(ident)
-            self.events.emit("garbled", peer=name, node=ident, witness=witness.name, quarantined=quarantined)
-            logger.warning(
-                "%s sent %s pieces that do not match: it feeds nobody %s",
-                name, witness.name, "any more" if quarantined else "for a while",
-            )  # fmt: skip
-        if blamed:
-            self._send_plans()
-
-    def sought(self, session: Session, body: Body) -> None:
-        peer, peers, reach, now = session.peer, self.membership.peers, self.membership.reach, time.monotonic()
-        assert peer is not None
-        ident, region = peer.ident, peer.region
-        unfit = {node.hex() for node in body["without"]} | self.membership.detached | self.membership.blame.muted(now)
-        found = [
-            peers[p] for p in self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region) if p in peers
-        ]
-        found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
-        session.link.send(Type.WAYS, {"peers": [self._ways(ident, p, now) for p in found]})
-        session.link.send(Type.SOURCES, {"artifact": body["artifact"], "peers": [list(p.place) for p in found]})
 
     def asked(self, session: Session, body: Body) -> None:
         base = Version.of(body["base"])
@@ -594,7 +543,7 @@ class Hub:
         if peer is None or self.sessions.get(peer.ident) is not session:
             return
         del self.sessions[peer.ident]
-        self.sources.left(peer.ident)
+        self.guide.sources.left(peer.ident)
         self.membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
         self.fleet.left(peer, "" if session.farewell else str(error or "its connection ended"))
         self.commits.happened(Left(peer.ident))
@@ -607,7 +556,7 @@ class Hub:
         )
         self.pace.moved()
         self.intake.changed()
-        self._send_plans()
+        self.guide.send_plans()
         self._send_leads()
         self._check_settled()
 
@@ -681,40 +630,7 @@ class Hub:
         else:
             changed = not self.broadcast.under_way and self.membership.repair(now)
         if changed:
-            self._send_plans()
-
-    def _send_plans(self) -> None:
-        """To whom the newest plan says something new: those near what changed, all once there is news of who reaches whom."""
-        plan, reach, now = self.membership.plan, self.membership.reach, time.monotonic()
-        peers = self.membership.peers
-        moved, near = self.membership.news(BACKUPS)
-        self.fleet.planned(
-            plan.epoch, [[peers[p].name, "hub" if above == ROOT else peers[above].name] for p, above in moved.items()]
-        )
-        known, self._known_reach = self._known_reach, (reach.turn, reach.plain)
-        for ident in near if known == self._known_reach and reach.plain else self.sessions:
-            session = self.sessions[ident]
-            parent = peers.get(plan.parent[ident])
-            # Called by the hub alone may somebody dial whom he cannot be dialled by; so neighbours, who matter when it is gone, are of another kind.
-            backups = [
-                peers[b] for b in plan.backups(ident, BACKUPS) if b in peers and (reach.plain or reach.links(b, ident, now))
-            ]
-            neighbours = [peers[n] for n in sideways(plan, ident) if reach.plain or reach.dials(ident, n, now)]
-            named = [p for p in (parent, *backups, *neighbours) if p is not None]
-            if session.is_news(reach.turn, tuple(p.place for p in named)):
-                session.send_ways([self._ways(ident, p, now) for p in named])
-            session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
-            session.send_neighbours([n.place for n in neighbours])
-
-    def _ways(self, ident: str, peer: Peer, now: float) -> list[Any]:
-        reach = self.membership.reach
-        ways = reach.ways(ident, peer.ident)
-        return [bytes.fromhex(peer.ident), bool(ways) and reach.dials(ident, peer.ident, now), [list(way) for way in ways]]
-
-    def _looked(self) -> None:
-        """It turned out who can reach whom."""
-        self.membership.looked(time.monotonic())
-        self._send_plans()
+            self.guide.send_plans()
 
     def _send_leads(self) -> None:
         for ident, engine, lead in self.spans.news():

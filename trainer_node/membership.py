@@ -267,6 +267,7 @@ class Membership:
         for ident in anew:
             if ident in self.plan and ident not in self.plan.leaves:
                 member = Member(ident, self._region_of(ident), leaf=True)
+                self._touch(ident, *self.plan.children(ident))
                 self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return anew
 

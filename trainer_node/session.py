@@ -17,16 +17,19 @@ Place = tuple[bytes, str, int]
 """A node and its address."""
 
 
+class Guiding(Protocol):
+    """See ``trainer_node.guide``."""
+
+    def called(self, session: Session, body: Body) -> None: ...
+    def missed(self, session: Session, node: bytes) -> None: ...
+    def sought(self, session: Session, body: Body) -> None: ...
+
+
 class SessionOwner(Protocol):
+    @property
+    def guide(self) -> Guiding: ...
     def joined(self, session: Session, body: Body) -> None: ...
     def reported(self, session: Session, body: Body) -> None: ...
-    def called(self, session: Session, body: Body) -> None:
-        """It wants to be dialled by another peer."""
-
-    def missed(self, session: Session, node: bytes) -> None:
-        """It has tried to reach another peer, and could not."""
-
-    def sought(self, session: Session, body: Body) -> None: ...
     def asked(self, session: Session, body: Body) -> None:
         """For a squash (SQUASH)."""
 
@@ -110,11 +113,11 @@ class Session:
         elif kind is Type.REPORT:
             self._owner.reported(self, event.body)
         elif kind is Type.CALL:
-            self._owner.called(self, event.body)
+            self._owner.guide.called(self, event.body)
         elif kind is Type.UNREACHED:
-            self._owner.missed(self, event.body["node"])
+            self._owner.guide.missed(self, event.body["node"])
         elif kind is Type.SEEK:
-            self._owner.sought(self, event.body)
+            self._owner.guide.sought(self, event.body)
         elif kind is Type.SQUASH:
             self._owner.asked(self, event.body)
         elif kind is Type.LEAVE:

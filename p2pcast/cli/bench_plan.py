@@ -40,7 +40,7 @@ def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]
     from topology import Member, admit, excise, make_plan
     from topology.model import number_of_chains
     from topology.sideways import concerned, sideways
-    from trainer_node.hub import BACKUPS
+    from trainer_node.guide import BACKUPS
     from trainer_node.membership import Membership, Peer
 
     members = [Member(f"{i * 2654435761 % 2**64:016x}", f"r{i % regions}", 100e6, 50.0 + i % 50) for i in range(peers)]

@@ -33,7 +33,7 @@ async def run(swarm):
     # So that each is named to whoever comes: it has said what it holds.
     first = [s.id for s in swarm.hub.store.artifacts.values()]
     await swarm.until(
-        lambda: all(len(swarm.hub.sources._whole.get(a, ())) == len(NAMES) for a in first), "the hub knows who holds what"
+        lambda: all(len(swarm.hub.guide.sources._whole.get(a, ())) == len(NAMES) for a in first), "the hub knows who holds what"
     )
     return swarm
 

@@ -386,7 +386,9 @@ def test_a_stated_number_of_chains_is_kept_to_where_more_would_be_no_slower():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["join", "leave", "move", "hear", "replan"]), st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")
+            st.sampled_from(["join", "leave", "move", "blame", "hear", "replan"]),
+            st.sampled_from("abcdefgh"),
+            st.sampled_from("abcdefgh"),
         )
     )
 )
@@ -402,6 +404,8 @@ def test_the_news_is_all_that_is_new(actions):
             told.pop(ident(name), None)
         elif what == "move":
             members.moved(ident(name), ident(other), members.plan.epoch)
+        elif what == "blame":
+            members.blamed(ident(other), [(ident(name), 1)], 1.0)
         elif what == "hear":
             members.heard(ident(name), 1.0)
         else:
