@@ -139,6 +139,9 @@ class Emulated(Protocol):
     def inside(self, name: str) -> Sequence[str]:
         """Words before a command that make it run at that host."""
 
+    def space(self, name: str) -> str:
+        """The path of its network namespace."""
+
     def connect(self, name: str, address: tuple[str, int], timeout_s: float) -> socket:
         """A TCP connection from that host to ``address`` as it is seen there, in the hands of this process. Raises OSError."""
 

@@ -46,7 +46,10 @@ class Namespaces:
         self._holders = holders
 
     def inside(self, name: str) -> Sequence[str]:
-        return ["nsenter", f"--net=/proc/{self._holders[name]}/ns/net"]
+        return ["nsenter", f"--net={self.space(name)}"]
+
+    def space(self, name: str) -> str:
+        return f"/proc/{self._holders[name]}/ns/net"
 
     def connect(self, name: str, address: tuple[str, int], timeout_s: float) -> socket.socket:
         return self.at(name, lambda: socket.create_connection(address, timeout_s))

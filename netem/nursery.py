@@ -3,13 +3,14 @@
 What is forked runs the ``p2pcast`` command as any other process would, with a command line, a log and an exit code of its own; only its start costs nothing, and what
 nobody writes to lies in memory once. For fleets that would not fit into a machine otherwise.
 
-One line of JSON on stdin asks for a process: {"argv", "log"}; on stdout a line says {"pid"}, in the order of asking, and one {"pid", "code"} that one has ended (negative: by
-that signal). At the end of stdin everything ends.
+One line of JSON on stdin asks for a process: {"argv", "log"}, and {"net"}, the path of the network namespace that it is to live in, if not in this one; on stdout a line says {"pid"}, in the order of asking, and one {"pid", "code"} that one has ended (negative: by
+that signal). At the end of stdin everything ends, and so it does when this process is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import json
@@ -20,9 +21,13 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from p2pcast.cli import main as command
 from p2pcast.codec.warm import warm_up
+
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG = 1
 
 
 class Born:
@@ -120,14 +125,16 @@ def main() -> None:
         _bury(alive, os.waitpid(-1, 0))
 
 
-def _fork(asked: dict[str, list[str]]) -> int:
+def _fork(asked: dict[str, Any]) -> int:
+    nursery = os.getpid()
     pid = os.fork()
     if pid:
         _say({"pid": pid})
         return pid
     code = 1
     try:
-        _become(asked["argv"], str(asked["log"]))
+        _leash(nursery)
+        _become(asked["argv"], asked["log"], asked.get("net"))
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -139,7 +146,14 @@ def _fork(asked: dict[str, list[str]]) -> int:
         os._exit(code)
 
 
-def _become(argv: list[str], log: str) -> None:
+def _leash(nursery: int) -> None:
+    """Be killed when it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != nursery:
+        raise SystemExit(1)
+
+
+def _become(argv: list[str], log: str, net: str | None) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -147,6 +161,11 @@ def _become(argv: list[str], log: str) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.closerange(3, 256)
+    if net is not None:
+        with open(net, "rb") as space:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(space.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
     sys.argv[1:] = argv
     command()
 

@@ -16,12 +16,13 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Round:
     """One broadcast. ``times_s``: until each peer had the payload; ``cpu_s``: of each process, by name; ``busy``: share of the machine's cores, whoever used
-    them; ``staged_s``: until the last peer could install it, where that is asked."""
+    them; ``staged_s``: until the last peer could install it, where that is asked; ``by_peer_s``: the times by name, where that is."""
 
     times_s: Sequence[float]
     cpu_s: Mapping[str, float]
     busy: float
     staged_s: float | None = None
+    by_peer_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

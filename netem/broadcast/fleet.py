@@ -11,10 +11,11 @@ import contextlib
 import http.client
 import json
 import shutil
+import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from netem.broadcast.cpu import Meter
+from netem.broadcast.daemons import Daemons
 from netem.broadcast.figures import Ran, Round
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Emulated
 from p2pcast import limits
-from p2pcast.demo.processes import Processes
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
 
-P2PCAST = (sys.executable, "-m", "p2pcast.cli")
 HUB_PORT, PEER_PORT, HTTP_PORT = 7077, 7079, 7078
 LIMIT_S = 300.0
 """A daemon compiles kernels when it is the first on a machine, and they all start at once."""
@@ -57,31 +57,36 @@ class Inside(http.client.HTTPConnection):
         self.sock: socket.socket = self._net.connect(self._at, ("127.0.0.1", HTTP_PORT), self._timeout_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """``uplink_bps``: what the hub is told of its link; None: it finds out. ``chains``, ``stripes``: None is p2pcast's own choice. ``late``: so many of the hosts, the
+    last ones, have no peer but in those broadcasts beside which they are to catch up; ``absent``: hosts that have none until it is told to join."""
+
+    payload_bytes: int
+    uplink_bps: float | None = None
+    late: int = 0
+    plaintext: bool = False
+    chains: int | None = None
+    stripes: int | None = None
+    codec: str = "auto"
+    absent: frozenset[str] = frozenset()
+
+
 class Fleet:
-    """``folder``: for all that is written. ``start``, then ``publish``, one version after the other; ``Processes`` ends what was started.
+    """``folder``: for all that is written. ``start``, then ``publish``, one version after the other; ``Daemons`` ends what was started."""
 
-    ``late``: so many of the hosts, the last ones, have no peer but in those broadcasts beside which they are to catch up.
-    """
-
-    def __init__(
-        self,
-        net: Emulated,
-        processes: Processes,
-        folder: Path,
-        memory: Path,
-        payload_bytes: int,
-        uplink_bps: float,
-        late: int = 0,
-        plaintext: bool = False,
-    ) -> None:
-        self._links = ["--plaintext"] if plaintext else []
+    def __init__(self, net: Emulated, daemons: Daemons, folder: Path, memory: Path, setup: Setup) -> None:
+        self.setup = setup
         hosts = peers_of(net)
-        self._peers, self._late = hosts[: len(hosts) - late], hosts[len(hosts) - late :]
+        early = len(hosts) - setup.late
+        self._late = hosts[early:]
+        self.there = [host for host in hosts[:early] if host not in setup.absent]
+        """Hosts whose peer is expected to get what is published."""
         self.fetching: list[float] = []
         """Of each broadcast beside which some caught up: the share of them that was still at it when it ended."""
-        self._net, self._processes = net, processes
+        self._net, self._daemons = net, daemons
         self._folder, self._memory = folder, memory
-        self._payload_bytes, self._uplink_bps = payload_bytes, uplink_bps
+        self._payload_bytes = setup.payload_bytes
         self._random = np.random.default_rng(0)
         self._step = 0
         self.sent_bytes = 0
@@ -94,20 +99,27 @@ class Fleet:
         """The hub, a first whole state, the peers; returns once everybody has it."""
         self._save()
         token = self._folder / "token"
-        self._daemon(
-            HUB, "seed", self._folder / "train", "--listen", f"0.0.0.0:{HUB_PORT}", "--http", f"127.0.0.1:{HTTP_PORT}",
-            "--token-file", token, "--uplink", f"{self._uplink_bps:.0f}",
-        )  # fmt: skip
+        words: list[str | Path] = ["--token-file", token, "--codec", self.setup.codec]
+        if self.setup.uplink_bps is not None:
+            words += ["--uplink", f"{self.setup.uplink_bps:.0f}"]
+        if self.setup.chains is not None:
+            words += ["--chains", str(self.setup.chains)]
+        self._daemon(HUB, "seed", self._folder / "train", "--listen", f"0.0.0.0:{HUB_PORT}", *words)
         self._until(token.exists, "the hub's token")
-        for peer in self._peers:
+        for peer in self.there:
             self._join(peer)
-        self._until_live(self._peers)
+        self._until_live(self.there)
 
     def _join(self, peer: str) -> None:
+        region = next(host.region for host in self._net.network.hosts if host.name == peer)
+        words: list[str | Path] = ["--install", f"safetensors:{self._installed(peer)}", "--keep", "1", "--name", peer]
+        if region is not None:
+            words += ["--region", region]
+        if self.setup.stripes is not None:
+            words += ["--stripes", str(self.setup.stripes)]
+        hub = f"{self._net.network.address(HUB)}:{HUB_PORT}"
         self._daemon(
-            peer, "join", f"{self._net.network.address(HUB)}:{HUB_PORT}", "--listen", f"0.0.0.0:{PEER_PORT}",
-            "--http", f"127.0.0.1:{HTTP_PORT}", "--token-file", self._folder / "token", "--name", peer,
-            "--install", f"safetensors:{self._installed(peer)}", "--keep", "1",
+            peer, "join", hub, "--listen", f"0.0.0.0:{PEER_PORT}", "--token-file", self._folder / "token", *words
         )  # fmt: skip
 
     def _join_late(self) -> None:
@@ -128,15 +140,52 @@ class Fleet:
         for peer in self._late:
             if twice := self._get(peer, "/status", HTTP_S)["bytes_duplicate"]:
                 raise IntegrityError(f"{peer} was sent {twice} bytes twice")
-        self._processes.stop(*self._late)
+        self._daemons.stop(*self._late)
         for peer in self._late:
             for folder in (self._folder / "state" / peer, self._memory / peer, self._installed(peer)):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _daemon(self, host: str, *words: str | Path) -> None:
-        command = [*self._net.inside(host), *P2PCAST, *words, *self._links]
-        command += ["--state", self._folder / "state" / host, "--shadow", self._memory / host]
-        self._processes.start(host, command)
+        every: list[str | Path] = [*words, "--http", f"127.0.0.1:{HTTP_PORT}"]
+        every += ["--state", self._folder / "state" / host, "--shadow", self._memory / host]
+        if self.setup.plaintext:
+            every.append("--plaintext")
+        self._daemons.start(host, every, self._net.space(host))
+
+    # -- harm
+
+    def kill(self, peer: str) -> None:
+        """Its machine is gone, in a moment; what it had on disk is not."""
+        self._strike(peer, signal.SIGKILL)
+
+    def freeze(self, peer: str) -> None:
+        self._strike(peer, signal.SIGSTOP)
+
+    def thaw(self, peer: str) -> None:
+        self._daemons.daemons[peer].signal(signal.SIGCONT)
+        self._back(peer)
+
+    def join(self, peer: str) -> None:
+        """A newcomer, or one that was killed and comes back with what it had."""
+        self._join(peer)
+        self._back(peer)
+
+    def expect(self, peer: str, *, there: bool) -> None:
+        """Whether a peer that could not be reached, or can again, is waited for."""
+        if there:
+            self._back(peer)
+        elif peer in self.there:
+            self.there.remove(peer)
+
+    def _strike(self, peer: str, number: signal.Signals) -> None:
+        self._daemons.daemons[peer].expected = True
+        self._daemons.daemons[peer].signal(number)
+        self.expect(peer, there=False)
+
+    def _back(self, peer: str) -> None:
+        self._daemons.daemons[peer].expected = False
+        if peer not in self.there:
+            self.there.append(peer)
 
     def _installed(self, peer: str) -> Path:
         return self._folder / "peers" / peer
@@ -148,21 +197,21 @@ class Fleet:
         return {}
 
     def _get(self, host: str, path: str, timeout_s: float) -> dict[str, Any]:
-        self._processes.check()
+        self._daemons.check()
         with contextlib.closing(Inside(self._net, host, timeout_s)) as connection:
             connection.request("GET", path)
             answer = connection.getresponse()
             document: dict[str, Any] = json.loads(answer.read())
             if answer.status != http.client.OK:
-                raise self._processes.children[host].failure(f"{host} answered {path}: {document.get('error')}")
+                raise self._daemons.daemons[host].failure(f"{host} answered {path}: {document.get('error')}")
             return document
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not done():
-            self._processes.check()
+            self._daemons.check()
             if time.monotonic() > deadline:
-                raise self._processes.children[HUB].failure(f"no {what} within {LIMIT_S:.0f} s")
+                raise self._daemons.daemons[HUB].failure(f"no {what} within {LIMIT_S:.0f} s")
             time.sleep(POLL_S)
 
     # -- versions
@@ -195,8 +244,9 @@ class Fleet:
 
         self._until(live, f"{version} at {len(hosts)} peers")
 
-    def publish(self, *, beside: bool = False) -> Round:
-        """One more version, to everybody; checked. ``beside``: while late ones catch up; their times are not among those that are given.
+    def publish(self, *, beside: bool = False, during: Callable[[float], None] | None = None) -> Round:
+        """One more version, to everybody; checked. ``beside``: while late ones catch up; their times are not among those that are given. ``during`` is called with
+        the time at which the version was opened, and may do harm; who is there after it is waited for.
 
         Raises IntegrityError for a peer that installed anything else, or was sent anything twice.
         """
@@ -204,21 +254,20 @@ class Fleet:
             self._join_late()
         self._step += 1
         version = str(Version(0, self._step))
-        meter = Meter({name: child.process.pid for name, child in self._processes.children.items()})
+        meter = Meter(self._daemons.pids)
         saved = self._save()
-        began_s = float(self._event(HUB, "opened", version)["time"])
-        staged = [float(self._event(peer, "staged", version)["time"]) for peer in self._peers]
+        began_s = float(self._events(HUB, "opened", version)["opened"]["time"])
+        if during is not None:
+            during(began_s)
+        told = {peer: self._events(peer, "staged", version) for peer in self.there}
         cpu_s, busy = meter.processes_s(), meter.busy()
         if beside:
             self.fetching.append(
                 sum(self._get(peer, "/status", HTTP_S)["staged"] is None for peer in self._late) / len(self._late)
             )
-        received = [
-            self._event(peer, "receiving", version)["time"] + self._event(peer, "received", version)["took_s"]
-            for peer in self._peers
-        ]
-        done = Round([at - began_s for at in received], cpu_s, busy, max(staged) - began_s)
-        everybody = [*self._peers, *(self._late if beside else ())]
+        times_s = {peer: _received(events) - began_s for peer, events in told.items()}
+        staged_s = max(float(events["staged"]["time"]) for events in told.values()) - began_s
+        everybody = [*self.there, *(self._late if beside else ())]
         self._until_live(everybody)
         for peer in everybody:
             check(saved, self._installed(peer) / saved.name)
@@ -226,10 +275,15 @@ class Fleet:
             self._leave_late()
         self.sent_bytes = int(self.status()["last"]["bytes"])
         shutil.rmtree(saved)
-        return done
+        return Round(list(times_s.values()), cpu_s, busy, staged_s, times_s)
 
-    def _event(self, host: str, kind: str, version: str) -> dict[str, Any]:
-        """Its facts, once it has happened; ``time``: when (Unix time)."""
+    def parents(self) -> dict[str, str]:
+        """By the hub's plan: of each peer that is there, another one, or ``HUB``."""
+        return {p["name"]: p["parent"] for p in self.status()["peers"] if p["name"] in self.there}
+
+    def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
+        """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""
+        told: dict[str, dict[str, Any]] = {}
         with contextlib.closing(Inside(self._net, host, LIMIT_S)) as connection:
             connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
             answer = connection.getresponse()
@@ -237,12 +291,21 @@ class Fleet:
             while read := answer.readline():
                 line = read.decode().rstrip()
                 name = line.removeprefix("event: ") if line.startswith("event: ") else name
-                if line.startswith("data: ") and name == kind:
+                if line.startswith("data: ") and name:
                     facts: dict[str, Any] = json.loads(line.removeprefix("data: "))
-                    if facts["version"] == version:
-                        return facts
+                    if facts.get("version") == version:
+                        told[name] = facts
+                        if name == last:
+                            return told
                     name = ""
-        raise LocalError(f"{host} told of no {kind} of {version}")
+        raise LocalError(f"{host} told of no {last} of {version}")
+
+
+def _received(events: dict[str, dict[str, Any]]) -> float:
+    """When the last piece was verified; where a peer came back in mid-version, when it was staged."""
+    if "receiving" in events and "received" in events:
+        return float(events["receiving"]["time"] + events["received"]["took_s"])
+    return float(events["staged"]["time"])
 
 
 def check(saved: Path, installed: Path) -> None:
@@ -268,8 +331,8 @@ def p2pcast(
     From the main thread. Raises LocalError, IntegrityError.
     """
     (folder / "logs").mkdir()
-    with Processes(folder / "logs") as processes:
-        fleet = Fleet(net, processes, folder, memory / "shadows", payload_bytes, uplink_bps, late, plaintext)
+    with Daemons(folder / "logs") as daemons:
+        fleet = Fleet(net, daemons, folder, memory / "shadows", Setup(payload_bytes, uplink_bps, late, plaintext))
         fleet.start()
         for _ in range(WARM_UP):
             fleet.publish()
