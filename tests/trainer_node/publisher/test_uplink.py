@@ -157,8 +157,10 @@ def test_a_snapshot_that_fails_raises_where_it_is_waited_for(played, made, monke
     assert played.heard(Type.ABORTED)[0] == {"serial": 0, "reason": "RuntimeError: no memory"}
 
 
-def test_the_optimiser_goes_on_though_the_hub_is_gone(played, made, thread):
+def test_the_optimiser_goes_on_though_the_hub_is_gone(played, made, thread, eventually):
     played.hang_up()
+    # It is gone once the publisher has seen it go: a version that begins before that is the old connection's, and ends with it.
+    eventually(lambda: made._uplink.over, "the publisher has seen it")
     live = tensors()
     handle = made.publish(1, live)
     handle.wait_snapshot()
