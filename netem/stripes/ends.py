@@ -57,8 +57,7 @@ class End:
         self.downstream = Downstream(self.node)
         self.identity = Identity(self.node.ident, "end", Token(run_id(self.key.public), bytes.fromhex(order["secret"])))
         self.sockets = Sockets(order["congestion"], order["buffer_bytes"])
-        cells = max(1, order["bytes"] // CELL_BYTES)
-        self.layout = Layout([Tensor("w", "U8", (cells * CELL_BYTES,))], cell_words=CELL_BYTES)
+        self.layout = Layout([Tensor("w", "U8", (order["bytes"],))], cell_words=CELL_BYTES)
         self.node.add_layout(self.layout)
         self.complete = asyncio.Event()
 
@@ -109,8 +108,9 @@ class Parent(End):
         self._packer = Packer(self.key, record, self.layout)
         self._log = self.store.begin(record, self.layout)
         for cell in self.layout.cells:
-            self._log.write(self._packer.log_bytes, [self._payload])
-            self._packer.add_cell(cell.index, DENSE, self._payload, 0, 1)
+            payload = self._payload[: cell.words]
+            self._log.write(self._packer.log_bytes, [payload])
+            self._packer.add_cell(cell.index, DENSE, payload, 0, 1)
         *self._batches, self._manifest = self._packer.seal(len(self.layout.cells))
 
     def publish(self) -> float:
