@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from netem.description import Bursts, Link, Way, way
+from netem.description import Bursts, Link, Way
 from netem.namespaces import Namespaces
 from netem.shaping import FRAME_BYTES
 
@@ -97,7 +97,7 @@ def measure(net: Namespaces, packets: int = LOSS_PACKETS) -> list[Measured]:
 
 def _pair(net: Namespaces, sender: str, receiver: str, packets: int) -> Measured:
     links = {host.name: host.link for host in net.network.hosts}
-    there, back = way(links[sender], links[receiver]), way(links[receiver], links[sender])
+    there, back = net.network.way(sender, receiver), net.network.way(receiver, sender)
     asked_rtt_s = there.delay_s + back.delay_s
     with _sockets(net, sender, receiver) as (one, other):
         rtt_s = _round_trip(one, other, asked_rtt_s)

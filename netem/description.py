@@ -1,4 +1,5 @@
-"""A network to be emulated, as data: hosts, each behind a link of its own, around one switch. Pure; backends (``netem.rate``, ``netem.native``) make it real.
+"""A network to be emulated, as data: hosts, each behind a link of its own, around one switch, or around that of their region, which has a link of its own to
+the one in the middle, its *trunk*. Pure; ``netem.namespaces`` makes it real.
 
 Rates are in bits per second on the wire, headers included, as `tc` counts them; times in seconds.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from socket import socket
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ from p2pcast.errors import UsageError
 
 MAX_HOSTS: Final = 1000
 """Linux's bridge has 1024 ports."""
+MAX_REGIONS: Final = 20
 MAX_DELAY_S: Final = 60.0
 SUBNET: Final = ipaddress.ip_network("10.77.0.0/16")
 
@@ -38,7 +40,7 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A host's access link, the same both ways but for its rates. ``up_bps``, ``down_bps``: None is as fast as the machine.
+    """A host's access link or a region's trunk, the same both ways but for its rates. ``up_bps`` (to the middle), ``down_bps``: None is as fast as the machine.
 
     ``delay_s``: one way, give or take ``jitter_s`` (packets overtake each other then); ``loss``: share of packets, each by itself or in bursts; ``reorder``:
     share of packets that skip the delay; ``queue_s``: what may wait for the rate before packets are dropped, instead of the network's.
@@ -82,37 +84,19 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Host:
+    """``region``: at whose switch it is; None is the one in the middle."""
+
     name: str
     link: Link = Link()
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """``mtu``: bytes of an IP packet. ``queue_s``: what a link may hold back before it drops. ``congestion``: TCP's congestion control at every host; None is
-    the machine's own. Raises UsageError for what no backend could make."""
+class Region:
+    """``link``: its trunk."""
 
-    hosts: tuple[Host, ...]
-    mtu: int = 1500
-    queue_s: float = 0.05
-    congestion: str | None = None
-
-    def __post_init__(self) -> None:
-        names = [host.name for host in self.hosts]
-        if len(set(names)) != len(names):
-            raise UsageError("two hosts have one name")
-        if not 0 < len(names) <= MAX_HOSTS:
-            raise UsageError(f"a network of {len(names)} hosts: 1 to {MAX_HOSTS} can be emulated")
-        for host in self.hosts:
-            host.link.check()
-
-    @property
-    def only_rates(self) -> bool:
-        return all(host.link.only_rates for host in self.hosts)
-
-    def address(self, name: str) -> str:
-        """IPv4, by the host's place in the list."""
-        index = next(i for i, host in enumerate(self.hosts) if host.name == name)
-        return str(SUBNET[index + 1])
+    name: str
+    link: Link = Link()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +108,87 @@ class Way:
     loss: float
 
 
-def way(sender: Link, receiver: Link) -> Way:
-    # What a link loses is lost before its rate counts it.
-    up_bps = None if sender.up_bps is None else sender.up_bps * (1 - receiver.mean_loss)
-    rates = [rate for rate in (up_bps, receiver.down_bps) if rate is not None]
-    return Way(min(rates, default=None), sender.delay_s + receiver.delay_s, 1 - (1 - sender.mean_loss) * (1 - receiver.mean_loss))
+@dataclass(frozen=True, slots=True)
+class Network:
+    """``mtu``: bytes of an IP packet. ``queue_s``: what a link may hold back before it drops. ``congestion``: TCP's congestion control at every host; None is
+    the machine's own. Raises UsageError for what no backend could make."""
+
+    hosts: tuple[Host, ...]
+    mtu: int = 1500
+    queue_s: float = 0.05
+    congestion: str | None = None
+    regions: tuple[Region, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [place.name for place in self.places]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"two hosts or regions have one name, {twice[0]}")
+        if not 0 < len(self.hosts) <= MAX_HOSTS or len(self.regions) > MAX_REGIONS:
+            raise UsageError(
+                f"a network of {len(self.hosts)} hosts in {len(self.regions)} regions: 1 to {MAX_HOSTS} can be emulated, in up to {MAX_REGIONS}"
+            )
+        regions = {region.name for region in self.regions}
+        for host in self.hosts:
+            if host.region is not None and host.region not in regions:
+                raise UsageError(f"{host.name} is in a region {host.region!r} that there is not")
+        for link in self.links:
+            link.check()
+
+    @property
+    def places(self) -> tuple[Host | Region, ...]:
+        """All that has a link."""
+        return (*self.hosts, *self.regions)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        return tuple(place.link for place in self.places)
+
+    @property
+    def only_rates(self) -> bool:
+        return all(link.only_rates for link in self.links)
+
+    def address(self, name: str) -> str:
+        """IPv4, by the host's place in the list."""
+        return str(SUBNET[self._index(name) + 1])
+
+    def _index(self, name: str) -> int:
+        return next(i for i, host in enumerate(self.hosts) if host.name == name)
+
+    def link(self, name: str) -> Link:
+        """A host's, or a region's trunk. Raises UsageError."""
+        for place in self.places:
+            if place.name == name:
+                return place.link
+        raise UsageError(f"there is no host and no region {name!r}")
+
+    def behind(self, name: str, link: Link) -> Network:
+        """The same with another link of that host or region."""
+        self.link(name)
+        return replace(
+            self,
+            hosts=tuple(replace(host, link=link) if host.name == name else host for host in self.hosts),
+            regions=tuple(replace(region, link=link) if region.name == name else region for region in self.regions),
+        )
+
+    def way(self, sender: str, receiver: str) -> Way:
+        """Over both access links, and over two trunks where their regions are two."""
+        one, other = (self.hosts[self._index(name)] for name in (sender, receiver))
+        apart = one.region != other.region
+        up = [one.link, *([self.link(one.region)] if apart and one.region is not None else [])]
+        down = [*([self.link(other.region)] if apart and other.region is not None else []), other.link]
+        return way(up, down)
+
+
+def way(up: Sequence[Link], down: Sequence[Link]) -> Way:
+    """Over links towards the middle, and then over links away from it, each in the order in which they are passed."""
+    rate_bps, delay_s, kept = None, 0.0, 1.0
+    for link, link_bps in [*((link, link.up_bps) for link in up), *((link, link.down_bps) for link in down)]:
+        # What a link loses is lost before its rate counts it.
+        arriving_bps = None if rate_bps is None else rate_bps * (1 - link.mean_loss)
+        rate_bps = min((rate for rate in (arriving_bps, link_bps) if rate is not None), default=None)
+        delay_s += link.delay_s
+        kept *= 1 - link.mean_loss
+    return Way(rate_bps, delay_s, 1 - kept)
 
 
 class Emulated(Protocol):

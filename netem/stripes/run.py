@@ -86,6 +86,7 @@ def judged(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     single = goodput.get(("cubic", 1))
     return {
         "by_congestion": by_congestion,
+        "single_cubic_bps": single,
         "best": {"congestion": best[0], "stripes": best[1], "bps": round(goodput[best])},
         "choice": {
             "congestion": choice[0],

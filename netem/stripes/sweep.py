@@ -6,12 +6,11 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from netem.broadcast.agents import Agents
-from netem.calibration import measure
 from netem.description import Host, Link, Network
+from netem.lab.emulated import calibrated
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.transport.sockets import settled
 
@@ -19,8 +18,6 @@ MODULE = "netem.stripes.ends"
 IDLE_S = 0.4
 IDLE_ROUND_TRIPS = 4
 """Before each version: longer than TCP's retransmission timer, so a window is taken back as it is between real versions."""
-CALIBRATIONS = 3
-"""A busy machine may spoil the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +46,11 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name in given.congestion:
         settled(name)
     # All of the way lies before the receiver, but for the acknowledgements' half.
-    link = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
-    with namespaces(Network((Host("parent"), Host("child", link)))) as net:
-        calibrated = _calibrated(net)
-        yield calibrated
-        if calibrated["off"]:
+    access = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
+    with namespaces(Network((Host("parent"), Host("child", access)))) as net:
+        calibration = calibrated(net)
+        yield calibration
+        if calibration["off"]:
             return
         with Agents(net, MODULE) as agents:
             for name in ("parent", "child"):
@@ -62,22 +59,13 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for congestion in given.congestion:
                 for buffer_bytes in given.buffers:
                     for stripes in given.stripes:
-                        yield {"row": _link(net, agents, given, stripes, congestion, buffer_bytes)}
+                        yield {"row": link(net, agents, given, stripes, congestion, buffer_bytes)}
 
 
-def _calibrated(net: Namespaces) -> dict[str, Any]:
-    """``off``: what is not as it was asked for, also after several tries."""
-    for tries in count(1):
-        measured = [m.document() for m in measure(net)]
-        off = [fault for m in measured for fault in m["faults"]]
-        if not off or tries == CALIBRATIONS:
-            break
-    return {"calibration": measured, "tries": tries, "off": off}
-
-
-def _link(
+def link(
     net: Namespaces, agents: Agents, given: Sweep, stripes: int, congestion: str, buffer_bytes: int | None
 ) -> dict[str, Any]:
+    """One, between the hosts ``parent`` and ``child``, at which ``ends`` run."""
     parent, child = agents.agents["parent"], agents.agents["child"]
     common = {
         "key": secrets.token_hex(32), "secret": secrets.token_hex(20), "bytes": given.payload_bytes,

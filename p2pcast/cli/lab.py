@@ -1,33 +1,63 @@
-"""``p2pcast lab``: emulated networks on this machine."""
+"""``p2pcast lab``: scenarios on emulated networks on this machine."""
 
 from __future__ import annotations
 
 import json
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import click
 
-from p2pcast.cli.options import console
+from p2pcast.cli.options import PATH, console, write_document
+from p2pcast.errors import EXIT_FAILED, LocalError, UsageError
 
-SCENARIOS = [{"name": "doctor", "what": "what network emulation this machine can do, each thing tried for real"}]
-"""What `p2pcast lab NAME` runs."""
+DOCTOR = {"name": "doctor", "what": "what network emulation this machine can do, each thing tried for real"}
+"""Of what `p2pcast lab NAME` runs, what is no scenario."""
+RESULT = "result.json"
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 
 
-@click.group()
+class Scenarios(click.Group):
+    """Whatever is no command of its own is a scenario's name, or the path of a file."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or _command(cmd_name)
+
+
+@click.group(cls=Scenarios, subcommand_metavar="SCENARIO|list|doctor [OPTIONS]")
 def lab() -> None:
-    """Emulated networks on this machine."""
+    """Emulated networks on this machine. SCENARIO: a name that `list` shows, or a TOML file of your own (docs/lab.md)."""
 
 
 @lab.command("list")
 @JSON
 def list_command(as_json: bool) -> None:
-    """Show what can be run."""
+    """Show what can be run, and whether it can be run here."""
+    from netem.lab.run import backend_of, known, load
+
+    listed: list[dict[str, Any]] = [dict(DOCTOR)]
+    for name in known():
+        scenario = load(name)
+        about = {"name": name, "what": scenario.what, "paper": scenario.paper, "minutes": scenario.minutes}
+        try:
+            listed.append({**about, "backend": backend_of(scenario), "runs": True, "why": ""})
+        except LocalError as error:
+            listed.append({**about, "backend": None, "runs": False, "why": str(error)})
     if as_json:
-        click.echo(json.dumps(SCENARIOS))
+        click.echo(json.dumps(listed))
         return
-    for scenario in SCENARIOS:
-        click.echo(f"{scenario['name']}: {scenario['what']}")
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("scenario", "what", "after", "minutes", "here")
+    for each in listed:
+        here = each.get("backend") or each.get("why") or ""
+        table.add_row(
+            each["name"], escape(each["what"]), escape(each.get("paper", "")), f"{each.get('minutes', ''):}", escape(here)
+        )
+    console().print(table)
 
 
 @lab.command()
@@ -52,3 +82,73 @@ def doctor(as_json: bool) -> None:
         lacks = f"; lacks {', '.join(backend.lacks)}" if backend.lacks else ""
         click.echo(f"{backend.name}: {'yes' if backend.ok else 'no'}, {backend.what}{lacks}")
     click.echo(f"chosen: {chosen(every)}")
+
+
+def _command(name: str) -> click.Command:
+    @click.command(name)
+    @click.option(
+        "--backend", type=click.Choice(["auto", "native", "uml", "rate"]), default="auto", show_default=True,
+        help="Where its networks are made, instead of what the scenario says.",
+    )  # fmt: skip
+    @click.option(
+        "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        help="In place of what the scenario says: a parameter, or hosts.NAME.KEY and the like; a list is swept. Repeatable.",
+    )  # fmt: skip
+    @click.option("--only", type=click.IntRange(1), multiple=True, help="Number of a case, the others left out; repeatable.")
+    @click.option(
+        "-o", "--output", "folder", type=PATH, help="Folder for the JSON document and the plots.  [default: lab-out/SCENARIO]"
+    )
+    @JSON
+    def scenario(
+        backend: str, settings: tuple[str, ...], only: tuple[int, ...], folder: Path | None, as_json: bool
+    ) -> None:  # fmt: skip
+        """Run a scenario; table here, JSON and plots in a folder."""
+        _run(name, backend, dict(map(_setting, settings)), only, folder, as_json)
+
+    return scenario
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """A value as TOML has it; what is none is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set {text!r}: write KEY=VALUE")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _run(
+    name: str, backend: str, settings: dict[str, object], only: tuple[int, ...], folder: Path | None, as_json: bool
+) -> None:  # fmt: skip
+    """The document and plots that could be made are there also where a case failed; then the exit code says so."""
+    from netem.lab.plots import draw
+    from netem.lab.report import sentences, table
+    from netem.lab.run import backend_of, load, run
+    from p2pcast.store.files import explained
+
+    scenario = load(name, settings)
+    folder = folder or Path("lab-out") / scenario.name
+    with explained("create", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    document = run(scenario, backend_of(scenario, backend), only, lambda said: click.echo(said, err=True))
+    document["command"] = click.get_current_context().command_path + "".join(
+        f" --set {key}={value}" for key, value in settings.items()
+    )
+    write_document(document, folder / RESULT)
+    try:
+        drawn = draw(scenario.plots, document, folder)
+    except LocalError as error:
+        drawn = []
+        click.echo(f"no plots: {error}", err=True)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        console().print(table(document))
+        for line in sentences(document):
+            click.echo(line)
+        for path in (folder / RESULT, *drawn):
+            click.echo(path)
+    if document["failed"] or not document["rows"]:
+        click.get_current_context().exit(EXIT_FAILED)

@@ -62,8 +62,8 @@ def test_a_link_that_cannot_be(link: Link, why: str) -> None:
 
 
 def test_a_way_is_two_links() -> None:
-    there = way(Link(up_bps=100e6, delay_s=0.01), Link(down_bps=200e6, delay_s=0.02, loss=Bursts(0.01, 0.99)))
+    there = way([Link(up_bps=100e6, delay_s=0.01)], [Link(down_bps=200e6, delay_s=0.02, loss=Bursts(0.01, 0.99))])
     assert there.delay_s == pytest.approx(0.03)
     assert there.loss == pytest.approx(0.01)
     assert there.rate_bps == pytest.approx(99e6), "what is lost behind the narrowest place does not arrive"
-    assert way(Link(), Link()).rate_bps is None
+    assert way([Link()], [Link()]).rate_bps is None

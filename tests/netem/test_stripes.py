@@ -7,6 +7,7 @@ from dataclasses import asdict
 import pytest
 from click.testing import CliRunner
 
+from netem.lab import emulated
 from netem.stripes import run, sweep
 from netem.stripes.run import Bench, bench_stripes, judged
 from netem.stripes.sweep import Sweep
@@ -18,7 +19,7 @@ WAY = Sweep(80e6, 0.0, 0.0, 1 << 20, (3,), ("reno",), (None, 65536), 1, 60.0)
 @pytest.mark.root
 def test_links_carry_versions_and_are_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """By this kernel, with rates alone; that the way is as asked is another test's."""
-    monkeypatch.setattr(sweep, "measure", lambda net: [])
+    monkeypatch.setattr(emulated, "measure", lambda net: [])
     calibrated, *rows = sweep.sweep(asdict(WAY))
     assert calibrated["off"] == []
     rows = [said["row"] for said in rows]
@@ -37,9 +38,9 @@ def test_a_way_that_is_not_what_was_asked_gives_no_figures(monkeypatch: pytest.M
         def document(self) -> dict[str, object]:
             return {"faults": ["a → b: 1.0 Mbit/s instead of 80.0 Mbit/s"]}
 
-    monkeypatch.setattr(sweep, "measure", lambda net: [Off()])
+    monkeypatch.setattr(emulated, "measure", lambda net: [Off()])
     (calibrated,) = sweep.sweep(asdict(WAY))
-    assert calibrated["tries"] == sweep.CALIBRATIONS
+    assert calibrated["tries"] == emulated.CALIBRATIONS
     assert calibrated["off"]
 
 

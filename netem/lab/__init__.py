@@ -1,0 +1,1 @@
+"""Scenarios on emulated networks: ``p2pcast lab``. What a scenario file may say: docs/lab.md."""

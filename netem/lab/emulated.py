@@ -1,0 +1,82 @@
+"""A case's network: made, measured, and gone with the block. What runs beside the experiment, where its network is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from itertools import count
+from typing import Any
+
+from netem.calibration import measure
+from netem.lab.networks import network_of
+from netem.namespaces import Namespaces, namespaces
+from p2pcast.errors import P2PCastError, UsageError
+from p2pcast.transport.sockets import settled
+
+WORK = "netem.lab.emulated:results"
+CALIBRATED = "calibrated"
+"""Of an argument: what was measured of the same network before, in the same kernel."""
+CALIBRATIONS = 3
+"""A busy machine may spoil the first."""
+
+
+@contextmanager
+def emulated(argument: Mapping[str, Any]) -> Iterator[tuple[Namespaces, dict[str, Any]]]:
+    """The network of an argument, and ``{calibration: […], off: […]}`` to be yielded first: no rows where ``off`` says that it is not what was asked for.
+
+    From the main thread. Raises LocalError when the machine will not, UsageError for a congestion control that it has not.
+    """
+    network = network_of(argument)
+    if network.congestion is not None:
+        settled(network.congestion)
+    with namespaces(network) as net:
+        yield net, argument.get(CALIBRATED) or calibrated(net)
+
+
+def calibrated(net: Namespaces) -> dict[str, Any]:
+    """``off``: what is not as it was asked for, also after several tries."""
+    for tries in count(1):
+        measured = [m.document() for m in measure(net)]
+        off = [fault for m in measured for fault in m["faults"]]
+        if not off or tries == CALIBRATIONS:
+            break
+    return {"calibration": measured, "tries": tries, "off": off}
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """``{experiment, cases: [{number, argument}]}``: what the experiment yields for each, with its ``case``; then ``{case, done}`` or ``{case, failed: why}``.
+
+    The next case is tried also where one has failed. A network that was measured for one case is not measured again for the next. Raises UsageError.
+    """
+    work = experiment(argument["experiment"])
+    known: dict[str, dict[str, Any]] = {}
+    for case in argument["cases"]:
+        number, given = case["number"], dict(case["argument"])
+        network = json.dumps(given.get("network"), sort_keys=True)
+        if network in known:
+            given[CALIBRATED] = known[network]
+        try:
+            with closing(work(given)) as saying:
+                for said in saying:
+                    if "off" in said and not said["off"]:
+                        known[network] = {**said, "again": True}
+                    yield {"case": number, **said}
+        except UsageError:
+            raise
+        except P2PCastError as error:
+            yield {"case": number, "failed": str(error)}
+        else:
+            yield {"case": number, "done": True}
+
+
+def experiment(name: str) -> Any:
+    """Its ``results``. Raises UsageError where there is none of that name."""
+    module = f"netem.lab.experiments.{name}"
+    try:
+        return importlib.import_module(module).results
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise UsageError(f"there is no experiment {name!r}") from None

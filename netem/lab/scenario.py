@@ -1,0 +1,257 @@
+"""A scenario: what is run on which networks, what is shown of it, and what it has to show; out of TOML. Pure. Key by key: docs/lab.md.
+
+Raises UsageError that names the key for whatever is unknown, missing, of another kind or absurd, before anything is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from netem.lab.networks import DO, Event, events_of, network_of
+from netem.lab.tables import Table, filled, kind_of
+from p2pcast.errors import UsageError
+
+__all__ = ["BACKENDS", "DO", "Case", "Event", "Hold", "Plot", "Scenario", "cases", "events_of", "filled", "network_of", "parse"]
+
+BACKENDS: Final = ("auto", "native", "uml", "rate")
+MAX_CASES: Final = 500
+MAX_MINUTES: Final = 24 * 60.0
+EVERY: Final = "*"
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """``series``: keys whose values tell one line or group of bars from another; ``where``: rows that are shown, as key → values."""
+
+    x: str
+    y: str
+    file: str
+    title: str
+    series: tuple[str, ...] = ()
+    kind: str = "line"
+    log: str = ""
+    x_label: str = ""
+    y_label: str = ""
+    where: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What rows must show. The value is ``key``, ÷ ``against`` where that is given: another key of the same row, or key → values that name other rows, the same
+    in all of the sweep's keys and in ``same`` but for those. ``above``, ``below``: a number or a key of the row; ``within``: a share that the value may be off 1."""
+
+    what: str
+    key: str
+    where: Mapping[str, tuple[Value, ...]]
+    against: str | Mapping[str, tuple[Value, ...]] | None
+    same: tuple[str, ...]
+    above: float | str | None
+    below: float | str | None
+    within: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``network``, ``events``, ``parameters``: as in the file; ``cases`` puts the sweep's values in. ``network`` is None where the experiment needs none."""
+
+    name: str
+    what: str
+    paper: str
+    scale: str
+    minutes: float
+    backend: str
+    experiment: str
+    network: Mapping[str, Any] | None
+    events: Sequence[Mapping[str, Any]]
+    parameters: Mapping[str, Any]
+    sweep: Mapping[str, tuple[Value, ...]]
+    columns: Mapping[str, str]
+    plots: tuple[Plot, ...]
+    reference: tuple[Mapping[str, Any], ...]
+    holds: tuple[Hold, ...]
+
+    @property
+    def argument(self) -> dict[str, Any]:
+        """What an experiment is given, without the sweep."""
+        without = {"events": list(self.events), "parameters": dict(self.parameters)}
+        return copy.deepcopy(without if self.network is None else {"network": dict(self.network), **without})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One point of the sweep: its keys, and what the experiment is given. ``number``: from 1, the same whatever is run."""
+
+    number: int
+    keys: Mapping[str, Value]
+    argument: Mapping[str, Any]
+
+    @property
+    def only_rates(self) -> bool:
+        """Whether its network, as it is and as events make it, has neither delay nor loss; true where it has none."""
+        if "network" not in self.argument:
+            return True
+        links = [event.link for event in events_of(self.argument) if event.link is not None]
+        return network_of(self.argument).only_rates and all(link.only_rates for link in links)
+
+
+def parse(name: str, text: str, settings: Mapping[str, object] | None = None) -> Scenario:
+    """``settings``: key → value as in the sweep, put in place of what the file says; a list takes the place of that sweep."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"scenario {name} is not TOML: {error}") from None
+    try:
+        scenario = _scenario(name, Table(document))
+        if settings:
+            scenario = _set(scenario, settings)
+        list(cases(scenario))
+    except UsageError as error:
+        raise UsageError(f"scenario {name}: {error}") from None
+    return scenario
+
+
+def cases(scenario: Scenario) -> Iterator[Case]:
+    """The product of all lists of the sweep; the last one changes quickest. Raises UsageError."""
+    every = list(itertools.product(*scenario.sweep.values()))
+    if len(every) > MAX_CASES:
+        raise UsageError(f"sweep makes {len(every)} cases: no more than {MAX_CASES} can be run")
+    for number, values in enumerate(every, 1):
+        keys, argument = dict(zip(scenario.sweep, values, strict=True)), scenario.argument
+        for key, value in keys.items():
+            put(argument, key, value)
+        if "network" in argument:
+            network_of(argument)
+            events_of(argument)
+        yield Case(number, keys, argument)
+
+
+def put(argument: dict[str, Any], key: str, value: object) -> None:
+    """``hosts.NAME.KEY``, ``regions.NAME.KEY`` (``*``: all of them), ``events.NUMBER.KEY`` or ``network.KEY``; any other key is a parameter's. Raises UsageError."""
+    first, _, rest = key.partition(".")
+    if first not in ("hosts", "regions", "events", "network"):
+        argument["parameters"][key] = value
+        return
+    if first != "events" and "network" not in argument:
+        raise UsageError(f"{key}: there is no network")
+    if first == "network":
+        argument["network"][rest] = value
+        return
+    name, _, inner = rest.rpartition(".")
+    listed = argument["events"] if first == "events" else argument["network"].get(first, [])
+    named = [each for at, each in enumerate(listed, 1) if name in (EVERY, str(at) if first == "events" else each.get("name"))]
+    if not named or not inner:
+        raise UsageError(
+            f"{key}: there is no {first[:-1]} {name!r}; write {first}.{'NUMBER' if first == 'events' else 'NAME'}.KEY"
+        )
+    for each in named:
+        each[inner] = value
+
+
+def _set(scenario: Scenario, settings: Mapping[str, object]) -> Scenario:
+    sweep, fixed = dict(scenario.sweep), scenario.argument
+    for key, value in settings.items():
+        if isinstance(value, list):
+            sweep[key] = _values(value, key)
+        else:
+            sweep.pop(key, None)
+            put(fixed, key, value)
+    network, events, parameters = fixed.get("network"), fixed["events"], fixed["parameters"]
+    return replace(scenario, sweep=sweep, network=network, events=events, parameters=parameters)
+
+
+def _scenario(name: str, table: Table) -> Scenario:
+    minutes = table.must("minutes", float)
+    if not 0 < minutes <= MAX_MINUTES:
+        raise UsageError(f"minutes is {minutes:g}: it must be above 0, to {MAX_MINUTES:g}")
+    experiment = table.text("experiment")
+    if not experiment.isidentifier():
+        raise UsageError(f"experiment is {experiment!r}: it must be the name of a module")
+    network: dict[str, Any] = table.either("network", dict, {})
+    for key in ("regions", "hosts"):
+        if key in network:
+            raise UsageError(f"network.{key} is not known: {key} are tables of their own, [[{key}]]")
+        if listed := table.either(key, list, []):
+            network[key] = listed
+    if network and "hosts" not in network:
+        raise UsageError("hosts is missing: a network has at least one")
+    sweep = table.either("sweep", dict, {})
+    columns = table.either("columns", dict, {})
+    scenario = Scenario(
+        name,
+        table.text("what"),
+        table.either("paper", str, ""),
+        table.either("scale", str, ""),
+        minutes,
+        table.choice("backend", BACKENDS, "auto"),
+        experiment,
+        network or None,
+        table.either("events", list, []),
+        table.either("parameters", dict, {}),
+        {key: _values(kind_of(value, list, f"sweep.{key}"), f"sweep.{key}") for key, value in sweep.items()},
+        {key: kind_of(value, str, f"columns.{key}") for key, value in columns.items()},
+        tuple(map(_plot, table.tables("plots"))),
+        tuple(_reference(each, at) for at, each in enumerate(table.either("reference", list, []), 1)),
+        tuple(map(_hold, table.tables("holds"))),
+    )
+    table.close()
+    if scenario.events and scenario.network is None:
+        raise UsageError("events befall hosts: there is no network")
+    return scenario
+
+
+def _values(listed: list[Any], called: str) -> tuple[Value, ...]:
+    if not listed or not all(isinstance(each, Value) for each in listed):
+        raise UsageError(f"{called} must be a list of one or more strings, numbers or truth values")
+    if len(set(map(repr, listed))) != len(listed):
+        raise UsageError(f"{called} has a value twice")
+    return tuple(listed)
+
+
+def _where(table: Table, key: str) -> dict[str, tuple[Value, ...]]:
+    content = table.either(key, dict, {})
+    return {
+        name: _values(value if isinstance(value, list) else [value], f"{table.called(key)}.{name}")
+        for name, value in content.items()
+    }
+
+
+def _plot(table: Table) -> Plot:
+    file = table.text("file")
+    if not file.replace("-", "").replace("_", "").isalnum():
+        raise UsageError(f"{table.called('file')} is {file!r}: a part of a file's name is letters, digits, '-' or '_'")
+    plot = Plot(
+        table.text("x"), table.text("y"), file, table.text("title"), table.texts("series"),
+        table.choice("kind", ("line", "bar"), "line"), table.choice("log", ("", "x", "y", "xy"), ""),
+        table.either("x_label", str, ""), table.either("y_label", str, ""), _where(table, "where"),
+    )  # fmt: skip
+    table.close()
+    return plot
+
+
+def _reference(row: object, at: int) -> Mapping[str, Any]:
+    if not isinstance(row, dict) or not isinstance(row.get("source"), str):
+        raise UsageError(f"reference[{at}] must be a table with a source, the section or figure that it is from")
+    if wrong := [key for key, value in row.items() if not isinstance(value, Value)]:
+        raise UsageError(f"reference[{at}].{wrong[0]} must be a string, a number or a truth value")
+    return row
+
+
+def _bound(table: Table, key: str) -> float | str | None:
+    value = table.raw(key)
+    return value if value is None or isinstance(value, str) else kind_of(value, float, table.called(key))
+
+
+def _hold(table: Table) -> Hold:
+    what, key, where = table.text("what"), table.text("key"), _where(table, "where")
+    against: Any = _where(table, "against") if isinstance(table.peek("against"), dict) else table.may("against", str)
+    same, above, below, within = table.texts("same"), _bound(table, "above"), _bound(table, "below"), table.may("within", float)
+    if above is None and below is None and within is None:
+        raise UsageError(f"{table.called('above')}, {table.called('below')} or {table.called('within')} must say what holds")
+    table.close()
+    return Hold(what, key, where, against, same, above, below, within)

@@ -1,0 +1,124 @@
+"""Tables out of TOML, read key by key: whatever is unknown, missing or of another kind is one UsageError that names the key. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from p2pcast.daemon import parse_rate
+from p2pcast.errors import UsageError
+
+T = TypeVar("T")
+
+KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", list: "a list"}
+
+
+class Table:
+    """``place``: what errors call it, as ``hosts.peer``; empty for the whole document. ``close`` when all that is known has been taken."""
+
+    def __init__(self, content: object, place: str = "") -> None:
+        if not isinstance(content, Mapping):
+            raise UsageError(f"{place} must be a table")
+        self._left = dict(content)
+        self._place = place
+
+    def called(self, key: str) -> str:
+        return f"{self._place}.{key}" if self._place else key
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
+
+    def peek(self, key: str) -> Any:
+        return self._left.get(key)
+
+    def raw(self, key: str) -> Any:
+        """As it is; None where it is not said."""
+        return self._left.pop(key, None)
+
+    def may(self, key: str, kind: type[T]) -> T | None:
+        """None where it is not said."""
+        return kind_of(self._left.pop(key), kind, self.called(key)) if key in self._left else None
+
+    def must(self, key: str, kind: type[T]) -> T:
+        value = self.may(key, kind)
+        if value is None:
+            raise UsageError(f"{self.called(key)} is missing: it must be {KINDS[kind]}")
+        return value
+
+    def either(self, key: str, kind: type[T], default: T) -> T:
+        value = self.may(key, kind)
+        return default if value is None else value
+
+    def text(self, key: str) -> str:
+        """One that says something."""
+        if not (value := self.must(key, str).strip()):
+            raise UsageError(f"{self.called(key)} is empty")
+        return value
+
+    def choice(self, key: str, known: Sequence[str], default: str) -> str:
+        if (value := self.either(key, str, default)) not in known:
+            raise UsageError(f"{self.called(key)} is {value!r}: it must be one of {', '.join(known)}")
+        return value
+
+    def share(self, key: str) -> float:
+        """From 0 to 1; 0 where it is not said."""
+        if not 0 <= (value := self.either(key, float, 0.0)) <= 1:
+            raise UsageError(f"{self.called(key)} is {value:g}: it must be a share from 0 to 1")
+        return value
+
+    def rate(self, key: str) -> float | None:
+        """In bits per second, out of ``300mbit``."""
+        if (text := self.may(key, str)) is None:
+            return None
+        try:
+            return parse_rate(text)
+        except UsageError as error:
+            raise UsageError(f"{self.called(key)}: {error}") from None
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A string or a list of strings."""
+        found = self.raw(key)
+        listed = [] if found is None else found if isinstance(found, list) else [found]
+        return tuple(kind_of(each, str, self.called(key)) for each in listed)
+
+    def tables(self, key: str) -> list[Table]:
+        found = self.either(key, list, [])
+        return [Table(each, f"{self.called(key)}[{at}]") for at, each in enumerate(found, 1)]
+
+    def table(self, key: str) -> Table:
+        return Table(self.either(key, dict, {}), self.called(key))
+
+    def close(self) -> None:
+        """Raises UsageError for what nobody asked for."""
+        if self._left:
+            raise UsageError(f"nothing is known of {' or '.join(self.called(str(key)) for key in self._left)}")
+
+
+def kind_of(value: object, kind: type[T], called: str) -> T:
+    """The value, if it is of that kind; a whole number is a number too."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UsageError(f"{called} must be {KINDS[kind]}, not {value!r}")
+    return value
+
+
+def filled(form: type[T], content: Mapping[str, Any], place: str) -> T:
+    """A dataclass of plain fields (str, int, float, bool, tuples of one of them), by the names of its fields. Raises UsageError that names the key."""
+    table = Table(content, place)
+    hints = get_type_hints(form)
+    values: dict[str, Any] = {}
+    for field in fields(form):  # type: ignore[arg-type]
+        if field.name not in table:
+            if field.default is MISSING and field.default_factory is MISSING:
+                raise UsageError(f"{table.called(field.name)} is missing")
+            continue
+        kind, given, called = hints[field.name], table.raw(field.name), table.called(field.name)
+        if inner := [each for each in get_args(kind) if each not in (Ellipsis, type(None))]:
+            listed = given if isinstance(given, list | tuple) else [given]
+            values[field.name] = tuple(kind_of(each, inner[0], called) for each in listed)
+        else:
+            values[field.name] = kind_of(given, kind, called)
+    table.close()
+    return form(**values)
