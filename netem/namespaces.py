@@ -1,4 +1,5 @@
-"""Emulated networks by this kernel: a network namespace a host, joined by a bridge in one more, each link shaped on both of its sides.
+"""Emulated networks by this kernel: a network namespace a host, joined by bridges in one more (one in the middle, and one a region, which is linked to it by its
+trunk), each link shaped on both of its sides.
 
 Promises: nothing outside these namespaces is touched, and none of them has a name that could stay behind: each lives as long as a process that holds it,
 which the kernel kills with the process that made the network, however that ends. What still runs inside keeps its namespace, cut off.
@@ -15,11 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from netem.description import SUBNET, Host, Link, Network
+from netem.description import SUBNET, Link, Network
 from netem.shaping import shaping
 from p2pcast.errors import LocalError, UsageError
 
@@ -32,18 +32,22 @@ SWITCH = "switch"
 BUNDLE = 8
 """Segments that leave at once where links have rates alone (1 ms at 100 Mbit/s), which a bucket counts as what a wire would carry, headers of each included:
 one by one they cost the machine half as much again as the programs that are tried. Where links lose packets each segment leaves by itself."""
+DISABLED, FORWARDING = 0, 3
+"""Of a bridge's port: what comes to one that is disabled is dropped, and no more is sent."""
 BRIDGE_FILTER = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
-NEEDED = ("ip", "tc", "nsenter", "unshare", "setpriv")
+NEEDED = ("ip", "tc", "bridge", "nsenter", "unshare", "setpriv")
 
 
 class Namespaces:
     """See ``netem.description.Emulated``. Made by ``namespaces``; to be used while its block runs."""
 
-    def __init__(self, network: Network, switch: int, holders: dict[str, int]) -> None:
+    def __init__(self, network: Network, switch: int, holders: dict[str, int], segments: int) -> None:
         self.network = network
         self._switch = switch
         self._holders = holders
+        self._segments = segments
+        self._lent: dict[str, str] = {}
 
     def inside(self, name: str) -> Sequence[str]:
         return ["nsenter", f"--net={self.space(name)}"]
@@ -66,15 +70,46 @@ class Namespaces:
         names, values = (line.split() for line in counters if line.startswith("Ip:"))
         return int(values[names.index("InReceives")])
 
+    def address(self, name: str) -> str:
+        """IPv4 of a host, also of one that ``gauge`` lent."""
+        return self._lent.get(name) or self.network.address(name)
+
     def reshape(self, name: str, link: Link) -> None:
-        """From now on that host is behind another link. What waits in the old one is lost. Raises UsageError, LocalError."""
-        index = next(i for i, host in enumerate(self.network.hosts) if host.name == name)
-        hosts = (*self.network.hosts[:index], Host(name, link), *self.network.hosts[index + 1 :])
-        network = replace(self.network, hosts=hosts)
-        before, after = (_sides(n, index, self._switch, self._holders[name]) for n in (self.network, network))
+        """From now on that host, or region, is behind another link. What waits in the old one is lost. Raises UsageError, LocalError."""
+        network = self.network.behind(name, link)
+        before, after = (_sides(n, name, self._switch, self._holders) for n in (self.network, network))
         for (holder, device, old), (_, _, new) in zip(before, after, strict=True):
             batch(holder, "tc", [*([f"qdisc del dev {device} root"] if old else []), *new])
         self.network = network
+
+    def cut(self, name: str) -> None:
+        """From now on nothing passes the link of that host, or that trunk, either way; nobody is told."""
+        self._port(name, DISABLED)
+
+    def heal(self, name: str) -> None:
+        """It passes again, as before it was cut."""
+        self._port(name, FORWARDING)
+
+    def _port(self, name: str, state: int) -> None:
+        batch(self._switch, "bridge", [f"link set dev {_port(self.network, name)} state {state}"])
+
+    @contextmanager
+    def gauge(self, region: str | None) -> Iterator[str]:
+        """The name of one host more while the block runs, at that region's switch or the one in the middle, without any limits. From the main thread."""
+        with namespace() as holder:
+            name = f"gauge:{region or ''}"
+            address, device = str(SUBNET[-2 - len(self._lent)]), f"gauge{len(self._lent)}"
+            pair = _pair(self.network.mtu, self._segments)
+            bridge = SWITCH if region is None else f"region{_region(self.network, region)}"
+            batch(self._switch, "ip", [*_joined(device, bridge, pair, f"{DEVICE} {pair} netns {holder}")])
+            batch(holder, "ip", _addressed(address))
+            self._holders[name], self._lent[name] = holder, address
+            try:
+                yield name
+            finally:
+                del self._holders[name], self._lent[name]
+                # With the namespace it would go too, at some time.
+                batch(self._switch, "ip", [f"link del dev {device}"])
 
 
 def enter(holder: int, call: Callable[[], T]) -> T:
@@ -86,20 +121,20 @@ def enter(holder: int, call: Callable[[], T]) -> T:
 
 
 @contextmanager
-def namespaces(network: Network) -> Iterator[Namespaces]:
-    """The network, for as long as the block runs. From the main thread (the holders end with the thread that started them).
+def namespaces(network: Network, *, only_rates: bool = True) -> Iterator[Namespaces]:
+    """The network, for as long as the block runs. From the main thread (the holders end with the thread that started them). ``only_rates``: false where links may
+    get delay or loss later.
 
     Raises LocalError when the machine will not, UsageError for a congestion control that it has not.
     """
     if missing := [tool for tool in NEEDED if shutil.which(tool) is None]:
         raise LocalError(f"there is no {' and no '.join(missing)} command: apt-get install iproute2 util-linux")
-    if network.regions:
-        raise UsageError("regions can't be made yet")
     with ExitStack() as held:
         switch = held.enter_context(namespace())
         holders = {host.name: held.enter_context(namespace()) for host in network.hosts}
-        _build(network, switch, holders)
-        yield Namespaces(network, switch, holders)
+        segments = BUNDLE if only_rates and network.only_rates else 1
+        _build(network, switch, holders, segments)
+        yield Namespaces(network, switch, holders, segments)
 
 
 @contextmanager
@@ -124,36 +159,65 @@ def namespace() -> Iterator[int]:
         holder.stderr.close()
 
 
-def _build(network: Network, switch: int, holders: dict[str, int]) -> None:
-    lines = ["link set lo up", f"link add name {SWITCH} mtu {network.mtu} type bridge stp_state 0", f"link set {SWITCH} up"]
-    segments = BUNDLE if network.only_rates else 1
+def _build(network: Network, switch: int, holders: dict[str, int], segments: int) -> None:
+    pair = _pair(network.mtu, segments)
+    lines = ["link set lo up", *_bridge(SWITCH, network.mtu)]
+    for index in range(len(network.regions)):
+        lines += _bridge(f"region{index}", network.mtu)
+        lines += _joined(f"core{index}", SWITCH, pair, f"trunk{index} {pair}")
+        lines.append(f"link set trunk{index} master region{index} up")
     for index, host in enumerate(network.hosts):
-        pair = f"mtu {network.mtu} gso_max_segs {segments}"
-        lines += [
-            f"link add name port{index} {pair} type veth peer name {DEVICE} {pair} netns {holders[host.name]}",
-            f"link set port{index} master {SWITCH} up",
-        ]
+        bridge = SWITCH if host.region is None else f"region{_region(network, host.region)}"
+        lines += _joined(f"port{index}", bridge, pair, f"{DEVICE} {pair} netns {holders[host.name]}")
     batch(switch, "ip", lines)
     # Packets of a bridge pass the firewall's hooks where that module is loaded, for nothing.
     write_setting(switch, BRIDGE_FILTER, "0")
-    for index, host in enumerate(network.hosts):
-        holder = holders[host.name]
-        address = f"{network.address(host.name)}/{SUBNET.prefixlen}"
-        batch(holder, "ip", ["link set lo up", f"addr add {address} dev {DEVICE}", f"link set {DEVICE} up"])
-        for side, _, words in _sides(network, index, switch, holder):
-            batch(side, "tc", words)
+    for host in network.hosts:
+        batch(holders[host.name], "ip", _addressed(network.address(host.name)))
         if network.congestion is not None:
-            _congestion(holder, network.congestion)
+            _congestion(holders[host.name], network.congestion)
+    for place in network.places:
+        for side, _, words in _sides(network, place.name, switch, holders):
+            batch(side, "tc", words)
 
 
-def _sides(network: Network, index: int, switch: int, holder: int) -> list[tuple[int, str, list[str]]]:
-    """The two devices that send onto a host's link: (whose namespace, device, what shapes it)."""
-    link = network.hosts[index].link
+def _pair(mtu: int, segments: int) -> str:
+    return f"mtu {mtu} gso_max_segs {segments}"
+
+
+def _bridge(name: str, mtu: int) -> list[str]:
+    return [f"link add name {name} mtu {mtu} type bridge stp_state 0", f"link set {name} up"]
+
+
+def _joined(port: str, bridge: str, pair: str, peer: str) -> list[str]:
+    """A port of that bridge, linked with another device."""
+    return [f"link add name {port} {pair} type veth peer name {peer}", f"link set {port} master {bridge} up"]
+
+
+def _addressed(address: str) -> list[str]:
+    return ["link set lo up", f"addr add {address}/{SUBNET.prefixlen} dev {DEVICE}", f"link set {DEVICE} up"]
+
+
+def _region(network: Network, name: str) -> int:
+    return [region.name for region in network.regions].index(name)
+
+
+def _port(network: Network, name: str) -> str:
+    """The bridge's end of that host's link, or of that trunk."""
+    hosts = [host.name for host in network.hosts]
+    return f"port{hosts.index(name)}" if name in hosts else f"core{_region(network, name)}"
+
+
+def _sides(network: Network, name: str, switch: int, holders: dict[str, int]) -> list[tuple[int, str, list[str]]]:
+    """The two devices that send onto a host's link, or a trunk: (whose namespace, device, what shapes it), up and down."""
+    link = network.link(name)
     queue_s = link.queue_s or network.queue_s
-    port = f"port{index}"
+    far = (holders[name], DEVICE) if name in holders else (switch, f"trunk{_region(network, name)}")
+    near = (switch, _port(network, name))
+    rates = (link.up_bps, link.down_bps)
     return [
-        (holder, DEVICE, shaping(DEVICE, link.up_bps, link, queue_s, network.mtu)),
-        (switch, port, shaping(port, link.down_bps, link, queue_s, network.mtu)),
+        (holder, device, shaping(device, rate_bps, link, queue_s, network.mtu))
+        for (holder, device), rate_bps in zip((far, near), rates, strict=True)
     ]
 
 

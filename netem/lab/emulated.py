@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from netem.calibration import measure
-from netem.lab.networks import network_of
+from netem.lab.networks import events_of, network_of
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.errors import P2PCastError, UsageError
 from p2pcast.transport.sockets import settled
@@ -31,7 +31,8 @@ def emulated(argument: Mapping[str, Any]) -> Iterator[tuple[Namespaces, dict[str
     network = network_of(argument)
     if network.congestion is not None:
         settled(network.congestion)
-    with namespaces(network) as net:
+    later = all(event.link is None or event.link.only_rates for event in events_of(argument))
+    with namespaces(network, only_rates=later) as net:
         yield net, argument.get(CALIBRATED) or calibrated(net)
 
 
