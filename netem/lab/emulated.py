@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import count
+from types import ModuleType
 from typing import Any
 
 from netem.calibration import measure
@@ -74,9 +75,20 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def experiment(name: str) -> Any:
     """Its ``results``. Raises UsageError where there is none of that name."""
+    return _module(name).results
+
+
+def prepared(name: str, argument: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The argument as the experiment wants it: what its ``prepared`` makes of it, on this machine itself whatever the backend, where it has one."""
+    prepare = getattr(_module(name), "prepared", None)
+    ready: Mapping[str, Any] = argument if prepare is None else prepare(argument)
+    return ready
+
+
+def _module(name: str) -> ModuleType:
     module = f"netem.lab.experiments.{name}"
     try:
-        return importlib.import_module(module).results
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
             raise

@@ -10,12 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from netem.backend import chosen, results
-from netem.lab.emulated import WORK, experiment
+from netem.lab.emulated import WORK, experiment, prepared
 from netem.lab.holds import judged
 from netem.lab.machine import machine, versions
 from netem.lab.scenario import Case, Scenario, cases, parse
@@ -73,7 +74,8 @@ def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callab
     rows: list[Said] = []
     calibrations: list[Said] = []
     failed: list[Said] = []
-    for case, said in _said(scenario, backend, wanted, tell):
+    ready = [replace(case, argument=prepared(scenario.experiment, case.argument)) for case in wanted]
+    for case, said in _said(scenario, backend, ready, tell):
         if "row" in said:
             rows.append({"case": case.number, **case.keys, **said["row"]})
             tell(f"  {_brief(said['row'])}")

@@ -1,0 +1,184 @@
+"""How long one optimiser step's weights take over one p2pcast link between ``parent`` and ``child``: as a whole, and as deltas of several formats, over so many stripes.
+
+Sizes are those of really encoding real weight changes (``netem.lab.payloads``); what travels are random bytes of that size, which nothing on the way could make smaller.
+A row for each of ``sends``: ``seconds`` (the median), ``predicted_s`` (topology's model; where packets are lost, by the window that ``striping`` expects of that congestion control),
+``to_first`` (÷ the seconds of the first one) and, where the paper's scale is known, ``at_scale_s``: seconds times what the payload was scaled by, ÷ what the rate was. ``simulated`` rows are the
+model's at the paper's own sizes and rates.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import Any, Final
+
+from netem.broadcast.agents import Agents
+from netem.lab.emulated import emulated
+from netem.lab.networks import network_of
+from netem.lab.payloads import FORMATS, measured
+from netem.lab.tables import filled
+from netem.stripes.run import PAYLOAD_SHARE
+from netem.stripes.sweep import MODULE, Sweep, link
+from p2pcast.errors import UsageError
+from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
+from p2pcast.transport.sockets import own_congestion, settled, window_bytes
+from p2pcast.transport.striping import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window, stripes
+from topology.model import chain_time_s
+
+ENDS: Final = ("parent", "child")
+LEAST_S: Final = 5.0
+"""Any version is given so long, however small it is."""
+ENOUGH_S: Final = 10.0
+"""What takes so long by itself is not sent again."""
+GIGA: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """``sends``: a format, and then a number of stripes and a congestion control, or nothing: what a peer would choose. ``steps``: whose deltas go as one payload.
+    ``gbps``: the paper's rate, of which the child's link gets the part ÷ ``rate_scale``; 0: its rate is the scenario's. ``paper_dense_gb``: the paper's dense payload."""
+
+    sends: tuple[str, ...]
+    learning_rate: float = 1e-6
+    steps: int = 1
+    rounds: int = 3
+    limit: float = 3.0
+    gbps: float = 0.0
+    rate_scale: float = 1.0
+    paper_dense_gb: float = 0.0
+    sizes: tuple[int, ...] = ()
+    """Of the formats, in their order; ``prepared`` puts them in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """``stripes``, ``congestion``: None where a peer chooses."""
+
+    payload: str
+    stripes: int | None = None
+    congestion: str | None = None
+
+
+def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
+    """The argument with what takes a whole machine: sizes, from training. And with the rate that follows from the paper's. Raises UsageError, LocalError."""
+    given = filled(Parameters, argument["parameters"], "parameters")
+    list(map(_send, given.sends))
+    if given.steps < 1 or given.rounds < 1 or given.limit < 1 or given.rate_scale <= 0 or not 0 < given.learning_rate < 1:
+        raise UsageError(
+            "parameters.steps, rounds and limit must be 1 or more, rate_scale above 0, and learning_rate between 0 and 1"
+        )
+    ready = copy.deepcopy(dict(argument))
+    ready["parameters"]["sizes"] = [measured(given.learning_rate, given.steps).sizes[name] for name in FORMATS]
+    if given.gbps:
+        hosts = [host for host in ready["network"]["hosts"] if host["name"] == ENDS[1]]
+        for host in hosts:
+            host["rate"] = f"{given.gbps * GIGA / given.rate_scale:.0f}bit"
+    return ready
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Parameters, argument["parameters"], "parameters")
+    network = network_of(argument)
+    if {host.name for host in network.hosts} != set(ENDS):
+        raise UsageError(f"the experiment transfer has two hosts, {' and '.join(ENDS)}")
+    there = network.way(*ENDS)
+    if there.rate_bps is None:
+        raise UsageError("the experiment transfer needs a way with a rate")
+    way = Way(
+        there.delay_s + network.way(*reversed(ENDS)).delay_s, there.rate_bps, _own(network.congestion), window_bytes(), there.loss
+    )
+    sizes = dict(zip(FORMATS, given.sizes, strict=True))
+    yield from ({"row": row} for row in _at_paper_scale(given, sizes))
+    with emulated(argument) as (net, calibrated):
+        yield calibrated
+        if calibrated["off"]:
+            return
+        with Agents(net, MODULE) as agents:
+            for name in ENDS:
+                agents.start(name, name, {})
+            agents.answers("ready")
+            first_s = None
+            for words in given.sends:
+                send = _chosen(_send(words), way)
+                row = _row(given, send, sizes, way, link(net, agents, *_sweep(given, send, sizes, way), None))
+                first_s = first_s or row["seconds"]
+                yield {"row": {"send": words, **row, "to_first": round(row["seconds"] / first_s, 4)}}
+
+
+def _own(congestion: str | None) -> str:
+    """What p2pcast's sockets get by themselves."""
+    return settled(None).congestion or congestion or own_congestion()
+
+
+def _send(words: str) -> Send:
+    """Raises UsageError."""
+    payload, *rest = words.split()
+    if payload not in FORMATS:
+        raise UsageError(f"parameters.sends: {payload!r} is no format; there are {', '.join(FORMATS)}")
+    if not rest:
+        return Send(payload)
+    if len(rest) != 2 or not rest[0].isdigit() or not 1 <= int(rest[0]) <= MAX_STRIPES:
+        raise UsageError(
+            f"parameters.sends: {words!r}; write 'FORMAT' or 'FORMAT STRIPES CONGESTION', with 1 to {MAX_STRIPES} stripes"
+        )
+    settled(rest[1])
+    return Send(payload, int(rest[0]), rest[1])
+
+
+def _chosen(send: Send, way: Way) -> Send:
+    return (
+        send
+        if send.stripes
+        else Send(send.payload, stripes(Way(way.rtt_s, way.rate_bps, way.congestion, way.window_bytes)), way.congestion)
+    )
+
+
+def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> tuple[Sweep, int, str]:
+    assert send.stripes is not None
+    assert send.congestion is not None
+    size = sizes[send.payload]
+    limit = max(given.limit, LEAST_S * way.rate_bps / (8 * size))
+    rounds = min(given.rounds, ceil(ENOUGH_S * way.rate_bps / (8 * size)))
+    sweep = Sweep(way.rate_bps, way.rtt_s, way.loss, size, (send.stripes,), (send.congestion,), (None,), rounds, limit)
+    return sweep, send.stripes, send.congestion
+
+
+def _row(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, carried: Mapping[str, Any]) -> dict[str, Any]:
+    size = sizes[send.payload]
+    goodput_bps = median(carried["goodputs_bps"])
+    seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, send, way)
+    row = {
+        "payload": send.payload, "stripes": send.stripes, "congestion": send.congestion, "simulated": False,
+        "rate_mbps": round(way.rate_bps / 1e6, 3), "rtt_ms": round(way.rtt_s * 1e3, 3), "loss": way.loss,
+        "bytes": size, "of_dense": round(size / sizes["dense"], 5), "seconds": round(seconds, 4),
+        "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4), "of_ceiling": round(goodput_bps / way.rate_bps / PAYLOAD_SHARE, 4),
+        "predicted_s": round(predicted_s, 4), "predicted_over_measured": round(predicted_s / seconds, 4),
+        "retransmitted": round(carried["retransmitted"], 5), "whole": carried["whole"],
+    }  # fmt: skip
+    if given.paper_dense_gb:
+        row["at_scale_s"] = round(seconds * given.paper_dense_gb * GIGA / sizes["dense"] / given.rate_scale, 4)
+    return row
+
+
+def _predicted_s(size: int, send: Send, way: Way) -> float:
+    assert send.stripes is not None
+    rate_bps = way.rate_bps * PAYLOAD_SHARE
+    if way.loss and way.rtt_s and send.congestion not in LOSS_BLIND:
+        window = lossy_window(send.congestion or "", way.rtt_s, way.loss) * SEGMENT_BYTES
+        rate_bps = min(rate_bps, send.stripes * 8 * window / way.rtt_s)
+    return chain_time_s(size, [rate_bps], PIECE_BYTES, [way.rtt_s])
+
+
+def _at_paper_scale(given: Parameters, sizes: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    if not given.paper_dense_gb or not given.gbps:
+        return
+    for payload in dict.fromkeys(_send(words).payload for words in given.sends):
+        size = given.paper_dense_gb * GIGA * sizes[payload] / sizes["dense"]
+        seconds = chain_time_s(size, [given.gbps * GIGA * PAYLOAD_SHARE], PIECE_BYTES, [0.0])
+        yield {
+            "send": payload, "payload": payload, "simulated": True, "rate_mbps": given.gbps * 1e3, "bytes": round(size),
+            "of_dense": round(sizes[payload] / sizes["dense"], 5), "seconds": round(seconds, 4), "at_scale_s": round(seconds, 4),
+        }  # fmt: skip
