@@ -66,6 +66,10 @@ MAX_HELD = 1024
 """Artifacts that one report may name: ten times what a peer keeps."""
 MAX_GARBLED = 64
 """Nodes that one report may blame."""
+MAX_OBJECT_NAME = 128
+"""Bytes of a name of a mirror's object, below the run's folder: the longest that there is has 100."""
+MAX_SPOILT = 64
+"""Objects of a mirror that one report may complain of."""
 MAX_ASKED = 4096
 """Pieces that one child may have asked of a node and not been sent: far above any window."""
 MIN_PIECE_BYTES = KIB

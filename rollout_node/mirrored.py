@@ -17,19 +17,20 @@ from prometheus_client.core import Metric
 
 from p2pcast import limits, metrics
 from p2pcast.artifact.p2pd import Tail
-from p2pcast.artifact.records import KEY_BYTES, Manifest, run_id
+from p2pcast.artifact.records import KEY_BYTES, run_id
 from p2pcast.bell import Bell
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RetryableError
 from p2pcast.events import Events
 from p2pcast.http import Document
-from p2pcast.mirror.names import KEY, READY, Marker, most_tail_bytes, slice_name, tail_name
+from p2pcast.mirror.names import KEY, slice_name
 from p2pcast.mirror.objects import MissingError, Objects
 from p2pcast.mirror.plan import Span, spans
 from p2pcast.relay.artifact import Offer
 from p2pcast.relay.catchup import Edge
 from p2pcast.relay.node import Holding, Node
 from rollout_node.catalog import Entry
+from rollout_node.mirror_catalog import MirrorCatalog
 
 logger = logging.getLogger("p2pcast.mirror")
 
@@ -84,8 +85,6 @@ class Mirrored:
     """``run`` until cancelled. ``key`` comes first where no hub has told the run's: then the mirror is turned to at once."""
 
     def __init__(self, owner: MirroredOwner, objects: Objects, run: bytes) -> None:
-        self.entries: dict[bytes, Entry] = {}
-        """Artifacts that are whole on the mirror, as the run's key has signed."""
         self.in_use = False
         self.error: str | None = None
         self.errors = 0
@@ -93,13 +92,12 @@ class Mirrored:
         self._owner = owner
         self._objects = objects
         self._run = run
-        self._manifests: dict[bytes, bytes] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._catalog = MirrorCatalog(objects, run, self._room)
         self._news = Bell()
         self._spoilt: Counter[bytes] = Counter()
         self._shunned: dict[bytes, float] = {}
         """Artifact → until when it is left alone."""
-        self._seen_at: dict[bytes, float] = {}
         self._said: str | None = None
         self._at_once = False
 
@@ -111,6 +109,15 @@ class Mirrored:
         return True
 
     # -- for the peer
+
+    @property
+    def entries(self) -> dict[bytes, Entry]:
+        """Artifacts that are whole on the mirror, as the run's key has signed."""
+        return self._catalog.entries
+
+    def complaints(self) -> list[str]:
+        """Names of objects there that were wrong or missing, since this was last asked."""
+        return self._catalog.complaints()
 
     async def key(self) -> bytes:
         """The run's public key, as the mirror has it. Raises RefusedError (it is another run's), RetryableError."""
@@ -216,42 +223,12 @@ class Mirrored:
 
     async def _list(self) -> bool:
         """True when there is something new."""
-        listing = await self._objects.list(READY, limits.MAX_CATALOG)
-        found = [m for f in listing if (m := Marker.parse(f.name)) is not None]
-        fresh = [m for m in found if m.id not in self.entries]
-        failures = [e for e in await asyncio.gather(*map(self._read_marker, fresh), return_exceptions=True) if e is not None]
-        listed = {m.id for m in found}
-        self.entries = {a: e for a, e in self.entries.items() if a in listed}
-        self._manifests = {a: m for a, m in self._manifests.items() if a in listed}
+        news, error = await self._catalog.look(self._owner.node.run_key)
         self._owner.mirror_listed()
         self._news.ring()
-        for error in failures:
-            if not isinstance(error, P2PCastError):
-                raise error
-        if failures:
-            raise failures[0]
-        return bool(fresh)
-
-    async def _read_marker(self, marker: Marker) -> None:
-        async with self._room:
-            try:
-                signed = await self._objects.get(str(marker), limits.MAX_MANIFEST_BYTES)
-            except MissingError:
-                return  # removed since it was listed
-        manifest = Manifest.from_signed(signed, self._owner.node.run_key)
-        if (manifest.artifact, manifest.version, manifest.base, manifest.run) != (
-            marker.id,
-            marker.version,
-            marker.base,
-            self._run,
-        ):
-            raise IntegrityError(f"mirror: {marker} speaks of another artifact")
-        now = asyncio.get_running_loop().time()
-        self._manifests[marker.id] = signed
-        self._seen_at[marker.id] = now
-        self.entries[marker.id] = Entry(
-            manifest.kind, manifest.base, manifest.version, manifest.log, manifest.layout, manifest.state, True, now
-        )
+        if error is not None:
+            raise error
+        return news
 
     # -- its pieces
 
@@ -284,7 +261,7 @@ class Mirrored:
             return False
         if artifact in self._owner.node.pulled:
             return False
-        return not self._owner.fed() or now - self._seen_at[artifact] > PATIENCE_S
+        return not self._owner.fed() or now - self._catalog.seen_at[artifact] > PATIENCE_S
 
     async def _artifact(self, artifact: bytes) -> None:
         """Until it is complete, has another source, or the mirror has it no more."""
@@ -319,19 +296,12 @@ class Mirrored:
 
     async def _open(self, artifact: bytes) -> Holding | None:
         """Its directory, verified, in the node; None where it has found another source meanwhile."""
-        entry, node = self.entries[artifact], self._owner.node
-        manifest = Manifest.from_signed(self._manifests[artifact], node.run_key)
-        most = most_tail_bytes(manifest.pieces, manifest.batches, manifest.cells)
-        async with self._room:
-            data = await self._objects.get(tail_name(artifact), most)
-        tail = Tail.from_bytes(data, f"mirror: tail of {entry.version}")
-        if tail.key != node.run_key or tail.manifest != self._manifests[artifact]:
-            raise IntegrityError(f"mirror: the tail of {entry.version} is not what its marker speaks of")
-        layout = node.layouts.get(entry.layout) or Layout.from_document(tail.layout)
-        if layout.layout_id != entry.layout:
-            raise IntegrityError(f"mirror: the tail of {entry.version} has another layout")
-        # All that is signed in it, before any of it is believed.
-        await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
+        node = self._owner.node
+
+        async def verify(tail: Tail, layout: Layout) -> object:
+            return await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
+
+        tail, layout = await self._catalog.directory(artifact, node.run_key, node.layouts, verify)
         known = node.holdings.get(artifact)
         if known is not None and (known.source is not None or known.completed_at is not None):
             return None
@@ -361,11 +331,13 @@ class Mirrored:
         for span in left:
             while self._owner.node.paused:
                 await self._news.wait(LOOK_S / 10)
-            async with self._room:
-                payload = await self._objects.get_range(slice_name(holding.id, span.number), span.start, span.size)
-            if holding.aborted or holding.source is not self:
-                return
-            self._take(holding, span, payload)
+            name = slice_name(holding.id, span.number)
+            with self._catalog.blaming(name):
+                async with self._room:
+                    payload = await self._objects.get_range(name, span.start, span.size)
+                if holding.aborted or holding.source is not self:
+                    return
+                self._take(holding, span, payload)
 
     def _take(self, holding: Holding, span: Span, payload: memoryview) -> None:
         """Raises IntegrityError where a piece does not match; the others have been taken."""

@@ -468,6 +468,7 @@ class Peer:
             "held": sorted(held - self._told)[: limits.MAX_HELD],
             "dropped": sorted(self._told - held)[: limits.MAX_HELD],
             "garbled": [list(row) for row in self.node.garbled.most_common(limits.MAX_GARBLED)],
+            "spoilt": [] if self.mirrored is None else self.mirrored.complaints(),
         }
         self._told = (self._told | set(body["held"])) - set(body["dropped"])
         return {key: value for key, value in body.items() if value}

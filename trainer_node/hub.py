@@ -512,6 +512,8 @@ class Hub:
         self.guide.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
         if "garbled" in body:
             self.guide.garbled(peer, body["garbled"], now)
+        if "spoilt" in body and self.mirroring is not None:
+            self.mirroring.complain(body["spoilt"])
         parent = body["parent"]
         if parent is not None:
             seen = body.get("epoch", [0, 0])

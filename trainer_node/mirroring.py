@@ -1,34 +1,35 @@
-"""Keeps a copy of the run in an object store (docs/mirror.md): uploads what the store there lacks, markers last, and removes what retention lets go.
+"""Keeps a copy of the run in an object store (docs/mirror.md): uploads what the store there lacks, markers last, removes what retention lets go, and writes
+again what is not there as it should be.
 
 Promises: publishing and peers never wait for it, whatever becomes of the store there; in memory are at most AT_ONCE slices; what was uploaded once is not
-uploaded again after a crash; a piece that does not match its hash never leaves. Slices go up in the gaps of live traffic, and are given up
-when it begins (but one goes up every STARVED_S), or at a stated rate.
+uploaded again after a crash; a piece that does not match its hash never leaves; nobody's word makes it write anything but what it has. Slices go up, and are looked
+at, in the gaps of live traffic, and are given up when it begins (but one goes up every STARVED_S), or at a stated rate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 from collections.abc import Coroutine, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-import blake3
 from prometheus_client.core import Metric
 
 from p2pcast import metrics
-from p2pcast.artifact.p2pd import Tail
 from p2pcast.bell import Bell
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from p2pcast.events import Events
 from p2pcast.http import Document
-from p2pcast.mirror.names import KEY, SLICE_BYTES, Marker, slice_bytes, slice_name, tail_name
-from p2pcast.mirror.objects import Objects
+from p2pcast.mirror.doubts import Doubt, Doubts, artifact_of
+from p2pcast.mirror.names import KEY, SLICE_BYTES, Marker, slice_name, tail_name
+from p2pcast.mirror.objects import MissingError, Objects, TooLargeError
 from p2pcast.mirror.plan import Inventory, head, removals, uploads
 from p2pcast.relay.catchup import Edge
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+from trainer_node.mirror_contents import Contents
 
 logger = logging.getLogger("p2pcast.mirror")
 
@@ -40,7 +41,9 @@ LOOK_S = 0.05
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 60.0
 RESCAN_S = 1800.0
-"""What the store there holds is listed anew this often: somebody may have removed something."""
+"""What the store there holds is listed anew this often: somebody may have removed or changed something."""
+LOOK_AGAIN_S = 10.0
+"""After an object could not be read back."""
 REMOVE_AT_ONCE = 64
 
 
@@ -61,13 +64,17 @@ class Mirroring:
         self.error: str | None = None
         self.errors = 0
         self.bytes_uploaded = 0
+        self.mended = 0
+        """Objects that were not as they should be, and were written again."""
         self._owner = owner
         self._objects = objects
         self._rate_bps = rate_bps
-        self._thread = ThreadPoolExecutor(1, "p2pcast-mirror")
-        """Reads and hashes; never the threads that serve peers."""
+        self._contents = Contents(owner.store)
         self._mirror = Inventory()
+        self._doubts = Doubts()
         self._scanned_at: float | None = None
+        self._look_at = 0.0
+        """When, by the loop's clock, what is doubted may be looked at."""
         self._damaged: set[bytes] = set()
         self._said: str | None = None
         self._at_once = 1
@@ -91,6 +98,7 @@ class Mirroring:
             "pending_bytes": sum(mirror.missing_bytes(e) for e in lacking),
             "uploaded_bytes": self.bytes_uploaded,
             "damaged": len(self._damaged),
+            "mended": self.mended,
             "errors": self.errors,
             "error": self.error,
         }
@@ -106,7 +114,15 @@ class Mirroring:
         yield metrics.gauge("p2pcast_hub_mirror_artifacts", "Artifacts that are ready on the mirror", status["artifacts"])
         yield metrics.gauge("p2pcast_hub_mirror_pending_bytes", "Bytes that the mirror lacks", status["pending_bytes"])
         yield metrics.counter("p2pcast_hub_mirror_uploaded_bytes", "Bytes uploaded to the mirror", self.bytes_uploaded)
+        yield metrics.counter(
+            "p2pcast_hub_mirror_mended", "Objects of the mirror that were wrong, and were written again", self.mended
+        )
         yield metrics.counter("p2pcast_hub_mirror_errors", "Requests to the mirror that failed", self.errors)
+
+    def complain(self, names: Iterable[str]) -> None:
+        """A follower says that these objects are wrong, or not there."""
+        self._doubts.complain(names)
+        self.news.ring()
 
     # -- work
 
@@ -125,13 +141,15 @@ class Mirroring:
                     self._failed(error)
                     await asyncio.sleep(min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.5))
         finally:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._contents.close()
 
     async def _step(self) -> None:
         """Look what is to be done, and do a little of the first. Raises P2PCastError."""
         now = asyncio.get_running_loop().time()
         if self._scanned_at is None or now - self._scanned_at > RESCAN_S:
-            self._mirror = Inventory.of(await self._objects.list())
+            listing = await self._objects.list()
+            self._mirror = Inventory.of(listing)
+            self._doubts.listed(listing)
             self._scanned_at = now
         here = self._here()
         if lacking := uploads(here, self._mirror):
@@ -139,8 +157,16 @@ class Mirroring:
         elif names := removals(here, self._mirror)[:REMOVE_AT_ONCE]:
             await self._objects.remove(names)
             self._mirror.gone(names)
+            self._doubts.gone(names)
+        elif now >= self._look_at and (doubt := self._doubt(here)) is not None:
+            await self._gap()
+            await self._round([self._look_into(doubt)])
         else:
-            await self.news.wait(self._scanned_at + RESCAN_S - now)
+            until = self._look_at if self._doubt(here) is not None else self._scanned_at + RESCAN_S
+            await self.news.wait(until - now)
+
+    def _doubt(self, here: Mapping[bytes, Edge]) -> Doubt | None:
+        return self._doubts.next({a: here[a] for a in self._mirror.ready(here) if a in here})
 
     def _here(self) -> Mapping[bytes, Edge]:
         every = self._owner.store.artifacts.values()
@@ -153,14 +179,9 @@ class Mirroring:
             return  # retention was faster
         if missing := self._mirror.missing(edge):
             await self._gap()
-            try:
-                await self._round([self._upload_slice(stored, edge, n) for n in missing[: self._at_once]])
-            except (IntegrityError, LocalError) as error:
-                if edge.artifact in self._owner.store.artifacts:
-                    self._damaged.add(edge.artifact)
-                    logger.error("version %s does not go to the mirror: %s", edge.version, error)
-            return
-        await self._complete(stored)
+            await self._round([self._upload_slice(stored, number) for number in missing[: self._at_once]])
+        else:
+            await self._complete(stored)
 
     async def _gap(self) -> None:
         """Returns when slices may go up."""
@@ -201,35 +222,82 @@ class Mirroring:
             if error is not None:
                 raise error
 
-    async def _upload_slice(self, stored: Stored, edge: Edge, number: int) -> None:
-        size = slice_bytes(edge.bytes, number)
-        data = await asyncio.get_running_loop().run_in_executor(self._thread, _read, self._owner.store, stored, number, size)
-        await self._objects.put(slice_name(stored.id, number), data)
-        self._mirror.wrote_slice(stored.id, number, size)
-        self.bytes_uploaded += size
+    async def _upload_slice(self, stored: Stored, number: int) -> None:
+        try:
+            data = await self._contents.slice(stored, number)
+        except (IntegrityError, LocalError) as error:
+            self._found_damaged(stored.id, error)
+            return
+        await self._put(slice_name(stored.id, number), data)
+        self._mirror.wrote_slice(stored.id, number, len(data))
 
     async def _complete(self, stored: Stored) -> None:
         """All slices are there: what explains them, and the marker last of all."""
-        assembly, run_key = stored.assembly, self._owner.store.run_key
-        assert assembly.manifest_signed is not None
         if not self._mirror.keyed:
-            await self._objects.put(KEY, run_key)
+            await self._put(KEY, self._owner.store.run_key)
             self._mirror.keyed = True
         if stored.id not in self._mirror.tails:
-            tail = Tail(
-                assembly.signed_batches(), run_key, assembly.layout.document, assembly.manifest_signed, assembly.open_signed
-            )
-            data = tail.to_bytes()
-            await self._objects.put(tail_name(stored.id), data)
+            await self._put(tail_name(stored.id), self._contents.tail(stored))
             self._mirror.wrote_tail(stored.id)
-            self.bytes_uploaded += len(data)
         marker = Marker(stored.version, stored.base, stored.id)
-        await self._objects.put(str(marker), assembly.manifest_signed)
+        await self._put(str(marker), self._contents.marker(stored))
         self._mirror.wrote_marker(marker)
         self._owner.events.emit(
             "mirrored", version=str(stored.version), base=stored.base and str(stored.base), bytes=stored.manifest.log
         )
         logger.info("version %s (%s) is on the mirror", stored.version, stored.kind)
+
+    async def _put(self, name: str, data: bytes) -> None:
+        self._doubts.wrote(name, await self._objects.put(name, data))
+        self.bytes_uploaded += len(data)
+
+    # -- what is there already
+
+    async def _look_into(self, doubt: Doubt) -> None:
+        """One object: what it holds is right, or is replaced by what is."""
+        try:
+            data = await self._contents.of(doubt.name)
+        except (IntegrityError, LocalError) as error:
+            self._found_damaged(artifact_of(doubt.name) or b"", error)
+            return
+        if data is None:
+            self._doubts.gone([doubt.name])
+            return
+        try:
+            right = await self._holds(doubt, data)
+        except RetryableError as error:
+            # No reason to keep uploads waiting.
+            self._look_at = asyncio.get_running_loop().time() + LOOK_AGAIN_S
+            self._failed(error)
+            return
+        if right:
+            self._doubts.right(doubt)
+        else:
+            await self._put(doubt.name, data)
+            self.mended += 1
+            self._owner.events.emit("mirror_mended", name=doubt.name)
+            logger.warning("mirror: %s was not as it should be, and was written again", doubt.name)
+
+    async def _holds(self, doubt: Doubt, data: bytes) -> bool:
+        if doubt.found is not None and doubt.found.size != len(data):
+            return False
+        # Most stores call what came in one request by its MD5; then it need not be read. Where it is something else, that is no proof of anything.
+        if (
+            doubt.found is not None
+            and not doubt.asked
+            and doubt.found.tag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+        ):
+            return True
+        try:
+            return await self._objects.get(doubt.name, len(data)) == data
+        except (MissingError, TooLargeError):
+            return False
+
+    def _found_damaged(self, artifact: bytes, error: P2PCastError) -> None:
+        """It is offered no more, unless it went meanwhile."""
+        if (stored := self._owner.store.artifacts.get(artifact)) is not None:
+            self._damaged.add(artifact)
+            logger.error("version %s does not go to the mirror: %s", stored.version, error)
 
     # -- failures
 
@@ -243,17 +311,3 @@ class Mirroring:
 
     def _recovered(self) -> None:
         self.error = self._said = None
-
-
-def _read(store: Store, stored: Stored, number: int, size: int) -> bytes:
-    """A slice of the log, every piece checked. Raises LocalError, IntegrityError."""
-    log, piece = store.open_log(stored), stored.assembly.open.piece
-    try:
-        data = log.read(number * SLICE_BYTES, size)
-    finally:
-        log.close()
-    view, first = memoryview(data), number * SLICE_BYTES // piece
-    for at in range(0, size, piece):
-        if blake3.blake3(view[at : at + piece]).digest() != stored.assembly.piece_hash(first + at // piece):
-            raise IntegrityError(f"piece {first + at // piece} of {stored.version} is damaged in the store of this hub")
-    return data

@@ -29,11 +29,12 @@ _TAIL = re.compile(r"tail/([0-9a-f]{32})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object of a listing. ``modified_s``: Unix seconds by the store's clock."""
+    """An object of a listing. ``modified_s``: Unix seconds by the store's clock. ``tag``: what the store calls these contents; others have another."""
 
     name: str
     size: int
     modified_s: float
+    tag: str | None = None
 
 
 def run_folder(run: bytes) -> str:

@@ -10,15 +10,19 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from p2pcast.errors import RetryableError, UsageError
+from p2pcast.mirror import requests
 from p2pcast.mirror.names import Found
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+T = TypeVar("T")
 
 CONNECT_S = 5.0
 REQUEST_S = 120.0
@@ -29,11 +33,20 @@ MAX_LISTED = 1 << 20
 _EXTRA = "a mirror needs the package obstore: pip install 'p2pcast[mirror]'"
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3}) ([A-Za-z ]+)")
+_BEYOND = re.compile(r"status code: 416 |Requested range was invalid")
 _SAID = re.compile(r"<Message>([^<]*)</Message>")
 
 
 class MissingError(RetryableError):
     """There is no such object (yet, or any more)."""
+
+
+class ShortError(RetryableError):
+    """The object, or what came of it, ends before what was asked for."""
+
+
+class TooLargeError(RetryableError):
+    """There is more than may be there."""
 
 
 def checked_url(url: str) -> str:
@@ -56,53 +69,63 @@ class Objects:
         self._folder = folder
         self._store = _opened(self.url)
 
-    async def put(self, name: str, data: bytes | memoryview) -> None:
-        """Whole or not at all; replaces. Raises RetryableError."""
+    async def put(self, name: str, data: bytes | memoryview) -> str | None:
+        """Whole or not at all; replaces. The store's tag of what is there now, if it has any. Raises RetryableError."""
         import obstore
 
-        async with self._asked("write", name):
+        async def do() -> str | None:
             # In one request: parts of an upload that is never finished would lie in the store unseen.
-            await obstore.put_async(self._store, self._folder + name, data, use_multipart=False)
+            result = await obstore.put_async(self._store, self._folder + name, data, use_multipart=False)
+            return _tag(result["e_tag"])
+
+        return await self._ask("write", name, do, data)
 
     async def get(self, name: str, most_bytes: int) -> bytes:
-        """Raises MissingError, RetryableError (also where there is more than ``most_bytes``)."""
+        """Raises MissingError, TooLargeError (there is more than ``most_bytes``), RetryableError."""
         import obstore
 
-        async with self._asked("read", name):
+        async def do() -> bytes:
             answer = await obstore.get_async(self._store, self._folder + name)
             size = answer.meta["size"]
             if size > most_bytes:
-                raise RetryableError(f"{size} bytes, more than the {most_bytes} that may be there")
+                raise TooLargeError(f"{size} bytes, more than the {most_bytes} that may be there")
             contents = bytes(await answer.bytes_async())
             if len(contents) != size:
                 raise RetryableError(f"cut short: {len(contents)} of {size} bytes")
-        return contents
+            return contents
+
+        return await self._ask("read", name, do)
 
     async def get_range(self, name: str, start: int, size: int) -> memoryview:
-        """Exactly ``size`` bytes from ``start`` on. Raises MissingError, RetryableError."""
+        """Exactly ``size`` bytes from ``start`` on. Raises MissingError, ShortError, RetryableError."""
         import obstore
 
-        async with self._asked("read", name):
+        async def do() -> memoryview:
             contents = memoryview(await obstore.get_range_async(self._store, self._folder + name, start=start, length=size))
             if len(contents) != size:
-                raise RetryableError(f"cut short: {len(contents)} of {size} bytes at {start}")
-        return contents
+                raise ShortError(f"cut short: {len(contents)} of {size} bytes at {start}")
+            return contents
+
+        return await self._ask("read", name, do)
 
     async def list(self, prefix: str = "", most: int = MAX_LISTED) -> list[Found]:
         """Every object whose name begins with ``prefix``, which is empty or ends with a slash. Raises RetryableError (also where there are more than ``most``)."""
         import obstore
 
         whole = self._folder + prefix
-        out: list[Found] = []
-        async with self._asked("list", prefix):
+
+        async def do() -> list[Found]:
+            out: list[Found] = []
             async for chunk in obstore.list(self._store, whole, chunk_size=LIST_CHUNK):
                 for meta in chunk:
                     if meta["path"].startswith(whole):
                         name = meta["path"][len(self._folder) :]
-                        out.append(Found(name, meta["size"], meta["last_modified"].timestamp()))
+                        out.append(Found(name, meta["size"], meta["last_modified"].timestamp(), _tag(meta["e_tag"])))
                 if len(out) > most:
                     raise RetryableError(f"more than {most} objects")
-        return out
+            return out
+
+        return await self._ask("list", prefix, do)
 
     async def remove(self, names: Sequence[str]) -> None:
         """Those that are there. Raises RetryableError."""
@@ -110,14 +133,17 @@ class Objects:
 
         for name in names:
             with contextlib.suppress(MissingError):
-                async with self._asked("remove", name):
-                    await obstore.delete_async(self._store, self._folder + name)
+                await self._ask("remove", name, partial(obstore.delete_async, self._store, self._folder + name))
 
-    @contextlib.asynccontextmanager
-    async def _asked(self, what: str, name: str) -> Any:
+    async def _ask(self, what: str, name: str, do: Callable[[], Awaitable[T]], data: bytes | memoryview = b"") -> T:
         with _explained(what, f"{self.url}/{self._folder}{name}"):
             async with asyncio.timeout(REQUEST_S + 2 * CONNECT_S):
-                yield
+                return await requests.ask(requests.Request(what, self.url, self._folder + name, data), do)
+
+
+def _tag(said: str | None) -> str | None:
+    """Without its quotes, which stores put around it in some answers and not in others."""
+    return None if said is None else said.strip('"')
 
 
 def _opened(url: str) -> ObjectStore:
@@ -164,7 +190,8 @@ def _explained(what: str, name: str) -> Iterator[None]:
     except TimeoutError:
         raise RetryableError(f"mirror: cannot {what} {name}: no answer in {REQUEST_S:.0f} s") from None
     except (exceptions.BaseError, OSError, ValueError) as error:
-        raise RetryableError(f"mirror: cannot {what} {name}: {_line(error)}") from None
+        kind = ShortError if _BEYOND.search(str(error)) else RetryableError
+        raise kind(f"mirror: cannot {what} {name}: {_line(error)}") from None
 
 
 def _line(error: BaseException) -> str:

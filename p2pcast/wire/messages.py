@@ -340,6 +340,7 @@ SINCE: dict[Type, dict[str, Check]] = {
         "held": row(artifact, limits.MAX_HELD),
         "dropped": row(artifact, limits.MAX_HELD),
         "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),
+        "spoilt": row(text(limits.MAX_OBJECT_NAME), limits.MAX_SPOILT),
     },
 }
 """Keys that came later: they may be missing, and who does not know them ignores them."""

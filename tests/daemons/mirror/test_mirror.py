@@ -72,7 +72,7 @@ async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, sta
         swarm.publish(step, state := states.trained(state, step))
         await mirrored(swarm, f"0.{step}")
     await swarm.live("0.3")
-    assert one.mirrored.in_use
+    await swarm.until(lambda: one.mirrored.in_use and two.mirrored.in_use, "both have turned to it, whoever fetched")
     # It is back where they knew it.
     await swarm.down(hub)
     swarm.address = address
