@@ -15,7 +15,7 @@ ALLOWED = {
     "p2pcast": {"p2pcast"},
     "trainer_node": {"trainer_node", "p2pcast", "topology"},
     "rollout_node": {"rollout_node", "p2pcast"},
-    "netem": {"netem", "p2pcast"},
+    "netem": {"netem", "p2pcast", "topology", "trainer_node"},
 }
 IMPURE = {"aiohttp", "asyncio", "mmap", "random", "secrets", "socket", "ssl", "subprocess", "time", "torch", "uvloop"}
 CORES = [
