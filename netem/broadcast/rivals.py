@@ -40,15 +40,28 @@ def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, fold
     """The same chains as p2pcast's at its best: as many as the uplink feeds, peers dealt in turn; pieces as large, one connection a hop."""
     peers = peers_of(net)
     below = {HUB: peers[:chains], **{peer: peers[at + chains : at + chains + 1] for at, peer in enumerate(peers)}}
+    return Ran(
+        "bare chain", payload_bytes, _forwarded(net, payload_bytes, rounds, below), {"chains": chains, "piece_bytes": PIECE_BYTES}
+    )
+
+
+def bare_tree(net: Emulated, payload_bytes: int, rounds: int) -> Ran:
+    """The same sockets in a binary tree: the hub feeds one peer, and everybody two, who share what it sends."""
+    peers = peers_of(net)
+    below = {HUB: peers[:1], **{peer: peers[2 * at + 1 : 2 * at + 3] for at, peer in enumerate(peers)}}
+    return Ran("bare tree", payload_bytes, _forwarded(net, payload_bytes, rounds, below), {"piece_bytes": PIECE_BYTES})
+
+
+def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[str, list[str]]) -> list[Round]:
+    """The rounds, without one to open windows."""
     with Agents(net) as agents:
-        for host in (HUB, *peers):
-            children = [[net.network.address(child), PORT] for child in below[host]]
-            agents.start(host, "chain", {"children": children, "source": host == HUB})
+        for host, children in below.items():
+            addresses = [[net.network.address(child), PORT] for child in children]
+            agents.start(host, "chain", {"children": addresses, "source": host == HUB})
         agents.answers("ready")
         agents.tell(listening=True)
         agents.answers("ready")
-        ran = [_round(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES)) for _ in range(rounds + 1)]
-    return Ran("bare chain", payload_bytes, ran[1:], {"chains": chains, "piece_bytes": PIECE_BYTES})
+        return [_round(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES)) for _ in range(rounds + 1)][1:]
 
 
 def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
