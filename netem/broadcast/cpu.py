@@ -27,7 +27,8 @@ class Meter:
         self._machine = _machine()
 
     def processes_s(self) -> dict[str, float]:
-        return {name: process_s(pid) - self._before[name] for name, pid in self._pids.items()}
+        """Of one that has ended nothing is known."""
+        return {name: max(0.0, process_s(pid) - self._before[name]) for name, pid in self._pids.items()}
 
     def busy(self) -> float:
         """Share of all cores' time that was not idle."""

@@ -281,6 +281,10 @@ class Fleet:
         """By the hub's plan: of each peer that is there, another one, or ``HUB``."""
         return {p["name"]: p["parent"] for p in self.status()["peers"] if p["name"] in self.there}
 
+    def duplicate_bytes(self) -> int:
+        """What peers that are there have been sent twice, since they started."""
+        return sum(int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there)
+
     def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
         """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""
         told: dict[str, dict[str, Any]] = {}

@@ -1,0 +1,214 @@
+"""Broadcasts of p2pcast and of its rivals over one network, undisturbed or with events in the middle of them, each beside what the model of trees predicts.
+
+Real processes: ``p2pcast seed``, ``p2pcast join``, and the rivals' own. A row a system, of the medians of its broadcasts; with events a row a version, and with p2pcast alone.
+The hub is the host of that name; every other one has a peer. Every version that p2pcast sends is compared at every peer, bit for bit; one that differs fails the case.
+
+With events: ``silence_s``, the longest time in which no piece came to some peer that was waiting, from the first event on; ``twice_bytes``, what was sent again to those
+that had it.
+
+Columns beside those of ``netem.broadcast.figures``: ``half_rtts_s``, the delays along the longest way from the hub, one after the other; ``over_ideal``, the time to the last
+without them ÷ ideal; ``predicted_s`` (see ``netem.lab.predicted``); ``crowded``, whether processors were so busy that the time is theirs, not the links'.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from netem.broadcast.daemons import Daemons
+from netem.broadcast.figures import Ran, left_out, row
+from netem.broadcast.fleet import Fleet, Setup
+from netem.broadcast.folders import own_folder
+from netem.broadcast.rivals import HUB, RIVALS, MissingError, peers_of
+from netem.lab.emulated import emulated
+from netem.lab.networks import Event, events_of
+from netem.lab.predicted import Tree
+from netem.lab.tables import filled
+from netem.lab.timeline import Timeline
+from netem.namespaces import Namespaces
+from p2pcast.errors import UsageError
+
+P2PCAST: Final = "p2pcast"
+PLAINTEXT: Final = "p2pcast, plaintext"
+SYSTEMS: Final = (P2PCAST, PLAINTEXT, *RIVALS)
+TMPFS: Final = Path("/dev/shm")
+CROWDED: Final = 0.9
+"""Share of the machine's processors in use: above it times are theirs in part."""
+IDLE_S: Final = 0.4
+IDLE_ROUND_TRIPS: Final = 4
+"""Before each version: longer than TCP's retransmission timer, so windows are what they are between versions of a trainer that computes for longer."""
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """``chains``, ``stripes``: 0 is p2pcast's own choice (rivals get as many chains as the hub's link feeds). ``warm_up``: versions before those that count. ``told``: the hub
+    is told what its link carries, else it finds out. ``absent``: hosts whose peers come with an event."""
+
+    payload_mib: float
+    systems: tuple[str, ...] = (P2PCAST,)
+    rounds: int = 3
+    warm_up: int = 2
+    chains: int = 0
+    stripes: int = 0
+    codec: str = "flat"
+    told: bool = True
+    absent: tuple[str, ...] = ()
+
+    def check(self, events: list[Event]) -> None:
+        if strange := [name for name in self.systems if name not in SYSTEMS]:
+            raise UsageError(f"parameters.systems: there is no {strange[0]!r}, but {', '.join(SYSTEMS)}")
+        if events and (rivals := [name for name in self.systems if name in RIVALS]):
+            raise UsageError(f"parameters.systems: events befall p2pcast alone, not {rivals[0]!r}")
+        if not 0.25 <= self.payload_mib <= 1024:
+            raise UsageError(f"parameters.payload_mib is {self.payload_mib:g}: it must be from 0.25 to 1024")
+        if not (1 <= self.rounds <= 100 and 0 <= self.warm_up <= 100 and self.chains >= 0 and self.stripes >= 0):
+            raise UsageError("parameters.rounds must be from 1 to 100, warm_up to 100, chains and stripes not below 0")
+        if late := [event.version for event in events if (event.version or 0) > self.rounds]:
+            raise UsageError(f"an event befalls version {late[0]}: there are {self.rounds}")
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """``{calibration, off}``, then ``{row}`` for each system or version. From the main thread. Raises UsageError, LocalError, IntegrityError."""
+    given = filled(Given, argument["parameters"], "parameters")
+    events = events_of(argument)
+    given.check(events)
+    with emulated(argument) as (net, calibrated):
+        if HUB not in (host.name for host in net.network.hosts):
+            raise UsageError(f"hosts: one must be called {HUB!r}")
+        if unknown := set(given.absent) - set(peers_of(net)):
+            raise UsageError(f"parameters.absent: there is no host {min(unknown)!r}")
+        yield calibrated
+        if calibrated["off"]:
+            return
+        for system in given.systems:
+            with _folders() as (folder, memory):
+                if system in RIVALS:
+                    yield {"row": _rival(net, given, system, folder)}
+                    continue
+                for each in _p2pcast(net, given, events, folder, memory, plaintext=system == PLAINTEXT):
+                    yield {"row": each}
+
+
+@contextmanager
+def _folders() -> Iterator[tuple[Path, Path]]:
+    """For all that is written, and for shadows."""
+    with ExitStack() as owned:
+        folder = owned.enter_context(own_folder(Path(tempfile.gettempdir())))
+        apart = Path(tempfile.gettempdir()) != TMPFS and os.access(TMPFS, os.W_OK)
+        yield folder, owned.enter_context(own_folder(TMPFS)) if apart else folder
+
+
+def _p2pcast(
+    net: Namespaces, given: Given, events: list[Event], folder: Path, memory: Path, *, plaintext: bool
+) -> Iterator[dict[str, Any]]:
+    (folder / "logs").mkdir()
+    setup = Setup(
+        round(given.payload_mib * MIB),
+        net.network.link(HUB).up_bps if given.told else None,
+        plaintext=plaintext,
+        chains=given.chains or None,
+        stripes=given.stripes or None,
+        codec=given.codec,
+        absent=frozenset(given.absent),
+    )
+    system = PLAINTEXT if plaintext else P2PCAST
+    with Daemons(folder / "logs") as daemons:
+        fleet = Fleet(net, daemons, folder, memory / "shadows", setup)
+        fleet.start()
+        for _ in range(given.warm_up):
+            _idle(net)
+            fleet.publish()
+        if events:
+            yield from _struck(net, given, events, fleet, system)
+            return
+        rounds, trees = [], []
+        for _ in range(given.rounds):
+            _idle(net)
+            trees.append(Tree(net.network, fleet.parents()))
+            rounds.append(fleet.publish())
+        ran = Ran(system, fleet.sent_bytes, rounds, {"codec": fleet.status()["last"]["codec"]})
+        yield _row(net, ran, trees[-1], lambda tree: tree.predicted_s(ran.payload_bytes))
+
+
+def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, system: str) -> Iterator[dict[str, Any]]:
+    """A version after the other, with what befalls each."""
+    with Timeline(net, fleet) as timeline:
+        for event in (event for event in events if event.version is None):
+            timeline.apply(event)
+        for version in range(1, given.rounds + 1):
+            _idle(net)
+            due = [event for event in events if event.version == version]
+            tree = Tree(net.network, fleet.parents())
+            began: list[float] = []
+
+            def during(began_s: float, due: list[Event] = due, began: list[float] = began) -> None:
+                began.append(began_s)
+                timeline.play(due, began_s)
+
+            with timeline.watching() as watch:
+                done = fleet.publish(during=during)
+            ran = Ran(system, fleet.sent_bytes, [done])
+            made = _row(net, ran, tree, lambda tree, ran=ran, due=due: tree.predicted_s(ran.payload_bytes, due))  # type: ignore[misc]
+            struck_s = began[0] + min((event.at_s for event in due), default=0.0)
+            silences = watch.silences_s(struck_s, {peer: began[0] + at for peer, at in done.by_peer_s.items()})
+            made |= {
+                "peers": len(done.by_peer_s),
+                "version": version,
+                "events": "; ".join(f"{event.do} {event.place} at {event.at_s:g} s" for event in due),
+                "silence_s": round(max(silences.values(), default=0.0), 3),
+                "twice_bytes": fleet.duplicate_bytes(),
+            }
+            yield made
+
+
+def _rival(net: Namespaces, given: Given, system: str, folder: Path) -> dict[str, Any]:
+    peers = peers_of(net)
+    chains = min(len(peers), given.chains or _chains(net))
+    _idle(net)
+    try:
+        ran = RIVALS[system](net, round(given.payload_mib * MIB), given.rounds, chains, folder)
+    except MissingError as error:
+        return left_out(system, len(peers), str(error))
+    above = {peer: peers[at - chains] if at >= chains and system == "chain" else HUB for at, peer in enumerate(peers)}
+    return _row(net, ran, Tree(net.network, above), None)
+
+
+def _chains(net: Namespaces) -> int:
+    """As many as the hub's link feeds at a peer's full rate."""
+    up_bps = net.network.link(HUB).up_bps
+    slowest = min(
+        (link.down_bps for peer in peers_of(net) if (link := net.network.link(peer)).down_bps is not None), default=None
+    )
+    return 1 if up_bps is None or slowest is None else max(1, int(up_bps / slowest))
+
+
+def _row(net: Namespaces, ran: Ran, tree: Tree, predict: Callable[[Tree], float | None] | None) -> dict[str, Any]:
+    made = row(ran, len(tree.above), tree.peer_bps)
+    half_rtts_s, all_s = tree.half_rtts_s, made["all_s"]
+    predicted_s = None if predict is None else predict(tree)
+    made["codec"] = made.pop("settings").get("codec")
+    made["every_s"] = " ".join(f"{max(each.times_s):.2f}" for each in ran.rounds)
+    del made["every_over_ideal"]
+    return made | {
+        "chains": tree.chains,
+        "depth": tree.depth,
+        "half_rtts_s": round(half_rtts_s, 4),
+        "over_ideal": round((all_s - half_rtts_s) / made["ideal_s"], 4),
+        "predicted_s": None if predicted_s is None else round(predicted_s, 4),
+        "predicted_over_measured": None if predicted_s is None else round(predicted_s / all_s, 4),
+        "crowded": median(each.busy for each in ran.rounds) > CROWDED,
+    }
+
+
+def _idle(net: Namespaces) -> None:
+    longest_s = max((host.link.delay_s for host in net.network.hosts), default=0.0)
+    trunk_s = max((region.link.delay_s for region in net.network.regions), default=0.0)
+    time.sleep(IDLE_S + IDLE_ROUND_TRIPS * 4 * (longest_s + trunk_s))

@@ -1,0 +1,148 @@
+"""What the model of trees (``topology.flow``), by which p2pcast compares its plans, says of a broadcast on an emulated network. Pure.
+
+Of a link's rate, payload gets what headers leave: that is arithmetic, nothing is fitted. Each pair of hosts has the round trip that the network's description gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from netem.broadcast.rivals import HUB
+from netem.description import Network as Emulated
+from netem.lab.networks import Event
+from netem.shaping import FRAME_BYTES
+from p2pcast.errors import UsageError
+from p2pcast.limits import PIECE_BYTES
+from topology.flow import Flow
+from topology.model import Network
+from topology.tree import ROOT
+from trainer_node.replay import Blow, replay
+from trainer_node.simulator import Scenario
+
+TCP_IP_BYTES: Final = 52
+"""IPv4, TCP and its timestamps."""
+PIECE_HEADER_BYTES: Final = 16
+"""Of a piece's frame, and its share of the batch that vouches for it: a hash."""
+HASH_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Ways(Network):
+    """Round trips by host: each is a region of its own here, the root that of the hub."""
+
+    network: Emulated | None = None
+    rtts_s: dict[tuple[str, str], float] = field(default_factory=dict, compare=False)
+
+    def rtt_s(self, a: str, b: str) -> float:
+        assert self.network is not None
+        if (a, b) not in self.rtts_s:
+            there, back = self.network.way(a, b), self.network.way(b, a)
+            self.rtts_s[a, b] = there.delay_s + back.delay_s
+        return self.rtts_s[a, b]
+
+
+class Tree:
+    """``above``: of each peer, the one that feeds it, or ``HUB``."""
+
+    def __init__(self, network: Emulated, above: Mapping[str, str]) -> None:
+        self.network = network
+        self.above = dict(above)
+
+    def way(self, peer: str) -> list[str]:
+        """From the hub to a peer, both included."""
+        way = [peer]
+        while way[0] != HUB:
+            way.insert(0, self.above[way[0]])
+            if len(way) > len(self.above) + 1:
+                raise UsageError(f"a plan in which {peer} hangs below itself")
+        return way
+
+    @property
+    def chains(self) -> int:
+        return sum(above == HUB for above in self.above.values())
+
+    @property
+    def depth(self) -> int:
+        """Hops to the peer that is the furthest down."""
+        return max((len(self.way(peer)) - 1 for peer in self.above), default=0)
+
+    @property
+    def half_rtts_s(self) -> float:
+        """The most that delays add up to from the hub to a peer, hop by hop."""
+        delays = (sum(self.network.way(a, b).delay_s for a, b in pairwise(self.way(peer))) for peer in self.above)
+        return max(delays, default=0.0)
+
+    @property
+    def peer_bps(self) -> float:
+        """At which the peer with the narrowest way from the hub receives, at best. Raises UsageError where nothing limits it."""
+        rates = [rate for peer in self.above if (rate := self.network.way(HUB, peer).rate_bps) is not None]
+        if not rates:
+            raise UsageError("hosts: no link has a rate, so there is nothing to compare times with")
+        return min(rates)
+
+    @property
+    def share(self) -> float:
+        """Of a rate on the wire, what payload gets."""
+        packets = (self.network.mtu - TCP_IP_BYTES) / (self.network.mtu + FRAME_BYTES)
+        return packets * PIECE_BYTES / (PIECE_BYTES + PIECE_HEADER_BYTES + HASH_BYTES)
+
+    def predicted_s(self, payload_bytes: int, events: Sequence[Event] = ()) -> float | None:
+        """Until the last peer has it all. None where the model can't say: of cut, frozen and joining peers it knows nothing."""
+        if any(event.do not in ("kill", "degrade") or event.place not in self.above for event in events):
+            return None
+        ways = Ways(root_region=HUB, network=self.network)
+        limits = {peer: self._peer_bps(peer) * self.share for peer in self.above}
+        uplink_bps = self._bps(HUB)
+        if not events:
+            return self._flowing(payload_bytes, uplink_bps * self.share, limits, ways)
+        if len(set(limits.values())) > 1:
+            return None
+        scenario = Scenario(
+            peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=uplink_bps * self.share,
+            peer_bps=next(iter(limits.values())), network=self._alike(),
+        )  # fmt: skip
+        links = {peer: ROOT if above == HUB else above for peer, above in self.above.items()}
+        blows = [Blow(event.at_s, event.place, _degraded(event, self.share)) for event in events]
+        return max(replay(scenario, links, blows, self.chains).values(), default=0.0)
+
+    def _flowing(self, payload_bytes: int, uplink_bps: float, limits: Mapping[str, float], ways: Ways) -> float:
+        flow = Flow(payload_bytes, uplink_bps, {peer: peer for peer in self.above}, ways)
+        for peer, bps in limits.items():
+            flow.add(peer, bps)
+        for peer, above in self.above.items():
+            flow.attach(peer, ROOT if above == HUB else above)
+        now_s, last_s, left = 0.0, 0.0, len(self.above)
+        while left:
+            now_s, finished = flow.advance(now_s + 3600.0)
+            left -= len(finished)
+            last_s = max([last_s, *(now_s + flow.hops_s(peer) for peer in finished)])
+        return last_s
+
+    def _alike(self) -> Network:
+        """One round trip for all pairs of hosts: the longest of this tree's."""
+        longest_s = max(2 * self.network.way(above, peer).delay_s for peer, above in self.above.items())
+        return Network(near_rtt_s=longest_s, far_rtt_s=longest_s)
+
+    def _bps(self, host: str) -> float:
+        up_bps = self.network.link(host).up_bps
+        if up_bps is None:
+            raise UsageError(f"hosts: the link of {host} has no rate, so nothing can be predicted")
+        return up_bps
+
+    def _peer_bps(self, peer: str) -> float:
+        """What it takes in and passes on: the model has one rate for both. Beyond a trunk it is no more than that carries."""
+        rates = [self.network.way(self.above[peer], peer).rate_bps]
+        rates += [self.network.link(peer).up_bps] if peer in self.above.values() else []
+        known = [rate for rate in rates if rate is not None]
+        return min(known)
+
+
+def _degraded(event: Event, share: float) -> float | None:
+    """None for one that is killed."""
+    if event.link is None:
+        return None
+    rates = [rate for rate in (event.link.up_bps, event.link.down_bps) if rate is not None]
+    return min(rates) * share
