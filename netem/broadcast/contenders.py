@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PORT = 7099
+from netem.broadcast.speech import PORT, orders, say
+
 CONNECT_S = 10.0
 QUEUED_PIECES = 32
 NOTSENT_LOWAT_BYTES = 128 << 10
@@ -38,21 +39,23 @@ TORRENT_PIECE_BYTES = 64 << 10
 TORRENT_POLL_S = 0.005
 
 
+ELSEWHERE = {
+    "shardcast-origin": "netem.broadcast.shards:origin", "shardcast-middle": "netem.broadcast.shards:middle",
+    "rsync-hub": "netem.broadcast.dense:rsync_hub", "rsync": "netem.broadcast.dense:rsync",
+    "zstd-hub": "netem.broadcast.dense:zstd_hub", "zstd": "netem.broadcast.dense:zstd",
+}  # fmt: skip
+"""Roles of which nobody else pays the imports."""
+
+
 def main() -> None:
     roles: dict[str, Callable[[dict[str, Any]], None]] = {
         "chain": chain, "star-hub": star_hub, "star": star, "torrent": torrent,
     }  # fmt: skip
-    settings = json.loads(sys.argv[2])
-    roles[sys.argv[1]](settings)
-
-
-def say(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
-
-
-def orders() -> Iterator[dict[str, Any]]:
-    for line in sys.stdin:
-        yield json.loads(line)
+    role, settings = sys.argv[1], json.loads(sys.argv[2])
+    if role in ELSEWHERE:
+        module, _, function = ELSEWHERE[role].partition(":")
+        roles[role] = getattr(importlib.import_module(module), function)
+    roles[role](settings)
 
 
 # -- a bare chain: sockets that forward

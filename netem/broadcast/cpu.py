@@ -10,12 +10,12 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def process_s(pid: int) -> float:
-    """User and system time of a process so far, all threads; 0 when it is gone."""
+    """User and system time of a process so far, all threads, and of its children that have ended; 0 when it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) * TICK_S
+    return sum(int(ticks) for ticks in fields[11:15]) * TICK_S
 
 
 class Meter:

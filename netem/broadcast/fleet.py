@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from netem.broadcast.cpu import Meter
 from netem.broadcast.daemons import Daemons
@@ -28,6 +28,7 @@ from netem.broadcast.figures import Ran, Round
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Emulated
 from p2pcast import limits
+from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
 
@@ -314,8 +315,9 @@ def _received(events: dict[str, dict[str, Any]]) -> float:
 
 def check(saved: Path, installed: Path) -> None:
     """Whether the same weights lie in both folders. Raises IntegrityError."""
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (saved, installed))
-    if ours.keys() != theirs.keys() or any(ours[name].tobytes() != theirs[name].tobytes() for name in ours):
+    ours, theirs = Checkpoint.open(saved), Checkpoint.open(installed)
+    layout = ours.layout()
+    if theirs.layout() != layout or any(not np.array_equal(ours.words(cell), theirs.words(cell)) for cell in layout.cells):
         raise IntegrityError(f"{installed} is not what was published as {saved.name}")
 
 

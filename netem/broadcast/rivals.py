@@ -1,16 +1,20 @@
-"""The others: bare chains of forwarding sockets (the least that any relay does), libtorrent set up for this, and a star over HTTP (aiohttp)."""
+"""The others, given the same bytes as p2pcast: bare chains of forwarding sockets (the least that any relay does), libtorrent and shardcast set up for this, and a star over HTTP
+(aiohttp). Those that know of no deltas are in ``netem.broadcast.whole``."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from netem.broadcast.agents import Agents
-from netem.broadcast.contenders import PORT, TORRENT_PIECE_BYTES, TORRENT_SETTINGS
+from netem.broadcast.contenders import TORRENT_PIECE_BYTES, TORRENT_SETTINGS
 from netem.broadcast.cpu import Meter
 from netem.broadcast.figures import Ran, Round
+from netem.broadcast.shards import SETTINGS as SHARDCAST_SETTINGS
+from netem.broadcast.speech import PORT
 from netem.description import Emulated
 from p2pcast.errors import LocalError
 from p2pcast.limits import PIECE_BYTES
@@ -22,13 +26,21 @@ class MissingError(LocalError):
     """A rival's package is not installed."""
 
 
+def needed(module: str | None = None, command: str | None = None) -> None:
+    """Raises MissingError that says what to install."""
+    if module is not None and importlib.util.find_spec(module) is None:
+        raise MissingError(f"{module} is not installed: pip install 'p2pcast[rivals]'")
+    if command is not None and shutil.which(command) is None:
+        raise MissingError(f"there is no {command} command: apt-get install {command}")
+
+
 def peers_of(net: Emulated) -> list[str]:
     return [host.name for host in net.network.hosts if host.name != HUB]
 
 
-def _round(agents: Agents, begin: Callable[[], None]) -> Round:
-    """``begin`` starts a broadcast; each agent at a peer then says when it was done."""
-    meter = Meter(agents.pids)
+def ran_once(agents: Agents, begin: Callable[[], None], servers: Agents | None = None) -> Round:
+    """``begin`` starts a broadcast; each of ``agents`` at a peer then says when it was done. ``servers``: who takes part, and says nothing."""
+    meter = Meter(agents.pids if servers is None else agents.pids | servers.pids)
     began_s = time.time()
     begin()
     done = agents.answers("done_s")
@@ -61,7 +73,7 @@ def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[st
         agents.answers("ready")
         agents.tell(listening=True)
         agents.answers("ready")
-        return [_round(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES)) for _ in range(rounds + 1)][1:]
+        return [ran_once(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES)) for _ in range(rounds + 1)][1:]
 
 
 def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
@@ -72,14 +84,13 @@ def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
         for peer in peers_of(net):
             agents.start(peer, "star", {"url": f"http://{net.network.address(HUB)}:{PORT}/"})
         agents.answers("ready")
-        ran = [_round(agents, lambda: agents.tell(fetch=True)) for _ in range(rounds)]
+        ran = [ran_once(agents, lambda: agents.tell(fetch=True), servers) for _ in range(rounds)]
     return Ran("http star", payload_bytes, ran)
 
 
 def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
     """All connected to all, and the payload known by its torrent, before the clock starts. Raises MissingError."""
-    if importlib.util.find_spec("libtorrent") is None:
-        raise MissingError("libtorrent is not installed: pip install 'p2pcast[lab]'")
+    needed("libtorrent")
     peers = peers_of(net)
     everybody = [net.network.address(host) for host in (HUB, *peers)]
     with Agents(net) as agents:
@@ -100,12 +111,35 @@ def _torrent_round(agents: Agents, payload_bytes: int) -> Round:
         agent.tell(torrent=document)
     for agent in peers:
         agent.answer("torrent")
-    return _round(agents, lambda: agents.tell(go=True))
+    return ran_once(agents, lambda: agents.tell(go=True))
+
+
+def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
+    """An origin at the hub and a middle node at each peer, in the same chains: with clients below one tier of middle nodes it took half as long again. The clock starts before the file is cut into
+    shards; all are up and have found their servers before. Raises MissingError."""
+    needed("shardcast", "wget")
+    peers = peers_of(net)
+    with Agents(net) as origins, Agents(net) as agents:
+        origins.start(HUB, "shardcast-origin", {})
+        version = origins.answers("ready")[HUB]
+        for index, peer in enumerate(peers):
+            above = HUB if index < chains else peers[index - chains]
+            agents.start(peer, "shardcast-middle", {"upstream": [net.network.address(above)]})
+            agents.agents[peer].answer("ready")
+        ran = []
+        for number in range(1, rounds + 1):
+            origins.tell(save=payload_bytes)
+            origins.answers("saved")
+            agents.tell(wait=number)
+            ran.append(ran_once(agents, lambda: origins.tell(go=True), origins))
+    settings = {"version": version, "layout": "middle nodes in chains", "chains": chains, **SHARDCAST_SETTINGS}
+    return Ran("shardcast", payload_bytes, ran, settings)
 
 
 RIVALS: Mapping[str, Callable[[Emulated, int, int, int, Path], Ran]] = {
     "chain": bare_chain,
     "libtorrent": libtorrent,
+    "shardcast": shardcast,
     "star": http_star,
 }
 """By the word with which they are asked for."""

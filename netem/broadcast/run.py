@@ -19,18 +19,22 @@ from netem.broadcast.figures import left_out, row
 from netem.broadcast.fleet import p2pcast
 from netem.broadcast.folders import own_folder
 from netem.broadcast.rivals import RIVALS, MissingError
+from netem.broadcast.whole import WHOLE
+from netem.broadcast.whole import p2pcast as p2pcast_whole
 from netem.description import Link, star
 from netem.rate import rate_network
 
 TMPFS = Path("/dev/shm")
 PLAINTEXT = "p2pcast, plaintext"
 """The same without TLS."""
+STATE = "p2pcast, whole state"
+"""On the states that the rivals without deltas are given, beside them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
     """``congestion``: TCP's congestion control at every host; None is the machine's own. ``folder``: where folders are made that are gone afterwards.
-    ``late``: peers that catch up beside every other broadcast of p2pcast. ``plaintext``: p2pcast without TLS, too."""
+    ``late``: peers that catch up beside every other broadcast of p2pcast. ``plaintext``: p2pcast without TLS, too. ``state_bytes``: what rivals without deltas are given."""
 
     peers: Sequence[int]
     payload_bytes: int
@@ -42,6 +46,7 @@ class Bench:
     folder: Path | None = None
     late: int = 0
     plaintext: bool = False
+    state_bytes: int = 32 << 20
 
     def chains(self, peers: int) -> int:
         """As many as the uplink feeds at a peer's full rate."""
@@ -52,8 +57,10 @@ def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dic
     """``tell`` is given each row when it is there. From the main thread. Raises LocalError, IntegrityError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = []
+    given, whole = ([name for name in bench.rivals if name in table] for table in (RIVALS, WHOLE))
+    systems = ["p2pcast", *([PLAINTEXT] if bench.plaintext else []), *given, *([STATE] if whole else []), *whole]
     for peers in bench.peers:
-        for system in ("p2pcast", *([PLAINTEXT] if bench.plaintext else []), *bench.rivals):
+        for system in systems:
             for made in _rows(bench, system, peers):
                 rows.append(made)
                 tell(made)
@@ -75,10 +82,14 @@ def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
         network = star(uplink, peers + late, link, bench.congestion)
         net = owned.enter_context(rate_network(network))
         try:
+            memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
             if system in ("p2pcast", PLAINTEXT):
-                memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
                 plaintext = system == PLAINTEXT
                 ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory, late, plaintext=plaintext)
+            elif system == STATE:
+                ran = [p2pcast_whole(net, bench.state_bytes, bench.rounds, bench.uplink_bps, folder, memory)]
+            elif system in WHOLE:
+                ran = [WHOLE[system](net, bench.state_bytes, bench.rounds, memory)]
             else:
                 ran = [RIVALS[system](net, bench.payload_bytes, bench.rounds, bench.chains(peers), folder)]
         except MissingError as error:

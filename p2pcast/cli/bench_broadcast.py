@@ -12,7 +12,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, Rate, console, output, write_document
 
-RIVALS = ("chain", "libtorrent", "star")
+RIVALS = ("chain", "libtorrent", "shardcast", "star", "rsync", "zstd")
 CROWDED = 0.95
 """Share of the machine's cores in use, above which times are the machine's rather than the links'."""
 
@@ -27,6 +27,13 @@ CROWDED = 0.95
     help="Hosts beside the hub; repeatable.",
 )
 @click.option("--payload", type=click.FloatRange(0.5), default=24.0, show_default=True, help="MiB of a version's delta.")
+@click.option(
+    "--state",
+    type=click.FloatRange(1),
+    default=32.0,
+    show_default=True,
+    help="MiB of the state that rsync and zstd are given, 1 % of it changed; p2pcast has a row on it too.",
+)
 @click.option("--uplink", type=Rate(), default="300mbit", show_default=True, help="Of the hub's link, each way.")
 @click.option("--peer-rate", type=Rate(), default="100mbit", show_default=True, help="Of every peer's link, each way.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Broadcasts of each system that count.")
@@ -57,6 +64,7 @@ CROWDED = 0.95
 def broadcast(
     peers: tuple[int, ...],
     payload: float,
+    state: float,
     uplink: float,
     peer_rate: float,
     rounds: int,
@@ -72,12 +80,20 @@ def broadcast(
     """Time to the last peer ÷ the payload at a peer's own rate, over rate-shaped links between network namespaces.
 
     Every host is a namespace with processes of its own: `p2pcast seed`, and `p2pcast join` with a folder to install into. Beside it bare chains of forwarding
-    sockets, libtorrent set up for this, and a star over HTTP. Needs root.
+    sockets, libtorrent and shardcast set up for this, and a star over HTTP, given the same bytes; and rsync and zstd of the whole file, given a state. Needs root.
     """
     from netem.broadcast.run import Bench, bench_broadcast
 
     table = Table(
-        "system", "peers", "time to last, s", "÷ ideal", "of each round", "staged, s", "CPU s, all · busiest", "machine"
+        "system",
+        "peers",
+        "time to last, s",
+        "÷ ideal",
+        "of each round",
+        "staged, s",
+        "moved, MB",
+        "CPU s, all · busiest",
+        "machine",
     )
 
     def tell(row: dict[str, Any]) -> None:
@@ -91,6 +107,7 @@ def broadcast(
             f"{row['all_over_ideal']:.3f}",
             " ".join(f"{ratio:.2f}" for ratio in row["every_over_ideal"]),
             "" if row["staged_s"] is None else f"{row['staged_s']:.3f}",
+            f"{moved / 1e6:.2f}" if (moved := row["settings"].get("moved_bytes")) else "",
             f"{row['cpu_s']:.1f} · {row['busiest_cpu_s']:.2f}",
             f"{row['machine_busy']:.0%}",
         )
@@ -107,6 +124,7 @@ def broadcast(
         folder,
         late,
         plaintext,
+        round(state * (1 << 20)),
     )
     result = bench_broadcast(bench, tell)
     write_document(result, output)

@@ -1,0 +1,91 @@
+"""Rivals of `bench broadcast`: every one reaches every peer, those without deltas bit for bit; what is not there is said to be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from netem.broadcast.dense import CHANGED, Course, first, stepped
+from netem.broadcast.rivals import RIVALS, MissingError
+from netem.broadcast.shards import SETTINGS
+from netem.broadcast.speech import carried
+from netem.broadcast.whole import WHOLE
+from netem.description import Link, star
+from netem.rate import rate_network
+from p2pcast.cli.bench_broadcast import RIVALS as OFFERED
+
+LINK = Link(100e6, 100e6)
+
+
+def test_the_command_offers_rivals_that_there_are() -> None:
+    assert set(OFFERED) <= set(RIVALS) | set(WHOLE)
+
+
+def test_a_step_changes_its_share_by_small_steps_and_the_same_for_everybody() -> None:
+    old = first(200_000)
+    new = stepped(old, 1)
+    moved = np.flatnonzero(old != new)
+    assert moved.size / old.size == pytest.approx(CHANGED, rel=0.1)
+    steps = np.abs(old[moved].astype(np.int64) - new[moved])
+    assert set(steps) <= {1, 2, 3, 4}
+    assert (steps == 1).mean() > 0.85
+    assert np.array_equal(new, stepped(first(200_000), 1))
+    assert not np.array_equal(new, stepped(old, 2))
+
+
+def test_no_step_turns_a_sign() -> None:
+    edges = np.array([0x0000, 0x8000, 0x7FFF, 0xFFFF] * 5000, np.uint16)
+    assert not ((edges ^ stepped(edges, 3)) & 0x8000).any()
+
+
+def test_a_course_saves_what_comes_next(tmp_path: Path) -> None:
+    course = Course(2000, tmp_path / "state")
+    course.next()
+    course.save()
+    assert np.array_equal(np.fromfile(tmp_path / "state", np.uint16), stepped(first(1000), 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_host_without_a_link_has_carried_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netem.broadcast.speech.DEVICE", "none such")
+    assert carried() == (0, 0)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("rival", "command"), [("rsync", "rsync"), ("zstd", None)])
+def test_the_whole_state_reaches_every_peer(rival: str, command: str | None, tmp_path: Path) -> None:
+    """That it is the hub's, bit for bit, is what makes it return."""
+    if command and shutil.which(command) is None:
+        pytest.skip(f"apt-get install {command}")
+    with rate_network(star(LINK, 2, LINK)) as net:
+        ran = WHOLE[rival](net, 500_000, 2, tmp_path)
+    assert all(len(r.times_s) == 2 and min(r.times_s) > 0 for r in ran.rounds)
+    assert len(ran.rounds) == 2
+    assert 500_000 * CHANGED < ran.settings["moved_bytes"] < 500_000
+    assert ran.settings["peer_sent_bytes"] > 0
+
+
+@pytest.mark.root
+def test_shardcast_goes_down_a_chain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("shardcast", reason="pip install 'p2pcast[rivals]'")
+    if shutil.which("wget") is None:
+        pytest.skip("apt-get install wget")
+    with rate_network(star(LINK, 2, LINK)) as net:
+        ran = RIVALS["shardcast"](net, 300_001, 2, 1, tmp_path)
+    assert [len(r.times_s) for r in ran.rounds] == [2, 2]
+    assert all(max(r.times_s) > (300_001 - 50_000) * 8 / 100e6 for r in ran.rounds)
+    assert ran.settings["SHARDCAST_SHARD_SIZE"] == SETTINGS["SHARDCAST_SHARD_SIZE"]
+    # It writes there; each process has a /tmp of its own.
+    assert not Path("/tmp/dummy.bin").exists()
+
+
+def test_rivals_that_are_not_installed_say_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(MissingError, match="apt-get install rsync"):
+        WHOLE["rsync"](None, 1, 1, tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="pip install 'p2pcast\\[rivals\\]'"):
+        RIVALS["shardcast"](None, 1, 1, 1, tmp_path)  # type: ignore[arg-type]
