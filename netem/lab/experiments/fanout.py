@@ -1,0 +1,153 @@
+"""One payload from a hub to N peers, by the shape of the tree that carries it: p2pcast's own choice or a stated number of chains, a star, a binary tree, bare chains.
+
+ECHO-2's question (section 5.5.1): the hub's uplink is B0, each worker's link Bw; a star takes N × payload ÷ B0 once N × Bw is above B0, while B0 ÷ Bw chains that forward as
+they receive stay near payload ÷ Bw. Rows of `netem.lab.experiments.broadcast`, and of a binary tree of forwarding sockets; ``theirs_s``: what the paper's formula says of
+that shape, without what hops cost; ``simulated`` rows: larger fleets by the model of `topology`, which is what ``predicted_s`` is of the measured ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from netem.broadcast.figures import row
+from netem.broadcast.rivals import HUB, bare_tree, peers_of
+from netem.description import Host, Network
+from netem.lab.emulated import CALIBRATED
+from netem.lab.experiments import broadcast
+from netem.lab.experiments.broadcast import CROWDED, MIB
+from netem.lab.predicted import Tree
+from netem.lab.scenario import filled, network_of
+from netem.lab.streamed import streamed
+from netem.namespaces import Namespaces, namespaces
+from p2pcast.errors import UsageError
+from topology.model import Network as Model
+from topology.model import predict
+from topology.plan import make_plan
+from topology.tree import ROOT, Member, Plan
+
+TREE: Final = "tree"
+STAR: Final = "star"
+NEAR: Final = Model(near_rtt_s=0.0, far_rtt_s=0.0)
+SHARE: Final = Tree(Network((Host("hub"),)), {}).share
+"""Of a link's rate, what headers leave."""
+LOOKED_AT: Final = 3
+"""Peers whose links are measured: all are alike, and made alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """As ``broadcast``'s, one ``system`` a case. ``simulate``: numbers of peers of rows by the model, in the case that has ``simulate_at`` of them, at the paper's own
+    payload, uplink and rate of a worker."""
+
+    system: str
+    payload_mib: float
+    rounds: int = 3
+    warm_up: int = 2
+    chains: int = 0
+    simulate: tuple[int, ...] = ()
+    simulate_at: int = 0
+    paper_bytes: float = 16.4e9
+    paper_uplink_bps: float = 300e6
+    paper_peer_bps: float = 100e6
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Given, argument["parameters"], "parameters")
+    network = network_of(argument)
+    uplink_bps, peer_bps = _rates(network)
+    with namespaces(network) as net:
+        calibration = streamed(net, [(HUB, peer) for peer in peers_of(net)[:LOOKED_AT]] + [(peers_of(net)[0], HUB)])
+        yield calibration
+        if calibration["off"]:
+            return
+        if given.system == TREE:
+            yield {"row": finished(_tree(net, given), given, uplink_bps, peer_bps)}
+    if given.system != TREE:
+        passed = {f.name for f in dataclasses.fields(broadcast.Given)} & {f.name for f in dataclasses.fields(given)}
+        parameters = {name: getattr(given, name) for name in passed} | {"systems": [given.system]}
+        for said in broadcast.results({**argument, "parameters": parameters, CALIBRATED: calibration}):
+            if "row" in said:
+                yield {"row": finished(said["row"], given, uplink_bps, peer_bps)}
+    if len(network.hosts) - 1 == given.simulate_at:
+        for peers in given.simulate:
+            yield {"row": finished(simulated(given, peers), given, given.paper_uplink_bps, given.paper_peer_bps)}
+
+
+def _rates(network: Network) -> tuple[float, float]:
+    """The hub's uplink and a peer's link. Raises UsageError unless peers are alike and rates all that links have."""
+    links = {host.link for host in network.hosts if host.name != HUB}
+    hub = next((host.link for host in network.hosts if host.name == HUB), None)
+    if hub is None or hub.up_bps is None or len(links) != 1 or (down_bps := next(iter(links)).down_bps) is None:
+        raise UsageError(f"hosts: a {HUB!r} and peers all alike, with rates, is what this experiment is about")
+    if not network.only_rates:
+        raise UsageError("hosts: this experiment is about rates alone")
+    return hub.up_bps, down_bps
+
+
+def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:
+    """Who feeds whom: of each peer another one, or ``HUB``."""
+    if system == STAR:
+        return dict.fromkeys(peers, HUB)
+    if system == TREE:
+        return {peer: HUB if at == 0 else peers[(at - 1) // 2] for at, peer in enumerate(peers)}
+    return {peer: HUB if at < chains else peers[at - chains] for at, peer in enumerate(peers)}
+
+
+def _tree(net: Namespaces, given: Given) -> dict[str, Any]:
+    peers = peers_of(net)
+    ran = bare_tree(net, round(given.payload_mib * MIB), given.rounds)
+    tree = Tree(net.network, shape(TREE, peers, 1))
+    made = row(ran, len(peers), tree.peer_bps)
+    del made["settings"], made["every_over_ideal"]
+    return made | {"chains": 1, "depth": tree.depth, "crowded": made["machine_busy"] > CROWDED}
+
+
+def finished(made: dict[str, Any], given: Given, uplink_bps: float, peer_bps: float) -> dict[str, Any]:
+    """A row with what the paper's formula says of its shape, and what the model does."""
+    if "skipped" in made:
+        return made | {"system": given.system}
+    peers, payload_bytes = made["peers"], made["payload_bytes"]
+    made.setdefault("simulated", False)
+    fed = peers if given.system == STAR else given.chains or max(1, int(uplink_bps / peer_bps))
+    theirs_s = 8 * payload_bytes / min(peer_bps, uplink_bps / min(peers, fed))
+    if given.system == TREE:
+        theirs_s = 8 * payload_bytes / (peer_bps / 2 if peers > 2 else peer_bps)
+    if made.get("predicted_s") is None:
+        names = [f"p{n}" for n in range(1, peers + 1)]
+        parent = {peer: ROOT if above == HUB else above for peer, above in shape(given.system, names, min(peers, fed)).items()}
+        made["predicted_s"] = round(predicted_s(parent, payload_bytes, uplink_bps, peer_bps), 4)
+        made["predicted_over_measured"] = round(made["predicted_s"] / made["all_s"], 4)
+    made |= {
+        "system": given.system,
+        "asked": str(given.chains or "own"),
+        "asked_by": "a number of chains" if given.chains else "p2pcast's own choice",
+    }
+    return made | {"theirs_s": round(theirs_s, 4), "over_theirs": round(made["all_s"] / theirs_s, 4)}
+
+
+def predicted_s(parent: Mapping[str, str], payload_bytes: int, uplink_bps: float, peer_bps: float) -> float:
+    """Until the last has it, by the model; of rates, what headers leave."""
+    members = [Member(peer, bps=peer_bps * SHARE) for peer in parent]
+    return predict(Plan((1, 0), parent), members, payload_bytes, uplink_bps * SHARE, NEAR).last_s
+
+
+def simulated(given: Given, peers: int) -> dict[str, Any]:
+    """A fleet at the paper's scale, by the model; of p2pcast the plan that it would make."""
+    uplink_bps, peer_bps, payload_bytes = given.paper_uplink_bps, given.paper_peer_bps, round(given.paper_bytes)
+    names = [f"p{n:05}" for n in range(1, peers + 1)]
+    if given.system == broadcast.P2PCAST and not given.chains:
+        members = [Member(name, bps=peer_bps) for name in names]
+        plan = make_plan(members, uplink_bps, epoch=(1, 0), payload_bytes=payload_bytes, network=NEAR)
+    else:
+        chains = given.chains or max(1, int(uplink_bps / peer_bps))
+        above = shape(given.system, names, min(peers, chains))
+        plan = Plan((1, 0), {peer: ROOT if over == HUB else over for peer, over in above.items()})
+    ideal_s, last_s = 8 * payload_bytes / peer_bps, predicted_s(plan.parent, payload_bytes, uplink_bps, peer_bps)
+    return {
+        "system": given.system, "peers": peers, "payload_bytes": payload_bytes, "ideal_s": round(ideal_s, 4), "all_s": round(last_s, 4),
+        "all_over_ideal": round(last_s / ideal_s, 4), "chains": len(plan.children(ROOT)), "depth": plan.depth,
+        "predicted_s": round(last_s, 4), "simulated": True,
+    }  # fmt: skip

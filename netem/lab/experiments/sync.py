@@ -1,0 +1,217 @@
+"""One peer behind one link, by every way that leads to the newest version: a delta from the one before, or from nothing, or from some versions ago.
+
+PULSE's paths (section 4.2, appendix G): *fast path*, one delta; *cold start*, a whole state; *slow path*, a whole state and the deltas since. Here with real weights
+under real AdamW steps, a hub and a peer as users start them, behind TLS. Times of a fast path run from the hub's first step of publishing, before anything is encoded;
+those of the others from the moment at which the hub admits the peer; all of them until the peer has decoded the newest version and proved it by its digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from statistics import median
+from typing import Any
+
+from netem.broadcast.rivals import HUB, peers_of
+from netem.description import Link
+from netem.lab.scenario import filled, network_of
+from netem.lab.streamed import streamed
+from netem.lab.swarm import Swarm, swarm
+from netem.lab.weights import Tensors, nbytes, trained
+from netem.namespaces import Namespaces, namespaces
+from p2pcast.bench.codec import Dataset, speeds
+from p2pcast.codec.choice import PEER_CORES, Cost, State, Way, predict
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.daemon import parse_rate
+from p2pcast.errors import UsageError
+from p2pcast.limits import CELL_WORDS, MIB
+
+CELL_BYTES = 2 * CELL_WORDS
+SAMPLED_BYTES = 64 * MIB
+FAST, COLD, SLOW, MISSED = "fast path", "cold start", "slow path", "missed versions"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """``rates``: of the peer's link, one after the other. ``rounds``: fast paths at each, of which medians count. ``behind``: versions after the whole state in a slow
+    path, and those that are missed. ``paper_bytes``: of the paper's model, ``paper_bps``: of its link, ``paper_cores``: of hosts with a GPU; rows for these are worked out from what was measured."""
+
+    learning_rate: float = 1e-6
+    copies: int = 4
+    rates: tuple[str, ...] = ("400mbit", "40mbit")
+    rounds: int = 4
+    behind: int = 9
+    paper_bytes: float = 14e9
+    paper_bps: float = 400e6
+    paper_cores: int = PEER_CORES
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """``bytes``: that crossed the link. ``received_s``: until the last of them was verified; ``ready_s``: until the version was there to be installed."""
+
+    name: str
+    rate_bps: float
+    artifacts: int
+    bytes: int
+    received_s: float
+    ready_s: float
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Parameters, argument["parameters"], "parameters")
+    rates = [parse_rate(rate) for rate in given.rates]
+    if given.behind < len(rates) * given.rounds + 1:
+        raise UsageError(
+            f"parameters.behind must be at least {len(rates) * given.rounds + 1}: rates × rounds, and one to warm up"
+        )
+    versions = trained(given.learning_rate, given.copies)
+    first = next(versions)
+    state_bytes = nbytes(first)
+    with namespaces(network_of(argument)) as net:
+        peer = _only_peer(net)
+        for rate in rates:
+            net.reshape(peer, Link(rate, rate))
+            calibration = streamed(net, [(HUB, peer), (peer, HUB)])
+            yield calibration
+            if calibration["off"]:
+                return
+        with swarm(net) as run:
+            paths = []
+            for path in _paths(_Run(run, peer, net), chain([first], versions), rates, given):
+                paths.append(path)
+                yield {"row": row(path, state_bytes)}
+    for path in at_scale(paths, state_bytes, measured_cost(*islice(versions, 2)), given):
+        yield {"row": row(path, round(given.paper_bytes), simulated=True)}
+
+
+def _only_peer(net: Namespaces) -> str:
+    peers = peers_of(net)
+    if len(peers) != 1:
+        raise UsageError("hosts: this experiment has a hub and one peer")
+    return peers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    swarm: Swarm
+    peer: str
+    net: Namespaces
+
+    def at(self, rate_bps: float) -> None:
+        self.net.reshape(self.peer, Link(rate_bps, rate_bps))
+
+    def anew(self) -> None:
+        """Whatever the peer had is gone; it does not run."""
+        self.swarm.leave(self.peer)
+        self.swarm.forget(self.peer)
+
+    def received(self) -> int:
+        return int(self.swarm.get(self.peer)["bytes_received"])
+
+
+def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Parameters) -> Iterator[Path]:
+    swarm, peer = run.swarm, run.peer
+    swarm.save(next(versions))
+    swarm.hub()
+    for rate in rates:
+        run.at(rate)
+        if rate != rates[0]:
+            run.anew()
+        swarm.join(peer)
+        yield _caught_up(run, COLD, rate)
+    swarm.save(next(versions))
+    swarm.timeline([peer])
+    for rate in rates:
+        run.at(rate)
+        yield _fast(run, [_next(run, tensors) for tensors in islice(versions, given.rounds)], rate)
+    for tensors in islice(versions, given.behind - swarm.step):
+        _next(run, tensors)
+    for rate in rates:
+        run.at(rate)
+        run.anew()
+        swarm.join(peer, options=["--squashes", "none"])
+        yield _caught_up(run, SLOW, rate)
+    for rate in rates:
+        run.at(rate)
+        swarm.leave(peer)
+        for tensors in islice(versions, given.behind):
+            _alone(swarm, tensors)
+        swarm.join(peer)
+        yield _caught_up(run, MISSED, rate)
+
+
+def _next(run: _Run, tensors: Tensors) -> tuple[int, float, float]:
+    """Bytes, and the times of a fast path."""
+    before = run.received()
+    run.swarm.save(tensors)
+    line = run.swarm.timeline([run.peer])
+    return run.received() - before, line.received_s[run.peer], line.staged_s[run.peer]
+
+
+def _fast(run: _Run, taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
+    nbytes, received, ready = (median(values) for values in zip(*taken, strict=True))
+    return Path(FAST, rate, 1, round(nbytes), received, ready)
+
+
+def _alone(run: Swarm, tensors: Tensors) -> None:
+    """A version that no peer is there to get."""
+    run.save(tensors)
+    run.told(HUB, "sealed", version=run.version)
+
+
+def _caught_up(run: _Run, name: str, rate: float) -> Path:
+    """One that has just been started."""
+    swarm, peer = run.swarm, run.peer
+    ready = swarm.told(peer, "staged", version=swarm.version)
+    swarm.live([peer])
+    swarm.exact(peer)
+    joined = max(told.time_s for told in swarm.heard[HUB].told if told.kind == "joined" and told.facts["peer"] == peer)
+    heard = [told.time_s for told in swarm.heard[peer].told if told.kind == "received"]
+    return Path(name, rate, len(heard), run.received(), max(heard) - joined, ready.time_s - joined)
+
+
+def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Parameters) -> Iterator[Path]:
+    """The same paths of the paper's model over its link, worked out. Bytes grow with the state, and take as long as they took here beside the bare rate. A delta
+    is encoded, carried and decoded as ``p2pcast.codec.choice`` has it, by one core's speed of here on ``paper_cores`` at either end; a whole state is checked as it comes."""
+    grown = given.paper_bytes / state_bytes
+    slowest = min(path.rate_bps for path in paths)
+    cold = next(path for path in paths if path.name == COLD and path.rate_bps == slowest)
+    carried_bps = given.paper_bps * 8 * cold.bytes / cold.rate_bps / cold.received_s
+    for path in paths:
+        if path.rate_bps != slowest:
+            continue
+        nbytes = path.bytes * grown
+        carried_s = 8 * nbytes / carried_bps
+        cost = Cost(context.encode_bytes_s, context.decode_bytes_s, path.bytes / state_bytes)
+        times = predict(cost, Way(carried_bps, given.paper_cores, given.paper_cores), State(round(given.paper_bytes), CELL_BYTES))
+        deltas = path.artifacts - (path.name in (COLD, SLOW))
+        ready_s = times.whole_s if path.name == FAST else carried_s + deltas * times.decode_s
+        yield Path(path.name, given.paper_bps, path.artifacts, round(nbytes), carried_s, ready_s)
+
+
+def measured_cost(before: Tensors, after: Tensors) -> Cost:
+    """Of the context codec on these states, one core, by CPU time."""
+    states = [{name: words.reshape(-1) for name, (_, _, words) in each.items()} for each in (before, after)]
+    layout = Layout(Tensor(name, kind, tuple(shape)) for name, (kind, shape, _) in before.items())
+    timed = speeds(Dataset("trained", layout, states), "context", working_set_bytes=SAMPLED_BYTES, repeats=3)
+    return Cost(timed["timed_bytes"] / timed["encode_s"], timed["timed_bytes"] / timed["decode_s"], 0.0)
+
+
+def row(path: Path, state_bytes: int, *, simulated: bool = False) -> dict[str, Any]:
+    """``ready_to_whole``: time ÷ that of the whole state at the link's rate, which compares runs of any size."""
+    whole_s = 8 * state_bytes / path.rate_bps
+    return {
+        "path": path.name,
+        "simulated": simulated,
+        "state_bytes": state_bytes,
+        "rate_mbit_s": round(path.rate_bps / 1e6, 3),
+        "artifacts": path.artifacts,
+        "bytes": path.bytes,
+        "times_smaller": round(state_bytes / path.bytes, 2) if path.bytes else None,
+        "received_s": round(path.received_s, 4),
+        "ready_s": round(path.ready_s, 4),
+        "whole_s": round(whole_s, 4),
+        "ready_to_whole": round(path.ready_s / whole_s, 5),
+    }

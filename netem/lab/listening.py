@@ -1,0 +1,94 @@
+"""What a daemon tells (``/events``), from its start to its end, kept by whoever tries it out.
+
+Promise: nothing is missed that happens while the daemon lives, and its times are its own: both clocks are this machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from netem.broadcast.fleet import HTTP_S, Inside
+from netem.description import Emulated
+
+AGAIN_S = 0.05
+SILENCE_S = 60.0
+"""A comment comes every 15 s."""
+LOOK_S = 0.5
+"""So often does somebody who waits see whether there is still anything to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    kind: str
+    time_s: float
+    """Unix time."""
+    facts: Mapping[str, Any]
+
+
+class Listening:
+    """To one daemon at one host, in a thread of its own, which ends with the daemon or with ``close``."""
+
+    def __init__(self, net: Emulated, host: str) -> None:
+        self._net, self._host = net, host
+        self._told: list[Told] = []
+        self._more = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._listen, name=f"p2pcast-listening-{host}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def told(self) -> list[Told]:
+        with self._more:
+            return list(self._told)
+
+    def find(self, kind: str, since_s: float = 0.0, **facts: Any) -> Told | None:
+        """The first of that kind, since then, whose facts are these."""
+        return next((told for told in self.told if told.time_s >= since_s and _fits(told, kind, facts)), None)
+
+    def wait(self, kind: str, limit_s: float, check: Callable[[], None], since_s: float = 0.0, **facts: Any) -> Told | None:
+        """As ``find``, once it has happened; None when ``limit_s`` is over. ``check`` is called now and then, and may raise."""
+        deadline = time.monotonic() + limit_s
+        while (found := self.find(kind, since_s, **facts)) is None and time.monotonic() < deadline:
+            check()
+            with self._more:
+                self._more.wait(LOOK_S)
+        return found
+
+    def _listen(self) -> None:
+        while not self._closed:
+            with contextlib.suppress(OSError, ValueError):
+                self._hear()
+                return
+            time.sleep(AGAIN_S)
+
+    def _hear(self) -> None:
+        with contextlib.closing(Inside(self._net, self._host, HTTP_S)) as connection:
+            connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
+            answer = connection.getresponse()
+            connection.sock.settimeout(SILENCE_S)
+            kind = ""
+            with contextlib.suppress(OSError):  # it was killed
+                while not self._closed and (line := answer.readline()):
+                    word, _, rest = line.decode().rstrip().partition(": ")
+                    if word == "event":
+                        kind = rest
+                    elif word == "data":
+                        self._take(kind, json.loads(rest))
+
+    def _take(self, kind: str, facts: dict[str, Any]) -> None:
+        with self._more:
+            self._told.append(Told(kind, float(facts.pop("time", 0.0)), facts))
+            self._more.notify_all()
+
+
+def _fits(told: Told, kind: str, facts: Mapping[str, Any]) -> bool:
+    return told.kind == kind and all(told.facts.get(name) == value for name, value in facts.items())
