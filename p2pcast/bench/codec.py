@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.bench import pulse, sparrowrl, xor
+from p2pcast.bench import absolute, pulse, sparrowrl, xor
 from p2pcast.bench.reference_scan import compact
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import CODEC_NAMES, Encoded, decode, digest, encode
@@ -118,8 +118,8 @@ def _binary_bits(ones: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) 
 def sizes(dataset: Dataset, codec: str) -> dict[str, Any]:
     """Bytes of all the dataset's deltas in each format. Every delta is decoded and compared too."""
     row = {
-        "bytes": 0, "pulse_coo_bytes": 0, "pulse_flat_bytes": 0, "sparrowrl_bytes": 0, "xor_zstd_bytes": 0, "entropy_bytes": 0.0,
-        "dense_bytes": 0, "changed": 0, "params": 0,
+        "bytes": 0, "pulse_coo_bytes": 0, "pulse_flat_bytes": 0, "sparrowrl_bytes": 0, "xor_zstd_bytes": 0,
+        "absolute_bytes": 0, "entropy_bytes": 0.0, "dense_bytes": 0, "changed": 0, "params": 0,
     }  # fmt: skip
     by_codec: dict[str, int] = {}
     tensors = dataset.layout.tensors
@@ -146,7 +146,7 @@ def sizes(dataset: Dataset, codec: str) -> dict[str, Any]:
 
 def other_sizes(tensors: Sequence[Tensor], old: State, new: State) -> dict[str, int]:
     """Bytes of one delta in other systems' formats."""
-    out = dict.fromkeys(("pulse_coo_bytes", "pulse_flat_bytes", "sparrowrl_bytes", "xor_zstd_bytes"), 0)
+    out = dict.fromkeys(("pulse_coo_bytes", "pulse_flat_bytes", "sparrowrl_bytes", "absolute_bytes", "xor_zstd_bytes"), 0)
     changes: pulse.Changes = []
     group: list[Tensor] = []
 
@@ -156,6 +156,7 @@ def other_sizes(tensors: Sequence[Tensor], old: State, new: State) -> dict[str, 
         out["pulse_coo_bytes"] += len(pulse.encode_coo(changes, shapes))
         out["pulse_flat_bytes"] += len(pulse.encode_flat32(changes, [t.words for t in group]))
         out["sparrowrl_bytes"] += len(sparrowrl.encode(changes))
+        out["absolute_bytes"] += len(absolute.encode(changes))
         changes.clear()
         group.clear()
 
@@ -291,6 +292,7 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
         "ratio_to_entropy": ratio(row["bytes"], row["entropy_bytes"]),
         "ratio_to_sparrowrl": ratio(row["bytes"], row["sparrowrl_bytes"]),
         "ratio_to_xor_zstd": ratio(row["bytes"], row["xor_zstd_bytes"]),
+        "ratio_to_absolute": ratio(row["bytes"], row["absolute_bytes"]),
         "ratio_to_dense": ratio(row["bytes"], row["dense_bytes"]),
         "encode_vs_scan": ratio(row["scan_s"], row["encode_s"]),
         "decode_vs_scan": ratio(row["scan_s"], row["decode_s"]),
@@ -301,8 +303,8 @@ def with_ratios(row: dict[str, Any]) -> dict[str, Any]:
 
 
 _ADDED = (
-    "bytes", "pulse_bytes", "pulse_coo_bytes", "pulse_flat_bytes", "sparrowrl_bytes", "xor_zstd_bytes", "entropy_bytes",
-    "dense_bytes", "changed", "params", "scan_s", "encode_s", "decode_s", "timed_bytes",
+    "bytes", "pulse_bytes", "pulse_coo_bytes", "pulse_flat_bytes", "sparrowrl_bytes", "xor_zstd_bytes", "absolute_bytes",
+    "entropy_bytes", "dense_bytes", "changed", "params", "scan_s", "encode_s", "decode_s", "timed_bytes",
 )  # fmt: skip
 
 

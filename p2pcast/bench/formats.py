@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.bench import pulse, sparrowrl, xor
+from p2pcast.bench import absolute, pulse, sparrowrl, xor
 from p2pcast.bench.codec import Dataset, one_core, other_sizes, take_turns, tiled
 from p2pcast.bench.reference_scan import compact
 from p2pcast.codec.cell import decode, digest, encode
@@ -64,6 +64,7 @@ def measure_formats(dataset: Dataset, *, working_set_bytes: int = WORKING_SET_BY
     formats = [Format(name, cost(name), ours=True) for name in OURS]
     formats += [Format("raw", cost("raw")), Format("pulse", cost("pulse"), overlaps=False)]
     formats += [Format("sparrowrl", cost("sparrowrl")), Format("xor_zstd", cost("xor_zstd"), overlaps=False)]
+    formats += [Format("int32_bf16", cost("int32_bf16"), overlaps=False)]
     before, after = dataset.pairs[0]
     changed = sum(int(np.count_nonzero(words != after[name])) for name, words in before.items())
     document = {
@@ -103,6 +104,7 @@ def _shares(dataset: Dataset) -> dict[str, float]:
     other = other_sizes(tensors, old, new)
     sums["pulse"] = min(other["pulse_coo_bytes"], other["pulse_flat_bytes"])
     sums["sparrowrl"], sums["xor_zstd"] = other["sparrowrl_bytes"], other["xor_zstd_bytes"]
+    sums["int32_bf16"] = other["absolute_bytes"]
     sums["raw"] = dataset.layout.nbytes
     return {name: nbytes / dataset.layout.nbytes for name, nbytes in sums.items()}
 
@@ -141,6 +143,7 @@ def _other_works(old: Words, new: Words) -> dict[str, Callable[[], Any]]:
 
     copy = new.copy()
     coo, sparrow, xored = pulse.encode_coo(changes(), shapes), sparrowrl.encode(changes()), xor.encode(old, new)
+    plain, counts = absolute.encode(changes()), [len(positions) for positions, _ in changes()]
     return {
         "scan": lambda: compact(old, new, room),
         "raw encode": partial(np.copyto, copy, new),
@@ -151,4 +154,6 @@ def _other_works(old: Words, new: Words) -> dict[str, Callable[[], Any]]:
         "sparrowrl decode": lambda: sparrowrl.decode(sparrow, [new.dtype]),
         "xor_zstd encode": lambda: xor.encode(old, new),
         "xor_zstd decode": lambda: xor.decode(xored, old),
+        "int32_bf16 encode": lambda: absolute.encode(changes()),
+        "int32_bf16 decode": lambda: absolute.decode(plain, counts, [new.dtype]),
     }

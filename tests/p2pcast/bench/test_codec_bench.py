@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from p2pcast.bench import absolute, codec_memory, pulse, sparrowrl, xor
 from p2pcast.bench import codec as bench
-from p2pcast.bench import codec_memory, pulse, sparrowrl, xor
 from p2pcast.bench.anonymous import Peak, anonymous_bytes
 from p2pcast.bench.codec_cores import two_cores
 from p2pcast.bench.reference_scan import compact
@@ -68,7 +68,7 @@ def test_pulse_of_nothing():
 
 @given(shapes=SHAPES, seed=st.integers(0, 1 << 32), density=st.sampled_from([0.0, 0.0005, 0.02, 1.0]))
 @settings(max_examples=30, deadline=None)
-def test_sparrowrl_and_xor_lose_nothing(shapes, seed, density):
+def test_sparrowrl_xor_and_absolute_lose_nothing(shapes, seed, density):
     rng = np.random.default_rng(seed)
     changes, dtypes = [], []
     for number, shape in enumerate(shapes):
@@ -80,6 +80,8 @@ def test_sparrowrl_and_xor_lose_nothing(shapes, seed, density):
         changes.append((moved, new[moved]))
         dtypes.append(dtype)
     assert same(sparrowrl.decode(sparrowrl.encode(changes), dtypes), changes)
+    counts = [len(positions) for positions, _ in changes]
+    assert same(absolute.decode(absolute.encode(changes), counts, dtypes), changes)
 
 
 def test_leb128_as_in_the_paper():

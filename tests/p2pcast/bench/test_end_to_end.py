@@ -51,9 +51,9 @@ def test_every_format_is_measured(width):
     new = {"w": old["w"] + (rng.random(64_000) < 0.02).astype(old["w"].dtype), "none": old["none"]}
     compared = measure_formats(Dataset("random", layout, [old, new]), working_set_bytes=1 << 18, repeats=1)
     rows = {row["format"]: row for row in compared.document["rows"]}
-    assert set(rows) == {"context", "flat", "dense", "raw", "pulse", "sparrowrl", "xor_zstd"}
+    assert set(rows) == {"context", "flat", "dense", "raw", "pulse", "sparrowrl", "xor_zstd", "int32_bf16"}
     assert rows["pulse"]["ratio_to_pulse"] == 1
     assert rows["raw"]["times_smaller"] == 1
-    assert rows["flat"]["times_smaller"] > rows["sparrowrl"]["times_smaller"]
+    assert rows["flat"]["times_smaller"] > rows["sparrowrl"]["times_smaller"] > rows["int32_bf16"]["times_smaller"]
     assert compared.document["changed_share"] == pytest.approx(0.02, rel=0.1)
     assert all(f.cost.encode_bytes_s > 0 and f.cost.decode_bytes_s > 0 for f in compared.formats)
