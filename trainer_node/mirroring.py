@@ -94,6 +94,7 @@ class Mirroring:
             "url": self._objects.url,
             "version": None if newest is None else str(newest),
             "lag_versions": self._lag(newest),
+            "current": self._current(here),
             "artifacts": len(mirror.ready(here)),
             "pending_bytes": sum(mirror.missing_bytes(e) for e in lacking),
             "uploaded_bytes": self.bytes_uploaded,
@@ -102,6 +103,11 @@ class Mirroring:
             "errors": self.errors,
             "error": self.error,
         }
+
+    def _current(self, here: Mapping[bytes, Edge]) -> bool:
+        """What is kept here is there, nothing else is, and all of it is believed."""
+        waits = uploads(here, self._mirror) or removals(here, self._mirror) or self._doubt(here) is not None
+        return self._scanned_at is not None and not waits
 
     def _lag(self, newest: Version | None) -> int:
         return metrics.lag(newest, sorted({s.version for s in self._owner.store.artifacts.values()}))

@@ -2,7 +2,8 @@
 
 Two kinds of crash. A *killed* process leaves all that the system calls before it did; the one that it died in may have been half done (``torn``). When the
 *machine* goes down, only what was synced is sure to be there: contents by fsync of the file, names by fsync of the folder. What was not may be there all the
-same, in part, in any order: ``Left`` names the extremes that are tried. What lies in memory (tmpfs) is gone then.
+same, in part, in any order: ``Left`` names the extremes that are tried. What lies in memory (tmpfs) is gone then. A mirror's store is another machine: what it was
+told to keep or to remove is kept or removed, whatever becomes of this one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ Node = File | Folder | Link
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step as it was recorded (``p2pcast.store.disk.Step``); ``file`` numbers the file that it was done to, ``data`` is what was written."""
+    """A step as it was recorded (``p2pcast.store.disk.Step``); ``file`` numbers the file that it was done to, ``data`` is what was written. ``put`` and
+    ``remove``: what a mirror was asked for (``p2pcast.mirror.requests``), in the form in which its folder holds it."""
 
     what: str
     path: str
@@ -93,12 +95,23 @@ class Image:
         elif what == "sync folder":
             folder = self._folder(done.path)
             folder.kept = dict(folder.now)
+        elif what == "put":
+            self._elsewhere(done.path, File(bytearray(done.data), done.data))
+        elif what == "remove":
+            self._elsewhere(done.path, None)
         else:
             self._names(done)
 
     @contextmanager
     def torn(self, done: Done) -> Iterator[bool]:
         """Half of the step is done while the block runs; False where it can't be half done."""
+        if done.what == "put":
+            # A folder that is a mirror holds an object under another name, which no list shows, until it is whole.
+            part, half = f"{done.path}#1", done.data[: len(done.data) // 2]
+            self._elsewhere(part, File(bytearray(half), half))
+            yield True
+            self._elsewhere(part, None)
+            return
         if done.what not in ("write", "store"):
             yield False
             return
@@ -146,20 +159,48 @@ class Image:
             at = found
         return at
 
+    def _elsewhere(self, path: str, file: File | None) -> None:
+        """What another machine keeps; None: nothing any more."""
+        at = self.root
+        for part in Path(path).parent.parts:
+            found = at.now.setdefault(part, Folder())
+            assert isinstance(found, Folder)
+            at.kept[part] = found
+            at = found
+        for names in (at.now, at.kept):
+            names.pop(Path(path).name, None)
+            if file is not None:
+                names[Path(path).name] = file
+
+    def _found(self, path: str, left: Left | None, gone: set[str]) -> Folder | None:
+        at = self.root
+        for part in Path(path).parts:
+            found = None if part in gone and at is self.root else _names_of(at, left).get(part)
+            if not isinstance(found, Folder):
+                return None
+            at = found
+        return at
+
     def _place(self, path: str) -> tuple[Folder, str]:
         return self._folder(os.path.dirname(path)), os.path.basename(path)
 
-    def fingerprint(self, left: Left | None = None, memory: Iterable[str] = ()) -> bytes:
-        """Of what ``materialise`` writes: two moments with the same one are the same crash."""
+    def fingerprint(self, left: Left | None = None, memory: Iterable[str] = (), folders: Iterable[str] = ("",)) -> bytes:
+        """Of what ``materialise`` writes into ``folders``: two moments with the same one are the same crash there."""
         hasher = blake3()
         gone = set(memory) if left is not None else set()
-        _mix(self.root, hasher, left, gone, "")
+        for folder in folders:
+            if (found := self._found(folder, left, gone)) is not None:
+                _mix(found, hasher, left, gone, f"{folder}/" if folder else "")
         return hasher.digest()
 
-    def materialise(self, target: Path, left: Left | None = None, memory: Iterable[str] = ()) -> None:
-        """Write it out into the folder ``target``. ``left``: as a machine that went down leaves it; then the folders ``memory`` are gone."""
+    def materialise(
+        self, target: Path, left: Left | None = None, memory: Iterable[str] = (), folders: Iterable[str] = ("",)
+    ) -> None:
+        """Write ``folders`` (all of them: the root's) out, below the folder ``target``. ``left``: as a machine that went down leaves it; then the folders ``memory`` are gone."""
         gone = set(memory) if left is not None else set()
-        _write(self.root, target, left, gone, "")
+        for folder in set(folders):
+            if (found := self._found(folder, left, gone)) is not None:
+                _write(found, target / folder, left, gone, f"{folder}/" if folder else "")
 
 
 def _names_of(folder: Folder, left: Left | None) -> dict[str, Node]:

@@ -1,4 +1,4 @@
-"""``python -m netem.crash.killed COMMAND…``: the p2pcast command, killed at the step of its disk that ``P2PCAST_KILL_AT`` says: ``N``, or ``N torn``."""
+"""``python -m netem.crash.killed COMMAND…``: the p2pcast command, killed at the step of its disk, or of its mirror, that ``P2PCAST_KILL_AT`` says: ``N``, or ``N torn``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 
 from netem.crash.recorder import Killer
 from p2pcast.cli import main
+from p2pcast.mirror import requests
 from p2pcast.store import disk
 
 KILL_AT = "P2PCAST_KILL_AT"
 
 if __name__ == "__main__":
     if at := os.environ.get(KILL_AT, "").split():
-        with disk.watched(Killer(int(at[0]), torn="torn" in at[1:])):
+        killer = Killer(int(at[0]), torn="torn" in at[1:])
+        with disk.watched(killer), requests.watched(killer):
             main()
     else:
         main()

@@ -1,15 +1,16 @@
-"""Watchers of ``p2pcast.store.disk``: one that records every step, and one that kills the process at a step."""
+"""Watchers of ``p2pcast.store.disk`` and ``p2pcast.mirror.requests``: one that records every step, and one that kills the process at a step."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from netem.crash.image import Done
+from p2pcast.mirror.requests import Request
 from p2pcast.store.disk import Step
 
 T = TypeVar("T")
@@ -55,15 +56,39 @@ class Recorder:
             self.done.append(Done(step.what, str(step.path.relative_to(self.root)), to, file, at, step.size, data))
             return result
 
+    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+        """Of a mirror that is a folder below ``root``. What was asked of it counts from the asking: an answer may never be heard."""
+        path = Path(request.url.removeprefix("file://")) / request.name
+        if request.what in ("write", "remove") and path.is_relative_to(self.root):
+            with self._lock:
+                what = "put" if request.what == "write" else "remove"
+                self.done.append(Done(what, str(path.relative_to(self.root)), data=bytes(request.data)))
+        return await do()
+
 
 class Killer:
-    """SIGKILL for this process at its step number ``at`` (from 1): before it, or (``torn``) after half of it."""
+    """SIGKILL for this process at its step number ``at`` (from 1): before it, or (``torn``) after half of it, or of a request to a mirror before its answer is heard."""
 
     def __init__(self, at: int, *, torn: bool) -> None:
         self._at = at
         self._torn = torn
         self._lock = threading.Lock()
         self._count = 0
+
+    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+        with self._lock:
+            self._count += 1
+            now = self._count == self._at
+        if now:
+            if self._torn:
+                await do()
+            path = f"{request.url.removeprefix('file://')}/{request.name}"
+            self._die(f"{'the answer to ' if self._torn else ''}mirror {request.what} {path}")
+        return await do()
+
+    def _die(self, what: str) -> None:
+        os.write(2, f"killed at step {self._at}: {what}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def step(self, step: Step, do: Callable[[], T]) -> T:
         with self._lock:
@@ -72,6 +97,5 @@ class Killer:
                 if self._torn and step.what == "write" and step.parts:
                     data = b"".join(bytes(part) for part in step.parts)
                     os.pwrite(step.fd, data[: len(data) // 2], step.at)
-                os.write(2, f"killed at step {self._at}: {'half of ' if self._torn else ''}{step.what} {step.path}\n".encode())
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._die(f"{'half of ' if self._torn else ''}{step.what} {step.path}")
         return do()

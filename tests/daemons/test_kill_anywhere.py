@@ -1,27 +1,39 @@
-"""A crash at any step: everything that hub and peer write, name, sync, remove or store while versions are published, received, staged, committed and let go is
-recorded once; then each moment of it is brought back as a crash would have left it, and a hub and a peer go on from there.
+"""A crash at any step: everything that a hub, its peer and a follower of its mirror write, name, sync, remove or store while versions are published, received,
+staged, committed, mirrored and let go, and all that the mirror is told, is recorded once; then each moment of it is brought back as a crash would have left it, and
+hub, peer and follower go on from there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import shutil
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from netem.crash.image import Image, Left
 from netem.crash.recorder import Recorder
-from p2pcast.artifact.p2pd import P2pdFile
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.p2pd import P2pdFile, Tail
+from p2pcast.artifact.records import RunKey, run_id
 from p2pcast.checkpoint import Checkpoint
+from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.events import Events
+from p2pcast.mirror import plan, requests
+from p2pcast.mirror.names import SLICE_BYTES, run_folder, slice_name, slices
+from p2pcast.mirror.objects import Objects
 from p2pcast.offline import state_digest
+from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
@@ -29,16 +41,28 @@ from p2pcast.store import disk, retention
 from p2pcast.store import store as store_module
 from p2pcast.store.store import Store
 from p2pcast.version import Version
+from rollout_node import mirrored
 from rollout_node.installers.step_folders import StepFolders
+from rollout_node.mirror_catalog import MirrorCatalog
 from trainer_node import keeping
+from trainer_node.mirroring import Mirroring
 from trainer_node.publishing import Publishing
 
 VERSIONS = 5
 AT_LEAST = 500
+MIRRORS = 60
+"""Distinct ones, each with a hub that goes on with it."""
 DAEMONS = 10
-"""So many crashes, evenly spread, after which a real hub and a real peer are brought up."""
+"""So many crashes, evenly spread, after which a real hub, a real peer and a real follower are brought up."""
+PEERS = ("a", "far")
+"""One that knows the hub, and one that knows its mirror alone."""
 SHAPES = {"embed": ("bfloat16", (61, 17)), "norm": ("float32", (53,)), "odd": ("uint8", (101,)), "wide": ("float64", (7, 3))}
 MEMORY = ("tmpfs",)
+PARTS = {"hub": ("hub", "tmpfs/hub"), "mirror": ("mirror", "hub/deltas", "hub/anchors")}
+for _name in PEERS:
+    PARTS |= {_name: (_name, f"tmpfs/{_name}"), f"{_name}-out": (f"{_name}-out",)}
+"""Part → the folders that decide what becomes of it: where they are as they were, nothing new is to be seen."""
+NEEDS = PARTS | {"mirror": ("mirror", "hub")}
 
 
 @dataclass
@@ -46,6 +70,7 @@ class Story:
     """What was recorded. ``states``: version → digest of what the trainer saved; ``contents``: step → SHA-256 of its bytes in the folder."""
 
     recorder: Recorder
+    key: RunKey
     states: dict[Version, int]
     contents: dict[int, str]
 
@@ -61,12 +86,15 @@ def small(monkeypatch):
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     defaults = dict(zip(("deltas", "anchors"), (2, 1), strict=True))
     expendable = retention.expendable
-    monkeypatch.setattr(store_module, "expendable", lambda artifacts: expendable(artifacts, **defaults))
+    for module in (store_module, plan):
+        monkeypatch.setattr(module, "expendable", lambda artifacts: expendable(artifacts, **defaults))
+    monkeypatch.setattr(mirrored, "POLL_MIN_S", 0.02)
+    monkeypatch.setattr(mirrored, "POLL_MAX_S", 0.1)
 
 
 @pytest.fixture
 async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
-    """A hub and a peer through a few versions; all below one folder, shadows in ``tmpfs`` beneath it (as far as a crash of the machine goes)."""
+    """A hub with a mirror, a peer and a follower through a few versions; all below one folder, shadows in ``tmpfs`` beneath it (as far as a crash of the machine goes)."""
     swarm.tmpfs = tmp_path / "tmpfs"
     recorder = Recorder(tmp_path)
     seal, settle = Store._add, StepFolders.settle
@@ -78,25 +106,34 @@ async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
 
     def noted_settle(self, version):
         settle(self, version)
-        recorder.note(f"installed {version}")
+        recorder.note(f"{self.folder.name.removesuffix('-out')}-installed {version}")
 
     monkeypatch.setattr(Store, "_add", noted_seal)
     monkeypatch.setattr(StepFolders, "settle", noted_settle)
     state, digests, contents = states.first(shapes=SHAPES), {}, {}
-    with disk.watched(recorder):
-        await swarm.hub_up()
+    with disk.watched(recorder), requests.watched(recorder):
+        await swarm.hub_up(mirror=f"file://{tmp_path / 'mirror'}")
         peer = await swarm.peer_up("a", keep=2)
         for step in range(1, VERSIONS + 1):
             swarm.publish(step, state, {"config.json": b"%d" % (step // 2), "deep/er/file.txt": b"x"})
+            if step == 1:  # before that there is nothing to follow
+                await swarm.until(lambda: swarm.hub.mirroring.status()["version"] == "0.1", "it is on the mirror")
+                far = await swarm.peer_up("far", hub=None, mirror=f"file://{tmp_path / 'mirror'}", keep=2)
             await swarm.live(f"0.{step}")
             folder = swarm.checkpoints / f"step_{step}"
             digests[Version(0, step)] = state_digest(Checkpoint.open(folder))
-            contents[step] = _sum(swarm.out("a") / f"step_{step}")
+            await swarm.until(
+                lambda: not swarm.hub.keeping.busy and swarm.hub.mirroring.status()["current"],
+                "anchors are made, the mirror is current",
+            )
+            contents[step] = _sum(swarm.out("far") / f"step_{step}")
+            recorder.note(f"mirrored 0.{step}")
             state = states.trained(state, step)
+        await swarm.down(far)
         await swarm.down(peer)
         await swarm.down(swarm.hub)
     assert len(recorder.done) >= AT_LEAST / 2
-    return Story(recorder, digests, contents)
+    return Story(recorder, RunKey.load_or_create(swarm.folder / "hub" / "run.key"), digests, contents)
 
 
 def _sum(folder: Path) -> str:
@@ -118,27 +155,42 @@ def crashes(story: Story) -> Iterator[tuple[str, int, Image, Left | None]]:
 
 
 async def test_a_crash_at_any_step_loses_nothing_and_nothing_wrong_is_believed(story, swarm, tmpfs):
-    seen: set[tuple[bytes, int]] = set()
+    seen: set[tuple[str, bytes, int]] = set()
     counted: Counter[str] = Counter()
     with_daemons = set(range(0, 6 * len(story.recorder.done), 6 * len(story.recorder.done) // DAEMONS))
-    staging = Staging(1)
+    staging, notes = Staging(1), [at for at, _ in story.recorder.notes]
     try:
         for number, (what, steps, image, left) in enumerate(crashes(story)):
-            same = image.fingerprint(left, MEMORY), sum(at <= steps for at, _ in story.recorder.notes)
-            if same in seen:
+            promises = bisect_right(notes, steps)
+
+            def new(part: str, *folders: str, image=image, left=left, promises=promises) -> bool:
+                """Whether this part of the crash has not been looked at in another."""
+                same = part, image.fingerprint(left, MEMORY, folders), promises
+                known = same in seen
+                seen.add(same)
+                return not known
+
+            if not new("all", ""):
                 continue
-            seen.add(same)
+            counted["machine" if left else "process"] += 1
             place = tmpfs / "crash"
             shutil.rmtree(place, ignore_errors=True)
-            image.materialise(place, left, MEMORY)
-            counted["machine" if left else "process"] += 1
+            parts = [part for part, folders in PARTS.items() if new(part, *folders)]
+            image.materialise(place, left, MEMORY, {folder for part in parts for folder in NEEDS[part]})
             try:
-                await _hub(story, place, steps, staging)
-                _peer(story, place, steps)
-                _folders(story, place, steps)
+                if "hub" in parts:
+                    await _hub(story, place, steps, staging)
+                for name in PEERS:
+                    if name in parts:
+                        _peer(story, place, steps, name)
+                    if f"{name}-out" in parts:
+                        _folders(story, place, steps, name)
+                if "mirror" in parts:
+                    await _mirror(swarm, story, place, steps)
+                    counted["mirror"] += 1
                 if with_daemons and number >= min(with_daemons):
                     with_daemons -= set(range(number + 1))
-                    shutil.rmtree(place)
+                    shutil.rmtree(place, ignore_errors=True)
                     image.materialise(place, left, MEMORY)
                     await _daemons(swarm, place)
                     counted["with daemons"] += 1
@@ -147,20 +199,23 @@ async def test_a_crash_at_any_step_loses_nothing_and_nothing_wrong_is_believed(s
     finally:
         staging.close()
     assert counted["process"] + counted["machine"] >= AT_LEAST, counted
+    assert counted["mirror"] >= MIRRORS, counted
     assert counted["with daemons"] >= DAEMONS / 2, counted
 
 
 async def _daemons(swarm: Any, place: Path) -> None:
-    """Hub and peer become current again by themselves."""
+    """Hub, mirror, peer and follower become current again by themselves."""
     again = type(swarm)(place, place / "tmpfs")
     shutil.copytree(swarm.checkpoints, again.checkpoints, dirs_exist_ok=True)
     again.steps = swarm.steps
-    for name in ("hub", "a"):
+    for name in ("hub", *PEERS):
         (place / name / "daemon.json").unlink(missing_ok=True)  # tells the fixture when a daemon answers
     try:
-        await again.hub_up()
+        await again.hub_up(mirror=f"file://{place / 'mirror'}")
         await again.until(lambda: again.hub.publishing.head == Version(0, VERSIONS), "the hub is current")
         await again.peer_up("a", keep=2)
+        await again.until(lambda: again.hub.mirroring.status()["current"], "the mirror is current")
+        await again.peer_up("far", hub=None, mirror=f"file://{place / 'mirror'}", keep=2)
         await again.live(f"0.{VERSIONS}")
     finally:
         await again.all_down()
@@ -190,17 +245,67 @@ async def _hub(story: Story, place: Path, steps: int, staging: Staging) -> None:
     node.close()
 
 
-def _peer(story: Story, place: Path, steps: int) -> None:
+async def _mirror(swarm: Any, story: Story, place: Path, steps: int) -> None:
+    """What is ready there is whole, signed, and leads to a state that the trainer saved; it never leads less far than it did; a hub that comes back completes it."""
     if not (place / "hub" / "run.key").exists():
+        assert not (place / "mirror").exists()
         return
     key = RunKey.load_or_create(place / "hub" / "run.key")
-    store = Store(place / "a", key.public, keep_partial=True)
-    _store(story, store, steps, "a-sealed")
+    objects = Objects(f"file://{place / 'mirror'}", run_folder(run_id(key.public)))
+    ready = await _readable(story, objects, key)
+    promised = story.promised(steps, "mirrored")
+    if promised:
+        assert _leads_to(ready) >= max(promised)
+    store = Store(place / "hub", key.public)
+    sealed = set(story.promised(steps, "hub-sealed"))
+    assert {edge.version for edge in ready} <= sealed
+    owner = SimpleNamespace(store=store, events=Events(), sending=lambda: False)
+    mirroring = Mirroring(owner, objects, None)
+    task = asyncio.create_task(mirroring.run())
+    await swarm.until(lambda: mirroring.status()["current"], "the mirror is current")
+    task.cancel()
+    await asyncio.wait([task])
+    assert mirroring.errors == 0
+    if store.newest() is not None:
+        after = await _readable(story, objects, key)
+        assert _leads_to(after) == store.newest()
+        assert {edge.artifact for edge in after} >= store.artifacts.keys() - set(plan.expendable(store.artifacts.values()))
+
+
+async def _readable(story: Story, objects: Objects, key: RunKey) -> list[Edge]:
+    """As a follower reads it, every piece of everything."""
+    catalog = MirrorCatalog(objects, run_id(key.public), asyncio.Semaphore(8))
+    _, error = await catalog.look(key.public)
+    assert error is None
+    for artifact, entry in catalog.entries.items():
+        assert entry.state == story.states[entry.version]
+        found: list[Assembly] = []
+
+        async def verify(tail: Tail, layout: Layout, found: list[Assembly] = found) -> None:
+            found.append(tail.assembly(layout))
+
+        await catalog.directory(artifact, key.public, {}, verify)
+        [assembly] = found
+        log = b"".join([await objects.get(slice_name(artifact, n), SLICE_BYTES) for n in range(slices(entry.size))])
+        piece = assembly.open.piece
+        assert len(log) == entry.size
+        for index in range(assembly.pieces):
+            assert blake3(log[index * piece : (index + 1) * piece]).digest() == assembly.piece_hash(index)
+    return [Edge(a, e.base, e.version, e.size) for a, e in catalog.entries.items()]
+
+
+def _leads_to(edges: list[Edge]) -> Version:
+    return cheapest_path(None, edges)[-1].version
+
+
+def _peer(story: Story, place: Path, steps: int, name: str) -> None:
+    store = Store(place / name, story.key.public, keep_partial=True)
+    _store(story, store, steps, f"{name}-sealed")
     for part in store.resume():
         part.log.close()
     layouts = {s.assembly.layout.layout_id: s.assembly.layout for s in store.artifacts.values()}
     for layout in layouts.values():
-        with contextlib.suppress(IntegrityError, LocalError), Shadow.open(place / "tmpfs" / "a", layout) as shadow:
+        with contextlib.suppress(IntegrityError, LocalError), Shadow.open(place / "tmpfs" / name, layout) as shadow:
             # Whatever is believed is right.
             assert shadow.state_digest == story.states[shadow.version]
             assert not shadow.verify()
@@ -223,12 +328,12 @@ def _store(story: Story, store: Store, steps: int, what: str) -> None:
             assert state_digest(Checkpoint.open(stored.path)) == stored.manifest.state
 
 
-def _folders(story: Story, place: Path, steps: int) -> None:
+def _folders(story: Story, place: Path, steps: int, name: str) -> None:
     """What was installed is there, whole; whatever says that it is complete is so."""
-    out = place / "a-out"
+    out = place / f"{name}-out"
     for folder in out.glob("step_*"):
         if (folder / "STABLE").exists():
             assert _sum(folder) == story.contents[int(folder.name[5:])]
-    installed = story.promised(steps, "installed")
+    installed = story.promised(steps, f"{name}-installed")
     if installed:
         assert (out / "latest" / "STABLE").exists()
