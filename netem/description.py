@@ -170,13 +170,16 @@ class Network:
             regions=tuple(replace(region, link=link) if region.name == name else region for region in self.regions),
         )
 
-    def way(self, sender: str, receiver: str) -> Way:
-        """Over both access links, and over two trunks where their regions are two."""
+    def path(self, sender: str, receiver: str) -> tuple[list[Link], list[Link]]:
+        """What packets pass towards the middle, and away from it: both access links, and trunks where their regions are two."""
         one, other = (self.hosts[self._index(name)] for name in (sender, receiver))
         apart = one.region != other.region
         up = [one.link, *([self.link(one.region)] if apart and one.region is not None else [])]
         down = [*([self.link(other.region)] if apart and other.region is not None else []), other.link]
-        return way(up, down)
+        return up, down
+
+    def way(self, sender: str, receiver: str) -> Way:
+        return way(*self.path(sender, receiver))
 
 
 def way(up: Sequence[Link], down: Sequence[Link]) -> Way:

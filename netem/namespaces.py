@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +49,7 @@ class Namespaces:
         self._holders = holders
         self._segments = segments
         self._lent: dict[str, str] = {}
+        self._gauges = count()
 
     def inside(self, name: str) -> Sequence[str]:
         return ["nsenter", f"--net={self.space(name)}"]
@@ -69,6 +71,13 @@ class Namespaces:
         counters = Path(f"/proc/{self._holders[name]}/net/snmp").read_text().splitlines()
         names, values = (line.split() for line in counters if line.startswith("Ip:"))
         return int(values[names.index("InReceives")])
+
+    def passed(self, name: str) -> tuple[int, int]:
+        """Bytes that have come over the link of that host, or that trunk, and that have gone over it, headers and all."""
+        port = f"{_port(self.network, name)}:"
+        counted = Path(f"/proc/{self._switch}/net/dev").read_text().splitlines()
+        words = next(line.split() for line in counted if line.split()[0] == port)
+        return int(words[9]), int(words[1])
 
     def address(self, name: str) -> str:
         """IPv4 of a host, also of one that ``gauge`` lent."""
@@ -97,8 +106,9 @@ class Namespaces:
     def gauge(self, region: str | None) -> Iterator[str]:
         """The name of one host more while the block runs, at that region's switch or the one in the middle, without any limits. From the main thread."""
         with namespace() as holder:
-            name = f"gauge:{region or ''}"
-            address, device = str(SUBNET[-2 - len(self._lent)]), f"gauge{len(self._lent)}"
+            # Each has an address of its own: others remember for a while whose an address was.
+            name, number = f"gauge:{region or ''}", next(self._gauges)
+            address, device = str(SUBNET[-2 - number]), f"gauge{number}"
             pair = _pair(self.network.mtu, self._segments)
             bridge = SWITCH if region is None else f"region{_region(self.network, region)}"
             batch(self._switch, "ip", [*_joined(device, bridge, pair, f"{DEVICE} {pair} netns {holder}")])

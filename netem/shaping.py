@@ -36,12 +36,7 @@ def bucket(rate_bps: float, queue_s: float) -> str:
 
 
 def impairment(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> str:
-    """netem's own queue holds what is on the way as well as what waits for the rate; it is counted in packets, whole ones here."""
-    limit = MAX_PACKETS
-    if rate_bps is not None:
-        queue_bytes = max(MIN_QUEUE_BYTES, rate_bps * queue_s / 8)
-        limit = ceil((rate_bps * (link.delay_s + link.jitter_s) / 8 + queue_bytes) / (mtu + FRAME_BYTES))
-    words = [f"netem limit {limit}"]
+    words = [f"netem limit {most_packets(rate_bps, link, queue_s, mtu)}"]
     slotted = link.delay_s > SLOT_S
     if link.delay_s:
         # A packet that comes alone waits for a slot of its own.
@@ -59,6 +54,14 @@ def impairment(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> 
     if slotted:
         words.append(f"slot {SLOT_S * 1e6:.0f}us {SLOT_S * 1e6:.0f}us")
     return " ".join(words)
+
+
+def most_packets(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> int:
+    """netem's own queue holds what is on the way as well as what waits for the rate; it is counted in packets, whole ones here: small ones fill it sooner."""
+    if rate_bps is None:
+        return MAX_PACKETS
+    queue_bytes = max(MIN_QUEUE_BYTES, rate_bps * queue_s / 8)
+    return ceil((rate_bps * (link.delay_s + link.jitter_s) / 8 + queue_bytes) / (mtu + FRAME_BYTES))
 
 
 def _percent(share: float) -> str:

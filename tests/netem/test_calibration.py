@@ -35,8 +35,8 @@ def test_what_is_off_is_said(off: dict[str, float | None], said: str) -> None:
 
 def test_bursts_say_less_about_their_share() -> None:
     single, bursts = Link(loss=0.01), Link(loss=Bursts(0.001, 0.099))
-    assert loss_error((single, Link()), 0.01, 10_000) == pytest.approx(0.001, rel=0.01)
-    assert loss_error((bursts, Link()), 0.01, 10_000) > 4 * loss_error((single, Link()), 0.01, 10_000)
+    assert loss_error([single, Link()], 0.01, 10_000) == pytest.approx(0.001, rel=0.01)
+    assert loss_error([bursts, Link()], 0.01, 10_000) > 4 * loss_error([single, Link()], 0.01, 10_000)
 
 
 @pytest.mark.root
@@ -45,7 +45,7 @@ def test_a_link_of_this_kernel_is_measured_also_when_it_has_changed() -> None:
     with namespaces(Network((Host("a"), Host("b", Link(20e6, 20e6))))) as net:
         net.reshape("b", Link(10e6, 10e6))
         net.reshape("a", Link())
-        there, back = measure(net, packets=500)
+        back, there = measure(net, packets=500)
         assert (there.sender, there.receiver, back.sender) == ("a", "b", "b")
         assert there.asked == Way(10e6, 0.0, 0.0)
         assert there.rate_bps is not None

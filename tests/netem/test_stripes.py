@@ -35,10 +35,12 @@ def test_links_carry_versions_and_are_gone_afterwards(monkeypatch: pytest.Monkey
 @pytest.mark.root
 def test_a_way_that_is_not_what_was_asked_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     class Off:
+        sender, receiver = "a", "b"
+
         def document(self) -> dict[str, object]:
             return {"faults": ["a → b: 1.0 Mbit/s instead of 80.0 Mbit/s"]}
 
-    monkeypatch.setattr(emulated, "measure", lambda net: [Off()])
+    monkeypatch.setattr(emulated, "measure", lambda net, wanted=(): [Off()])
     (calibrated,) = sweep.sweep(asdict(WAY))
     assert calibrated["tries"] == emulated.CALIBRATIONS
     assert calibrated["off"]

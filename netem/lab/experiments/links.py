@@ -1,0 +1,27 @@
+"""The network itself: what each of its links and trunks carries, delays and loses, beside what was asked for. A row for each; those that are off are rows too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from netem.lab.emulated import emulated
+from netem.lab.tables import filled
+
+WAYS = ("rate_bps", "rtt_s", "loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """None."""
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    filled(Parameters, argument["parameters"], "parameters")
+    with emulated(argument) as (_, calibrated):
+        yield calibrated
+    for measured in calibrated["calibration"]:
+        asked = {f"asked_{way}": measured[f"asked_{way}"] for way in WAYS}
+        row = {"from": measured["from"], "to": measured["to"], **{way: measured[way] for way in WAYS}, **asked}
+        yield {"row": row | {"as_asked": not measured["faults"]}}
