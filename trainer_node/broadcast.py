@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from p2pcast.version import Version
 
 SETTLED_S = 30.0
-"""After a broadcast, plans may change once all have it, or after this long."""
+"""Plans may change once all have it, or after this long. Who is slow is looked for until the last has it all the same: a large version takes minutes."""
 MOST = 1 / 1.1
 """Or once this share has it and as much time again has passed: the rest is slow, and a plan that could help would wait for ever behind a fast
 trainer. ECHO-2 (section 5.5.1) takes the same share for the fleet."""
@@ -28,15 +28,18 @@ class Broadcast:
         self._most_s: float | None = None
         """When most had it, from the start."""
         self._planned = False
+        self._long = False
+        """It has taken longer than SETTLED_S."""
 
     def begin(self, version: Version, peers: Iterable[str], now_s: float) -> None:
         """``peers``: those that are there. Who joins later is not waited for."""
         self._version, self._since_s, self._awaited, self.time_to_last_s = version, now_s, set(peers), None
-        self._peers, self._most_s, self._planned = len(self._awaited), None, False
+        self._peers, self._most_s, self._planned, self._long = len(self._awaited), None, False, False
 
     @property
     def under_way(self) -> bool:
-        return self._version is not None
+        """Whether plans have to wait for it."""
+        return self._version is not None and not self._long
 
     @property
     def awaited(self) -> Collection[str]:
@@ -60,8 +63,9 @@ class Broadcast:
         if self._most_s is None and len(self._awaited) <= (1 - MOST) * self._peers:
             self._most_s = took_s
         patient = self._most_s is None or took_s <= max(2 * self._most_s, self._most_s + SOONEST_S)
-        if self._awaited and took_s <= SETTLED_S:
-            self._planned = planned or not patient
+        self._long = took_s > SETTLED_S
+        if self._awaited:
+            self._planned = planned or self._long or not patient
             return self._planned and not planned
         self._version = None
         return not planned

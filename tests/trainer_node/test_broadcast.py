@@ -30,8 +30,21 @@ def test_it_does_not_last_for_ever() -> None:
     broadcast = Broadcast()
     broadcast.begin(NEW, ["a"], 0.0)
     assert not broadcast.settled({"a": OLD}, SETTLED_S)
+    assert broadcast.under_way
     assert broadcast.settled({"a": OLD}, SETTLED_S + 1)
+    assert not broadcast.under_way
     assert broadcast.time_to_last_s is None
+
+
+def test_in_a_long_one_who_lacks_it_is_known_until_the_last_has_it() -> None:
+    broadcast = Broadcast()
+    broadcast.begin(NEW, ["a", "b"], 0.0)
+    assert broadcast.settled({"a": OLD, "b": OLD}, SETTLED_S + 1)
+    assert not broadcast.settled({"a": NEW, "b": OLD}, 10 * SETTLED_S)  # planned already
+    assert broadcast.awaited == {"b"}
+    assert not broadcast.settled({"a": NEW, "b": NEW}, 11 * SETTLED_S)
+    assert broadcast.time_to_last_s == 11 * SETTLED_S
+    assert not broadcast.awaited
 
 
 def test_a_newer_version_takes_its_place_and_one_that_came_to_nothing_ends() -> None:
