@@ -27,10 +27,12 @@ class Blow:
     bps: float | None = None
 
 
-def replay(scenario: Scenario, parent: Mapping[str, str], blows: Collection[Blow], chains: int | None = None) -> dict[str, float]:
+def replay(
+    scenario: Scenario, parent: Mapping[str, str], blows: Collection[Blow], chains: int | None = None, most_s: float = MOST_S
+) -> dict[str, float]:
     """Seconds until each peer that lives has it, by the names in ``parent`` (a peer, or ROOT); of the scenario, payload, rates and network count.
-    Infinite for one that does not get it."""
-    return _Replay(scenario, parent, chains).play(blows)
+    Infinite for one that does not get it within ``most_s``."""
+    return _Replay(scenario, parent, chains).play(blows, most_s)
 
 
 class _Replay(World):
@@ -46,12 +48,12 @@ class _Replay(World):
             self.flow.attach(peer, above)
             self.membership.moved(peer, above, self.membership.plan.epoch)
 
-    def play(self, blows: Collection[Blow]) -> dict[str, float]:
+    def play(self, blows: Collection[Blow], most_s: float) -> dict[str, float]:
         self._begin()
         for blow in blows:
             self._at(blow.after_s, lambda b=blow: self._strike(self._ident[b.peer], b.bps))  # type: ignore[misc]
         self._at(TICK_S, self._tick)
-        while not all(peer in self._done_s for peer in self._alive()) and self._agenda[0][0] < MOST_S:
+        while not all(peer in self._done_s for peer in self._alive()) and self._agenda[0][0] < most_s:
             self._until(self._agenda[0][0])
             heapq.heappop(self._agenda)[2]()
         names = {peer: name for name, peer in self._ident.items()}

@@ -55,12 +55,11 @@ class Timeline:
 class Swarm:
     """Made by ``swarm``; to be used while its block runs."""
 
-    def __init__(self, net: Emulated, daemons: Daemons, folder: Path, memory: Path, *, plaintext: bool) -> None:
+    def __init__(self, net: Emulated, daemons: Daemons, folder: Path, memory: Path) -> None:
         self.net, self.daemons, self.folder = net, daemons, folder
         self.step = -1
         self.heard: dict[str, Listening] = {}
         self._memory = memory
-        self._links = ["--plaintext"] if plaintext else []
         self.trained.mkdir()
 
     @property
@@ -95,7 +94,6 @@ class Swarm:
     def _start(self, host: str, *words: str | float | Path) -> None:
         every = [
             *map(str, words),
-            *self._links,
             "--state",
             str(self.folder / "state" / host),
             "--shadow",
@@ -217,13 +215,22 @@ def _words(folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 @contextlib.contextmanager
-def swarm(net: Emulated, *, plaintext: bool = False) -> Iterator[Swarm]:
-    """For as long as the block runs. ``plaintext``: without TLS. From the main thread."""
+def folders() -> Iterator[tuple[Path, Path]]:
+    """For all that is written, with one for logs in it; and for shadows, in tmpfs where there is any."""
     with contextlib.ExitStack() as owned:
         folder = owned.enter_context(own_folder(Path(tempfile.gettempdir())))
-        memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
+        apart = Path(tempfile.gettempdir()) != TMPFS and os.access(TMPFS, os.W_OK)
+        memory = owned.enter_context(own_folder(TMPFS)) if apart else folder
         (folder / "logs").mkdir()
-        daemons = owned.enter_context(Daemons(folder / "logs"))
-        made = Swarm(net, daemons, folder, memory / "shadows", plaintext=plaintext)
-        owned.callback(made.close)
-        yield made
+        yield folder, memory / "shadows"
+
+
+@contextlib.contextmanager
+def swarm(net: Emulated) -> Iterator[Swarm]:
+    """For as long as the block runs. From the main thread."""
+    with folders() as (folder, memory), Daemons(folder / "logs") as daemons:
+        made = Swarm(net, daemons, folder, memory)
+        try:
+            yield made
+        finally:
+            made.close()

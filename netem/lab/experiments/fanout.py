@@ -57,9 +57,9 @@ class Given:
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     given = filled(Given, argument["parameters"], "parameters")
     network = network_of(argument)
-    uplink_bps, peer_bps = _rates(network)
+    uplink_bps, peer_bps = rates(network)
     with namespaces(network) as net:
-        calibration = streamed(net, [(HUB, peer) for peer in peers_of(net)[:LOOKED_AT]] + [(peers_of(net)[0], HUB)])
+        calibration = sampled(net)
         yield calibration
         if calibration["off"]:
             return
@@ -76,7 +76,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"row": finished(simulated(given, peers), given, given.paper_uplink_bps, given.paper_peer_bps)}
 
 
-def _rates(network: Network) -> tuple[float, float]:
+def rates(network: Network) -> tuple[float, float]:
     """The hub's uplink and a peer's link. Raises UsageError unless peers are alike and rates all that links have."""
     links = {host.link for host in network.hosts if host.name != HUB}
     hub = next((host.link for host in network.hosts if host.name == HUB), None)
@@ -85,6 +85,12 @@ def _rates(network: Network) -> tuple[float, float]:
     if not network.only_rates:
         raise UsageError("hosts: this experiment is about rates alone")
     return hub.up_bps, down_bps
+
+
+def sampled(net: Namespaces) -> dict[str, Any]:
+    """``{calibration, off}`` of the hub's link, and of some of the peers'."""
+    peers = peers_of(net)
+    return streamed(net, [(HUB, peer) for peer in peers[:LOOKED_AT]] + [(peers[0], HUB)])
 
 
 def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:

@@ -1,0 +1,258 @@
+"""A fleet that just keeps a trainer busy, and one of its workers fails: in the middle of a broadcast, where it feeds others, or between two versions.
+
+ECHO-2's fault injection (appendix D, Table 4): eight workers, none to spare, one of them slows to half or drops out; a replacement is started and takes its place. Here
+real peers and real versions, the fault at half of a broadcast's ideal time, the replacement a peer that has an older version on disk. Times are measured:
+
+``silence_s``: the longest time in which no piece came to a survivor that was waiting for some; ``survivors_s``: from opening until all but the victim had the version,
+``delay_s``: that less what an undisturbed broadcast took; ``replaced_s``: from starting the replacement until it had the newest version; ``recovery_s``: from the fault until
+as many workers as before had the newest version.
+
+Workers go on generating with what they have while a version is under way, so what is lost is a dead worker's time, and nothing else of admissible rollouts (a staleness of one
+version is allowed): ``lost_worker_s``. ``kept``: the share of all workers' time in one training step that is left, with a step in the paper's proportion to the broadcast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, Final
+
+from netem.broadcast.daemons import Daemons
+from netem.broadcast.fleet import HTTP_PORT, Fleet, Setup
+from netem.broadcast.rivals import HUB, peers_of
+from netem.description import Link
+from netem.lab.experiments.broadcast import MIB
+from netem.lab.experiments.fanout import SHARE, rates, sampled, shape
+from netem.lab.scenario import filled, network_of
+from netem.lab.swarm import folders
+from netem.lab.timeline import Timeline
+from netem.namespaces import Namespaces, namespaces
+from p2pcast.errors import LocalError, UsageError
+from topology.tree import ROOT
+from trainer_node.replay import Blow, replay
+from trainer_node.simulator import Scenario
+
+NONE: Final = "none"
+PLACES: Final = ("head", "middle", "tail")
+KINDS: Final = {
+    "kill": "its process is killed",
+    "freeze": "it stands still (SIGSTOP)",
+    "slow": "its link falls to half of its rate",
+}
+IDLE: Final = "kill idle"
+SLOW_SHARE: Final = 0.5
+STRUCK_AT: Final = 0.5
+"""Of the ideal time."""
+CONNECT_S: Final = 1.0
+UP_S: Final = 60.0
+SETTLING: Final = 2
+"""Versions between two faults: who came back is asked for its rate, and may get another place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """``faults``: a kind and a place in the longest chain, or ``none``, or ``kill idle``. ``spare``: the host of the replacement, which is started ``replaced_after_s`` after a worker
+    has died. ``step_ratio``: a training step ÷ the ideal broadcast."""
+
+    payload_mib: float
+    faults: tuple[str, ...]
+    spare: str
+    chains: int = 3
+    rounds: int = 3
+    replaced_after_s: float = 1.0
+    step_ratio: float = 1500 / 1312
+    paper_bytes: float = 16.4e9
+    paper_uplink_bps: float = 300e6
+    paper_peer_bps: float = 100e6
+
+    def check(self) -> None:
+        known = {NONE, IDLE, *(f"{kind} {place}" for kind in KINDS for place in PLACES)}
+        if strange := [fault for fault in self.faults if fault not in known]:
+            raise UsageError(f"parameters.faults: there is no {strange[0]!r}, but {', '.join(sorted(known))}")
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Given, argument["parameters"], "parameters")
+    given.check()
+    network = network_of(argument)
+    uplink_bps, peer_bps = rates(network)
+    with namespaces(network) as net:
+        calibration = sampled(net)
+        yield calibration
+        if calibration["off"]:
+            return
+        if given.spare not in peers_of(net):
+            raise UsageError(f"parameters.spare: there is no host {given.spare!r}")
+        with folders() as (folder, memory), Daemons(folder / "logs") as daemons:
+            setup = Setup(round(given.payload_mib * MIB), uplink_bps, chains=given.chains, codec="flat")
+            run = _Training(net, Fleet(net, daemons, folder, memory, setup), given, peer_bps)
+            yield from ({"row": row} for row in run.rows())
+    for fault in given.faults:
+        if (worked_out := at_scale(given, fault, len(peers_of(net)) - 1)) is not None:
+            yield {"row": worked_out}
+
+
+class _Training:
+    def __init__(self, net: Namespaces, fleet: Fleet, given: Given, peer_bps: float) -> None:
+        self._net, self._fleet, self._given = net, fleet, given
+        self._ideal_s = 8 * given.payload_mib * MIB / peer_bps
+        self._undisturbed_s = 0.0
+        self._struck_s = 0.0
+        self._replaced_s = 0.0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        fleet, given = self._fleet, self._given
+        fleet.start()
+        fleet.publish()
+        fleet.kill(given.spare)
+        with Timeline(self._net, fleet) as self._timeline:
+            calm = [max(fleet.publish().times_s) for _ in range(1 + given.rounds)]
+            self._undisturbed_s = median(calm[1:])
+            for fault in given.faults:
+                yield self._calm(calm[1:]) if fault == NONE else self._struck(fault)
+                for _ in range(SETTLING):
+                    fleet.publish()
+
+    def _calm(self, times_s: Sequence[float]) -> dict[str, Any]:
+        return self._row(NONE, "", {"survivors_s": median(times_s)})
+
+    def _struck(self, fault: str) -> dict[str, Any]:
+        fleet, given = self._fleet, self._given
+        kind, _, place = fault.partition(" ")
+        chain = longest_chain(fleet.parents())
+        victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
+        link = self._net.network.link(victim)
+        if fault == IDLE:
+            self._blow(kind, victim, link)
+            self._replace(kind)
+            ready_s = self._current(given.spare)
+            made = self._row(fault, "between versions", self._replacement(ready_s))
+        else:
+            with self._timeline.watching() as watch:
+                done = fleet.publish(during=self._during(kind, victim, link))
+            began_s = self._struck_s - STRUCK_AT * self._ideal_s
+            survivors = {peer: s for peer, s in done.by_peer_s.items() if peer not in (victim, given.spare)}
+            silences = watch.silences_s(self._struck_s, {peer: began_s + s for peer, s in survivors.items()})
+            facts = {"survivors_s": max(survivors.values()), "delay_s": max(survivors.values()) - self._undisturbed_s}
+            facts["silence_s"] = max(silences.values(), default=0.0)
+            if kind == "kill":
+                facts |= self._replacement(began_s + done.by_peer_s[given.spare])
+            elif kind == "slow":
+                facts["recovery_s"] = began_s + max(done.times_s) - self._struck_s
+            made = self._row(fault, "broadcast", facts)
+        self._mend(kind, victim, link)
+        return made | {"twice_bytes": fleet.duplicate_bytes()}
+
+    def _replacement(self, ready_s: float) -> dict[str, float]:
+        recovery_s = ready_s - self._struck_s
+        return {"replaced_s": ready_s - self._replaced_s, "recovery_s": recovery_s, "lost_worker_s": recovery_s}
+
+    def _row(self, fault: str, stage: str, facts: Mapping[str, float]) -> dict[str, Any]:
+        workers = len(peers_of(self._net)) - 1
+        lost_s = facts.get("lost_worker_s", 0.0)
+        step_s = self._given.step_ratio * self._ideal_s
+        return {
+            "fault": fault, "stage": stage, "simulated": False, "workers": workers, "chains": self._given.chains,
+            "ideal_s": round(self._ideal_s, 4), **{key: round(value, 4) for key, value in facts.items()},
+            "kept": round(1 - lost_s / (workers * max(step_s, lost_s)), 4),
+        }  # fmt: skip
+
+    def _during(self, kind: str, victim: str, link: Link) -> Callable[[float], None]:
+        def during(began_s: float) -> None:
+            time.sleep(max(0.0, began_s + STRUCK_AT * self._ideal_s - time.time()))
+            self._blow(kind, victim, link)
+            self._replace(kind)
+
+        return during
+
+    def _blow(self, kind: str, victim: str, link: Link) -> None:
+        self._struck_s = time.time()
+        if kind == "kill":
+            self._fleet.kill(victim)
+        elif kind == "freeze":
+            self._fleet.freeze(victim)
+        else:
+            assert link.up_bps is not None
+            assert link.down_bps is not None
+            slower = replace(link, up_bps=SLOW_SHARE * link.up_bps, down_bps=SLOW_SHARE * link.down_bps)
+            self._net.reshape(victim, slower)
+
+    def _replace(self, kind: str) -> None:
+        """Of a worker that has died: another is started."""
+        if kind != "kill":
+            return
+        time.sleep(self._given.replaced_after_s)
+        self._replaced_s = time.time()
+        self._fleet.join(self._given.spare)
+        self._up(self._given.spare)
+
+    def _up(self, peer: str) -> None:
+        """Return once it answers."""
+        deadline = time.monotonic() + UP_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                self._net.connect(peer, ("127.0.0.1", HTTP_PORT), CONNECT_S).close()
+                return
+            time.sleep(0.02)
+        raise LocalError(f"{peer} did not come up within {UP_S:.0f} s")
+
+    def _current(self, peer: str) -> float:
+        """Unix time at which the hub knew that it had staged the newest version."""
+        deadline = time.monotonic() + UP_S
+        while time.monotonic() < deadline:
+            status = self._fleet.status()
+            if any(p["name"] == peer and p["staged"] == status["version"] for p in status.get("peers", [])):
+                return time.time()
+            time.sleep(0.02)
+        raise LocalError(f"{peer} did not get the newest version within {UP_S:.0f} s")
+
+    def _mend(self, kind: str, victim: str, link: Link) -> None:
+        """All is as before: the victim back in its place, the replacement gone."""
+        if kind == "slow":
+            self._net.reshape(victim, link)
+        elif kind == "freeze":
+            self._fleet.thaw(victim)
+        else:
+            self._fleet.join(victim)
+            self._up(victim)
+            self._fleet.kill(self._given.spare)
+
+
+def longest_chain(parents: Mapping[str, str]) -> list[str]:
+    """From its head down."""
+    ways: list[list[str]] = []
+    for peer in parents:
+        way = [peer]
+        while (above := parents[way[0]]) != HUB and len(way) <= len(parents):
+            way.insert(0, above)
+        ways.append(way)
+    return max(ways, key=len)
+
+
+def at_scale(given: Given, fault: str, workers: int) -> dict[str, Any] | None:
+    """The same fault in a broadcast of the paper's size over its links, in the simulator, which decides as hub and peers do. None for what that knows nothing of."""
+    kind, _, place = fault.partition(" ")
+    if fault == IDLE or kind == "freeze":
+        return None
+    names = [f"p{n}" for n in range(1, workers + 1)]
+    above = shape("chain", names, given.chains)
+    chain = longest_chain(above)
+    ideal_s = 8 * given.paper_bytes / given.paper_peer_bps
+    scenario = Scenario(
+        peers=0, regions=1, payload_bytes=given.paper_bytes, uplink_bps=given.paper_uplink_bps * SHARE,
+        peer_bps=given.paper_peer_bps * SHARE,
+    )  # fmt: skip
+    links = {peer: ROOT if over == HUB else over for peer, over in above.items()}
+    victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
+    slow_bps = None if kind == "kill" else SLOW_SHARE * given.paper_peer_bps * SHARE
+    blows = [] if fault == NONE else [Blow(STRUCK_AT * ideal_s, victim, slow_bps)]
+    times_s = replay(scenario, links, blows, given.chains, most_s=100 * ideal_s)
+    calm_s = max(replay(scenario, links, [], given.chains, most_s=100 * ideal_s).values())
+    last_s = max(s for peer, s in times_s.items() if peer != victim or fault == NONE)
+    return {
+        "fault": fault, "stage": "" if fault == NONE else "broadcast", "simulated": True, "workers": workers, "chains": given.chains,
+        "ideal_s": round(ideal_s, 1), "survivors_s": round(last_s, 1), "delay_s": round(last_s - calm_s, 1),
+    }  # fmt: skip
