@@ -15,9 +15,18 @@ import numpy as np
 import pytest
 import safetensors
 import uvloop
+from blake3 import blake3
 
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.p2pd import Tail
+from p2pcast.artifact.records import run_id
+from p2pcast.codec.layout import Layout
+from p2pcast.mirror.names import SLICE_BYTES, slice_name, slices
+from p2pcast.mirror.objects import Objects
 from p2pcast.version import Version
 from p2pcast.wire.token import Token
+from rollout_node.catalog import Entry
+from rollout_node.mirror_catalog import MirrorCatalog
 from rollout_node.peer import Peer, PeerConfig
 from trainer_node.hub import Hub, HubConfig
 
@@ -245,6 +254,26 @@ class Swarm:
     def versions(self, kind: str = "") -> list[str]:
         """What the hub's store holds, of a kind."""
         return [str(v) for v in sorted(s.version for s in self.hub.store.artifacts.values() if kind in s.kind)]
+
+    async def mirror_holds(self, objects: Objects, run_key: bytes) -> dict[bytes, Entry]:
+        """What is ready on a mirror; all of it is read as a follower reads it, every piece of it."""
+        catalog = MirrorCatalog(objects, run_id(run_key), asyncio.Semaphore(8))
+        _, error = await catalog.look(run_key)
+        assert error is None
+        for artifact, entry in catalog.entries.items():
+            assemblies: list[Assembly] = []
+
+            async def verify(tail: Tail, layout: Layout, out: list[Assembly] = assemblies) -> None:
+                out.append(tail.assembly(layout))
+
+            await catalog.directory(artifact, run_key, {}, verify)
+            log = b"".join([await objects.get(slice_name(artifact, n), SLICE_BYTES) for n in range(slices(entry.size))])
+            assert len(log) == entry.size
+            [assembly] = assemblies
+            piece = assembly.open.piece
+            for index in range(assembly.pieces):
+                assert blake3(log[index * piece : (index + 1) * piece]).digest() == assembly.piece_hash(index)
+        return catalog.entries
 
     def picture(self) -> str:
         peers = [(n, str(p.staged), p.busy, p.error, [r.status() for r in p.runners]) for n, p in self.peers.items()]

@@ -18,19 +18,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from blake3 import blake3
 
 from netem.crash.image import Image, Left
 from netem.crash.recorder import Recorder
-from p2pcast.artifact.assembly import Assembly
-from p2pcast.artifact.p2pd import P2pdFile, Tail
+from p2pcast.artifact.p2pd import P2pdFile
 from p2pcast.artifact.records import RunKey, run_id
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.events import Events
 from p2pcast.mirror import plan, requests
-from p2pcast.mirror.names import SLICE_BYTES, run_folder, slice_name, slices
+from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.offline import state_digest
 from p2pcast.relay.catchup import Edge, cheapest_path
@@ -43,7 +40,6 @@ from p2pcast.store.store import Store
 from p2pcast.version import Version
 from rollout_node import mirrored
 from rollout_node.installers.step_folders import StepFolders
-from rollout_node.mirror_catalog import MirrorCatalog
 from trainer_node import keeping
 from trainer_node.mirroring import Mirroring
 from trainer_node.publishing import Publishing
@@ -252,13 +248,14 @@ async def _mirror(swarm: Any, story: Story, place: Path, steps: int) -> None:
         return
     key = RunKey.load_or_create(place / "hub" / "run.key")
     objects = Objects(f"file://{place / 'mirror'}", run_folder(run_id(key.public)))
-    ready = await _readable(story, objects, key)
+    ready = await swarm.mirror_holds(objects, key.public)
     promised = story.promised(steps, "mirrored")
     if promised:
         assert _leads_to(ready) >= max(promised)
     store = Store(place / "hub", key.public)
     sealed = set(story.promised(steps, "hub-sealed"))
-    assert {edge.version for edge in ready} <= sealed
+    assert {entry.version for entry in ready.values()} <= sealed
+    assert all(entry.state == story.states[entry.version] for entry in ready.values())
     owner = SimpleNamespace(store=store, events=Events(), sending=lambda: False)
     mirroring = Mirroring(owner, objects, None)
     task = asyncio.create_task(mirroring.run())
@@ -267,35 +264,13 @@ async def _mirror(swarm: Any, story: Story, place: Path, steps: int) -> None:
     await asyncio.wait([task])
     assert mirroring.errors == 0
     if store.newest() is not None:
-        after = await _readable(story, objects, key)
+        after = await swarm.mirror_holds(objects, key.public)
         assert _leads_to(after) == store.newest()
-        assert {edge.artifact for edge in after} >= store.artifacts.keys() - set(plan.expendable(store.artifacts.values()))
+        assert after.keys() >= store.artifacts.keys() - set(plan.expendable(store.artifacts.values()))
 
 
-async def _readable(story: Story, objects: Objects, key: RunKey) -> list[Edge]:
-    """As a follower reads it, every piece of everything."""
-    catalog = MirrorCatalog(objects, run_id(key.public), asyncio.Semaphore(8))
-    _, error = await catalog.look(key.public)
-    assert error is None
-    for artifact, entry in catalog.entries.items():
-        assert entry.state == story.states[entry.version]
-        found: list[Assembly] = []
-
-        async def verify(tail: Tail, layout: Layout, found: list[Assembly] = found) -> None:
-            found.append(tail.assembly(layout))
-
-        await catalog.directory(artifact, key.public, {}, verify)
-        [assembly] = found
-        log = b"".join([await objects.get(slice_name(artifact, n), SLICE_BYTES) for n in range(slices(entry.size))])
-        piece = assembly.open.piece
-        assert len(log) == entry.size
-        for index in range(assembly.pieces):
-            assert blake3(log[index * piece : (index + 1) * piece]).digest() == assembly.piece_hash(index)
-    return [Edge(a, e.base, e.version, e.size) for a, e in catalog.entries.items()]
-
-
-def _leads_to(edges: list[Edge]) -> Version:
-    return cheapest_path(None, edges)[-1].version
+def _leads_to(entries: dict[bytes, Any]) -> Version:
+    return cheapest_path(None, [Edge(a, e.base, e.version, e.size) for a, e in entries.items()])[-1].version
 
 
 def _peer(story: Story, place: Path, steps: int, name: str) -> None:

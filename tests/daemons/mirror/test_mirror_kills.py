@@ -1,0 +1,130 @@
+"""Mirroring to a real S3 store that dies at every request, before it and after, and goes on in its next life: what is ready there is always whole, it never leads
+less far than it did, and in the end it is current, with what retention lets go removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from p2pcast.events import Events
+from p2pcast.mirror import plan, requests
+from p2pcast.mirror.names import run_folder, slice_name, slices, tail_name
+from p2pcast.mirror.objects import Objects
+from p2pcast.mirror.requests import Request
+from p2pcast.relay.catchup import Edge, cheapest_path
+from p2pcast.store import retention
+from p2pcast.store import store as store_module
+from p2pcast.version import Version
+from trainer_node import keeping
+from trainer_node.mirroring import Mirroring
+
+T = TypeVar("T")
+
+VERSIONS = 6
+AT_LEAST = 80
+
+
+class Killed(BaseException):
+    """Nothing that a process does on errors is done any more."""
+
+
+class Mortal:
+    """Dies at request number ``at`` (from 1): before it, or once the store has done it, before the answer is heard. Nothing is asked afterwards."""
+
+    def __init__(self, at: int, *, after: bool) -> None:
+        self.died_at = ""
+        self._at = at
+        self._after = after
+        self._count = 0
+
+    async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
+        self._count += 1
+        if self._count < self._at:
+            return await do()
+        if self._count == self._at:
+            if self._after:
+                await do()
+            kind = request.name.split("/", 2)[2].split("/")[0]
+            self.died_at = f"{'after' if self._after else 'before'} {request.what} {kind}"
+        raise Killed
+
+
+async def test_killed_at_every_request_it_is_never_half_and_ends_current(
+    swarm: Any, states: Any, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
+    expendable = retention.expendable
+    for module in (store_module, plan):
+        monkeypatch.setattr(module, "expendable", lambda artifacts: expendable(artifacts, deltas=2, anchors=1))
+    # As if an hour had passed: what a life left when it died in the middle of a removal, or of an upload of what is not kept any more, is nobody's.
+    monkeypatch.setattr(plan, "LEFT_OVER_S", -1.0)
+    state = states.first()
+    swarm.publish(0, state)
+    hub = await swarm.hub_up(squashes=False)
+    await swarm.published("0.0")
+    objects = Objects("s3://bucket/kills", run_folder(hub.token.run))
+    owner = SimpleNamespace(store=hub.store, events=Events(), sending=lambda: False)
+    died, shown, best = Counter[str](), set[str](), None
+
+    async def life(mortal: Mortal) -> bool:
+        """True when it was current before it died."""
+        mirroring = Mirroring(owner, objects, None)
+        with requests.watched(mortal):
+            task = asyncio.create_task(mirroring.run())
+            await swarm.until(lambda: task.done() or mirroring.status()["current"], "it dies or is current")
+            task.cancel()
+            await asyncio.wait([task])
+        assert mirroring.errors == 0
+        died[mortal.died_at] += 1
+        return not mortal.died_at
+
+    async def look() -> None:
+        nonlocal shown, best
+        names = {found.name for found in await objects.list()}
+        ready = {name for name in names if name.startswith("ready/")}
+        if ready != shown:
+            shown = ready
+            found = await swarm.mirror_holds(objects, hub.key.public)
+            assert len(found) == len(ready)
+            way = cheapest_path(None, [Edge(a, e.base, e.version, e.size) for a, e in found.items()])
+            assert best is None or (way and way[-1].version >= best)
+            best = way[-1].version if way else None
+
+    for step in range(VERSIONS):
+        if step:
+            swarm.publish(step, state := states.trained(state, step))
+            await swarm.published(f"0.{step}")
+        newest = Version(0, step)
+        await swarm.until(
+            lambda step=step: step % 2 or any(s.base is None and s.version.step == step for s in hub.store.artifacts.values()),
+            "its anchor is made",
+        )
+        await life(Mortal(1, after=False))
+        while True:
+            current = await life(Mortal(2, after=False))
+            await look()
+            if current:
+                break
+            await life(Mortal(2, after=True))
+            await look()
+        assert best == newest
+    kept = hub.store.artifacts
+    expected = {
+        "key",
+        *(tail_name(a) for a in kept),
+        *(slice_name(a, n) for a, s in kept.items() for n in range(slices(s.manifest.log))),
+    }
+    assert {f.name for f in await objects.list() if not f.name.startswith("ready/")} == expected
+    assert {artifact[-32:] for artifact in shown} == {a.hex() for a in kept}
+    puts, gone = ("key", "log", "tail", "ready"), ("log", "tail", "ready")
+    assert {f"{when} write {kind}" for when in ("before", "after") for kind in puts} <= died.keys()
+    assert {f"{when} remove {kind}" for when in ("before", "after") for kind in gone} <= died.keys()
+    assert sum(died.values()) - died[""] >= AT_LEAST
+    await swarm.peer_up("far", hub=None, mirror=objects.url)
+    await swarm.live(f"0.{VERSIONS - 1}")
