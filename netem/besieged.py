@@ -16,7 +16,8 @@ from typing import Any
 from netem import gauge
 from netem.fleet import HUB, Fleet, FleetError
 from netem.gauge import Reading
-from netem.siege import PATIENCE_S, orders
+from netem.siege.assault import PATIENCE_S
+from netem.siege.kinds import orders
 
 READ_S = 0.5
 REST_S = PATIENCE_S
@@ -71,13 +72,14 @@ async def besiege(fleet: Fleet, connections: int, frames: int, at_once: int, see
     logged = {name: fleet.log(name).stat().st_size for name in everyone}
     most = dict(before)
     https = [await fleet.http_place(name) for name in everyone]
-    text = orders([fleet.place(name) for name in everyone], https, fleet.token, connections, frames, at_once, seed)
+    places = [fleet.place(name) for name in everyone]
+    given = orders(places, https, fleet.token, connections, frames, at_once, seed, tls=not fleet.plaintext)
     loop = asyncio.get_running_loop()
     began = loop.time()
     siege = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "netem.siege", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    over = asyncio.create_task(siege.communicate(text.encode()))
+    over = asyncio.create_task(siege.communicate(given.text.encode()))
     watch = asyncio.create_task(_watch(fleet, most))
     try:
         while not over.done():

@@ -25,6 +25,7 @@ import safetensors
 
 from netem.loopback import Net
 from netem.nursery import Born, Nursery
+from netem.whose import dialler
 from p2pcast.errors import EXIT_UNREACHABLE, LocalError
 
 POLL_S = 0.02
@@ -48,7 +49,7 @@ class FleetError(LocalError):
 
 class Fleet:
     """``chains`` of peers, ``payload_bytes`` a version. An async context manager; what it started ends with it. ``program``: the module that is
-    run; None: ``p2pcast`` itself, forked from a nursery."""
+    run; None: ``p2pcast`` itself, forked from a nursery. ``plaintext``: links without TLS."""
 
     def __init__(
         self,
@@ -59,9 +60,14 @@ class Fleet:
         payload_bytes: int,
         deadline_s: float,
         program: str | None = "netem.hostile",
+        *,
+        plaintext: bool = True,
     ) -> None:
         self.folder = folder
         self.net = net
+        self.plaintext = plaintext
+        if not plaintext:
+            net.whose = self._whose
         self._program = program
         self.names = [f"p{n}" for n in range(1, peers + 1)]
         self.step = 0
@@ -135,6 +141,9 @@ class Fleet:
         process = self._processes.get(name)
         return None if process is None else process.pid
 
+    def _whose(self, port: int, to: int) -> str | None:
+        return dialler(port, to, {name: pid for name in self._processes if (pid := self.pid(name)) is not None})
+
     def place(self, name: str) -> tuple[str, int]:
         """Where it listens itself, behind no proxy."""
         return "127.0.0.1", self._ports[name][0]
@@ -155,7 +164,8 @@ class Fleet:
             self._ports[name] = port, await self.net.front(name, port)
         port, front = self._ports[name]
         common: list[object] = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow"]
-        common += ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0", "--plaintext"]
+        common += ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0"]
+        common += ["--plaintext"] if self.plaintext else []
         common += ["--token-file", self.folder / "token"]
         if name == HUB:
             words: list[object] = ["seed", self.folder / "checkpoints", "--chains", self._chains, "--codec", "flat", *common]

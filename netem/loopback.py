@@ -1,7 +1,7 @@
 """A network on loopback: in front of every process a listener of ours, which passes bytes on at a stated rate and loses them when told to.
 
-Promises: no privileges; who talks to whom is read off each connection's HELLO; the rate counts for all that one host sends to another, whatever the number
-of connections; of a way that is cut nothing comes through, nothing is closed, and what was held back comes when the way is mended, as TCP would have it
+Promises: no privileges; who talks to whom is read off each connection's HELLO, or told by ``whose`` where links are encrypted (then control connections have their
+share of the rate too, since nobody can tell them from data); the rate counts for all that one host sends to another, whatever the number of connections; of a way that is cut nothing comes through, nothing is closed, and what was held back comes when the way is mended, as TCP would have it
 (that is a frozen host, a half-open connection, and with one direction alone an asymmetric partition). It is no model of delay or loss.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import socket
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgpack
@@ -57,9 +58,11 @@ class Bucket:
 
 
 class Net:
-    """``rate_bytes_s``: of every way that has no rate of its own in ``rates``."""
+    """``rate_bytes_s``: of every way that has no rate of its own in ``rates``. ``whose``: for links that are encrypted: who has dialled, by the ports of the connection that
+    comes in (from, to); None where that is nobody of ours."""
 
-    def __init__(self, rate_bytes_s: float) -> None:
+    def __init__(self, rate_bytes_s: float, whose: Callable[[int, int], str | None] | None = None) -> None:
+        self.whose = whose
         self.flows: defaultdict[str, Flow] = defaultdict(Flow)
         self.rates: dict[Way, float] = {}
         self.rate_bytes_s = rate_bytes_s
@@ -129,7 +132,7 @@ class Net:
         assert task is not None
         writers = [writer]
         try:
-            hello, dialer, data = await _hello(reader)
+            hello, dialer, data = await _hello(reader) if self.whose is None else self._dialled(writer)
             self._connections[task] = (dialer, listener)
             await self._open(dialer, listener)
             inner, outer = await _dial(port)
@@ -150,6 +153,14 @@ class Net:
                     with contextlib.suppress(OSError):
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 each.transport.abort()
+
+    def _dialled(self, writer: asyncio.StreamWriter) -> tuple[bytes, str, bool]:
+        """As ``_hello``, nothing being read. Raises EOFError."""
+        assert self.whose is not None
+        name = self.whose(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
+        if name is None:
+            raise EOFError
+        return b"", name, True
 
     async def _open(self, sender: str, receiver: str) -> None:
         while self._cuts & {(sender, receiver), ("*", receiver), (sender, "*")}:

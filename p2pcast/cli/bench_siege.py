@@ -27,6 +27,7 @@ DEADLINE_S = 60.0
 @click.option("--peers", type=click.IntRange(2), default=5, show_default=True)
 @click.option("--payload", type=click.IntRange(1), default=4, show_default=True, help="MiB of each version.")
 @click.option("--rate", type=Rate(), default="16mbit", show_default=True, help="Of every way between two honest processes.")
+@click.option("--plaintext", is_flag=True, help="Links without TLS, so that every byte reaches p2pcast's own code.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @output
@@ -37,16 +38,17 @@ def siege(
     peers: int,
     payload: int,
     rate: float,
+    plaintext: bool,
     seed: int,
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Versions go out to honest peers while strangers, and somebody who holds the token, do what they can against hub and peers.
+    """Versions go out to honest peers while strangers, and somebody who has stolen a token or a certificate, do what they can against hub and peers.
 
-    A hub and peers as processes on this machine, in plain text, so that every byte reaches p2pcast's own code. Exit code 1 if a version is wrong anywhere or comes twice,
+    A hub and peers as processes on this machine. Exit code 1 if a version is wrong anywhere or comes twice,
     or if a daemon meets an error that nobody had thought of.
     """
-    document = uvloop.run(_measure(peers, payload * MIB, rate / 8, connections, frames, at_once, seed))
+    document = uvloop.run(_measure(peers, payload * MIB, rate / 8, connections, frames, at_once, seed, plaintext=plaintext))
     write_document(document, output)
     if as_json:
         click.echo(json.dumps(document))
@@ -57,22 +59,31 @@ def siege(
 
 
 async def _measure(
-    peers: int, payload_bytes: int, rate_bytes_s: float, connections: int, frames: int, at_once: int, seed: int
+    peers: int,
+    payload_bytes: int,
+    rate_bytes_s: float,
+    connections: int,
+    frames: int,
+    at_once: int,
+    seed: int,
+    *,
+    plaintext: bool,
 ) -> dict[str, Any]:
     from netem.besieged import besiege
     from netem.fleet import Fleet
     from netem.loopback import Net
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        async with Fleet(Path(folder), Net(rate_bytes_s), peers, CHAINS, payload_bytes, DEADLINE_S) as fleet:
-            return (await besiege(fleet, connections, frames, at_once, seed)).document
+        net = Net(rate_bytes_s)
+        async with Fleet(Path(folder), net, peers, CHAINS, payload_bytes, DEADLINE_S, plaintext=plaintext) as fleet:
+            return (await besiege(fleet, connections, frames, at_once, seed)).document | {"tls": not plaintext}
 
 
 def _show(document: dict[str, Any]) -> None:
-    from netem.siege import KINDS
+    from netem.siege.kinds import kinds
 
     table = Table("kind", "connections", "what it does")
-    for kind, (_, what) in KINDS.items():
+    for kind, (_, what) in kinds(tls=document["tls"]).items():
         table.add_row(kind, str(document["tally"].get(kind, 0)), what.__doc__)
     console().print(table)
     held = Table("process", "anonymous MiB before · most · after", "descriptors", "tasks", "CPU s")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import struct
 from collections.abc import AsyncIterator
 
@@ -10,6 +12,7 @@ import msgpack
 import pytest
 
 from netem.loopback import PAYLOAD_BYTES, Net
+from netem.whose import dialler
 
 PAYLOAD = bytes(range(256)) * (PAYLOAD_BYTES // 128)
 
@@ -100,3 +103,28 @@ async def test_hanging_up_ends_a_hosts_connections_and_no_others(net, talk):
             await mine.reader.readexactly(1)
     await others.said_back(b"passes")
     await (await talk("a")).said_back(b"back again")
+
+
+async def test_who_has_dialled_is_told_where_nobody_can_read_it(talk):
+    """By the ports of a connection: this process, under whatever name it is given."""
+    say = await talk("a")
+    port, to = (say.writer.get_extra_info(what)[1] for what in ("sockname", "peername"))
+    assert dialler(port, to, {"nobody": 1 << 30, "a": os.getpid()}) == "a"
+    assert dialler(port, to, {"nobody": 1 << 30}) is None
+    assert dialler(to, port + 1, {"a": os.getpid()}) is None
+
+
+async def test_encrypted_links_pass_as_they_are(net):
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = await net.front("b", server.sockets[0].getsockname()[1])
+    net.whose = lambda _port, _to: "a"
+    said = Talk(*await asyncio.open_connection("127.0.0.1", port))
+    await said.said_back(PAYLOAD)
+    assert net.flows["b"].bytes >= len(PAYLOAD)
+    net.whose = lambda _port, _to: None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    said.writer.close()
+    writer.close()
+    server.close()

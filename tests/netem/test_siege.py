@@ -7,16 +7,16 @@ import pytest
 from netem.besieged import besiege
 from netem.fleet import Fleet
 from netem.loopback import Net
-from netem.siege import KINDS
+from netem.siege.kinds import kinds
 from p2pcast.limits import MIB
 
 CONNECTIONS = 150
 FRAMES = 5000
 
 
-@pytest.fixture
-async def fleet(tmp_path):
-    async with Fleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=120) as fleet:
+@pytest.fixture(params=[False, True], ids=["tls", "plaintext"])
+async def fleet(tmp_path, request):
+    async with Fleet(tmp_path, Net(8 * MIB), 2, 1, MIB, deadline_s=120, plaintext=request.param) as fleet:
         yield fleet
 
 
@@ -26,7 +26,7 @@ async def test_honest_peers_do_not_notice(fleet):
     assert outcome.wrong == []
     assert outcome.duplicate_bytes == 0
     tally = outcome.tally
-    assert tally["connections"] == CONNECTIONS == sum(tally.get(kind, 0) for kind in KINDS)
+    assert tally["connections"] == CONNECTIONS == sum(tally.get(kind, 0) for kind in kinds(tls=not fleet.plaintext))
     assert tally["frames"] > FRAMES / 2
     assert tally.get("held for good", 0) == tally.get("given up", 0) == 0
     assert outcome.tracebacks == 0
