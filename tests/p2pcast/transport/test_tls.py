@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import time
+import weakref
 
 import pytest
 import uvloop
@@ -267,6 +269,37 @@ def test_the_evicted_are_told_so(place):
 
 
 # -- what is not TLS, and too much of it
+
+
+@LOOPS
+@pytest.mark.parametrize("said", [b"", b"\xff" * 100], ids=["nothing", "garbage"])
+def test_whoever_was_shown_out_leaves_nothing_in_memory(place, loop, said):
+    """Not even until Python looks for cycles: at a hub with its many objects that is after hundreds of connections."""
+
+    async def play(here: Place) -> None:
+        made = []
+        protocol = here.listener._protocol
+
+        def note():
+            stripe = protocol()
+            made.append(weakref.ref(stripe))
+            return stripe
+
+        here.listener._door._factory = note
+        gc.collect()
+        gc.disable()
+        try:
+            for context in (first_contact(), here.papers.tls(PEER).client):
+                _, writer = await asyncio.open_connection(*here.listener.address, ssl=context, server_hostname="hub")
+                writer.write(said)
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            await here.until(lambda: len(made) == 2 and not any(ref() for ref in made))
+        finally:
+            gc.enable()
+
+    place(play, loop=loop)
 
 
 @LOOPS
