@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from netem.backend import chosen, results
+from netem.doctor import Backend
 from netem.lab.emulated import WORK, experiment, prepared
 from netem.lab.holds import judged
 from netem.lab.machine import machine, versions
@@ -50,15 +51,15 @@ def load(name: str, settings: dict[str, object] | None = None) -> Scenario:
     return parse(path.stem, text, settings)
 
 
-def backend_of(scenario: Scenario, wanted: str = "auto") -> str:
-    """Where its networks can be made; ``wanted`` outranks what it says itself. Raises LocalError, UsageError."""
+def backend_of(scenario: Scenario, wanted: str = "auto", every: Sequence[Backend] | None = None) -> str:
+    """Where its networks can be made; ``wanted`` outranks what it says itself; ``every``: as for ``chosen``. Raises LocalError, UsageError."""
     if scenario.network is None:
         return HERE
     asked = scenario.backend if wanted == "auto" else wanted
     rates = all(case.only_rates for case in cases(scenario))
     if asked == "rate" and not rates:
         raise UsageError(f"scenario {scenario.name} asks for delay or loss: the rate backend has neither")
-    return chosen("rate" if asked == "auto" and rates else asked)
+    return chosen("rate" if asked == "auto" and rates else asked, every)
 
 
 def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callable[[str], None] = lambda said: None) -> Said:

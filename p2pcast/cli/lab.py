@@ -35,14 +35,16 @@ def lab() -> None:
 @JSON
 def list_command(as_json: bool) -> None:
     """Show what can be run, and whether it can be run here."""
+    from netem.doctor import backends, probe
     from netem.lab.run import backend_of, known, load
 
+    every = backends(probe())
     listed: list[dict[str, Any]] = [dict(DOCTOR)]
     for name in known():
         scenario = load(name)
         about = {"name": name, "what": scenario.what, "paper": scenario.paper, "minutes": scenario.minutes}
         try:
-            listed.append({**about, "backend": backend_of(scenario), "runs": True, "why": ""})
+            listed.append({**about, "backend": backend_of(scenario, every=every), "runs": True, "why": ""})
         except LocalError as error:
             listed.append({**about, "backend": None, "runs": False, "why": str(error)})
     if as_json:
@@ -55,7 +57,7 @@ def list_command(as_json: bool) -> None:
     for each in listed:
         here = each.get("backend") or each.get("why") or ""
         table.add_row(
-            each["name"], escape(each["what"]), escape(each.get("paper", "")), f"{each.get('minutes', ''):}", escape(here)
+            each["name"], escape(each["what"]), escape(each.get("paper", "")), f"{each.get('minutes', '')}", escape(here)
         )
     console().print(table)
 
@@ -122,7 +124,7 @@ def _setting(text: str) -> tuple[str, object]:
 def _run(
     name: str, backend: str, settings: dict[str, object], only: tuple[int, ...], folder: Path | None, as_json: bool
 ) -> None:  # fmt: skip
-    """The document and plots that could be made are there also where a case failed; then the exit code says so."""
+    """The document and plots that could be made are there also where a case failed or was left out; then the exit code says so."""
     from netem.lab.plots import draw
     from netem.lab.report import sentences, table
     from netem.lab.run import backend_of, load, run
@@ -133,9 +135,8 @@ def _run(
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
     document = run(scenario, backend_of(scenario, backend), only, lambda said: click.echo(said, err=True))
-    document["command"] = click.get_current_context().command_path + "".join(
-        f" --set {key}={value}" for key, value in settings.items()
-    )
+    words = [*(f"--set {key}={json.dumps(value)}" for key, value in settings.items()), *(f"--only {number}" for number in only)]
+    document["command"] = " ".join(["p2pcast lab", name, *words, *(["--backend", backend] if backend != "auto" else [])])
     write_document(document, folder / RESULT)
     try:
         drawn = draw(scenario.plots, document, folder)
@@ -150,5 +151,5 @@ def _run(
             click.echo(line)
         for path in (folder / RESULT, *drawn):
             click.echo(path)
-    if document["failed"] or not document["rows"]:
+    if document["failed"] or not document["rows"] or any(each["off"] for each in document["calibrations"]):
         click.get_current_context().exit(EXIT_FAILED)

@@ -1,0 +1,158 @@
+"""What a scenario file may say, and what is said of one that says anything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from netem.description import Bursts, Host, Link, Region
+from netem.lab.emulated import experiment
+from netem.lab.networks import Event, events_of, network_of
+from netem.lab.run import backend_of, known, load
+from netem.lab.scenario import cases, parse
+from p2pcast.errors import UsageError
+
+HEAD = """
+what = "a thing"
+minutes = 1
+experiment = "links"
+"""
+NETWORK = """
+[network]
+congestion = "cubic"
+[[regions]]
+name = "east"
+up = "10mbit"
+down = "20mbit"
+delay_ms = 40
+bursts = { enter = 0.01, leave = 0.24 }
+[[hosts]]
+name = "hub"
+[[hosts]]
+name = "p"
+count = 2
+region = "east"
+rate = "5mbit"
+"""
+EVENTS = """
+[[events]]
+version = 2
+at_s = 0.5
+do = "degrade"
+host = "p2"
+up = "1mbit"
+[[events]]
+do = "cut"
+region = "east"
+"""
+
+
+def test_a_network_is_read() -> None:
+    (case,) = cases(parse("s", HEAD + NETWORK + EVENTS))
+    network = network_of(case.argument)
+    five = Link(5e6, 5e6)
+    assert network.hosts == (Host("hub"), Host("p1", five, "east"), Host("p2", five, "east"))
+    assert network.regions == (Region("east", Link(10e6, 20e6, 0.04, loss=Bursts(0.01, 0.24))),)
+    assert network.congestion == "cubic"
+    assert events_of(case.argument) == [Event(0.0, "cut", "east"), Event(0.5, "degrade", "p2", 2, Link(1e6, 5e6))]
+    assert not case.only_rates
+
+
+def test_the_sweep_is_a_product_and_reaches_everything() -> None:
+    sweep = """
+[sweep]
+rounds = [1, 2]
+"hosts.p.delay_ms" = [0, 5]
+"hosts.*.queue_ms" = [7]
+"network.mtu" = [900]
+"events.1.at_s" = [3]
+"""
+    every = list(cases(parse("s", HEAD + NETWORK + EVENTS + sweep)))
+    assert [(case.number, case.keys["rounds"], case.keys["hosts.p.delay_ms"]) for case in every] == [
+        (1, 1, 0), (2, 1, 5), (3, 2, 0), (4, 2, 5),
+    ]  # fmt: skip
+    last = network_of(every[3].argument)
+    assert [host.link.delay_s for host in last.hosts] == [0, 0.005, 0.005]
+    assert {host.link.queue_s for host in last.hosts} == {0.007}
+    assert last.mtu == 900
+    assert every[3].argument["parameters"] == {"rounds": 2}
+    assert max(event.at_s for event in events_of(every[3].argument)) == 3
+
+
+def test_a_setting_takes_the_place_of_what_the_file_says() -> None:
+    text = HEAD + NETWORK + "[parameters]\nrounds = 3\n[sweep]\nsize = [1, 2]\n"
+    (case,) = cases(parse("s", text, {"size": 5, "regions.east.delay_ms": 1, "rounds": 4}))
+    assert case.argument["parameters"] == {"rounds": 4, "size": 5}
+    assert network_of(case.argument).regions[0].link.delay_s == 0.001
+    assert len(list(cases(parse("s", text, {"rounds": [1, 2, 3]})))) == 6
+
+
+def test_one_without_a_network() -> None:
+    scenario = parse("s", HEAD)
+    (case,) = cases(scenario)
+    assert "network" not in case.argument
+    assert backend_of(scenario) == "here"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = ", "not TOML"),
+        ("minutes = 1", "experiment is missing"),
+        ("what = ''\nminutes = 1\nexperiment = 'links'", "what is empty"),
+        (HEAD.replace("1", "'1'"), "minutes must be a number"),
+        (HEAD.replace("1", "true"), "minutes must be a number"),
+        (HEAD.replace("1", "0"), "minutes is 0"),
+        (HEAD.replace("links", "../x"), "name of a module"),
+        (HEAD + "colour = 1", "nothing is known of colour"),
+        (HEAD + "backend = 'cloud'", "backend is 'cloud'"),
+        (HEAD + "[network]\nmtu = 1500", "hosts is missing"),
+        (HEAD + NETWORK + "speed = 1", r"nothing is known of network.hosts\[2\].speed"),
+        (HEAD + NETWORK + "up = '1mbit'", "up and down at once"),
+        (HEAD + NETWORK + "loss = 1.5", "must be a share"),
+        (HEAD + NETWORK + "jitter_ms = 2", "jitter"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'q'\nup = 'fast'", "'fast' is not a rate"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'q:1'", "a name is up to"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'east'", "one name, east"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'q'\nregion = 'west'", "region 'west' that there is not"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'q'\ncount = 0", "count is 0"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'burn'\nhost = 'hub'", "do is 'burn'"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'kill'\nhost = 'q'", "no host 'q'"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'kill'\nregion = 'east'", "of a region only its trunk"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'kill'", "must say whom"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'degrade'\nhost = 'hub'", "nothing of the link"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'cut'\nhost = 'hub'\nversion = 0", "version is 0"),
+        (HEAD + "[[events]]\ndo = 'cut'\nhost = 'hub'", "there is no network"),
+        (HEAD + "[sweep]\na = []", "sweep.a must be a list of one or more"),
+        (HEAD + "[sweep]\na = [1, 1]", "a value twice"),
+        (HEAD + "[sweep]\n'hosts.p.up' = ['1mbit']", "there is no network"),
+        (HEAD + NETWORK + "[sweep]\n'hosts.q.up' = ['1mbit']", "no host 'q'"),
+        (HEAD + f"[sweep]\na = {list(range(501))}", "501 cases"),
+        (HEAD + "[[plots]]\nx = 'a'\ny = 'b'\nfile = 'a/b'\ntitle = 't'", "part of a file's name"),
+        (HEAD + "[[reference]]\na = 1", "a source"),
+        (HEAD + "[[holds]]\nwhat = 'w'\nkey = 'k'", "must say what holds"),
+    ],
+)
+def test_anything_else_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as raised:
+        parse("s", text)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", known())
+def test_those_that_come_along_can_be_read(name: str) -> None:
+    scenario = load(name)
+    assert callable(experiment(scenario.experiment))
+    assert scenario.columns
+    assert scenario.holds
+    for case in cases(scenario):
+        if "network" in case.argument:
+            network_of(case.argument)
+
+
+def test_one_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="lab list"):
+        load("none")
+    with pytest.raises(UsageError, match=r"cannot read scenario none.toml"):
+        load("none.toml")
+    with pytest.raises(UsageError, match="no experiment 'none'"):
+        experiment("none")
