@@ -3,8 +3,8 @@
 Promises: what waits is bounded (``backlog_bytes`` against BACKLOG_HIGH_BYTES tells the owner to stop reading); neighbouring pieces go out in one system call; until
 a piece is on disk, it can be had from here.
 
-A trip to another thread costs a dozen hand-overs of the interpreter lock, and large writes cost the kernel a third of small ones: so pieces gather, for
-GATHER_S at most, unless somebody waits for the last of them (``flush``).
+A trip to another thread costs a dozen hand-overs of the interpreter lock, and large writes cost the kernel a third of small ones: so pieces and records gather until
+there are STEP_BYTES, for GATHER_S at most, unless somebody waits for the last of them (``flush``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BACKLOG_HIGH_BYTES = 32 * MIB
 BACKLOG_LOW_BYTES = 8 * MIB
 STEP_BYTES = 4 * MIB
 """Written in one trip to the disk's thread."""
-GATHER_S = 0.005
+GATHER_S = 0.05
 
 Pieces = dict[int, memoryview]
 Stored = Callable[[bytes, list[int]], None]
@@ -43,7 +43,8 @@ class WriteBack:
         self._writing: tuple[bytes, Pieces] = (b"", {})
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
-        """Enough has gathered."""
+        """Enough has gathered, or what there is may not wait."""
+        self._flush = False
         self.backlog_bytes = 0
 
     def submit(self, artifact: bytes, log: Log, piece_bytes: int, index: int, payload: memoryview) -> None:
@@ -62,6 +63,7 @@ class WriteBack:
 
     def flush(self) -> None:
         """Write what waits now: nothing will follow soon."""
+        self._flush = True
         self._full.set()
 
     def get(self, artifact: bytes, index: int) -> memoryview | None:
@@ -79,49 +81,64 @@ class WriteBack:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
                     await self._full.wait()
-            self._wake.clear()
-            self._full.clear()
-            while self._pending or self._notes:
-                await self._write_notes()
-                if self._pending:
-                    await self._write_some()
-
-    async def _write_notes(self) -> None:
-        notes, self._notes = self._notes, {}
-        for artifact, (log, records) in notes.items():
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._executor, log.note, records)
-            except P2PCastError as error:
-                self._failed(artifact, error)
+            await self._write_some()
+            if not (self._pending or self._notes):
+                self._wake.clear()
+                self._flush = False
+            if not self._flush and self.backlog_bytes < STEP_BYTES:
+                self._full.clear()
 
     async def _write_some(self) -> None:
-        """One step of the artifact that has waited longest."""
-        artifact, (log, piece_bytes, pieces) = next(iter(self._pending.items()))
-        step = dict(sorted(pieces.items())[: max(1, STEP_BYTES // piece_bytes)])
-        for index in step:
-            del pieces[index]
-        if not pieces:
-            del self._pending[artifact]
+        """All the records, and one step of the artifact that has waited longest, in one trip."""
+        notes, self._notes = self._notes, {}
+        step: Pieces = {}
+        artifact, log, piece_bytes = b"", None, 0
+        if self._pending:
+            artifact, (log, piece_bytes, pieces) = next(iter(self._pending.items()))
+            step = pieces
+            if len(pieces) * piece_bytes > STEP_BYTES:
+                step = dict(sorted(pieces.items())[: max(1, STEP_BYTES // piece_bytes)])
+                for index in step:
+                    del pieces[index]
+            else:
+                del self._pending[artifact]
         self._writing = (artifact, step)
-        error: P2PCastError | None = None
+        loop = asyncio.get_running_loop()
+        failed: dict[bytes, P2PCastError] = {}
         try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _write, log, piece_bytes, step)
-        except P2PCastError as failure:
-            error = failure
+            failed = await loop.run_in_executor(self._executor, _carry, notes, artifact, log, piece_bytes, step)
         finally:
             self.backlog_bytes -= sum(map(len, step.values()))
             self._writing = (b"", {})
         # Told last: who is told looks at the backlog.
-        if error is None:
+        if step and artifact not in failed:
             self._stored(artifact, list(step))
-        else:
-            self._failed(artifact, error)
+        for each, error in failed.items():
+            self._failed(each, error)
+
+
+def _carry(
+    notes: dict[bytes, tuple[Log, list[Record]]], artifact: bytes, log: Log | None, piece_bytes: int, step: Pieces
+) -> dict[bytes, P2PCastError]:
+    """Records first: they vouch for the pieces. What could not be written, by artifact."""
+    failed: dict[bytes, P2PCastError] = {}
+    for each, (journalled, records) in notes.items():
+        try:
+            journalled.note(records)
+        except P2PCastError as error:
+            failed[each] = error
+    if log is not None:
+        try:
+            _write(log, piece_bytes, step)
+        except P2PCastError as error:
+            failed[artifact] = error
+    return failed
 
 
 def _write(log: Log, piece_bytes: int, pieces: Pieces) -> None:
     run: list[memoryview] = []
     first = -1
-    for index, payload in pieces.items():
+    for index, payload in sorted(pieces.items()):
         if run and index != first + len(run):
             log.write(first * piece_bytes, run)
             run = []
