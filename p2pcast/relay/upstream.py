@@ -170,6 +170,7 @@ class Upstream:
                     for artifact in self.wanted - self.offers.keys():
                         self._release(artifact)
                 began, self._active = self.active and not self._active, self.active
+                self.link.gather(self._active)
                 if began:
                     # Until now the parent had no reason to speak often.
                     self._watch.deaf(now)

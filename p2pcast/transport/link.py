@@ -72,6 +72,11 @@ class Link:
             stripe.abort(error)
         self._over(error)
 
+    def gather(self, on: bool) -> None:
+        """See ``Stripe.gather``."""
+        for stripe in self.stripes.values():
+            stripe.gather(on)
+
     def pause_reading(self) -> None:
         for stripe in self.stripes.values():
             stripe.pause_reading()

@@ -2,6 +2,8 @@
 
 - TCP_NODELAY: control frames are small, and keepalives must not wait for an acknowledgement.
 - TCP_NOTSENT_LOWAT: little lies in the kernel that has not been sent, so that whichever stripe can send takes the next piece, and a newer version is not behind an older one.
+- SO_RCVLOWAT, on links that bring pieces (``gather``): the kernel wakes the process for the rest of a piece, not for each few packets of it, which costs as much as all that is done
+  with the piece.
 - TCP_USER_TIMEOUT: links fall silent and are left long before (relay.liveness); but a socket that was closed with bytes queued for somebody who has vanished would
   stay in the kernel for a quarter of an hour.
 - Congestion control: what was asked for, else BBR where the kernel has it and lets us: one packet lost in a thousand costs it nothing, and CUBIC most of a long way's rate.
@@ -11,6 +13,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
 from dataclasses import dataclass
@@ -33,6 +36,9 @@ SEND_BUFFERS = Path("/proc/sys/net/ipv4/tcp_wmem")
 RECEIVE_BUFFERS = Path("/proc/sys/net/ipv4/tcp_rmem")
 USUAL_BUFFER_BYTES = 4 << 20
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+_setsockopt = getattr(ctypes.CDLL(None), "setsockopt", None)
+_INT_BYTES = ctypes.sizeof(ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +130,15 @@ def _refusal(congestion: str) -> str | None:
         except UnicodeEncodeError:
             return "is not known here"
     return None
+
+
+def gather(descriptor: int, low_bytes: int) -> None:
+    """Have the kernel say that there is something to read once so many bytes are there, or the connection has ended. Where it does not know how, nothing changes.
+
+    Called for every piece, so by the descriptor: a loop's own kind of socket makes a new object for each call.
+    """
+    if _setsockopt is not None:
+        _setsockopt(descriptor, socket.SOL_SOCKET, socket.SO_RCVLOWAT, ctypes.byref(ctypes.c_int(low_bytes)), _INT_BYTES)
 
 
 def pace(sock: Any, bytes_s: int | None) -> None:

@@ -1,8 +1,7 @@
 """One connection on the event loop: the thin shell around ``wire.Connection``.
 
 Promises: payload is read into the buffer that carries it on; a write never queues more than WRITE_HIGH_BYTES here, so that whichever stripe can send takes
-the next piece; every error ends in exactly one ``on_closed``; what it held is free as soon as it has ended, without waiting for Python's search for cycles, which is rare
-where there are many objects: somebody who connects for nothing would fill the memory until then.
+the next piece; every error ends in exactly one ``on_closed``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
 from p2pcast.transport.security import explain, secure
-from p2pcast.transport.sockets import Sockets, pace
+from p2pcast.transport.sockets import Sockets, gather, pace
 from p2pcast.transport.tcp_info import TcpInfo, read
 from p2pcast.wire.connection import Connection, Established, Event
 
@@ -26,6 +25,11 @@ HANDSHAKE_S = 10.0
 WRITE_HIGH_BYTES = 128 * KIB
 """Queued in user space for one stripe: two pieces of a delta."""
 WRITE_LOW_BYTES = 64 * KIB
+
+GATHER_LEAST_BYTES, GATHER_MOST_BYTES = 4 * KIB, 64 * KIB
+"""Waited for at once: fewer are not worth telling the kernel, more would lie there with no room behind them."""
+RECORD_BYTES = 16 * KIB
+"""Behind TLS so much of what is missing may have been read already: the part of a record that cannot be opened yet."""
 
 DEFAULT = Sockets()
 
@@ -60,20 +64,26 @@ class Stripe(asyncio.BufferedProtocol):
         self.own_host = ""
         """The address of this machine on the connection."""
         self._transport: asyncio.Transport | None = None
-        """None again once it is lost: behind TLS it holds us."""
-        self.made = False
-        """Whether there has been a transport."""
         self._error: P2PCastError | None = None
         self._established = False
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
         self._pace: int | None = None
+        self._opaque = 0
+        self._gathers = self._has_read = False
+        self._low = 1
+        self._descriptor = -1
 
     @property
     def acked_bytes(self) -> int:
         """What the other side's kernel has acknowledged of all that was sent here; 0 where this kernel does not say."""
         info = self.info()
         return 0 if info is None else info.acked_bytes
+
+    @property
+    def made(self) -> bool:
+        """Whether there has been a transport."""
+        return self._transport is not None
 
     @property
     def socket(self) -> Any:
@@ -88,14 +98,16 @@ class Stripe(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.made = True
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.remote_address = (plain_host(str(peer[0])), int(peer[1]))
             self.own_host = plain_host(str(transport.get_extra_info("sockname")[0]))
-        self._sockets.tune(transport.get_extra_info("socket"))
+        if (sock := transport.get_extra_info("socket")) is not None:
+            self._descriptor = sock.fileno()
+            self._sockets.tune(sock)
         if (tls := transport.get_extra_info("ssl_object")) is not None:
+            self._opaque = RECORD_BYTES
             try:
                 secure(self.connection, tls)
             except P2PCastError as error:
@@ -135,6 +147,9 @@ class Stripe(asyncio.BufferedProtocol):
             self.close(self.connection.fault)
         if self._established and not self._closed:
             self.owner.on_read(self, self.connection.payload_bytes - before)
+        if self._gathers:
+            self._has_read = True
+            self._wait_for(self.connection.missing_bytes - self._opaque)
 
     def eof_received(self) -> bool:
         return False
@@ -150,12 +165,7 @@ class Stripe(asyncio.BufferedProtocol):
             )
         self._closed = True
         self.writable = False
-        self._transport = None
-        for error in (self._error, self.connection.fault):
-            if error is not None:
-                # Its frames hold us, and we hold it.
-                error.__traceback__ = None
-        self.connection.release()
+        self._descriptor = -1
         self.owner.on_closed(self, self._error)
 
     def pause_writing(self) -> None:
@@ -184,6 +194,19 @@ class Stripe(asyncio.BufferedProtocol):
             self._pace = bytes_s
             pace(self._transport.get_extra_info("socket"), bytes_s)
 
+    def gather(self, on: bool) -> None:
+        """Whether to be woken for the rest of a piece at once. To be said again and again: where nothing has come since the last time, what is there of it is taken."""
+        self._gathers = on
+        if not (on and self._has_read):
+            self._wait_for(1)
+        self._has_read = False
+
+    def _wait_for(self, size: int) -> None:
+        low = min(size, GATHER_MOST_BYTES) if size >= GATHER_LEAST_BYTES else 1
+        if low != self._low and self._descriptor >= 0:
+            self._low = low
+            gather(self._descriptor, low)
+
     def pause_reading(self) -> None:
         if self._transport is not None and not self._closed:
             with contextlib.suppress(RuntimeError):
@@ -200,6 +223,7 @@ class Stripe(asyncio.BufferedProtocol):
             return
         self._closed = True
         self.writable = False
+        self._descriptor = -1
         self._error = error
         if error is None:
             self._transport.close()
@@ -215,6 +239,7 @@ class Stripe(asyncio.BufferedProtocol):
         if self._transport is not None and not self._closed:
             self._closed = True
             self.writable = False
+            self._descriptor = -1
             self._error = error
             self._transport.abort()
 

@@ -158,6 +158,11 @@ class Connection:
         """Piece payload received so far, an unfinished piece included."""
         return self._paid + (max(0, self._end - self._start - HEADER_BYTES) if self._in_piece else 0)
 
+    @property
+    def missing_bytes(self) -> int:
+        """Of the piece that has begun to come; 0 between frames."""
+        return self._need - (self._end - self._start) if self._in_piece else 0
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go."""
         room = len(self._buffer)
@@ -185,11 +190,6 @@ class Connection:
             self._shared = False
         self._buffer[: len(begun)] = begun
         self._start, self._end = 0, len(begun)
-
-    def release(self) -> None:
-        """Nothing will come any more: give back the room for it."""
-        self._buffer = memoryview(b"")
-        self._start = self._end = 0
 
     def received(self, count: int) -> list[Event]:
         """``count`` bytes were put into the last buffer. Raises RemoteError or RefusedError; then the connection is over.
