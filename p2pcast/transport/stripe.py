@@ -1,7 +1,8 @@
 """One connection on the event loop: the thin shell around ``wire.Connection``.
 
 Promises: payload is read into the buffer that carries it on; a write never queues more than WRITE_HIGH_BYTES here, so that whichever stripe can send takes
-the next piece; every error ends in exactly one ``on_closed``.
+the next piece; every error ends in exactly one ``on_closed``; what it held is free as soon as it has ended, without waiting for Python's search for cycles, which is rare
+where there are many objects: somebody who connects for nothing would fill the memory until then.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ class Stripe(asyncio.BufferedProtocol):
         self.own_host = ""
         """The address of this machine on the connection."""
         self._transport: asyncio.Transport | None = None
+        """None again once it is lost: behind TLS it holds us."""
+        self.made = False
+        """Whether there has been a transport."""
         self._error: P2PCastError | None = None
         self._established = False
         self._closed = False
@@ -81,11 +85,6 @@ class Stripe(asyncio.BufferedProtocol):
         return 0 if info is None else info.acked_bytes
 
     @property
-    def made(self) -> bool:
-        """Whether there has been a transport."""
-        return self._transport is not None
-
-    @property
     def socket(self) -> Any:
         """None when there is none, or none any more."""
         return None if self._closed or self._transport is None else self._transport.get_extra_info("socket")
@@ -98,6 +97,7 @@ class Stripe(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.made = True
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
@@ -166,6 +166,12 @@ class Stripe(asyncio.BufferedProtocol):
         self._closed = True
         self.writable = False
         self._descriptor = -1
+        self._transport = None
+        for error in (self._error, self.connection.fault):
+            if error is not None:
+                # Its frames hold us, and we hold it.
+                error.__traceback__ = None
+        self.connection.release()
         self.owner.on_closed(self, self._error)
 
     def pause_writing(self) -> None:

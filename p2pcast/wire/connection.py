@@ -191,6 +191,11 @@ class Connection:
         self._buffer[: len(begun)] = begun
         self._start, self._end = 0, len(begun)
 
+    def release(self) -> None:
+        """Nothing will come any more: give back the room for it."""
+        self._buffer = memoryview(b"")
+        self._start = self._end = 0
+
     def received(self, count: int) -> list[Event]:
         """``count`` bytes were put into the last buffer. Raises RemoteError or RefusedError; then the connection is over.
 
