@@ -1,0 +1,163 @@
+"""Who else dials a lead: rules that are broken, seats that are taken, answers that come late."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgpack
+import pytest
+from engine_hosts import LIMIT_S, ONE, REPORT, TOKEN, TWO, Host, seen, together, until
+
+from p2pcast import limits
+from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RemoteError
+from p2pcast.transport.dial import dial
+from p2pcast.transport.link import Link
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.messages import Type
+
+
+class Knocker:
+    """One that dials a lead and says what a test wants."""
+
+    def __init__(self) -> None:
+        self.error: P2PCastError | None = None
+        self.said: list[Any] = []
+        self.closed = False
+
+    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None:
+        self.said.append(event)
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
+
+    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self.error, self.closed = error, True
+
+
+async def knock(lead: Host, node: bytes = b"k" * 16, **hello: Any) -> tuple[Knocker, Link]:
+    knocker = Knocker()
+    given = {"purpose": "engine", "role": "member"} | hello
+    link = await dial(knocker, *lead.listener.address, Identity(node, "knocker", TOKEN), **given)
+    return knocker, link
+
+
+async def turned_away(lead: Host, **hello: Any) -> P2PCastError | None:
+    """Before or after the dialler has noticed that it is through."""
+    try:
+        knocker, _ = await knock(lead, **hello)
+    except P2PCastError as error:
+        return error
+    await until(lambda: knocker.closed)
+    return knocker.error
+
+
+def member_of(engine: str = "big") -> dict[str, Any]:
+    return {"engine": engine, "incarnation": bytes(16)}
+
+
+HELD = {"version": [0, 1], "still": True, "round": 0}
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([(Type.HELD, HELD)], "MEMBER comes first"),
+        ([(Type.REPORTED, {"report": b"\x80", "age_us": 0})], "MEMBER comes first"),
+        ([(Type.MEMBER, member_of()), (Type.MEMBER, member_of())], "MEMBER comes first, and once"),
+        ([(Type.MEMBER, member_of("other"))], "this peer leads the engine big, not other"),
+        ([(Type.MEMBER, member_of()), (Type.REPORTED, {"report": b"\xc1", "age_us": 0})], "not msgpack"),
+        ([(Type.MEMBER, member_of()), (Type.REPORTED, {"report": b"\x80", "age_us": 0})], "'engine' is missing"),
+        ([(Type.MEMBER, member_of()), (Type.REPORTED, {"report": msgpack.packb(REPORT | {"rank": "1"}), "age_us": 0})], "'rank'"),
+        ([(Type.MEMBER, member_of()), (Type.REPORTED, {"report": msgpack.packb(REPORT | {"error": 5}), "age_us": 0})], "'error'"),
+    ],
+)
+async def test_who_breaks_the_rules_is_shown_out_and_nobody_else(hosts, frames, why):
+    lead, b = await together(hosts, "b")
+    knocker, link = await knock(lead)
+    for kind, body in frames:
+        link.send(kind, body)
+    await until(lambda: knocker.closed)
+    assert why in str(knocker.error)
+    await until(lambda: set(seen(lead)) == {"b"})
+    await b.says(rank=1)
+    await until(lambda: lead.reports)
+    await asyncio.wait_for(lead.lead.meet(ONE), LIMIT_S)
+
+
+@pytest.mark.parametrize("hello", [{"role": "child"}, {"role": "peer"}, {"role": "rank"}])
+async def test_nobody_but_members_may_sit_down(hosts, hello):
+    lead = await hosts("lead", "a", ONE)
+    error = await turned_away(lead, **hello)
+    assert isinstance(error, RefusedError)
+    assert "takes members alone" in str(error)
+
+
+async def test_a_member_of_another_engine_says_why_it_has_no_lead(hosts):
+    lead = await hosts("lead", "a", ONE)
+    b = await hosts("member", "b", ONE, engine="other")
+    b.member.lead_is(lead.place)
+    await until(lambda: "this peer leads the engine big, not other" in str(b.member.status()["error"]))
+    assert seen(lead) == {}
+
+
+async def test_there_are_only_so_many_seats(hosts, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_MEMBERS", 2)
+    lead = await hosts("lead", "a", ONE)
+    early = [await knock(lead, bytes([n]) * 16) for n in (1, 2)]
+    assert "has 2 members already" in str(await turned_away(lead))
+    early[0][1].close()
+    await until(lambda: len(lead.lead._links) == 1)
+    knocker, link = await knock(lead)
+    link.send(Type.MEMBER, member_of())
+    await until(lambda: set(seen(lead)) == {"knocker"})
+    assert not knocker.closed
+
+
+async def test_who_comes_twice_sits_once(hosts):
+    lead = await hosts("lead", "a", ONE)
+    first, one = await knock(lead)
+    one.send(Type.MEMBER, member_of())
+    one.send(Type.HELD, HELD)
+    await until(lambda: seen(lead) and seen(lead)["knocker"]["staged"])
+    _, two = await knock(lead)
+    two.send(Type.MEMBER, member_of())
+    await until(lambda: first.closed and "here again" in str(first.error))
+    assert seen(lead)["knocker"]["staged"] is None
+    two.send(Type.HELD, HELD)
+    await until(lambda: seen(lead)["knocker"]["staged"] == "0.1")
+
+
+async def test_an_answer_to_an_older_round_is_none(hosts):
+    lead = await hosts("lead", "a", ONE)
+    lead.lead.begin()
+    knocker, link = await knock(lead)
+    link.send(Type.MEMBER, member_of())
+    link.send(Type.HELD, HELD)
+    await until(lambda: seen(lead) and seen(lead)["knocker"]["staged"])
+    assert not seen(lead)["knocker"]["still"]
+    stills = lambda: [e.body for e in knocker.said if e.type is Type.STILL]  # noqa: E731
+    await until(stills)
+    link.send(Type.HELD, HELD | {"round": stills()[-1]["round"]})
+    await until(lambda: seen(lead)["knocker"]["still"])
+    await lead.move(TWO)
+    assert not seen(lead)["knocker"]["still"]
+
+
+async def test_ranks_beyond_reason_are_not_remembered(hosts):
+    lead, b = await together(hosts, "b")
+    await b.says(rank=limits.MAX_RANKS)
+    await b.says(rank=-1)
+    await b.says(rank=3)
+    await until(lambda: len(lead.reports) == 3)
+    assert seen(lead)["b"]["ranks"] == [3]
+
+
+async def test_errors_of_versions_off_the_wire_close_the_link(hosts):
+    lead = await hosts("lead", "a", ONE)
+    knocker, link = await knock(lead)
+    link.send(Type.MEMBER, member_of())
+    link.send(Type.HELD, HELD | {"version": [0, -1]})
+    await until(lambda: knocker.closed)
+    assert isinstance(knocker.error, RemoteError | IntegrityError)
