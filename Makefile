@@ -47,13 +47,8 @@ style: setup  ## Lint and format, without changing anything
 types: setup  ## mypy, strict
 	$(BIN)/mypy
 
-bench: setup  ## Measure this installation; tables here, JSON in bench-out/
-	@mkdir -p bench-out
-	$(BIN)/p2pcast bench codec --output bench-out/codec.json
-	$(BIN)/p2pcast bench relay --output bench-out/relay.json
-	$(BIN)/p2pcast bench publish --output bench-out/publish.json
-	@if [ "$$(id -u)" = 0 ]; then $(BIN)/p2pcast bench broadcast --peers 8 --rounds 3 --output bench-out/broadcast.json; else echo "bench broadcast left out: only root can make its networks"; fi
-	$(BIN)/p2pcast bench live --fresh-every 10 --output bench-out/live.json
+bench: setup  ## Measure what is not measured yet, beside rivals, and write docs/benchmarks.md: ONLY="codec relay" anew, QUICK=1 coarsely
+	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick)
 
 lab: setup  ## What network emulation this machine can do
 	$(BIN)/p2pcast lab doctor

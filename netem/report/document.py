@@ -1,0 +1,95 @@
+"""docs/benchmarks.md out of what parts and scenarios have said. Pure: the same JSON gives the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from netem.report import hosts, networks, sizes
+from netem.report.labs import lab
+from netem.report.parts import PARTS
+from netem.report.text import Loss, Picture, Section, figure, table
+
+Kept = Mapping[str, Any]
+FOLDER: Final = "benchmarks"
+"""Of the plots, beside the text."""
+WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Section]]] = {
+    "codec": sizes.codec, "squash": sizes.squash, "catchup": sizes.catchup,
+    "broadcast": networks.broadcast, "stripes": networks.stripes, "faults": networks.faults,
+    "relay": hosts.relay, "publish": hosts.publish, "live": hosts.live,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``pictures``: those that the text shows, to be drawn by whoever writes it."""
+
+    text: str
+    pictures: Sequence[Picture]
+
+
+def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> Written:
+    """``parts``: by name, what was kept; ``labs``: scenarios' documents; ``lab_plots``: names of the plots that each has."""
+    measured = {name: parts[name] for name in PARTS if "document" in parts.get(name, {})}
+    sections = {name: WRITERS[name](kept["document"]) for name, kept in measured.items()}
+    scenarios = {document["scenario"]: lab(document) for document in sorted(labs, key=lambda each: each["scenario"])}
+    compared = [loss for section in [*sections.values(), *scenarios.values()] for loss in section.compared]
+    blocks = [
+        "# Benchmarks",
+        "Written by `make bench` from what it measured; do not edit. Run it again: `make bench` (half an hour on four cores; `make bench QUICK=1`: some minutes, coarse; `make bench ONLY=codec`: one part). What has been measured is "
+        "kept in `bench-out/`, a JSON a part; a scenario's in `lab-out/` (`p2pcast lab SCENARIO`). The reasons for misses, and what was tried, are in [measurements.md](measurements.md).",
+        *_machines(measured, labs),
+        *_lost(compared),
+    ]  # fmt: skip
+    for name, section in sections.items():
+        kept = measured[name]
+        blocks += [f"## {section.title}", _ran(kept), *section.blocks, *_shown(section)]
+    for name, section in scenarios.items():
+        blocks += [f"## {section.title}", *section.blocks]
+        blocks += [f"![{name}]({FOLDER}/{file})" for file in lab_plots.get(name, ())]
+    if missing := [name for name in PARTS if name not in measured]:
+        blocks += ["## Not measured", "\n".join(f"- {name}: {parts.get(name, {}).get('why', 'not yet')}" for name in missing)]
+    text = "\n\n".join(blocks) + "\n"
+    return Written(text, [picture for section in sections.values() for picture in section.pictures])
+
+
+def _ran(kept: Kept) -> str:
+    ended = "" if kept["exit_code"] == 0 else f"; it ended with exit code {kept['exit_code']}"
+    quick = " (quick, so coarse)" if kept["quick"] else ""
+    return f"`{kept['command']}`{quick}, {kept['began']}, {kept['took_s']:.0f} s, load at its beginning {figure(kept['machine']['load'])}{ended}."
+
+
+def _shown(section: Section) -> list[str]:
+    return [f"![{picture.title}]({FOLDER}/{picture.file}.png)" for picture in section.pictures]
+
+
+def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
+    """Each machine and set of versions once, with what ran on it."""
+    on: dict[tuple[str, str], list[str]] = {}
+    for name, kept in [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]:
+        m = kept["machine"]
+        machine = f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 1e9:.0f} GB, {m['kernel']}"
+        versions = ", ".join(f"{package} {number}" for package, number in kept["versions"].items())
+        on.setdefault((machine, versions), []).append(name)
+    if len(on) == 1:
+        ((machine, versions),) = on
+        return [f"Machine: {machine}. Versions: {versions}."]
+    return [f"Machine of {', '.join(names)}: {machine}. Versions: {versions}." for (machine, versions), names in on.items()]
+
+
+def _lost(compared: Sequence[Loss]) -> list[str]:
+    behind = [loss for loss in compared if loss.lost and loss.rival is not None]
+    missed = [loss for loss in compared if loss.lost and loss.rival is None]
+    races, bars = (sum((loss.rival is None) is bar for loss in compared) for bar in (False, True))
+    blocks = ["## Where p2pcast is behind"]
+    headings = ["where", "what", "p2pcast", "ahead", "by"]
+    blocks.append(
+        f"Of {races} comparisons with a rival or a limit, {len(behind)} lost; computed from the data, all of them here:"
+    )
+    if behind:
+        blocks.append(table(headings, (loss.cells() for loss in behind)))
+    blocks.append(f"Of {bars} bars, {len(missed)} missed:")
+    if missed:
+        blocks.append(table([*headings[:3], "bound", "by"], (loss.cells() for loss in missed)))
+    return blocks

