@@ -82,7 +82,7 @@ def _row(row: Mapping[str, Any], judgement: Mapping[str, Any]) -> dict[str, Any]
     single = judgement["single_cubic_bps"]
     choice = judgement["choice"]
     return {
-        "rtt_ms": round(row["rtt_s"] * 1e3, 3), "loss": row["loss"], "congestion": row["congestion"], "stripes": row["stripes"],
+        "rtt_ms": round(row["rtt_s"] * 1e3, 3), "loss": round(row["loss"], 6), "congestion": row["congestion"], "stripes": row["stripes"],
         "goodput_bps": goodput_bps, "of_ceiling": of, "retransmitted": round(row["retransmitted"], 5),
         "to_single_cubic": None if not single else round(goodput_bps / single, 3),
         "to_best": round(goodput_bps / judgement["best"]["bps"], 3),

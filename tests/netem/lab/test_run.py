@@ -1,0 +1,195 @@
+"""Scenarios as people run them: by name or from a file, to the end, and cut short; nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netem import uml
+from netem.lab.emulated import emulated, results
+from netem.lab.experiments import links
+from p2pcast.errors import UsageError
+
+LAB = [sys.executable, "-m", "p2pcast.cli", "lab"]
+END_S = 60.0
+TWO = """
+what = "two hosts"
+minutes = 0.1
+experiment = "links"
+[network]
+[[hosts]]
+name = "a"
+[[hosts]]
+name = "b"
+rate = "{rate}"
+[columns]
+rate_bps = "bit/s"
+[[plots]]
+x = "from"
+y = "rate_bps"
+title = "rates"
+file = "rates"
+kind = "bar"
+"""
+ARGUMENT: dict[str, Any] = {
+    "network": {"hosts": [{"name": "a", "rate": "50mbit"}, {"name": "b", "rate": "50mbit"}]},
+    "events": [],
+    "parameters": {},
+}
+
+
+def lab(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LAB, *words], capture_output=True, text=True, timeout=300, check=False)
+
+
+def holders(pid: int | str = "self") -> set[int]:
+    """Processes below one, itself left out."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found |= {int(child), *holders(child)}
+    return found
+
+
+@pytest.mark.root
+def test_a_scenario_from_a_file_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TWO.format(rate="50mbit"))
+    said = lab(str(tmp_path / "mine.toml"), "--json", "-o", str(tmp_path / "out"), "--set", 'hosts.b.rate=["40mbit", "20mbit"]')
+    document = json.loads(said.stdout)
+    assert document == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert document["backend"] == "rate"
+    assert document["failed"] == []
+    assert [(row["case"], row["hosts.b.rate"], row["from"], row["to"], row["asked_rate_bps"]) for row in document["rows"]] == [
+        (1, "40mbit", "b", "a", 4e7), (1, "40mbit", "a", "b", 4e7), (2, "20mbit", "b", "a", 2e7), (2, "20mbit", "a", "b", 2e7),
+    ]  # fmt: skip
+    # On a busy machine a link may be slower, and is said to be; never faster.
+    assert said.returncode == any(each["off"] for each in document["calibrations"])
+    assert all(0 < row["rate_bps"] < 1.05 * row["asked_rate_bps"] for row in document["rows"] if row["rate_bps"])
+    only = json.loads(lab(str(tmp_path / "mine.toml"), "--json", "-o", str(tmp_path / "out"), "--only", "1").stdout)
+    assert {row["case"] for row in only["rows"]} == {1}
+
+
+def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(TWO.format(rate="50mbit") + "colour = 'red'\n")
+    for words, why in (
+        (["nothing"], "there is no scenario 'nothing'"),
+        ([str(tmp_path / "mine.toml")], r"nothing is known of plots[1].colour"),
+        (["smoke", "--backend", "rate"], "asks for delay or loss"),
+        (["smoke", "--set", "mtu"], "write KEY=VALUE"),
+    ):
+        said = lab(*words)
+        assert said.returncode == 2
+        assert why in said.stderr
+        assert len(said.stderr.splitlines()) == 1
+
+
+def test_all_netem_that_this_machine_has(tmp_path: Path) -> None:
+    """The short scenario, by whatever backend there is. On a busy machine links may be off, and are said to be; delay and loss are there all the same."""
+    said = lab("smoke", "--json", "-o", str(tmp_path))
+    if "can't be emulated here" in said.stderr:
+        assert "lab doctor" in said.stderr
+        return
+    document = json.loads(said.stdout)
+    assert document["failed"] == []
+    rows = {(row["from"], row["to"]): row for row in document["rows"]}
+    assert len(rows) == 6
+    for row in document["rows"]:
+        assert row["rtt_s"] is None or row["rtt_s"] > 0.95 * row["asked_rtt_s"]
+        assert row["rate_bps"] is None or row["rate_bps"] < 1.05 * row["asked_rate_bps"]
+        assert row["loss"] >= 0.3 * row["asked_loss"]
+    assert any(row["rtt_s"] for row in document["rows"])
+    assert (tmp_path / "smoke-round-trips.png").exists()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_one_that_is_cut_short(tmp_path: Path, end: signal.Signals) -> None:
+    (tmp_path / "mine.toml").write_text(TWO.format(rate="500kbit"))
+    _cut_short([*LAB, str(tmp_path / "mine.toml"), "-o", str(tmp_path / "out")], 2, end)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.skipif(shutil.which(uml.KERNEL) is None, reason="apt-get install user-mode-linux")
+def test_nothing_is_left_of_a_kernel_that_is_cut_short(tmp_path: Path) -> None:
+    maker = _cut_short([*LAB, "smoke", "--backend", "uml", "-o", str(tmp_path / "out")], 4, signal.SIGINT)
+    assert not list(Path(tempfile.gettempdir()).glob(f"{uml.PREFIX}{maker}-*"))
+
+
+def _cut_short(command: list[str], processes: int, end: signal.Signals) -> int:
+    """Its process id. It is ended once it has at least so many processes below it."""
+    maker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert maker.stderr is not None
+        assert maker.stderr.readline().startswith("case 1")
+        while len(below := holders(maker.pid)) < processes:
+            assert maker.poll() is None
+            time.sleep(0.01)
+        watched = [os.pidfd_open(pid) for pid in below]
+        maker.send_signal(end)
+        assert maker.wait(END_S) == (-end if end == signal.SIGKILL else 130)
+        for pidfd in watched:
+            assert select.select([pidfd], [], [], END_S)[0], "one of its processes lives on"
+            os.close(pidfd)
+    finally:
+        maker.kill()
+        maker.communicate()
+    return maker.pid
+
+
+@pytest.mark.root
+def test_nothing_is_left_of_one_that_fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netem.lab.emulated.measure", lambda net, wanted=(): [])
+    before = holders()
+
+    def broken() -> None:
+        with emulated(ARGUMENT) as (_, calibrated):
+            assert len(holders() - before) == 3
+            assert calibrated["off"] == []
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        broken()
+    assert holders() == before
+    saying = links.results(ARGUMENT)
+    assert next(saying)["off"] == []
+    assert holders() > before
+    saying.close()  # type: ignore[attr-defined]
+    assert holders() == before
+
+
+@pytest.mark.root
+def test_a_case_that_fails_does_not_keep_the_next_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a network measured twice."""
+    from p2pcast.errors import LocalError
+
+    measured: list[int] = []
+
+    def breaking(argument: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with emulated(argument) as (_, calibrated):
+            yield calibrated
+            if argument["parameters"]["bad"]:
+                raise LocalError("it broke")
+            yield {"row": {"x": 1}}
+
+    monkeypatch.setattr("netem.lab.emulated.measure", lambda net, wanted=(): measured.append(1) or [])
+    monkeypatch.setattr(links, "results", breaking)
+    cases = [{"number": n, "argument": {**ARGUMENT, "parameters": {"bad": n == 1}}} for n in (1, 2)]
+    said = list(results({"experiment": "links", "cases": cases}))
+    assert [{**each, "tries": 1} for each in said if "off" not in each] == [
+        {"case": 1, "failed": "it broke", "tries": 1}, {"case": 2, "row": {"x": 1}, "tries": 1}, {"case": 2, "done": True, "tries": 1},
+    ]  # fmt: skip
+    assert measured == [1]
+    with pytest.raises(UsageError, match="no experiment"):
+        list(results({"experiment": "none", "cases": []}))
