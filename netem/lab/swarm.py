@@ -193,6 +193,8 @@ class Swarm:
             staged[peer] = self.told(peer, "staged", version=version).time_s - opened_s
             committed[peer] = self.told(peer, "committed", version=version).time_s - opened_s
             self.exact(peer)
+        # Peers may be through before the hub has brought its own copy up to it.
+        self.until(lambda: (self.get(HUB)["last"] or {}).get("version") == version, f"end of {version} at the hub", limit_s)
         last = self.get(HUB)["last"]
         return Timeline(version, int(last["bytes"]), str(last["codec"]), opened_s, received, staged, committed)
 
