@@ -60,8 +60,8 @@ class Attachment:
         changed: Callable[[], None],
     ) -> None:
         self.orders = Orders()
-        self.parent: bytes | None = None
-        """The node that feeds us now."""
+        self.place: Place | None = None
+        """Where the node listens that feeds us now."""
         self.live: Upstream | None = None
         self.beside: Upstream | None = None
         """From a peer that has lost all above it, as we have."""
@@ -123,9 +123,9 @@ class Attachment:
         return None if self.live is None or self.live.link.closed else self.live
 
     @property
-    def place(self) -> Place | None:
-        """Where the parent listens."""
-        return next((place for place in self._candidates() if place[0] == self.parent), None)
+    def parent(self) -> bytes | None:
+        """The node that feeds us now; a newer plan may name another, and not this one any more."""
+        return None if self.place is None else self.place[0]
 
     @property
     def receiving(self) -> Version | None:
@@ -162,11 +162,11 @@ class Attachment:
                 self.beside.link.abort()
             upstream.on_lag = self._changed
             upstream.start(upstream.link)
-            self.live, self.parent = upstream, place[0]
+            self.live, self.place = upstream, place
             self._moved_at = loop.time()
             self._changed()
             error, found = await self._receive(upstream)
-            self.live = self.parent = None
+            self.live = self.place = None
             attached_s, self._moved_at = loop.time() - self._moved_at, loop.time()
             if attached_s > RETRY_MAX_S:
                 wait_s = RETRY_MIN_S

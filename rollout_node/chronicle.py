@@ -40,6 +40,8 @@ class Chronicle:
         self.refused_installs: Counter[str] = Counter()
         """Engine → how often an install failed, or was refused by it; one that fails again for the same reason counts once."""
         self.refused_versions = 0
+        self.healed_cells = 0
+        self.healing_bytes = 0
         self._events = events
         self._opened: dict[Version, float] = {}
         self._staged: dict[Version, float] = {}
@@ -76,6 +78,10 @@ class Chronicle:
         yield metrics.counter(
             "p2pcast_peer_refused_versions", "Versions refused before the shadow changed", self.refused_versions
         )
+        yield metrics.counter(
+            "p2pcast_peer_healed_cells", "Cells of the shadow that had rotted and were put right", self.healed_cells
+        )
+        yield metrics.counter("p2pcast_peer_healing_bytes", "Piece bytes fetched to put cells right", self.healing_bytes)
 
     # -- versions
 
@@ -102,6 +108,12 @@ class Chronicle:
     def refused(self, version: Version, why: str) -> None:
         self.refused_versions += 1
         self._events.emit("refused", version=str(version), why=why)
+
+    def healed(self, version: Version, cells: int, fetched_bytes: int) -> None:
+        """Cells of the shadow that had rotted are right again; ``fetched_bytes``: what came over the network for that."""
+        self.healed_cells += cells
+        self.healing_bytes += fetched_bytes
+        self._events.emit("healed", version=str(version), cells=cells, bytes=fetched_bytes)
 
     # -- neighbours
 

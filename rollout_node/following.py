@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.layout import Layout
+from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.offline import state_digest
 from p2pcast.parallel import cores
@@ -25,11 +25,12 @@ from p2pcast.progress import Meter
 from p2pcast.relay.catchup import Edge
 from p2pcast.relay.node import Holding
 from p2pcast.relay.upstream import Upstream
-from p2pcast.state.replay import WordsOf, heal, replay_to
-from p2pcast.state.shadow import Shadow
+from p2pcast.state.replay import WordsOf
+from p2pcast.state.shadow import Shadow, layout_in
 from p2pcast.version import Version
 from rollout_node.catalog import Entry
 from rollout_node.catching_up import CatchingUp
+from rollout_node.healing import Healing
 from rollout_node.marks import Marks
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ SMALL_BYTES = 256 * limits.KIB
 20 ms at 100 Mbit/s."""
 KEPT_PATCHES = 16
 """Patches kept for an engine that lags behind; one further back is filled densely."""
+DOUBT_S = 30.0
+"""Between two passes over the shadow because of engines that were found wrong: it may be their own fault."""
 REFUSED_S = 0.5
 REFUSED_MAX_S = 60.0
 """Before an artifact that was refused is tried again; twice as long each time."""
@@ -68,6 +71,9 @@ class Following:
         self._peer = peer
         self._still = asyncio.Condition()
         self._readers = 0
+        self._healing = Healing(peer)
+        self._doubted = False
+        self._read_through_s = -DOUBT_S
         self._refusals: Counter[bytes] = Counter()
         """Artifact → how often it was refused."""
 
@@ -106,20 +112,26 @@ class Following:
         return max((layout.nbytes for layout in layouts), default=0)
 
     def _edges(self) -> Collection[Edge]:
+        edges = {e.artifact: e for e in self.listed()} | {
+            h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
+            for h in self._peer.node.holdings.values()
+            if self._may_complete(h)
+        }
+        return edges.values()
+
+    def listed(self) -> Collection[Edge]:
+        """What others hold whole, by the word of the hub or of a mirror."""
         peer, mirrored = self._peer, self._peer.mirrored
         use = mirrored is not None and mirrored.in_use
         # What a hub that is gone has listed can be had of nobody, unless there is a parent.
         listed = peer.catalog.edges() if not use or peer.attachment.feeding is not None else {}
-        edges = (
-            listed
-            | (mirrored.edges() if mirrored is not None and use else {})
-            | {
-                h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
-                for h in peer.node.holdings.values()
-                if self._may_complete(h)
-            }
-        )
-        return edges.values()
+        return (listed | (mirrored.edges() if mirrored is not None and use else {})).values()
+
+    def layout_of(self, artifact: bytes) -> bytes | None:
+        """Of one that is listed."""
+        mirrored = self._peer.mirrored
+        entry = self._peer.catalog.get(artifact) or (None if mirrored is None else mirrored.entries.get(artifact))
+        return None if entry is None else entry.layout
 
     def _bytes_left(self, holding: Holding) -> int:
         """What has still to come; of one that is still being made, nobody knows: it is taken for the cheapest."""
@@ -142,7 +154,7 @@ class Following:
     def _may_complete(self, holding: Holding) -> bool:
         """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
         mirrored = self._peer.mirrored
-        return (
+        return not holding.excerpt and (
             holding.completed_at is not None
             or holding.source is not None
             or self._peer.catalog.get(holding.id) is not None
@@ -229,7 +241,11 @@ class Following:
         """What was half received and nobody sends, and lies on no way any more: who has begun to decode it would wait for ever."""
         peer = self._peer
         needed: frozenset[bytes] | None = None
-        for holding in [h for h in peer.node.holdings.values() if h.idle or (self._stands(h) and not peer.pulling.fetches(h.id))]:
+        for holding in [
+            h
+            for h in peer.node.holdings.values()
+            if not h.excerpt and (h.idle or (self._stands(h) and not peer.pulling.fetches(h.id)))
+        ]:
             entry = self._peer.catalog.get(holding.id)
             needed = self.needed() if needed is None else needed
             if entry is not None and entry.sealed and holding.id not in needed:
@@ -252,10 +268,11 @@ class Following:
         """For as long as the peer lives."""
         await self._begin()
         while True:
+            await self._settle_doubts()
             path = self.path()
             holding = self._peer.node.holdings.get(path[0].artifact) if path else None
             if holding is None:
-                self._set_busy(self._idle(way_ahead=bool(path)))
+                self.say_busy(self._idle(way_ahead=bool(path)))
                 await self.news.wait()
                 continue
             try:
@@ -265,6 +282,17 @@ class Following:
                 logger.info("%s", error)
             except IntegrityError as error:
                 await self._refused(holding, error)
+
+    def doubt(self) -> None:
+        """Somebody was given the state as it is here, and it was wrong: the shadow is to be read through."""
+        self._doubted = True
+        self.news.ring()
+
+    async def _settle_doubts(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._doubted and self.shadow is not None and now - self._read_through_s > DOUBT_S:
+            self._doubted, self._read_through_s = False, now
+            await self._look_through(self.shadow)
 
     def _idle(self, way_ahead: bool) -> str:
         if self.staged is None or way_ahead:
@@ -279,9 +307,11 @@ class Following:
         if self.shadow is None and self.base is not None:
             # A hub that has just started is still making that very version.
             while not self._whole():
-                self._set_busy("waiting")
+                self.say_busy("waiting")
                 await self.news.wait()
             self.shadow = await self._from_base(*self.base)
+        if self.shadow is not None:
+            await self._healing.complete(self.shadow.version, self.shadow.layout, deep=True)
         # Only now is it known what has to come over the wire.
         self.staged = None if self.shadow is None else self.shadow.version
         self.begun.set()
@@ -297,7 +327,10 @@ class Following:
             except LocalError:
                 return None
             known = self._signed(shadow.version)
-            if known is None or known != shadow.state_digest or not await self._sound(shadow):
+            sound = known is not None and known == shadow.state_digest
+            if sound and (rotten := await self._rotten(shadow)):
+                sound = await self._healing.mend(shadow, rotten, contextlib.nullcontext)
+            if not sound:
                 shadow.close()
                 return None
             logger.info("the shadow of an earlier process is good: version %s", shadow.version)
@@ -309,25 +342,23 @@ class Following:
         manifest = self._peer.store.manifest(version)
         return self.states().get(version) if manifest is None else manifest.state
 
-    async def _sound(self, shadow: Shadow) -> bool:
-        """Whether every cell matches its mark, once those that had rotted have been put right from what lies on disk."""
-        staging = self._peer.staging
-        rotten = await staging.run(shadow.verify, staging.workers)
-        if not rotten:
-            return True
-        logger.error("%d cells of the shadow have rotted", len(rotten))
-        replay = replay_to(shadow.version, [h for h in self._peer.node.holdings.values() if h.finished], self._base_at())
-        if replay is None:
-            return False
-        try:
-            healed = await staging.run(heal, shadow, rotten, replay)
-        except (IntegrityError, LocalError) as error:
-            logger.error("they could not be put right: %s", error)
-            return False
-        logger.warning("%d cells of the shadow were put right from what lies on disk", healed)
-        return True
+    async def _rotten(self, shadow: Shadow) -> list[Cell]:
+        return await self._peer.staging.run(shadow.verify, self._peer.staging.workers)
 
-    def _base_at(self) -> tuple[Version, WordsOf] | None:
+    async def _look_through(self, shadow: Shadow) -> bool:
+        """Whether any cell had rotted. The shadow is right afterwards, or there is none any more."""
+        rotten = await self._rotten(shadow)
+        if rotten and not await self._healing.mend(shadow, rotten, self._moving):
+            await self._begin_anew(shadow)
+        return bool(rotten)
+
+    async def _begin_anew(self, shadow: Shadow) -> None:
+        async with self._moving():
+            logger.error("the shadow is made anew")
+            shadow.close()
+            self.shadow = self.staged = None
+
+    def base_at(self) -> tuple[Version, WordsOf] | None:
         """The base folder and the version that it is, as far as that is known."""
         if self.base is None:
             return None
@@ -340,6 +371,8 @@ class Following:
         if self.base is not None:
             layout = self.base[0].layout()
             seen.setdefault(layout.layout_id, layout)
+        if (own := layout_in(self._peer.config.shadow)) is not None:
+            seen.setdefault(own.layout_id, own)
         return seen.values()
 
     async def _from_base(self, checkpoint: Checkpoint, state: int) -> Shadow:
@@ -366,7 +399,7 @@ class Following:
 
     async def _advance(self, holding: Holding) -> None:
         version, staging = holding.open.version, self._peer.staging
-        self._set_busy("receiving")
+        self.say_busy("receiving")
         if holding.open.base is None:
             await self._fill(holding)
         else:
@@ -374,6 +407,7 @@ class Following:
             assert shadow is not None
             patch = await staging.patch(holding, shadow)
             await holding.durable.wait()
+            await self._healing.complete(version, shadow.layout)
             async with self._moving():
                 await staging.apply(shadow, patch)
         await self._at(version)
@@ -391,6 +425,7 @@ class Following:
                 meter(held - seen, max(held, layout.nbytes))
                 seen = held
         await holding.durable.wait()
+        await self._healing.complete(holding.open.version, layout)
         async with self._moving():
             if self.shadow is not None:
                 self.shadow.close()
@@ -402,7 +437,7 @@ class Following:
         self.staged = version
         if self._peer.mirrored is not None:
             await self._peer.staging.run(lambda: self._peer.memory.update(newest=str(version)))
-        self._set_busy("staged")
+        self.say_busy("staged")
         logger.info("version %s staged", version)
         self._drop_patches()
         self._peer.chronicle.staged(version, asyncio.get_running_loop().time())
@@ -423,19 +458,16 @@ class Following:
         return ahead is not None and ahead.finished and version != self._peer.target
 
     async def _refused(self, holding: Holding, error: IntegrityError) -> None:
-        """A version that does not fit what we hold, or a shadow that rotted: heal by starting over from what is whole."""
+        """A version that does not fit what we hold, or a shadow that rotted: that is healed, a cell at a time."""
         self.error = str(error)
         logger.error("version %s refused: %s", holding.open.version, error)
         self._peer.chronicle.refused(holding.open.version, self.error)
         rotten = False
         if self.shadow is not None and holding.open.base == self.staged:
-            async with self._moving():
-                rotten = bool(await self._peer.staging.run(self.shadow.verify, self._peer.staging.workers))
-                healed = rotten and await self._sound(self.shadow)
-                if not healed:
-                    logger.error("the shadow is made anew")
-                    self.shadow.close()
-                    self.shadow = self.staged = None
+            rotten = await self._look_through(self.shadow)
+            if not rotten and (self._refusals[holding.id] or self._signed(self.shadow.version) != self.shadow.state_digest):
+                # Every cell is what its mark says, and yet versions do not fit: then it is the marks.
+                await self._begin_anew(self.shadow)
         if not rotten and holding.finished:
             # It was whole when it came in: then it has been damaged on our disk.
             self._peer.node.forget(holding.id)
@@ -456,7 +488,7 @@ class Following:
                 behind = max(behind, every[-KEPT_PATCHES - 1])
             shadow.drop_patches(behind)
 
-    def _set_busy(self, what: str) -> None:
+    def say_busy(self, what: str) -> None:
         if what != self.busy:
             self.busy = what
             self._peer.control.changed()

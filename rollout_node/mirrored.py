@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -28,6 +28,7 @@ from p2pcast.mirror.objects import MissingError, Objects
 from p2pcast.mirror.plan import Span, spans
 from p2pcast.relay.artifact import Offer
 from p2pcast.relay.catchup import Edge
+from p2pcast.relay.excerpt import Excerpt
 from p2pcast.relay.node import Holding, Node
 from rollout_node.catalog import Entry
 from rollout_node.mirror_catalog import MirrorCatalog
@@ -315,11 +316,25 @@ class Mirrored:
         node.seal(holding, tail.manifest)
         return holding
 
-    async def _pieces(self, holding: Holding) -> None:
-        """All that are missing. The first error, once every request has ended."""
+    async def fetch_part(self, artifact: bytes, excerpt: Excerpt) -> None:
+        """That of it, into a holding that the caller has announced as an excerpt. Raises P2PCastError where it could not be had."""
+        holding = await self._open(artifact)
+        if holding is None:
+            raise RetryableError("it comes another way by now")
+        try:
+            wanted = excerpt.pieces(holding.assembly)
+            await self._pieces(holding, wanted)
+            while not all(piece in holding.stored for piece in wanted):
+                holding.progress.clear()
+                await holding.progress.wait()
+        finally:
+            holding.source = None
+
+    async def _pieces(self, holding: Holding, wanted: Collection[int] | None = None) -> None:
+        """All that are missing, of those that are wanted (None: all). The first error, once every request has ended."""
         assembly, held = holding.assembly, holding.artifact.held
         assert assembly.manifest is not None
-        missing = (p for p in range(assembly.pieces) if p not in held)
+        missing = (p for p in (range(assembly.pieces) if wanted is None else sorted(wanted)) if p not in held)
         left = iter(spans(missing, assembly.open.piece, assembly.manifest.log, SPAN_BYTES))
         results = await asyncio.gather(*(self._some(holding, left) for _ in range(AT_ONCE)), return_exceptions=True)
         for result in results:

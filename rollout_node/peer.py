@@ -526,9 +526,13 @@ class Peer:
     # -- NodeOwner
 
     def make_log(self, open_: Open, layout: Layout) -> Log:
+        if open_.artifact in self.node.excerpts:
+            return self.store.begin_excerpt(open_)
         return self.store.begin(open_, layout, resumable=True)
 
     def on_opened(self, holding: Holding) -> None:
+        if holding.excerpt:
+            return
         self.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
         self.following.news.ring()
 
@@ -560,6 +564,9 @@ class Peer:
         self.following.news.ring()
 
     def on_aborted(self, holding: Holding) -> None:
+        if holding.excerpt:
+            self._later(self.staging.run(self.store.end_excerpt, holding.log, holding.id), f"end {holding.open.version}")
+            return
         self.chronicle.aborted(holding.open.version)
         self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
         self.following.news.ring()
@@ -636,6 +643,9 @@ class Peer:
             self.lead.set_serving(led.committed, led.ready)
         self._look()
         self.orders.changed.ring()
+
+    def doubt(self) -> None:
+        self.following.doubt()
 
     def on_staged(self, version: Version) -> None:
         """The shadow is at ``version`` now."""

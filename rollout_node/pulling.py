@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.relay.excerpt import Excerpt
 from p2pcast.relay.node import Node
 from p2pcast.relay.scattering import Ask, Leave, Recall, Scattering
 from p2pcast.relay.source import Source
@@ -59,6 +61,10 @@ class PullOwner(Protocol):
 class _Wish:
     since_s: float
     anchor: bool
+    excerpt: Excerpt | None = None
+    """What is wanted of it; None: all."""
+    pieces: frozenset[int] | None = None
+    """Where that lies, once the directory has come."""
     begun: bool = False
     """Nobody else sends it: it may be asked for."""
     wanted: bool = False
@@ -83,6 +89,8 @@ class Pulling:
         self._received = Throughput()
         self._eased: dict[bytes, int | None] = {}
         self._bell = Bell()
+        self.ended = Bell()
+        """Rings when something is no longer pulled: it is here, or will not come this way."""
         self._idle_since_s = 0.0
         self.bytes_received = 0
         """Of pieces, in all."""
@@ -102,6 +110,25 @@ class Pulling:
             self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor)
             self._bell.ring()
 
+    def fetch_part(self, artifact: bytes, excerpt: Excerpt, *, anchor: bool) -> None:
+        """Some of it, for whoever asks: it stays in the node, as an excerpt, until ``release``."""
+        self._node.excerpts.add(artifact)
+        self._node.pulled.add(artifact)
+        self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor, excerpt)
+        self._bell.ring()
+
+    def release(self, artifacts: Collection[bytes]) -> None:
+        """Those of which a part was fetched are not needed any more: what comes of them from now on comes for somebody else."""
+        for artifact in artifacts:
+            self._node.excerpts.discard(artifact)
+            if artifact in self._wishes:
+                self._end(artifact)
+            self._node.pulled.discard(artifact)
+        if artifacts and not self._wishes:
+            # Sources have opened them on their links, and would not do it again there.
+            for source in self.sources:
+                source.link.close()
+
     def fetches(self, artifact: bytes) -> bool:
         return artifact in self._wishes
 
@@ -113,7 +140,15 @@ class Pulling:
 
     @property
     def hopeless(self) -> list[bytes]:
-        """Artifacts for which no source could be found."""
+        """Artifacts for which no source could be found, and that may come another way."""
+        return [artifact for artifact in self._sourceless() if self._wishes[artifact].excerpt is None]
+
+    @property
+    def hopeless_parts(self) -> list[bytes]:
+        """As ``hopeless``, of those of which a part is wanted."""
+        return [artifact for artifact in self._sourceless() if self._wishes[artifact].excerpt is not None]
+
+    def _sourceless(self) -> list[bytes]:
         if self._sources or self._dials:
             return []
         now = asyncio.get_running_loop().time()
@@ -186,13 +221,19 @@ class Pulling:
                 source.link.close()
 
     def _ended(self, artifact: bytes) -> bool:
-        holding = self._node.holdings.get(artifact)
-        return holding is not None and (holding.completed_at is not None or holding.finished or holding.aborted)
+        holding, pieces = self._node.holdings.get(artifact), self._wishes[artifact].pieces
+        if holding is None:
+            return False
+        if pieces is not None and all(piece in holding.stored for piece in pieces):
+            return True
+        return holding.completed_at is not None or holding.finished or holding.aborted
 
     def _end(self, artifact: bytes) -> None:
         del self._wishes[artifact]
         self._scattering.done(artifact)
-        self._node.pulled.discard(artifact)
+        if artifact not in self._node.excerpts:
+            self._node.pulled.discard(artifact)
+        self.ended.ring()
 
     async def _begin(self, artifact: bytes) -> None:
         """First of all the parent agrees not to send it: or it does, and then it is not pulled."""
@@ -217,12 +258,16 @@ class Pulling:
         self._bell.ring()
 
     def _know(self, artifact: bytes) -> None:
-        holding = self._node.holdings.get(artifact)
+        holding, wish = self._node.holdings.get(artifact), self._wishes[artifact]
         if holding is not None and holding.assembly.complete_directory:
             held = holding.artifact.held
-            self._scattering.directory(
-                artifact, holding.assembly.pieces, (i for i in range(holding.assembly.pieces) if i in held)
+            if wish.excerpt is not None and wish.pieces is None:
+                wish.pieces = wish.excerpt.pieces(holding.assembly)
+            # What is not wanted is as good as held.
+            needless = (
+                i for i in range(holding.assembly.pieces) if i in held or (wish.pieces is not None and i not in wish.pieces)
             )
+            self._scattering.directory(artifact, holding.assembly.pieces, needless)
 
     def _seek(self, now: float) -> None:
         for artifact, wish in self._wishes.items():

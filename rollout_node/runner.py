@@ -54,6 +54,9 @@ class RunnerOwner(Protocol):
     def on_installed(self) -> None:
         """Something about an engine may have changed."""
 
+    def doubt(self) -> None:
+        """An engine's own weights are not those of the version that it was given: what it was given them from may have rotted."""
+
 
 class Runner:
     """One engine. ``turns`` and ``callbacks`` are the peer's, for all its engines."""
@@ -281,6 +284,8 @@ class Runner:
         except TimeoutError:
             raise RetryableError(f"{self.installer.name}: the audit took longer than {STAGE_S:.0f} s") from None
         self._trusted = not audit.wrong
+        if audit.wrong:
+            self._owner.doubt()
         return audit
 
     # -- turns

@@ -31,6 +31,7 @@ CORES = [
     "p2pcast/transport/striping.py",
     "p2pcast/relay/artifact.py",
     "p2pcast/relay/catchup.py",
+    "p2pcast/relay/excerpt.py",
     "p2pcast/relay/feed.py",
     "p2pcast/relay/liveness.py",
     "p2pcast/relay/pieces.py",

@@ -22,7 +22,7 @@ from p2pcast.codec.digest import MASK
 from p2pcast.codec.join import assemble
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up_for
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.offline import state_digest
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.node import Holding, Node
@@ -237,12 +237,10 @@ class Publishing:
         replay = replay_to(shadow.version, [h for h in self.node.holdings.values() if h.finished])
         if replay is None:
             return False
-        try:
-            healed = await self._staging.run(heal, shadow, rotten, replay)
-        except (IntegrityError, LocalError) as error:
-            logger.error("they could not be put right: %s", error)
+        if left := await self._staging.run(heal, shadow, rotten, replay):
+            logger.error("%d of them could not be put right: %s", len(left), left[0][1])
             return False
-        logger.warning("%d cells of the shadow were put right from what lies on disk", healed)
+        logger.warning("%d cells of the shadow were put right from what lies on disk", len(rotten))
         return True
 
     async def _write_anchor(self, version: Version, layout: Layout, files: dict[str, bytes]) -> Stored:

@@ -20,7 +20,7 @@ from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError
 from p2pcast.parallel import cores
 from p2pcast.progress import Meter
 from p2pcast.state.replay import heal, replay_to
-from p2pcast.state.shadow import MARKS_NAME, Shadow
+from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.files import explained
 from p2pcast.store.log import FileLog, Log
@@ -91,7 +91,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     """Read every byte of the state folder of a hub or peer that is not running, and of its shadow, and compare it with what was signed.
 
     Exit code 3 names what is damaged. With --repair it is moved to STATE/damaged, from where nothing is taken, cells of the shadow that have rotted are
-    put right from what lies on disk, and the daemon fetches the rest when it starts.
+    put right from what lies on disk, and a peer's daemon fetches the rest, those cells alone, when it starts.
     """
     with explained("read", state):
         state.stat()
@@ -115,29 +115,34 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
         click.echo(
             f"{state}: {sound} artifacts of run {found.run or 'unknown'} are sound, the newest is {document['version'] or 'none'}"
         )
-    left = len(found.faults) - len(moved) + (0 if repair and rotten["healed"] else rotten["cells"])
+    left = len(found.faults) - len(moved) + rotten["left"]
     if left:
         sys.exit(EXIT_REFUSED)
 
 
 def _shadow_faults(found: Survey, folder: Path, repair: bool) -> dict[str, Any]:
-    """What is wrong with the shadow: cells that rotted, whether they were put right, and a line about it."""
-    out: dict[str, Any] = {"path": str(folder), "cells": 0, "healed": False, "note": ""}
+    """What is wrong with the shadow: cells that rotted, how many are left when those are put right that can be, and a line about it."""
+    out: dict[str, Any] = {"path": str(folder), "cells": 0, "left": 0, "healed": False, "note": ""}
     if not (folder / MARKS_NAME).exists():
         return out | {"note": f"no shadow in {folder}: it is made anew when the daemon starts"}
     good = [i for i in found.items if i.fault is None and i.assembly is not None]
-    for layout in {i.assembly.layout.layout_id: i.assembly.layout for i in good if i.assembly is not None}.values():
+    layouts = [*(i.assembly.layout for i in good if i.assembly is not None), *filter(None, [layout_in(folder)])]
+    for layout in {layout.layout_id: layout for layout in layouts}.values():
         try:
             with Shadow.open(folder, layout) as shadow:
                 cells = shadow.verify(cores())
-                out["cells"] = len(cells)
+                out["cells"] = out["left"] = len(cells)
                 if not cells:
                     return out | {"note": f"shadow {folder}: every cell of version {shadow.version} matches its digest"}
                 out["note"] = f"shadow {folder}: {len(cells)} cells of version {shadow.version} have rotted"
                 if repair and (replay := replay_to(shadow.version, [_opened(i) for i in good])) is not None:
-                    heal(shadow, cells, replay)
-                    out["healed"] = True
-                    out["note"] += "; put right from what lies on disk"
+                    out["left"] = len(heal(shadow, cells, replay))
+                    out["healed"] = not out["left"]
+                if healed := len(cells) - out["left"]:
+                    out["note"] += f"; {healed} were put right from what lies on disk"
+                if repair and out["left"]:
+                    then = "makes the shadow anew" if found.role == "hub" else "fetches those cells of others"
+                    out["note"] += f"; {out['left']} could not be: the daemon {then} when it starts"
                 return out
         except IntegrityError as error:
             out["note"] = f"{error} (the daemon does that when it starts)"

@@ -227,7 +227,7 @@ class Downstream:
         offers = [
             [h.id, h.open.kind, None if h.open.base is None else list(h.open.base), list(h.open.version), h.artifact.complete]
             for h in self.node.holdings.values()
-            if not h.idle
+            if not (h.idle or h.excerpt)
         ]
         child.link.send(Type.ATTACHED, {"path": self.node.path, "artifacts": offers})
         for artifact, have in body["want"]:
@@ -236,7 +236,7 @@ class Downstream:
 
     def _want(self, child: Child, artifact: bytes, have: list[int], *, live: bool) -> None:
         holding = self.node.holdings.get(artifact)
-        if holding is not None:
+        if holding is not None and not holding.excerpt:
             self._feed(child, holding, have, live=live)
         elif live:
             child.wishes[artifact] = have
@@ -255,7 +255,7 @@ class Downstream:
 
     def _ask(self, child: Child, artifact: bytes, pieces: list[int], *, seal: bool) -> None:
         holding = self.node.holdings.get(artifact)
-        if holding is None or holding.idle:
+        if holding is None or holding.idle or holding.excerpt:
             child.link.send(Type.GONE, {"artifact": artifact})
             return
         first = child.feeds.get(artifact) is None
@@ -265,7 +265,8 @@ class Downstream:
             child.link.close(error)
             return
         feed = child.feeds.get(artifact)
-        if first and feed is not None:
+        if (first or not (pieces or seal)) and feed is not None:
+            # Who asks for nothing wants to hear what there is: the first time, or once more.
             self._tell(child, feed, holding.artifact.held.ranges())
             self._pace()
             self._bell.ring()

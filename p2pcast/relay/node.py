@@ -79,6 +79,8 @@ class Holding:
     aborted: bool = False
     idle: bool = False
     """An earlier process received a part of it; whether the rest is needed is not known yet. Nobody is offered it, and nobody asked for it."""
+    excerpt: bool = False
+    """Some of its pieces are fetched, for whoever asked for them: it never becomes whole, leads nowhere, and nobody is offered it."""
     had_bytes: int = 0
     """Of it, by that earlier process."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,6 +144,8 @@ class Node:
         """Node → pieces from it that were not what they ought to be."""
         self.pulled: set[bytes] = set()
         """Artifacts that are asked for piece by piece, of several nodes: a parent is not to send them as well."""
+        self.excerpts: set[bytes] = set()
+        """Of those that are pulled, the artifacts of which a part is wanted: ``Holding.excerpt``."""
         self.busy = False
         """A version is on its way through here: pulling gives way, both what others pull from us and what we pull."""
         self.on_busy: list[Callable[[], None]] = []
@@ -189,9 +193,14 @@ class Node:
         if layout is None:
             raise IntegrityError(f"artifact {record.artifact.hex()} has a layout that was never sent")
         artifact = Artifact(Assembly(open_signed, self.run_key, layout))
-        pushed = source is None or source.pushes(record.artifact)
+        excerpt = record.artifact in self.excerpts
+        pushed = not excerpt and (source is None or source.pushes(record.artifact))
         holding = Holding(
-            artifact, log or self._make_log(record, layout), source=source if pushed else None, made=log is not None
+            artifact,
+            log or self._make_log(record, layout),
+            source=source if pushed else None,
+            made=log is not None,
+            excerpt=excerpt,
         )
         holding.opened_at = asyncio.get_running_loop().time()
         self.holdings[record.artifact] = holding
@@ -303,6 +312,9 @@ class Node:
 
     def _completed(self, holding: Holding) -> None:
         """Everything is verified: children may have the seal; the log may still be on its way to disk."""
+        if holding.excerpt:
+            self.writeback.flush()
+            return
         if holding.completed_at is None:
             holding.completed_at = asyncio.get_running_loop().time()
             holding.source = None
@@ -342,7 +354,7 @@ class Node:
         """What is incomplete and has no source."""
         return [
             h for h in self.holdings.values()
-            if not (h.finished or h.idle) and h.source is None and h.completed_at is None and h.id not in self.pulled
+            if not (h.finished or h.idle or h.excerpt) and h.source is None and h.completed_at is None and h.id not in self.pulled
         ]  # fmt: skip
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
@@ -381,7 +393,11 @@ class Node:
         self._listen_again()
 
     def _finish(self, holding: Holding) -> None:
-        if not holding.finished and holding.artifact.complete and holding.stored.count == holding.assembly.pieces:
+        if (
+            not (holding.finished or holding.excerpt)
+            and holding.artifact.complete
+            and holding.stored.count == holding.assembly.pieces
+        ):
             holding.finished = True
             holding.progress.set()
             self.owner.on_complete(holding)

@@ -351,7 +351,7 @@ class Upstream:
         if (
             holding.source is None
             and holding.completed_at is None
-            and not holding.finished
+            and not (holding.finished or holding.excerpt)
             and holding.id not in self.node.pulled
         ):
             holding.source = self

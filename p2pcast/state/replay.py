@@ -5,7 +5,7 @@ For healing cells of a shadow, and for squashing deltas that are read with the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from p2pcast.codec.cell import apply, decode
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell
 from p2pcast.codec.squash import Link
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.log import Log
@@ -79,27 +80,40 @@ def of_anchor(anchor: Whole) -> WordsOf:
     return words
 
 
-def replay_to(version: Version, kept: Iterable[Whole], base: tuple[Version, WordsOf] | None = None) -> Replay | None:
-    """By the fewest deltas from a whole state among ``kept``, or from ``base``; None where nothing leads to the version."""
-    by_id = {w.assembly.open.artifact: w for w in kept}
-    edges = [Edge(a, w.assembly.open.base, w.assembly.open.version, 1) for a, w in by_id.items()]
+def way_to(version: Version, edges: Collection[Edge], base: Version | None = None) -> list[Edge] | None:
+    """The way of the fewest bytes, and then artifacts, to a version from a whole state among ``edges``, or from ``base``, which is held; None where there is none."""
     found = cheapest_path(None, edges, target=version)
     ways = [found] if found else []
-    if base is not None and (base[0] == version or (way := cheapest_path(base[0], edges, target=version))):
-        ways.append([] if base[0] == version else way)
-    if not ways:
-        return None
-    way = min(ways, key=len)
+    if base == version:
+        return []
+    if base is not None and (way := cheapest_path(base, edges, target=version)):
+        ways.append(way)
+    return min(ways, key=lambda way: (sum(edge.bytes for edge in way), len(way))) if ways else None
+
+
+def along(way: Sequence[Edge], wholes: Mapping[bytes, Whole], base: WordsOf | None = None) -> Replay:
+    """``base``: where the way begins, unless it begins with a whole state."""
+    parts = [wholes[edge.artifact] for edge in way]
     if way and way[0].base is None:
-        return Replay(of_anchor(by_id[way[0].artifact]), [by_id[e.artifact] for e in way[1:]])
+        return Replay(of_anchor(parts[0]), parts[1:])
     assert base is not None
-    return Replay(base[1], [by_id[e.artifact] for e in way])
+    return Replay(base, parts)
 
 
-def heal(shadow: Shadow, rotten: Iterable[Cell], replay: Replay) -> int:
-    """Put right what ``Shadow.verify`` found, from ``replay`` to the shadow's version; how many cells. Raises IntegrityError, LocalError at the first that stays."""
-    count = 0
+def replay_to(version: Version, kept: Iterable[Whole]) -> Replay | None:
+    """By the fewest deltas from a whole state among ``kept``; None where nothing leads to the version."""
+    by_id = {w.assembly.open.artifact: w for w in kept}
+    way = way_to(version, [Edge(a, w.assembly.open.base, w.assembly.open.version, 1) for a, w in by_id.items()])
+    return along(way, by_id) if way else None
+
+
+def heal(shadow: Shadow, rotten: Iterable[Cell], replay: Replay) -> list[tuple[Cell, P2PCastError]]:
+    """Put right what ``Shadow.verify`` found, from ``replay`` to the shadow's version; the cells that stay as they are, since what they come from cannot be
+    read or is not what was signed."""
+    left: list[tuple[Cell, P2PCastError]] = []
     for cell in rotten:
-        shadow.heal(cell, replay.words(cell))
-        count += 1
-    return count
+        try:
+            shadow.heal(cell, replay.words(cell))
+        except (IntegrityError, LocalError) as error:
+            left.append((cell, error))
+    return left

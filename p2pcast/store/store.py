@@ -7,6 +7,7 @@ call it from an executor.
     deltas/<branch>.<step>-<artifact, 8 hex digits>.p2pd
     anchors/<branch>.<step>/          files/<BLAKE3, hex>
     partial/<artifact, hex>           partial/<artifact, hex>.records (``store.journal``)          partial/<branch>.<step>.replaced
+    partial/<artifact, hex>.excerpt
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from p2pcast.version import Version
 ANCHOR_RECORD = "p2pcast-anchor"
 REPLACED = ".replaced"
 GONE = ".gone"
+EXCERPT = ".excerpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Store:
         """What was found and can't be used, with the reason; it is left where it is."""
         self.artifacts: Mapping[bytes, Stored] = {}
         """Replaced whole at each change: other threads may be looking at it."""
+        self._noted: Manifest | None = None
         self._changing = threading.Lock()
         """Several artifacts may be sealed at once, and retention must not take a small file whose version is being sealed for left over."""
         with explained("create", root):
@@ -145,7 +148,25 @@ class Store:
 
     def manifest(self, version: Version) -> Manifest | None:
         """Any manifest of a version: they agree on its state and files."""
-        return next((s.manifest for s in self.artifacts.values() if s.version == version), None)
+        stored = next((s.manifest for s in self.artifacts.values() if s.version == version), None)
+        return self._noted if stored is None and self._noted is not None and self._noted.version == version else stored
+
+    def note(self, manifest: Manifest) -> None:
+        """Of a version to which no artifact lies here, and that is held all the same: for its small files."""
+        self._noted = manifest
+
+    def lacking(self, version: Version, *, deep: bool = False) -> list[FileEntry]:
+        """Small files of a version that are not here, by its manifest, which must be known. ``deep``: their contents count, not their sizes alone. Raises LocalError."""
+        manifest = self.manifest(version)
+        assert manifest is not None
+        return [file for file in manifest.files if not self._has(file, deep=deep)]
+
+    def _has(self, file: FileEntry, *, deep: bool) -> bool:
+        path = self.root / "files" / file.hash.hex()
+        with explained("read", path):
+            if not path.is_file() or path.stat().st_size != file.size:
+                return False
+            return not deep or blake3.blake3(path.read_bytes()).digest() == file.hash
 
     def small_files(self, version: Version) -> dict[str, bytes]:
         """Path → contents of the small files of a version; those that never came here are left out. Raises IntegrityError on damage."""
@@ -165,7 +186,7 @@ class Store:
         """Put small files where ``small_files`` finds them by hash."""
         for data in contents.values():
             path = self.root / "files" / blake3.blake3(data).hexdigest()
-            if not path.exists():
+            if not path.exists() or path.read_bytes() != data:
                 atomic_write(path, data)
 
     # -- receiving
@@ -177,6 +198,18 @@ class Store:
         if open_.kind == ANCHOR:
             return AnchorLog(path, layout, create=True, journal=notes)
         return FileLog(path, len(HEADER), head=HEADER, journal=notes)
+
+    def begin_excerpt(self, open_: Open) -> Log:
+        """A log for a few pieces of an artifact, wherever in it they lie: its file has holes. Nothing of it outlives the process."""
+        return FileLog(self._excerpt(open_.artifact), 0, head=b"")
+
+    def end_excerpt(self, log: Log, artifact: bytes) -> None:
+        log.close()
+        with explained("remove", self._excerpt(artifact)):
+            _remove(self._excerpt(artifact))
+
+    def _excerpt(self, artifact: bytes) -> Path:
+        return self.root / "partial" / f"{artifact.hex()}{EXCERPT}"
 
     def resume(self, workers: int = 1) -> list[Partial]:
         """What an earlier process began to receive: every piece that is there is read and checked. To be asked once. Raises LocalError."""
@@ -341,15 +374,18 @@ class Store:
             return self._retain(spare)
 
     def discard(self, artifact: bytes) -> None:
-        """Remove one that turned out to be damaged."""
+        """Remove one that turned out to be damaged. What it says of its version is signed, and stays known."""
         with self._changing:
             if artifact in self.artifacts:
-                self._remove(artifact)
+                manifest = self._remove(artifact).manifest
+                if self._noted is None or manifest.version > self._noted.version:
+                    self._noted = manifest
 
     def _retain(self, spare: frozenset[bytes]) -> list[Stored]:
         gone = [self._remove(artifact) for artifact in expendable(self.artifacts.values()) if artifact not in spare]
         if gone:
-            used = {file.hash.hex() for s in self.artifacts.values() for file in s.manifest.files}
+            manifests = [s.manifest for s in self.artifacts.values()] + ([] if self._noted is None else [self._noted])
+            used = {file.hash.hex() for manifest in manifests for file in manifest.files}
             for path in (self.root / "files").iterdir():
                 if path.name not in used:
                     with explained("remove", path):

@@ -117,6 +117,7 @@ class Owner:
         self.manual = False
         self.readers = 0
         self.installed = 0
+        self.doubts = 0
         self.far_back: set[Version] = set()
         self.runners: list[Runner] = []
 
@@ -141,6 +142,9 @@ class Owner:
 
     def on_installed(self) -> None:
         self.installed += 1
+
+    def doubt(self) -> None:
+        self.doubts += 1
 
     def move_on(self, target: Target) -> None:
         """One that hangs goes on."""
@@ -451,6 +455,7 @@ async def test_on_demand_an_engine_is_audited_and_mended(owner, run):
     owner.manual = False
     target.wrong = ["t"]
     assert (await runner.audit())[0].wrong == ["t"]
+    assert owner.doubts == 1  # what it was given may be what is wrong
     await until(lambda: runner.holds(TWO))
     assert target.calls.count(("stage", TWO)) == 3  # what was staged may have been lost
 

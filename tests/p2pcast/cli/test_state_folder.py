@@ -146,6 +146,17 @@ def test_rotten_cells_are_put_right(state):
     assert checked(state)["shadow"]["cells"] == 0
 
 
+def test_rotten_cells_that_nothing_on_disk_leads_to_are_left_to_the_daemon(state):
+    for path in (state / "anchors").iterdir():
+        shutil.rmtree(path)
+    with (state.parent / "shadow" / "model.safetensors").open("r+b") as file:
+        file.seek(-500, 2)
+        file.write(b"rotten")
+    found = checked(state, "--repair", code=3)["shadow"]
+    assert (found["cells"], found["left"], found["healed"]) == (1, 1, False)
+    assert "1 could not be: the daemon makes the shadow anew" in found["note"]
+
+
 def test_one_line_where_it_cannot_be_done(state, tmp_path):
     with state_lock(state), pytest.raises(LocalError, match="is in use by another p2pcast daemon"):
         checked(state)

@@ -1,0 +1,69 @@
+"""Peers that begin from a folder of their own (``--base``): the weights are what the run has, small files may be others."""
+
+from __future__ import annotations
+
+import pytest
+
+FILES = {"config.json": b'{"layers": 2}', "tokenizer/merges.txt": b"a b\nb c\n", "empty.txt": b""}
+STALE = {
+    "the same": FILES,
+    "another configuration": {**FILES, "config.json": b'{"layers": 3}'},
+    "nothing but weights": {},
+    "something of its own": {**FILES, "notes.md": b"mine"},
+}
+
+
+@pytest.mark.parametrize("own", STALE)
+async def test_small_files_are_the_runs_and_not_the_bases(swarm, states, own):
+    state = states.first()
+    swarm.publish(1, state, FILES)
+    await swarm.hub_up()
+    await swarm.published("0.1")
+    base = states.write(swarm.folder / "base", state, STALE[own])
+    peer = await swarm.peer_up("a", base=base)
+    await swarm.live("0.1")
+    anchor = next(s.manifest for s in swarm.hub.store.artifacts.values())
+    small = sum(size for size in (len(c) for c in FILES.values()))
+    assert peer.node.bytes_received == (0 if own in ("the same", "something of its own") else anchor.log)
+    assert anchor.log > small
+    state = states.trained(state, 2)
+    swarm.publish(2, state, FILES)
+    await swarm.live("0.2")
+
+
+async def test_a_later_version_that_is_the_base_again_brings_its_own_files(swarm, states):
+    """Its weights are what the base holds; what was changed beside them was changed in versions that never came here."""
+    first = states.first()
+    later = {**FILES, "config.json": b'{"layers": 2, "rope": 5}', "generation.json": b"{}"}
+    swarm.publish(1, first, FILES)
+    await swarm.hub_up()
+    await swarm.published("0.1")
+    second = states.trained(first, 2)
+    for step, state, files in ((2, second, FILES), (3, second, later), (4, first, later)):
+        swarm.publish(step, state, files)
+        await swarm.published(f"0.{step}")
+    base = states.write(swarm.folder / "base", first, FILES)
+    peer = await swarm.peer_up("a", base=base)
+    await swarm.live("0.4", peer)
+    swarm.publish(5, second, later)
+    await swarm.live("0.5", peer)
+
+
+async def test_a_small_file_that_was_damaged_or_lost_is_fetched_again(swarm, states):
+    state = states.first()
+    swarm.publish(1, state, FILES)
+    await swarm.hub_up()
+    await swarm.peer_up("a")
+    await swarm.live("0.1")
+    swarm.publish(2, states.trained(state, 2), FILES)
+    await swarm.live("0.2")
+    await swarm.down(swarm.peers["a"])
+    kept = sorted((swarm.folder / "a" / "files").iterdir())
+    assert len(kept) == len(FILES)
+    kept[0].unlink()
+    damaged = next(path for path in kept[1:] if path.stat().st_size)
+    damaged.write_bytes(bytes(len(damaged.read_bytes())))
+    swarm.publish(3, states.trained(state, 3), FILES)
+    await swarm.published("0.3")
+    await swarm.peer_up("a")
+    await swarm.live("0.3")

@@ -1,0 +1,177 @@
+"""Cells of a peer's shadow rot, and what lies on its disk with them: others are asked for those cells and no more, and what they send is believed for what is signed."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from p2pcast import limits
+from p2pcast.version import Version
+from rollout_node import pulling
+
+MIB = 1 << 20
+SHAPES = {f"layer.{n}": ("bfloat16", (3, MIB // 4)) for n in range(8)}
+"""8 cells of 1.5 MiB, in 12 pieces of an anchor."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Nobody is waited for who is known not to come."""
+    monkeypatch.setattr(pulling, "HOPELESS_S", 1.0)
+
+
+async def started(swarm, states, *names, steps=3):
+    state = states.first(shapes=SHAPES)
+    await swarm.hub_up(chains=1)
+    await swarm.peers_up(*names)
+    for step in range(1, steps + 1):
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")
+        state = states.trained(state, step)
+    return state
+
+
+def rot(swarm, name: str, *tensors: int) -> None:
+    """A bit in the middle of each of these."""
+    path = swarm.tmpfs / name / "model.safetensors"
+    start = path.stat().st_size - len(SHAPES) * 3 * MIB // 2
+    with path.open("r+b") as file:
+        for number in tensors:
+            at = start + number * 3 * MIB // 2 + 700_001
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 16]))
+
+
+def wipe(swarm, name: str) -> None:
+    """Nothing of the run is left on its disk but its own papers."""
+    for part in ("deltas", "anchors"):
+        for path in (swarm.folder / name / part).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def most_bytes(swarm, cells: int, artifacts: int) -> int:
+    """Of an anchor 3 pieces a cell at most, and of each delta its share and a piece."""
+    deltas = [s.manifest.log for s in swarm.hub.store.artifacts.values() if s.base is not None]
+    share = cells / len(SHAPES)
+    return cells * 3 * limits.ANCHOR_PIECE_BYTES + sum(
+        int(size * share) + (cells + 1) * limits.PIECE_BYTES for size in sorted(deltas)[-artifacts:]
+    )
+
+
+async def test_what_rotted_while_it_was_down_is_fetched_cell_by_cell(swarm, states, caplog):
+    state = await started(swarm, states, "a", "b")
+    await swarm.down(swarm.peers["a"])
+    rot(swarm, "a", 2)
+    wipe(swarm, "a")
+    back = await swarm.peer_up("a")
+    await swarm.live("0.3")
+    assert 0 < back.node.bytes_received <= most_bytes(swarm, 1, 2) < 5 * MIB
+    assert back.node.bytes_duplicate == 0
+    assert back.chronicle.healed_cells == 1
+    assert "made anew" not in caplog.text
+    assert back.shadow.verify() == []
+    assert list((swarm.folder / "a" / "partial").iterdir()) == []
+    assert not any(h.excerpt for h in back.node.holdings.values())
+    assert not back.node.excerpts
+    assert not back.node.pulled
+    swarm.publish(4, state)
+    await swarm.live("0.4")
+
+
+async def test_what_rots_while_it_runs_is_fetched_and_nobody_is_held_up(swarm, states, caplog):
+    state = await started(swarm, states, "a", "b", "c")
+    chain = [n.ident for n in sorted(swarm.peers.values(), key=lambda p: len(p.node.path))]
+    first = next(p for p in swarm.peers.values() if p.ident == chain[0])
+    name, shadow, links = first.config.name, first.shadow, set(first.downstream.children)
+    received = {n: p.node.bytes_received for n, p in swarm.peers.items()}
+    rot(swarm, name, 0, 5)
+    wipe(swarm, name)
+    engines = [(r.installer.name, len(r.versions)) for p in swarm.peers.values() for r in p.runners]
+    swarm.publish(4, state)
+    await swarm.live("0.4")
+    size = swarm.hub.published.bytes
+    fetched = first.node.bytes_received - received[name] - size
+    assert 0 < fetched <= most_bytes(swarm, 2, 2)
+    assert first.shadow is shadow
+    assert first.error is None
+    assert "made anew" not in caplog.text
+    others = [p for p in swarm.peers.values() if p is not first]
+    assert [p.node.bytes_received - received[p.config.name] for p in others] == [size] * 2
+    assert set(first.downstream.children) >= {c for c in links if c.stripes}, "those below it stayed"
+    assert [(r.installer.name, len(r.versions) - 1) for p in swarm.peers.values() for r in p.runners] == engines
+    assert (await swarm.get(first, "/metrics"))[1].count("p2pcast_peer_healed_cells_total 2.0") == 1
+
+
+async def test_an_anchor_that_is_damaged_in_that_very_cell_is_let_go(swarm, states):
+    """The cells that can be are put right from disk."""
+    await started(swarm, states, "a", "b")
+    await swarm.down(swarm.peers["a"])
+    rot(swarm, "a", 1, 6)
+    weights = swarm.folder / "a" / "anchors" / "0.1" / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size - 2 * MIB)
+        file.write(b"damage")
+    back = await swarm.peer_up("a")
+    await swarm.live("0.3")
+    assert 0 < back.node.bytes_received <= 3 * limits.ANCHOR_PIECE_BYTES
+    assert not weights.exists()
+    assert back.shadow.verify() == []
+
+
+async def test_an_engine_that_got_rotten_weights_makes_the_peer_look(swarm, states, caplog):
+    """Its own audit finds that; no version has to come for it."""
+    await started(swarm, states, "a", "b")
+    peer = swarm.peers["a"]
+    rot(swarm, "a", 3)
+    wipe(swarm, "a")
+    shutil.rmtree(swarm.out("a"))
+    await swarm.until(lambda: peer.chronicle.healed_cells == 1, "it is healed")
+    await swarm.until(lambda: peer.runners[0].ready, "the engine is well")
+    await swarm.live("0.3")
+    assert "made anew" not in caplog.text
+
+
+async def test_a_source_that_sends_other_cells_is_refused(swarm, states, monkeypatch):
+    """It has a certificate and the run's records, and is the first to be asked; what it sends is not what was signed."""
+    monkeypatch.setattr(pulling, "ENOUGH", 1)
+    monkeypatch.setattr(pulling, "ANSWER_S", 60.0)
+    await started(swarm, states, "a", "evil")
+    await swarm.down(swarm.peers["a"])
+    rot(swarm, "a", 4)
+    wipe(swarm, "a")
+    evil, every = swarm.peers["evil"], [s.id for s in swarm.hub.store.artifacts.values()]
+    holders = swarm.hub.guide.sources._whole
+    await swarm.until(lambda: all(evil.ident.hex() in holders.get(a, ()) for a in every), "the hub knows that it holds all")
+    real = evil.node.payload
+
+    def forged(holding, index):
+        found = real(holding, index)
+        return None if found is None else (np.frombuffer(found, np.uint8) ^ 1).tobytes()
+
+    monkeypatch.setattr(evil.node, "payload", forged)
+    back = await swarm.peer_up("a")
+    await swarm.live("0.3", back)
+    assert back.node.garbled == {evil.ident: 1}
+    assert back.chronicle.healed_cells == 1
+    assert back.shadow.verify() == []
+
+
+async def test_without_the_hub_the_parent_is_asked(swarm, states):
+    await started(swarm, states, "a", "b")
+    below = max(swarm.peers.values(), key=lambda p: len(p.node.path))
+    assert len(below.node.path) == 3
+    await swarm.down(swarm.hub)
+    await swarm.until(lambda: not below.control.connected, "it is alone with its parent")
+    received, shadow = below.node.bytes_received, below.shadow
+    rot(swarm, below.config.name, 7)
+    wipe(swarm, below.config.name)
+    below.following.doubt()
+    await swarm.until(lambda: below.chronicle.healed_cells == 1, "it is healed")
+    assert 0 < below.node.bytes_received - received < 5 * MIB
+    assert below.shadow is shadow
+    assert shadow.verify() == []
+    assert below.staged == Version(0, 3)
