@@ -21,8 +21,8 @@ HEADERS_BYTES: Final = 52
 """IPv4 and TCP with its timestamps."""
 CHUNK_BYTES: Final = 1 << 18
 OPENING_S: Final = 0.3
-MEASURED_S: Final = 0.6
-TRIES: Final = 3
+MEASURED_S: Final = 0.8
+TRIES: Final = 5
 CONNECT_S: Final = 5.0
 BEST_EFFORT_BPS: Final = 2e9
 """Above it one stream of one program need not fill a link: what it gave is said, and is no fault."""

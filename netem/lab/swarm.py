@@ -44,7 +44,8 @@ class Timeline:
 
     version: str
     bytes: int
-    codec: str
+    codec: str | None
+    """None for a whole state."""
     opened_s: float
     """Unix time."""
     received_s: Mapping[str, float] = field(default_factory=dict)
@@ -196,7 +197,7 @@ class Swarm:
         # Peers may be through before the hub has brought its own copy up to it.
         self.until(lambda: (self.get(HUB)["last"] or {}).get("version") == version, f"end of {version} at the hub", limit_s)
         last = self.get(HUB)["last"]
-        return Timeline(version, int(last["bytes"]), str(last["codec"]), opened_s, received, staged, committed)
+        return Timeline(version, int(last["bytes"]), last["codec"], opened_s, received, staged, committed)
 
     def exact(self, peer: str) -> None:
         """Raises IntegrityError where it has installed anything else than the newest version."""

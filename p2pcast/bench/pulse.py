@@ -31,8 +31,8 @@ def columns_of(shape: Sequence[int]) -> int:
     return max(1, math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape))
 
 
-def _join(parts: Sequence[bytes]) -> bytes:
-    packer = zstandard.ZstdCompressor(level=LEVEL)
+def _join(parts: Sequence[bytes], level: int = LEVEL) -> bytes:
+    packer = zstandard.ZstdCompressor(level=level)
     stored = [packer.compress(p) for p in parts]
     return b"".join([_PART.pack(len(p), len(s)) + s for p, s in zip(parts, stored, strict=True)])
 
@@ -59,8 +59,8 @@ def _widen(narrow: bytes, wide: bytes, dtype: str) -> npt.NDArray[np.int64]:
     return values
 
 
-def encode_coo(changes: Changes, shapes: Sequence[Sequence[int]]) -> bytes:
-    """2-D COO, sorted, deltas, downscaled."""
+def encode_coo(changes: Changes, shapes: Sequence[Sequence[int]], level: int = LEVEL) -> bytes:
+    """2-D COO, sorted, deltas, downscaled. ``level``: zstd's; the paper takes 3 below 14 Mbit/s."""
     row_parts, column_parts = [], []
     for (positions, _), shape in zip(changes, shapes, strict=True):
         rows, columns = np.divmod(positions, columns_of(shape))
@@ -72,7 +72,7 @@ def encode_coo(changes: Changes, shapes: Sequence[Sequence[int]]) -> bytes:
     narrow_rows, wide_rows = _narrow(np.concatenate(row_parts), "<u1")
     narrow_columns, wide_columns = _narrow(np.concatenate(column_parts), "<u2")
     values = b"".join(v.tobytes() for _, v in changes)
-    return _join([counts, narrow_rows, wide_rows, narrow_columns, wide_columns, values])
+    return _join([counts, narrow_rows, wide_rows, narrow_columns, wide_columns, values], level)
 
 
 def _with_values(positions: list[npt.NDArray[np.int64]], values: bytes, dtypes: Sequence[Any]) -> Changes:

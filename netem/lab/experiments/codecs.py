@@ -1,0 +1,147 @@
+"""Which format brings one step's weights over a link soonest: coded, sent, decoded, by the link's rate.
+
+PULSE's question (section 4.3, appendix E.4.5, Figure 13). Both ends are processes with one thread of coding, on a real link; the weights are real, one AdamW step apart. The costs of
+each format are measured first, in the same run; from these our rule (``p2pcast.codec.choice``) predicts times and chooses among our codecs. What would take longer than ``limit_s``
+is not sent: those rows are the model's (``simulated``), as are those of the paper's model on ``paper_cores`` at either end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from netem.broadcast.agents import Agents
+from netem.broadcast.folders import own_folder
+from netem.broadcast.rivals import HUB, peers_of
+from netem.description import Link
+from netem.lab.coded import OURS, PORT, write
+from netem.lab.scenario import filled, network_of
+from netem.lab.streamed import streamed, wire_share
+from netem.lab.swarm import TMPFS
+from netem.lab.weights import Tensors, trained
+from netem.namespaces import Namespaces, namespaces
+from p2pcast.codec.choice import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.daemon import parse_rate
+from p2pcast.errors import UsageError
+from p2pcast.limits import CELL_WORDS
+
+MODULE: Final = "netem.lab.coded"
+THEIRS: Final = ("pulse zstd-1", "pulse zstd-3", "sparrowrl", "xor + zstd-1")
+FORMATS: Final = (*OURS, *THEIRS)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """``formats``: of FORMATS. ``rounds``: of each, the quickest counts. ``limit_s``: what is predicted to take longer is not sent."""
+
+    rates: tuple[str, ...]
+    formats: tuple[str, ...] = FORMATS
+    learning_rate: float = 1e-6
+    copies: int = 4
+    rounds: int = 7
+    limit_s: float = 4.0
+    paper_bytes: float = 14e9
+    paper_cores: int = PEER_CORES
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Given, argument["parameters"], "parameters")
+    if strange := [name for name in given.formats if name not in FORMATS]:
+        raise UsageError(f"parameters.formats: there is no {strange[0]!r}, but {', '.join(FORMATS)}")
+    rates = [parse_rate(rate) for rate in given.rates]
+    versions = trained(given.learning_rate, given.copies)
+    layout, old = _flat(next(versions))
+    _, new = _flat(next(versions))
+    with own_folder(TMPFS) as folder, namespaces(network_of(argument)) as net, Agents(net, MODULE) as agents:
+        write(folder, layout, old, new)
+        peer = _started(net, agents, folder)
+        costs = {name: _cost(agents, name, old.nbytes) for name in given.formats}
+        for name, cost in costs.items():
+            yield {
+                "note": f"{name}: {1 / cost.share:.0f} × smaller, encodes {cost.encode_bytes_s / 1e9:.2f} GB/s, decodes {cost.decode_bytes_s / 1e9:.2f} GB/s"
+            }
+        for rate in rates:
+            net.reshape(peer, Link(rate, rate))
+            calibration = streamed(net, [(HUB, peer)])
+            yield calibration
+            if calibration["off"]:
+                continue
+            state = State(old.nbytes, max(cell.nbytes for cell in layout.cells))
+            way = Way(rate * wire_share(net.network.mtu), 1, 1, proof=False)
+            measured = {
+                name: None if expected_s(name, cost, way, state) > given.limit_s else _times(agents, name, given.rounds)
+                for name, cost in costs.items()
+            }
+            yield from rows(costs, way, state, rate, measured)
+    for rate in rates:
+        way = Way(rate * wire_share(1500), given.paper_cores, given.paper_cores)
+        yield from rows(costs, way, State(round(given.paper_bytes), 2 * CELL_WORDS), rate, {})
+
+
+def _flat(tensors: Tensors) -> tuple[Layout, Any]:
+    layout = Layout(Tensor(name, dtype, tuple(shape)) for name, (dtype, shape, _) in tensors.items())
+    return layout, np.concatenate([tensors[tensor.name][2].reshape(-1) for tensor in layout.tensors])
+
+
+def _started(net: Namespaces, agents: Agents, folder: Path) -> str:
+    peers = peers_of(net)
+    if len(peers) != 1:
+        raise UsageError("hosts: this experiment has a hub and one peer")
+    agents.start(HUB, "sender", {"folder": str(folder)})
+    agents.start(peers[0], "receiver", {"folder": str(folder)})
+    agents.answers("ready")
+    agents.agents[HUB].tell(connect=[net.network.address(peers[0]), PORT])
+    agents.agents[HUB].answer("connected")
+    return peers[0]
+
+
+def _cost(agents: Agents, name: str, state_bytes: int) -> Cost:
+    agents.agents[HUB].tell(costs=name)
+    found = agents.agents[HUB].answer("costs")
+    return Cost(state_bytes / found["encode_s"], state_bytes / found["decode_s"], found["bytes"] / state_bytes)
+
+
+def _times(agents: Agents, name: str, rounds: int) -> float:
+    """The least of some rounds, after one that is not counted: what else the machine does can only add to it."""
+    taken: list[float] = []
+    hub = agents.agents[HUB]
+    (peer,) = (agent for host, agent in agents.agents.items() if host != HUB)
+    for _ in range(rounds + 1):
+        peer.tell(receive=name)
+        hub.tell(send=name)
+        began_s = hub.answer("began_s")
+        taken.append(peer.answer("done_s") - began_s)
+    return min(taken[1:])
+
+
+def expected_s(name: str, cost: Cost, way: Way, state: State) -> float:
+    """Ours overlap coding, sending and decoding; the others do one after the other."""
+    return predict(cost, way, state).whole_s if name in OURS else sequential_s(cost, way, state)
+
+
+def rows(
+    costs: Mapping[str, Cost], way: Way, state: State, rate_bps: float, measured: Mapping[str, float | None]
+) -> Iterator[dict[str, Any]]:
+    """One a format. ``measured``: seconds, where there are any. ``chosen``: by our rule, among ours; ``to_best``: its time ÷ that of the best of ours."""
+    ours = {name: cost for name, cost in costs.items() if name in OURS}
+    chosen = choose(ours, way, state).codec if ours else None
+    predicted = {name: expected_s(name, cost, way, state) for name, cost in costs.items()}
+    taken = {name: predicted[name] if (s := measured.get(name)) is None else s for name in costs}
+    best = min(taken, key=lambda name: taken[name])
+    for name, cost in costs.items():
+        real = measured.get(name) is not None
+        yield {"row": {
+            "format": name, "rate_mbit_s": round(rate_bps / 1e6, 3), "simulated": not real, "state_bytes": state.nbytes,
+            "bytes": round(state.nbytes * cost.share), "times_smaller": round(1 / cost.share, 1),
+            "encode_gb_s": round(cost.encode_bytes_s / 1e9, 3), "decode_gb_s": round(cost.decode_bytes_s / 1e9, 3),
+            "seconds": round(taken[name], 5), "predicted_s": round(predicted[name], 5),
+            "predicted_over_measured": round(predicted[name] / taken[name], 4) if real else None,
+            "chosen": name == chosen, "fastest": name == best,
+            "to_best": round(taken[name] / min(taken[each] for each in ours), 4) if name == chosen else None,
+            "to_best_of_all": round(taken[name] / taken[best], 4) if name == chosen else None,
+        }}  # fmt: skip

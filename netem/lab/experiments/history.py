@@ -1,0 +1,175 @@
+"""A whole run of a small real trainer, version by version: what each weighs, which anchors are kept, and what a newcomer has to fetch at any point of it.
+
+PULSE's chain (section 4.2, appendix G): deltas, a whole state every 50 versions, and a newcomer who takes the newest whole state and every delta since. The trainer is the demo's (a
+Qwen3 model learns to add by policy gradient, fp32 masters, bf16 published); the hub and the peers are what users start, behind TLS. After each version the peer's installed
+weights are compared with the trainer's by SHA-256. At ``points`` a newcomer joins twice: by p2pcast's own way (squashes where they save time), and by PULSE's (``--squashes none``).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
+
+from netem.broadcast.rivals import HUB, peers_of
+from netem.lab.scenario import filled, network_of
+from netem.lab.streamed import streamed
+from netem.lab.swarm import Swarm, swarm
+from netem.namespaces import namespaces
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.demo.processes import Processes
+from p2pcast.errors import UsageError
+from p2pcast.store.retention import ANCHOR_EVERY
+
+WAYS: Final = {"p2pcast": "auto", "PULSE": "none"}
+"""A newcomer's way → what --squashes says."""
+TRAINED_S: Final = 300.0
+ANCHOR_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """``group``: versions a row. ``points``: versions after which a newcomer joins. ``pulse_delta``: the paper's mean delta ÷ its state."""
+
+    versions: int = 200
+    learning_rate: float = 3e-6
+    hidden: int = 256
+    group: int = 20
+    points: tuple[int, ...] = (25, 49, 51, 99, 101, 150, 200)
+    pulse_delta: float = 108e6 / 14e9
+
+    def check(self) -> None:
+        if not (1 <= self.versions <= 10_000 and self.group >= 1 and self.hidden % 128 == 0):
+            raise UsageError("parameters.versions must be from 1 to 10000, group at least 1, hidden a multiple of 128")
+        if late := [point for point in self.points if not 1 <= point <= self.versions]:
+            raise UsageError(f"parameters.points: {late[0]} is no version of 1 to {self.versions}")
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A version at the peer. ``ready_s``: from the first step of publishing until it was decoded and proved."""
+
+    step: int
+    bytes: int
+    codec: str | None
+    ready_s: float
+
+
+def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    given = filled(Given, argument["parameters"], "parameters")
+    given.check()
+    with namespaces(network_of(argument)) as net:
+        peers = peers_of(net)
+        if len(peers) != 2:
+            raise UsageError("hosts: this experiment has a hub, a peer and a newcomer")
+        calibration = streamed(net, [(HUB, peer) for peer in peers])
+        yield calibration
+        if calibration["off"]:
+            return
+        with swarm(net) as run, Processes(run.folder / "logs") as trainer:
+            yield from ({"row": row} for row in _Training(run, trainer, given, *peers).rows())
+
+
+class _Training:
+    def __init__(self, run: Swarm, trainer: Processes, given: Given, peer: str, newcomer: str) -> None:
+        self._run, self._trainer, self._given = run, trainer, given
+        self._peer, self._newcomer = peer, newcomer
+        self._go = run.folder / "go"
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        run, given = self._run, self._given
+        base = self._begin()
+        self._state_bytes = Checkpoint.open(base).layout().nbytes
+        run.step = 0
+        run.hub("--base", str(base))
+        run.join(self._peer)
+        run.told(self._peer, "committed", version=run.version)
+        done: list[One] = []
+        for step in range(1, given.versions + 1):
+            done.append(self._next(step))
+            if step in given.points:
+                self._anchored(step)
+                yield from (self._newcomes(step, way) for way in WAYS)
+            if step % given.group == 0 or step == given.versions:
+                yield self._versions(done[-((step - 1) % given.group + 1) :])
+        yield self._whole(done)
+
+    def _begin(self) -> Path:
+        """Start the trainer; the base, once it is there."""
+        run, given = self._run, self._given
+        words = ["--out", run.trained, "--versions", given.versions, "--lr", given.learning_rate, "--hidden", given.hidden]
+        self._trainer.start("trainer", [sys.executable, "-m", "p2pcast.demo.train", *map(str, words), "--go-file", str(self._go)])
+        self._until(run.trained / "base" / "STABLE")
+        return run.trained / "base"
+
+    def _until(self, path: Path) -> None:
+        def there() -> bool:
+            self._trainer.check()
+            return path.exists()
+
+        self._run.until(there, f"{path.parent.name} of the trainer", TRAINED_S)
+
+    def _next(self, step: int) -> One:
+        run = self._run
+        if step == self._given.versions:
+            self._trainer.children["trainer"].expected = True  # it ends after its last version
+        run.step = step
+        self._go.with_suffix(".part").write_text(str(step))
+        self._go.with_suffix(".part").rename(self._go)
+        self._until(run.trained / f"step_{step}" / "STABLE")
+        line = run.timeline([self._peer])
+        shutil.rmtree(run.trained / f"step_{step - 1}", ignore_errors=True)
+        return One(step, line.bytes, line.codec, line.staged_s[self._peer])
+
+    def _anchored(self, step: int) -> None:
+        """Once the whole states that are due by then are there: the hub makes them beside its other work."""
+        due = step // ANCHOR_EVERY
+        self._run.until(lambda: len(self._kept()) >= due, f"whole state at {step - step % ANCHOR_EVERY}", ANCHOR_S)
+
+    def _kept(self) -> list[str]:
+        """Versions of which the hub has made a whole state."""
+        return [str(t.facts["version"]) for t in self._run.heard[HUB].told if t.kind == "kept" and t.facts["base"] is None]
+
+    def _newcomes(self, step: int, way: str) -> dict[str, Any]:
+        """From nothing to the newest version, bit for bit."""
+        run, peer = self._run, self._newcomer
+        run.join(peer, options=["--squashes", WAYS[way]])
+        ready = run.told(peer, "staged", version=run.version)
+        run.live([peer])
+        run.exact(peer)
+        joined = max(t.time_s for t in run.heard[HUB].told if t.kind == "joined" and t.facts["peer"] == peer)
+        received = int(run.get(peer)["bytes_received"])
+        begun = [t for t in run.heard[peer].told if t.kind == "receiving"]
+        anchor = next((str(t.facts["version"]) for t in begun if t.facts["base"] is None), None)
+        run.leave(peer)
+        run.forget(peer)
+        theirs = 1 + (step % ANCHOR_EVERY) * self._given.pulse_delta
+        return {
+            "kind": "newcomer", "way": way, "version": step, "anchor": anchor, "artifacts": len({t.facts["version"] for t in begun}),
+            "bytes": received, "to_state": round(received / self._state_bytes, 4), "theirs_to_state": round(theirs, 4),
+            "ready_s": round(ready.time_s - joined, 3), "exact": True,
+        }  # fmt: skip
+
+    def _versions(self, done: Sequence[One]) -> dict[str, Any]:
+        mean = fmean(one.bytes for one in done)
+        return {
+            "kind": "versions", "version": done[-1].step, "versions": len(done), "bytes": round(mean),
+            "most_bytes": max(one.bytes for one in done), "times_smaller": round(self._state_bytes / mean, 1),
+            "codec": ", ".join(sorted({one.codec or "whole" for one in done})), "ready_s": round(median(one.ready_s for one in done), 3),
+            "exact": True,
+        }  # fmt: skip
+
+    def _whole(self, done: Sequence[One]) -> dict[str, Any]:
+        """All of it. ``anchors``: those that the hub made beside it, and the base."""
+        kept = self._kept()
+        deltas = sum(one.bytes for one in done)
+        return {
+            "kind": "run", "version": done[-1].step, "versions": len(done), "bytes": deltas, "anchors": 1 + len(kept),
+            "anchored": " ".join(["0.0", *kept]), "state_bytes": self._state_bytes,
+            "to_state": round(deltas / self._state_bytes, 4), "times_smaller": round(self._state_bytes * len(done) / deltas, 1),
+            "exact": True,
+        }  # fmt: skip
