@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from netem.broadcast.contenders import NOTSENT_LOWAT_BYTES, orders, say
+from netem.broadcast.contenders import NOTSENT_LOWAT_BYTES
+from netem.broadcast.speech import orders, say
 from p2pcast.bench import pulse, sparrowrl, xor
 from p2pcast.bench.reference_scan import compact
 from p2pcast.codec.cell import decode, digest, encode

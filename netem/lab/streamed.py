@@ -33,14 +33,14 @@ def wire_share(mtu: int) -> float:
     return (mtu - HEADERS_BYTES) / (mtu + FRAME_BYTES)
 
 
-def streamed(net: Namespaces, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def streamed(net: Namespaces, pairs: Sequence[tuple[str, str]], tries: int = TRIES) -> dict[str, Any]:
     """``{calibration, off}`` of these (sender, receiver): as ``netem.lab.emulated.calibrated``."""
     rows, off = [], []
     for sender, receiver in pairs:
         asked = net.network.way(sender, receiver).rate_bps
         if asked is None:
             continue
-        for _ in range(TRIES):
+        for _ in range(tries):
             got = _rate(net, sender, receiver)
             wrong = abs(got / asked - 1) > TOLERANCE and asked <= BEST_EFFORT_BPS
             if not wrong:

@@ -1,7 +1,7 @@
 """A hub and peers at the hosts of an emulated network, as users start them: ``p2pcast seed``, ``p2pcast join``.
 
 What is tried with them is the caller's: which weights, which options, who is killed. Promises: what was started is gone when the block is left, also when this process
-is killed; what a peer has installed is compared with what was published, bit for bit, and nothing is sent twice to anybody, or ``broadcast`` says so.
+is killed; ``timeline`` compares what each peer has installed with what was published, bit for bit.
 """
 
 from __future__ import annotations
