@@ -101,7 +101,8 @@ class Case:
 
 
 def parse(name: str, text: str, settings: Mapping[str, object] | None = None) -> Scenario:
-    """``settings``: key → value as in the sweep, put in place of what the file says; a list takes the place of that sweep."""
+    """``settings``: key → value as in the sweep, put in place of what the file says; a list takes the place of that sweep, or of
+    a parameter that is a list."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -156,7 +157,7 @@ def put(argument: dict[str, Any], key: str, value: object) -> None:
 def _set(scenario: Scenario, settings: Mapping[str, object]) -> Scenario:
     sweep, fixed = dict(scenario.sweep), scenario.argument
     for key, value in settings.items():
-        if isinstance(value, list):
+        if isinstance(value, list) and not (key not in sweep and isinstance(fixed["parameters"].get(key), list)):
             sweep[key] = _values(value, key)
         else:
             sweep.pop(key, None)

@@ -94,7 +94,7 @@ def _command(name: str) -> click.Command:
     )  # fmt: skip
     @click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE",
-        help="In place of what the scenario says: a parameter, or hosts.NAME.KEY and the like; a list is swept. Repeatable.",
+        help="In place of what the scenario says: a parameter, or hosts.NAME.KEY and the like; a list is swept, but for parameters that are lists. Repeatable.",
     )  # fmt: skip
     @click.option("--only", type=click.IntRange(1), multiple=True, help="Number of a case, the others left out; repeatable.")
     @click.option(

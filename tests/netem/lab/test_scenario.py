@@ -84,6 +84,8 @@ def test_a_setting_takes_the_place_of_what_the_file_says() -> None:
     assert case.argument["parameters"] == {"rounds": 4, "size": 5}
     assert network_of(case.argument).regions[0].link.delay_s == 0.001
     assert len(list(cases(parse("s", text, {"rounds": [1, 2, 3]})))) == 6
+    (case,) = cases(parse("s", HEAD + "[parameters]\nstripes = [1]\n", {"stripes": [1, 4]}))
+    assert case.argument["parameters"] == {"stripes": [1, 4]}
 
 
 def test_one_without_a_network() -> None:
