@@ -33,6 +33,8 @@ class Piece:
     def take_output(self) -> bytes:
         return b""
 
+    def release(self) -> None: ...
+
 
 class Owner:
     def __init__(self) -> None:
