@@ -13,7 +13,7 @@ from netem.broadcast.agents import Agents
 from netem.broadcast.contenders import TORRENT_PIECE_BYTES, TORRENT_SETTINGS
 from netem.broadcast.cpu import Meter
 from netem.broadcast.figures import Ran, Round
-from netem.broadcast.shards import SETTINGS as SHARDCAST_SETTINGS
+from netem.broadcast.shards import settings_for as shardcast_settings
 from netem.broadcast.speech import PORT
 from netem.description import Emulated
 from p2pcast.errors import LocalError
@@ -120,11 +120,12 @@ def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
     needed("shardcast", "wget")
     peers = peers_of(net)
     with Agents(net) as origins, Agents(net) as agents:
-        origins.start(HUB, "shardcast-origin", {})
+        settings = shardcast_settings(net.network, payload_bytes)
+        origins.start(HUB, "shardcast-origin", settings)
         version = origins.answers("ready")[HUB]
         for index, peer in enumerate(peers):
             above = HUB if index < chains else peers[index - chains]
-            agents.start(peer, "shardcast-middle", {"upstream": [net.network.address(above)]})
+            agents.start(peer, "shardcast-middle", {"upstream": [net.network.address(above)], **settings})
             agents.agents[peer].answer("ready")
         ran = []
         for number in range(1, rounds + 1):
@@ -132,8 +133,8 @@ def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
             origins.answers("saved")
             agents.tell(wait=number)
             ran.append(ran_once(agents, lambda: origins.tell(go=True), origins))
-    settings = {"version": version, "layout": "middle nodes in chains", "chains": chains, **SHARDCAST_SETTINGS}
-    return Ran("shardcast", payload_bytes, ran, settings)
+    told = {"version": version, "layout": "middle nodes in chains", "chains": chains, **settings}
+    return Ran("shardcast", payload_bytes, ran, told)
 
 
 RIVALS: Mapping[str, Callable[[Emulated, int, int, int, Path], Ran]] = {

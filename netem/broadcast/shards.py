@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from netem.broadcast.speech import PORT, orders, say
+from netem.description import Network
 
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
@@ -38,6 +39,13 @@ SETTINGS: dict[str, Any] = {
 were tried with 24 MiB and 8 peers."""
 
 
+def settings_for(network: Network, payload_bytes: int) -> dict[str, Any]:
+    """Over long ways each shard, which is a process and a connection of its own, costs more than it gains: two of them were the best there (8 MiB, four hosts in a chain, 50 ms a link)."""
+    if network.only_rates:
+        return SETTINGS
+    return SETTINGS | {"SHARDCAST_SHARD_SIZE": max(SETTINGS["SHARDCAST_SHARD_SIZE"], -(-payload_bytes // 2))}
+
+
 def _own_place() -> Path:
     libc = ctypes.CDLL(None, use_errno=True)
     flags = MS_REC | MS_PRIVATE
@@ -50,7 +58,7 @@ def _own_place() -> Path:
     return TMP
 
 
-def _package() -> Any:
+def _package(settings: dict[str, Any]) -> Any:
     """``shardcast``, out of a copy that nobody else has, set up."""
     spec = importlib.util.find_spec("shardcast")
     assert spec is not None
@@ -59,14 +67,14 @@ def _package() -> Any:
     place = _own_place()
     shutil.copytree(source, place / "site" / "shardcast")
     sys.path.insert(0, str(place / "site"))
-    for name in ("SHARD_SIZE", "MAX_DISTRIBUTION_FOLDERS", "MAX_CONCURRENT_DOWNLOADS"):
-        os.environ[f"SHARDCAST_{name}"] = str(SETTINGS[f"SHARDCAST_{name}"])
+    for name in ("SHARDCAST_SHARD_SIZE", "SHARDCAST_MAX_DISTRIBUTION_FOLDERS", "SHARDCAST_MAX_CONCURRENT_DOWNLOADS"):
+        os.environ[name] = str(settings[name])
     os.environ["SHARDCAST_LOG_LEVEL"] = "ERROR"
     package = importlib.import_module("shardcast")
     client: Any = importlib.import_module("shardcast.client")
     # From the environment they come as whole seconds.
-    client.SHARDCAST_FAST_RETRY_INTERVAL = SETTINGS["SHARDCAST_FAST_RETRY_INTERVAL"]
-    client.SHARDCAST_SLOW_RETRY_INTERVAL = SETTINGS["SHARDCAST_SLOW_RETRY_INTERVAL"]
+    client.SHARDCAST_FAST_RETRY_INTERVAL = settings["SHARDCAST_FAST_RETRY_INTERVAL"]
+    client.SHARDCAST_SLOW_RETRY_INTERVAL = settings["SHARDCAST_SLOW_RETRY_INTERVAL"]
     logging.getLogger("shardcast").setLevel(logging.ERROR)
     return package
 
@@ -80,8 +88,8 @@ def _data() -> Path:
 
 def origin(settings: dict[str, Any]) -> None:
     """An order is ``{"save": bytes}``, then ``{"go": true}``: they are cut into shards, and offered."""
-    package = _package()
-    server = package.OriginServer(str(_data()), PORT, SETTINGS["SHARDCAST_MAX_DISTRIBUTION_FOLDERS"])
+    package = _package(settings)
+    server = package.OriginServer(str(_data()), PORT, settings["SHARDCAST_MAX_DISTRIBUTION_FOLDERS"])
     say(ready=package.__version__)
     payload = TMP / "payload"
     for order in orders():
@@ -89,14 +97,14 @@ def origin(settings: dict[str, Any]) -> None:
             payload.write_bytes(os.urandom(order["save"]))
             say(saved=True)
         else:
-            server.broadcast(str(payload), SETTINGS["SHARDCAST_SHARD_SIZE"])
+            server.broadcast(str(payload), settings["SHARDCAST_SHARD_SIZE"])
 
 
 def middle(settings: dict[str, Any]) -> None:
     """``upstream``: addresses of servers. An order is ``{"wait": N}``: for the Nth version, which comes by itself. What came is not checked: its clients alone do."""
-    package = _package()
+    package = _package(settings)
     servers = [f"http://{host}:{PORT}" for host in settings["upstream"]]
-    node = package.MiddleNode(servers, str(_data()), PORT, SETTINGS["check_interval"])
+    node = package.MiddleNode(servers, str(_data()), PORT, settings["check_interval"])
     say(ready=True)
     for order in orders():
         while f"v{order['wait']}" not in node.processed_versions:

@@ -10,7 +10,7 @@ import pytest
 
 from netem.broadcast.dense import CHANGED, Course, first, stepped
 from netem.broadcast.rivals import RIVALS, MissingError
-from netem.broadcast.shards import SETTINGS
+from netem.broadcast.shards import SETTINGS, settings_for
 from netem.broadcast.speech import carried
 from netem.broadcast.whole import WHOLE
 from netem.description import Link, star
@@ -66,6 +66,13 @@ def test_the_whole_state_reaches_every_peer(rival: str, command: str | None, tmp
     assert len(ran.rounds) == 2
     assert 500_000 * CHANGED < ran.settings["moved_bytes"] < 500_000
     assert ran.settings["peer_sent_bytes"] > 0
+
+
+def test_shards_are_few_over_long_ways() -> None:
+    assert settings_for(star(LINK, 2, LINK), 8 << 20) == SETTINGS
+    far = star(LINK, 2, Link(100e6, 100e6, delay_s=0.02))
+    assert settings_for(far, 8 << 20)["SHARDCAST_SHARD_SIZE"] == 4 << 20
+    assert settings_for(far, 1000)["SHARDCAST_SHARD_SIZE"] == SETTINGS["SHARDCAST_SHARD_SIZE"]
 
 
 @pytest.mark.root
