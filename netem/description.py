@@ -18,6 +18,7 @@ MAX_HOSTS: Final = 1000
 """Linux's bridge has 1024 ports."""
 MAX_REGIONS: Final = 20
 MAX_DELAY_S: Final = 60.0
+MAX_QUEUE_S: Final = 10.0
 SUBNET: Final = ipaddress.ip_network("10.77.0.0/16")
 
 
@@ -78,8 +79,8 @@ class Link:
             raise UsageError("a link that loses packets in bursts has to turn bad, or good again, at some time")
         if self.reorder and not self.delay_s:
             raise UsageError("packets skip a delay to be reordered: without a delay there is no reordering")
-        if self.queue_s is not None and not self.queue_s > 0:
-            raise UsageError("a link's queue must be above 0 s")
+        if self.queue_s is not None and not 0 < self.queue_s <= MAX_QUEUE_S:
+            raise UsageError(f"a link's queue must be above 0 s, to {MAX_QUEUE_S:g} s")
 
 
 @dataclass(frozen=True, slots=True)

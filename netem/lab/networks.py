@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from netem.description import Bursts, Host, Link, Network, Region
+from netem.description import MAX_QUEUE_S, Bursts, Host, Link, Network, Region
 from netem.lab.tables import Table
 from p2pcast.errors import UsageError
 
@@ -54,8 +54,8 @@ def network_of(argument: Mapping[str, Any]) -> Network:
     if not 576 <= mtu <= 9000:
         raise UsageError(f"network.mtu is {mtu}: it must be from 576 to 9000 bytes")
     queue_ms = table.either("queue_ms", float, 50.0)
-    if not 0 < queue_ms <= 10_000:
-        raise UsageError(f"network.queue_ms is {queue_ms:g}: it must be above 0, to 10000")
+    if not 0 < queue_ms <= MAX_QUEUE_S * 1e3:
+        raise UsageError(f"network.queue_ms is {queue_ms:g}: it must be above 0, to {MAX_QUEUE_S * 1e3:g}")
     congestion = table.may("congestion", str)
     table.close()
     return Network(tuple(hosts), mtu, queue_ms / 1e3, congestion, tuple(regions))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from netem.backend import chosen, results
 from netem.doctor import Backend
@@ -30,6 +30,7 @@ HERE: Final = "here"
 """The backend of a scenario without a network."""
 
 Said = dict[str, Any]
+T = TypeVar("T")
 
 
 def known() -> list[str]:
@@ -64,7 +65,6 @@ def backend_of(scenario: Scenario, wanted: str = "auto", every: Sequence[Backend
 
 def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callable[[str], None] = lambda said: None) -> Said:
     """The document. ``only``: numbers of cases; ``tell`` is given a line now and then. From the main thread. Raises LocalError, UsageError."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     every = list(cases(scenario))
     if strange := [number for number in only if not 1 <= number <= len(every)]:
         raise UsageError(f"there is no case {strange[0]}: {scenario.name} has {len(every)}")
@@ -76,7 +76,7 @@ def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callab
     calibrations: list[Said] = []
     failed: list[Said] = []
     ready = [replace(case, argument=prepared(scenario.experiment, case.argument)) for case in wanted]
-    for case, said in _said(scenario, backend, ready, tell):
+    for case, said in _terminable(_said(scenario, backend, ready, tell)):
         if "row" in said:
             rows.append({"case": case.number, **case.keys, **said["row"]})
             tell(f"  {_brief(said['row'])}")
@@ -100,7 +100,9 @@ def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callab
     }  # fmt: skip
 
 
-def _said(scenario: Scenario, backend: str, wanted: Sequence[Case], tell: Callable[[str], None]) -> Iterator[tuple[Case, Said]]:
+def _said(
+    scenario: Scenario, backend: str, wanted: Sequence[Case], tell: Callable[[str], None]
+) -> Generator[tuple[Case, Said], None, None]:
     """What cases say, each with its case. As many as can be are run in one kernel; where that ends early, the rest in another."""
     left = {case.number: case for case in wanted}
     while left:
@@ -120,6 +122,16 @@ def _said(scenario: Scenario, backend: str, wanted: Sequence[Case], tell: Callab
             raise
         except LocalError as error:
             yield left.pop(at), {"failed": str(error)}
+
+
+def _terminable(said: Generator[T, None, None]) -> Iterator[T]:
+    """SIGTERM meanwhile is what Ctrl-C is: whatever was made is ended first."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with closing(said):
+            yield from said
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _begin(case: Case, scenario: Scenario, tell: Callable[[str], None]) -> None:

@@ -141,6 +141,8 @@ def put(argument: dict[str, Any], key: str, value: object) -> None:
     if first != "events" and "network" not in argument:
         raise UsageError(f"{key}: there is no network")
     if first == "network":
+        if rest in ("hosts", "regions"):
+            raise UsageError(f"{key}: write {rest}.NAME.KEY")
         argument["network"][rest] = value
         return
     name, _, inner = rest.rpartition(".")
@@ -177,7 +179,7 @@ def _scenario(name: str, table: Table) -> Scenario:
     for key in ("regions", "hosts"):
         if key in network:
             raise UsageError(f"network.{key} is not known: {key} are tables of their own, [[{key}]]")
-        if listed := table.either(key, list, []):
+        if listed := _dicts(table, key):
             network[key] = listed
     if network and "hosts" not in network:
         raise UsageError("hosts is missing: a network has at least one")
@@ -192,7 +194,7 @@ def _scenario(name: str, table: Table) -> Scenario:
         table.choice("backend", BACKENDS, "auto"),
         experiment,
         network or None,
-        table.either("events", list, []),
+        _dicts(table, "events"),
         table.either("parameters", dict, {}),
         {key: _values(kind_of(value, list, f"sweep.{key}"), f"sweep.{key}") for key, value in sweep.items()},
         {key: kind_of(value, str, f"columns.{key}") for key, value in columns.items()},
@@ -204,6 +206,11 @@ def _scenario(name: str, table: Table) -> Scenario:
     if scenario.events and scenario.network is None:
         raise UsageError("events befall hosts: there is no network")
     return scenario
+
+
+def _dicts(table: Table, key: str) -> list[dict[str, Any]]:
+    listed = table.either(key, list, [])
+    return [kind_of(each, dict, f"{table.called(key)}[{at}]") for at, each in enumerate(listed, 1)]
 
 
 def _values(listed: list[Any], called: str) -> tuple[Value, ...]:

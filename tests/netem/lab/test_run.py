@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from netem import uml
+from netem.lab import run
 from netem.lab.emulated import emulated, results
 from netem.lab.experiments import links
-from p2pcast.errors import UsageError
+from netem.lab.scenario import parse
+from p2pcast.errors import LocalError, UsageError
 
 LAB = [sys.executable, "-m", "p2pcast.cli", "lab"]
 END_S = 60.0
@@ -169,11 +171,30 @@ def test_nothing_is_left_of_one_that_fails_in_the_middle(monkeypatch: pytest.Mon
     assert holders() == before
 
 
+def test_where_a_kernel_ends_early_the_rest_runs_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    boots: list[list[int]] = []
+
+    def ending(backend: str, work: str, argument: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        numbers = [case["number"] for case in argument["cases"]]
+        boots.append(numbers)
+        for number in numbers:
+            if number == 2:
+                raise LocalError("user-mode Linux ended early")
+            yield {"case": number, "row": {"x": number}}
+            yield {"case": number, "done": True}
+
+    monkeypatch.setattr(run, "results", ending)
+    scenario = parse("s", TWO.format(rate="1mbit") + "[sweep]\n'hosts.b.delay_ms' = [1, 2, 3, 4]")
+    document = run.run(scenario, "uml", only=(1, 2, 4))
+    assert boots == [[1, 2, 4], [4]]
+    assert [(row["case"], row["x"], row["hosts.b.delay_ms"]) for row in document["rows"]] == [(1, 1, 1), (4, 4, 4)]
+    assert document["failed"] == [{"case": 2, "hosts.b.delay_ms": 2, "why": "user-mode Linux ended early"}]
+    assert (document["cases"], document["run"]) == (4, [1, 2, 4])
+
+
 @pytest.mark.root
 def test_a_case_that_fails_does_not_keep_the_next_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is a network measured twice."""
-    from p2pcast.errors import LocalError
-
     measured: list[int] = []
 
     def breaking(argument: dict[str, Any]) -> Iterator[dict[str, Any]]:
