@@ -64,7 +64,7 @@ PARTS: Final[Mapping[str, Part]] = {
         Part(
             "broadcast",
             _words("--peers 8 --peers 16 --rounds 3 --plaintext"),
-            _words("--peers 4 --payload 6 --rounds 2 --state 8"),
+            _words("--peers 8 --payload 12 --rounds 2 --state 16"),
             (_root,),
         ),
         Part(

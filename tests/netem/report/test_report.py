@@ -24,7 +24,7 @@ CATCHUP = {
     "versions": 8, "codec": "context", "rate_bits_s": 20e6, "state_bytes": 16 << 20, "chain_bytes": 700, "exact_bytes": 300,
     "rows": [
         {"way": way, "artifacts": count, "bytes": size, "seconds": seconds, "to_chain": size / 700, "to_exact": size / 300}
-        for way, count, size, seconds in (("none", 8, 700, 2.0), ("auto", 2, 400, 3.0), ("ask", 1, 300, 4.0))
+        for way, count, size, seconds in (("each delta", 8, 700, 2.0), ("by predicted time", 2, 400, 3.0), ("one made for it", 1, 300, 4.0))
     ],
 }  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_stripes_faults_and_ways_back_say_what_is_missed() -> None:
     # The hub's absence is no part of the gap.
     found = ["gap in s, kill head start", "until all have it in s, kill head start"]
     assert lost(faults(FAULTS)) == [(what, None) for what in found]
-    assert lost(catchup(CATCHUP)) == [("s, by what a peer chooses", "`none`")]
+    assert lost(catchup(CATCHUP)) == [("s, by what a peer chooses", "each delta")]
 
 
 def test_the_text_follows_from_the_data_alone() -> None:
