@@ -30,7 +30,7 @@ COMMANDS = {
     "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),
     "bench": ("p2pcast.cli.bench:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "The hub's decisions about a fleet of thousands, with churn."),
-    "lab": ("p2pcast.cli.lab:lab", "Emulated networks; see what this machine can emulate."),
+    "lab": ("p2pcast.cli.lab:lab", "Experiments on emulated WANs; what this machine can emulate."),
     "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model here, and check it all."),
 }
 """Name → (module:attribute, what it does)."""
