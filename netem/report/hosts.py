@@ -14,20 +14,22 @@ PAUSE_RATIO: Final = 20.0
 
 
 def relay(document: Document) -> Section:
-    links = (("bare", None), ("plaintext", "plaintext_to_bare"), ("tls", "tls_to_bare"))
+    links = (
+        ("bare", "bare", None), ("bare, TLS", "bare_tls", None), ("plain text", "plaintext", "plaintext_to_bare"), ("TLS", "tls", "tls_to_bare")
+    )  # fmt: skip
     blocks = [
         f"A peer in the middle of a chain, {figure(document['rate_bps'] / 1e9)} Gbit/s, {document['payload_bytes'] / MIB:.4g} MiB over {document['stripes']} stripes. *Bare*: read, hash, send on, write; no protocol. Peak anonymous memory "
         f"{document['peak_rss_bytes'] / 1e6:.0f} MB.",
         table(
             ["link", "CPU s/GB", "÷ bare"],
-            ([name, document[f"cpu_s_per_gb_{name}"], 1 if key is None else document[key]] for name, key in links),
+            ([title, document[f"cpu_s_per_gb_{name}"], 1 if key is None else document[key]] for title, name, key in links),
         ),
     ]  # fmt: skip
     compared = [
         Loss("relay", "CPU s/GB, plain text", document["cpu_s_per_gb_plaintext"], PLAINTEXT_S_GB),
         Loss("relay", "CPU s/GB, TLS", document["cpu_s_per_gb_tls"], TLS_S_GB),
         Loss("relay", "peak anonymous memory, bytes", document["peak_rss_bytes"], RSS_BYTES),
-        Loss("relay", "CPU s/GB, TLS", document["cpu_s_per_gb_tls"], document["cpu_s_per_gb_bare"], "bare relay"),
+        Loss("relay", "CPU s/GB, TLS", document["cpu_s_per_gb_tls"], document["cpu_s_per_gb_bare_tls"], "bare relay behind TLS"),
     ]
     return Section("A peer that relays", blocks, compared)
 

@@ -1,10 +1,11 @@
 """The least that any relay does, for comparison: a process that reads 64 KiB, hashes it, sends it on and writes it to a file. No protocol, no signatures, one
-connection, no memory of what it passed. What p2pcast's relay costs above this is the price of its promises."""
+connection (behind TLS, if p2pcast's are), no memory of what it passed. What p2pcast's relay costs above this is the price of its promises."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from pathlib import Path
 from typing import cast
 
@@ -72,9 +73,9 @@ class Forwarder(asyncio.BufferedProtocol):
             self.done.set()
 
 
-async def send(port: int, payload_bytes: int, rate_bps: float) -> None:
+async def send(port: int, payload_bytes: int, rate_bps: float, tls: ssl.SSLContext | None) -> None:
     """The source, at its rate."""
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     loop = asyncio.get_running_loop()
     began, sent, chunk = loop.time(), 0, os.urandom(1 << 20)
     while sent < payload_bytes:
