@@ -30,6 +30,9 @@ STANDARD_ERRORS = 3.0
 LOSS_SLACK = 0.0005
 """Two packets of all that are sent."""
 ECHOES = 7
+JITTERED_ECHOES = 15
+MEDIAN_ERROR = 1.25
+"""Standard errors of a mean that one of a median is."""
 FAR_ECHOES = 3
 FAR_S = 0.05
 """A round trip that is so long is not lengthened much by a machine that is busy."""
@@ -70,12 +73,15 @@ class Measured:
     loss: float
     loss_error: float
     """Its standard error, had the loss been as asked."""
+    rtt_error_s: float = 0.0
+    """The same of the round trip, where there is jitter."""
 
     def document(self) -> dict[str, Any]:
         return {
             "from": self.sender, "to": self.receiver,
             "rate_bps": None if self.rate_bps is None else round(self.rate_bps), "asked_rate_bps": self.asked.rate_bps,
             "rtt_s": None if self.rtt_s is None else round(self.rtt_s, 5), "asked_rtt_s": self.asked_rtt_s,
+            "rtt_error_s": round(self.rtt_error_s, 5),
             "loss": round(self.loss, 5), "asked_loss": self.asked.loss, "loss_error": round(self.loss_error, 5),
             "faults": faults(self),
         }  # fmt: skip
@@ -89,7 +95,9 @@ def faults(measured: Measured) -> list[str]:
     if asked.rate_bps is not None and (measured.rate_bps is None or abs(measured.rate_bps / asked.rate_bps - 1) > TOLERANCE):
         got = "nothing came" if measured.rate_bps is None else f"{measured.rate_bps / 1e6:.1f} Mbit/s"
         found.append(f"{ways}: {got} instead of {asked.rate_bps / 1e6:.1f} Mbit/s")
-    if measured.rtt_s is None or abs(measured.rtt_s - measured.asked_rtt_s) > max(RTT_SLACK_S, TOLERANCE * measured.asked_rtt_s):
+    if measured.rtt_s is None or abs(measured.rtt_s - measured.asked_rtt_s) > max(
+        RTT_SLACK_S, TOLERANCE * measured.asked_rtt_s, STANDARD_ERRORS * measured.rtt_error_s
+    ):
         got = "no answer" if measured.rtt_s is None else f"a round trip of {measured.rtt_s * 1e3:.1f} ms"
         found.append(f"{ways}: {got} instead of {measured.asked_rtt_s * 1e3:.1f} ms")
     if abs(measured.loss - asked.loss) > max(TOLERANCE * asked.loss, STANDARD_ERRORS * measured.loss_error, LOSS_SLACK):
@@ -102,6 +110,11 @@ def loss_error(links: Sequence[Link], loss: float, packets: int) -> float:
     rho = max((1 - b.enter - b.leave for b in (link.loss for link in links) if isinstance(b, Bursts)), default=0.0)
     spread = (1 + rho) / (1 - rho) if rho < 1 else math.inf
     return math.sqrt(loss * (1 - loss) * spread / packets)
+
+
+def rtt_error_s(links: Sequence[Link]) -> float:
+    """Standard error of the median of JITTERED_ECHOES that pass each of these links twice. Jitter is even between its bounds."""
+    return MEDIAN_ERROR * math.sqrt(sum(2 * link.jitter_s**2 / 3 for link in links) / JITTERED_ECHOES)
 
 
 Pair = tuple[str, str]
@@ -186,10 +199,11 @@ def measure(net: Namespaces, wanted: Sequence[Pair] | None = None, packets: int 
 def _rtt(net: Namespaces, network: Network, sender: str, receiver: str) -> float | None:
     up, down = network.path(sender, receiver)
     asked_s = network.way(sender, receiver).delay_s + network.way(receiver, sender).delay_s
-    with _sockets(net, sender, receiver) as (one, other):
-        times = _round_trips(one, other, asked_s)
-    # A busy machine only ever lengthens one; jitter goes both ways.
     jitter = any(link.jitter_s or link.reorder for link in (*up, *down))
+    echoes = JITTERED_ECHOES if jitter else FAR_ECHOES if asked_s > FAR_S else ECHOES
+    with _sockets(net, sender, receiver) as (one, other):
+        times = _round_trips(one, other, asked_s, echoes)
+    # A busy machine only ever lengthens one; jitter goes both ways.
     return (median if jitter else min)(times) if times else None
 
 
@@ -209,7 +223,8 @@ def _pair(net: Namespaces, network: Network, pair: Pair, rtt_s: float | None, pa
         loss = max(0.0, 1 - (net.received(receiver) - before) / packets)
         rate_bps = None if there.rate_bps is None else _rate(net, one, receiver, there)
     error = loss_error((*up, *down), there.loss, packets)
-    return Measured(sender, receiver, there, there.delay_s + back.delay_s, rate_bps, rtt_s, loss, error)
+    asked_rtt_s = there.delay_s + back.delay_s
+    return Measured(sender, receiver, there, asked_rtt_s, rate_bps, rtt_s, loss, error, rtt_error_s((*up, *down)))
 
 
 def _pace(network: Network, link: Link, rate_bps: float | None) -> float:
@@ -252,11 +267,11 @@ def _sockets(net: Namespaces, sender: str, receiver: str) -> Iterator[tuple[sock
         yield one, other
 
 
-def _round_trips(one: socket.socket, other: socket.socket, asked_s: float) -> list[float]:
+def _round_trips(one: socket.socket, other: socket.socket, asked_s: float, echoes: int) -> list[float]:
     """What is lost does not count."""
     timeout_s = 2 * asked_s + 0.5
     times = []
-    for number in range(FAR_ECHOES if asked_s > FAR_S else ECHOES):
+    for number in range(echoes):
         question = struct.pack("<I", number)
         began = time.perf_counter()
         one.send(question)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from netem.calibration import Measured, faults, loss_error, measure
+from netem.calibration import Measured, faults, loss_error, measure, rtt_error_s
 from netem.description import Bursts, Host, Link, Network, Way
 from netem.namespaces import namespaces
 
@@ -31,6 +31,15 @@ def test_what_is_near_enough_is_believed() -> None:
 def test_what_is_off_is_said(off: dict[str, float | None], said: str) -> None:
     (fault,) = faults(replace(GOOD, **off))
     assert said in fault
+
+
+def test_jitter_is_no_proof_of_another_round_trip() -> None:
+    error_s = rtt_error_s([Link(delay_s=0.025, jitter_s=0.01), Link()])
+    assert 0.002 < error_s < 0.003
+    off = replace(GOOD, rtt_s=0.1065)
+    assert faults(off)
+    assert faults(replace(off, rtt_error_s=error_s)) == []
+    assert faults(replace(off, rtt_s=0.11, rtt_error_s=error_s))
 
 
 def test_bursts_say_less_about_their_share() -> None:
