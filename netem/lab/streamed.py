@@ -45,10 +45,11 @@ def streamed(net: Namespaces, pairs: Sequence[tuple[str, str]], tries: int = TRI
             wrong = abs(got / asked - 1) > TOLERANCE and asked <= BEST_EFFORT_BPS
             if not wrong:
                 break
-        row = {"from": sender, "to": receiver, "rate_bps": round(got), "asked_rate_bps": asked, "by": "TCP"}
-        rows.append(row)
-        if wrong:
-            off.append(f"{sender} → {receiver}: {got / 1e6:.1f} Mbit/s instead of {asked / 1e6:.1f} Mbit/s")
+        faults = [f"{sender} → {receiver}: {got / 1e6:.1f} Mbit/s instead of {asked / 1e6:.1f} Mbit/s"] if wrong else []
+        rows.append(
+            {"from": sender, "to": receiver, "rate_bps": round(got), "asked_rate_bps": asked, "by": "TCP", "faults": faults}
+        )
+        off += faults
     return {"calibration": rows, "off": off}
 
 
