@@ -154,10 +154,11 @@ class _Training:
         workers = len(peers_of(self._net)) - 1
         lost_s = facts.get("lost_worker_s", 0.0)
         step_s = self._given.step_ratio * self._ideal_s
+        ratio = {"recovery_to_ideal": round(facts["recovery_s"] / self._ideal_s, 4)} if "recovery_s" in facts else {}
         return {
             "fault": fault, "stage": stage, "simulated": False, "workers": workers, "chains": self._given.chains,
             "ideal_s": round(self._ideal_s, 4), **{key: round(value, 4) for key, value in facts.items()},
-            "kept": round(1 - lost_s / (workers * max(step_s, lost_s)), 4),
+            **ratio, "kept": round(1 - lost_s / (workers * max(step_s, lost_s)), 4),
         }  # fmt: skip
 
     def _during(self, kind: str, victim: str, link: Link) -> Callable[[float], None]:
@@ -233,9 +234,10 @@ def longest_chain(parents: Mapping[str, str]) -> list[str]:
 
 
 def at_scale(given: Given, fault: str, workers: int) -> dict[str, Any] | None:
-    """The same fault in a broadcast of the paper's size over its links, in the simulator, which decides as hub and peers do. None for what that knows nothing of."""
+    """The same fault in a broadcast of the paper's size over its links, in the simulator, which decides as hub and peers do. None for what that knows nothing of. The
+    replacement of a dead worker is taken to have nothing, and to fetch the whole snapshot at a worker's rate."""
     kind, _, place = fault.partition(" ")
-    if fault == IDLE or kind == "freeze":
+    if kind == "freeze":
         return None
     names = [f"p{n}" for n in range(1, workers + 1)]
     above = shape("chain", names, given.chains)
@@ -248,11 +250,17 @@ def at_scale(given: Given, fault: str, workers: int) -> dict[str, Any] | None:
     links = {peer: ROOT if over == HUB else over for peer, over in above.items()}
     victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
     slow_bps = None if kind == "kill" else SLOW_SHARE * given.paper_peer_bps * SHARE
-    blows = [] if fault == NONE else [Blow(STRUCK_AT * ideal_s, victim, slow_bps)]
+    blows = [] if fault in (NONE, IDLE) else [Blow(STRUCK_AT * ideal_s, victim, slow_bps)]
     times_s = replay(scenario, links, blows, given.chains, most_s=100 * ideal_s)
     calm_s = max(replay(scenario, links, [], given.chains, most_s=100 * ideal_s).values())
-    last_s = max(s for peer, s in times_s.items() if peer != victim or fault == NONE)
+    last_s = max(s for peer, s in times_s.items() if peer != victim or not blows)
+    recovery_s = 0.0 if fault == NONE else max(times_s.values()) - STRUCK_AT * ideal_s
+    if kind == "kill":
+        recovery_s = given.replaced_after_s + ideal_s / SHARE
+    facts = {} if fault == NONE else {"recovery_s": round(recovery_s, 1), "recovery_to_ideal": round(recovery_s / ideal_s, 4)}
+    if fault == IDLE:
+        return {"fault": fault, "stage": "between versions", "simulated": True, "ideal_s": round(ideal_s, 1), **facts}
     return {
         "fault": fault, "stage": "" if fault == NONE else "broadcast", "simulated": True, "workers": workers, "chains": given.chains,
-        "ideal_s": round(ideal_s, 1), "survivors_s": round(last_s, 1), "delay_s": round(last_s - calm_s, 1),
+        "ideal_s": round(ideal_s, 1), "survivors_s": round(last_s, 1), "delay_s": round(last_s - calm_s, 1), **facts,
     }  # fmt: skip

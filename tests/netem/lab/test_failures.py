@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netem.lab.experiments.failures import Given, at_scale, longest_chain
+from netem.lab.experiments.fanout import SHARE
 from p2pcast.errors import UsageError
 
 GIVEN = Given(payload_mib=8.0, faults=("none", "kill head", "slow middle"), spare="spare", paper_bytes=1e9)
@@ -33,4 +34,12 @@ def test_nobody_waits_for_one_that_fails_in_a_broadcast_of_minutes(fault: str) -
 
 def test_what_the_simulator_knows_nothing_of() -> None:
     assert at_scale(GIVEN, "freeze middle", 8) is None
-    assert at_scale(GIVEN, "kill idle", 8) is None
+
+
+def test_a_replacement_fetches_the_whole_snapshot() -> None:
+    found = at_scale(GIVEN, "kill idle", 8)
+    assert found is not None
+    assert found["recovery_to_ideal"] == pytest.approx(
+        (GIVEN.replaced_after_s + found["ideal_s"] / SHARE) / found["ideal_s"], rel=0.01
+    )
+    assert "delay_s" not in found
