@@ -124,10 +124,6 @@ class Pulling:
             if artifact in self._wishes:
                 self._end(artifact)
             self._node.pulled.discard(artifact)
-        if artifacts and not self._wishes:
-            # Sources have opened them on their links, and would not do it again there.
-            for source in self.sources:
-                source.link.close()
 
     def fetches(self, artifact: bytes) -> bool:
         return artifact in self._wishes
@@ -254,7 +250,10 @@ class Pulling:
         wish.wanted = True
         self._know(artifact)
         for source in self.sources:
-            source.ask(artifact, [], seal=False)
+            if source.speaks_of_another(artifact):
+                source.link.close()
+            else:
+                source.ask(artifact, [], seal=False)
         self._bell.ring()
 
     def _know(self, artifact: bytes) -> None:
@@ -336,7 +335,7 @@ class Pulling:
             self._eased.pop(node, None)
             self._ease()
             self._bell.ring()
-        if self._wishes:
+        if self._wishes and not any(map(source.speaks_of_another, self._wishes)):
             self._shunned[node] = loop.time()
         if ended is not None:
             logger.info("no longer pulling from %s: %s", source.link.name, ended)

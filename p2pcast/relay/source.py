@@ -59,6 +59,11 @@ class Source(Upstream):
         self.link.send(Type.ASK, {"artifact": artifact, "pieces": pieces, "seal": seal})
         self._bell.ring()
 
+    def speaks_of_another(self, artifact: bytes) -> bool:
+        """Whether it has opened the artifact on this link for a holding that the node has let go since: it would not open it again here."""
+        known = self.node.holdings.get(artifact)
+        return any(holding is not None and holding.id == artifact and holding is not known for holding in self.handles.values())
+
     def recall(self, artifact: bytes, pieces: list[int]) -> None:
         self.link.send(Type.RECALL, {"artifact": artifact, "pieces": pieces})
 

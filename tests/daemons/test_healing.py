@@ -178,3 +178,44 @@ async def test_without_the_hub_the_parent_is_asked(swarm, states):
     assert below.shadow is shadow
     assert shadow.verify() == []
     assert below.staged == Version(0, 3)
+
+
+async def test_links_on_which_it_was_fetched_before_are_made_anew(swarm, states, monkeypatch):
+    """A source opens an artifact once on a link: what was let go meanwhile would never be heard of there again."""
+    monkeypatch.setattr(pulling, "LINGER_S", 3600.0)
+    monkeypatch.setattr(pulling, "SHUN_S", 3600.0)
+    monkeypatch.setattr("p2pcast.relay.scattering.STALL_S", 3600.0)
+    await started(swarm, states, "b")
+    late = await swarm.peer_up("late")
+    await swarm.live("0.3")
+    assert late.pulling.sources
+    rot(swarm, "late", 5)
+    wipe(swarm, "late")
+    late.following.doubt()
+    await swarm.until(lambda: late.chronicle.healed_cells == 1, "it is healed")
+    assert late.shadow.verify() == []
+    assert late.node.bytes_duplicate == 0
+
+
+async def test_a_mirror_has_them_where_no_node_is_in_reach(swarm, states):
+    url = f"file://{swarm.folder / 'mirror'}"
+    state = states.first(shapes=SHAPES)
+    hub = await swarm.hub_up(mirror=url)
+    swarm.publish(1, state)
+    await swarm.published("0.1")
+    swarm.publish(2, states.trained(state, 2))
+    await swarm.published("0.2")
+    peer = await swarm.peer_up("a", mirror=url)
+    await swarm.live("0.2")
+    await swarm.until(lambda: hub.mirroring.status()["version"] == "0.2", "the mirror leads to it")
+    await swarm.down(hub)
+    await swarm.until(lambda: peer.mirrored.in_use and len(peer.mirrored.entries) == 2, "it follows the mirror")
+    rot(swarm, "a", 2)
+    wipe(swarm, "a")
+    before, shadow = peer.mirrored.bytes_received, peer.shadow
+    peer.following.doubt()
+    await swarm.until(lambda: peer.chronicle.healed_cells == 1, "it is healed")
+    assert 0 < peer.mirrored.bytes_received - before < 5 * MIB
+    assert peer.shadow is shadow
+    assert shadow.verify() == []
+    await swarm.until(lambda: list((swarm.folder / "a" / "partial").iterdir()) == [], "nothing is left of it")
