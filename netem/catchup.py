@@ -106,7 +106,7 @@ async def come_back(
         for _ in range(versions):
             fleet.publish()
             status = await fleet.published()
-        status = await _ladder(fleet, deadline_s)
+        status = await ladder(fleet, deadline_s)
         net.rate_bytes_s = rate_bytes_s
         rows = [await _back(fleet, name, way) for name, way in zip(fleet.names, ways, strict=True)]
         for name in fleet.names:
@@ -124,7 +124,7 @@ async def come_back(
     return Outcome(rows, chain_bytes, exact_bytes, state_bytes)
 
 
-async def _ladder(fleet: LateFleet, deadline_s: float) -> Document:
+async def ladder(fleet: LateFleet, deadline_s: float) -> Document:
     """The hub's status, once it keeps all that its ladder should have."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_s

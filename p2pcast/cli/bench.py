@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "siege": ("p2pcast.cli.bench_siege:siege", "Versions while ten thousand connections mean no good."),
     "catchup": ("p2pcast.cli.bench_catchup:catchup", "A peer that was away: bytes and time by each way back."),
+    "heal": ("p2pcast.cli.bench_heal:heal", "Cells of a shadow that rot: what is fetched to put them right, and the time."),
     "kills": ("p2pcast.cli.bench_kills:kills", "A hub and peers killed at any step of their disks, again and again."),
     "broadcast": (
         "p2pcast.cli.bench_broadcast:broadcast",
