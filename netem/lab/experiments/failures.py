@@ -258,6 +258,8 @@ def at_scale(given: Given, fault: str, workers: int) -> dict[str, Any] | None:
     if kind == "kill":
         recovery_s = given.replaced_after_s + ideal_s / SHARE
     facts = {} if fault == NONE else {"recovery_s": round(recovery_s, 1), "recovery_to_ideal": round(recovery_s / ideal_s, 4)}
+    if kind == "kill":
+        facts["kept"] = round(1 - recovery_s / (workers * max(given.step_ratio * ideal_s, recovery_s)), 4)
     if fault == IDLE:
         return {"fault": fault, "stage": "between versions", "simulated": True, "ideal_s": round(ideal_s, 1), **facts}
     return {
