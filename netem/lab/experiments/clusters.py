@@ -1,10 +1,10 @@
 """Versions to clusters of peers, each cluster a region behind a trunk of its own: what crosses each trunk, when everybody has it, and for how long rollouts stand still.
 
 A hub and peers as users start them, behind TLS. A version is *full*, all of its words new, so that all of the state has to travel, or a *delta*, ``changed_share`` of the words one step up
-or down. A row a version and one for all: ``bytes`` (the artifact), ``bytes_REGION`` (over that trunk, headers and all), ``received_s``, ``all_s`` (until the last peer had every piece, had it installed, from the
+or down. A row a version, one for all and, where some are full, one for the deltas among them: ``bytes`` (the artifact), ``bytes_REGION`` (over that trunk, headers and all), ``received_s``, ``all_s`` (until the last peer had every piece, had it installed, from the
 hub's first step of publishing), ``busy`` (share of processors in use), and the time in which a peer's rollouts stand still, the mean of all peers: ``blocking_s`` where they wait for a version from the
 beginning until it is installed, ``background_s`` where they go on meanwhile: what the commit pauses them. Engines are folders of safetensors, which nothing has to pause for; ``engine_pause_ms`` is what an engine
-that serves is taken to need besides, in either way. The last row has sums of bytes and of standing still, medians of the rest.
+that serves is taken to need besides, in either way. Rows for several have sums of bytes and of standing still, medians of the rest.
 ``simulated`` rows: the paper's sizes over trunks of ``paper_gbps``, by the model of trees and the plan that was measured.
 """
 
@@ -36,6 +36,7 @@ from p2pcast.limits import MIB
 FULL: Final = "full"
 DELTA: Final = "delta"
 ALL: Final = "all"
+DELTAS: Final = "deltas alone"
 WORD_BYTES: Final = 2
 IDLE_S: Final = 1.0
 """Before each version: several round trips, and longer than TCP's retransmission timer, so windows are what they are between versions of a trainer that computes for longer."""
@@ -132,7 +133,10 @@ def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, 
             }
             rows.append({"version": number, "kind": kind, "entered": sum(entries(tree).values()), **row})
             yield rows[-1]
-    yield whole(rows, given)
+    yield {"version": len(rows), "kind": ALL, **whole(rows, given), "simulated": False}
+    deltas = [row for row in rows if row["kind"] == DELTA]
+    if given.full_every and deltas:
+        yield {"version": len(deltas), "kind": DELTAS, **whole(deltas, given), "simulated": False}
     if given.paper_gib and given.paper_gbps:
         yield from at_scale(tree, rows, given)
 
@@ -171,12 +175,11 @@ def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
     keys = [key for key in rows[0] if key.startswith("bytes")]
     sent = {key: sum(row[key] for row in rows) for key in keys}
     return {
-        "version": len(rows), "kind": ALL, **sent,
+        **sent,
         "of_full": round(sent["bytes"] / (len(rows) * given.state_mib * MIB), 5),
         "received_s": round(median(row["received_s"] for row in rows), 4), "busy": round(median(row["busy"] for row in rows), 3), "all_s": round(median(row["all_s"] for row in rows), 4),
         "background_s": round(sum(row["background_s"] for row in rows), 4), "blocking_s": round(sum(row["blocking_s"] for row in rows), 4),
         "background_share": round(sum(row["background_s"] for row in rows) / sum(row["blocking_s"] for row in rows), 5),
-        "simulated": False,
     }  # fmt: skip
 
 
