@@ -3,7 +3,7 @@
 Real processes: ``p2pcast seed``, ``p2pcast join``, and the rivals' own. A row a system, of the medians of its broadcasts; with events a row a version, and with p2pcast alone.
 The hub is the host of that name; every other one has a peer. Every version that p2pcast sends is compared at every peer, bit for bit; one that differs fails the case.
 
-With events: ``silence_s``, the longest time in which no piece came to some peer that was waiting, from the first event on; ``twice_bytes``, what was sent again to those
+With events: ``silence_s``, the longest time in which no piece came to some peer that was waiting and that nothing befell itself, from the first event on; ``twice_bytes``, what was sent again to those
 that had it.
 
 Columns beside those of ``netem.broadcast.figures``: ``half_rtts_s``, the delays along the longest way from the hub, one after the other; ``over_ideal``, the time to the last
@@ -158,7 +158,13 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
             ran = Ran(system, fleet.sent_bytes, [done])
             made = _row(net, ran, tree, lambda tree, ran=ran, due=due: tree.predicted_s(ran.payload_bytes, due))  # type: ignore[misc]
             struck_s = began[0] + min((event.at_s for event in due), default=0.0)
-            silences = watch.silences_s(struck_s, {peer: began[0] + at for peer, at in done.by_peer_s.items()})
+            befallen = {event.place for event in due if event.do != "degrade"}
+            done_s = {
+                host.name: began[0] + done.by_peer_s[host.name]
+                for host in net.network.hosts
+                if host.name in done.by_peer_s and not befallen & {host.name, host.region}
+            }
+            silences = watch.silences_s(struck_s, done_s)
             made |= {
                 "peers": len(done.by_peer_s),
                 "version": version,
