@@ -49,8 +49,8 @@ style: setup  ## Lint and format, without changing anything
 types: setup  ## mypy, strict
 	$(BIN)/mypy
 
-bench: setup  ## Measure what is not measured yet, beside rivals, and write docs/benchmarks.md: ONLY="codec relay" anew, QUICK=1 coarsely
-	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick)
+bench: setup  ## Measure what is not measured yet, beside rivals, and write docs/benchmarks.md: ONLY="codec relay" anew, QUICK=1 coarsely, WRITE=1 the text alone
+	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick) $(if $(WRITE),--write-only)
 
 lab: setup  ## What network emulation this machine can do, and every scenario on it; SCENARIOS="smoke …" for some
 	$(BIN)/p2pcast lab doctor

@@ -31,13 +31,21 @@ class Written:
 
 def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> Written:
     """``parts``: by name, what was kept; ``labs``: scenarios' documents; ``lab_plots``: names of the plots that each has."""
-    measured = {name: parts[name] for name in PARTS if "document" in parts.get(name, {})}
-    sections = {name: WRITERS[name](kept["document"]) for name, kept in measured.items()}
+    why = {name: parts.get(name, {}).get("why", "not yet") for name in PARTS}
+    sections, measured = {}, {}
+    for name in PARTS:
+        if "document" not in (kept := parts.get(name, {})):
+            continue
+        try:
+            sections[name] = WRITERS[name](kept["document"])
+            measured[name] = kept
+        except KeyError as error:
+            why[name] = f"what was kept lacks {error}: it is of another version of p2pcast; `make bench ONLY={name}`"
     scenarios = {document["scenario"]: lab(document) for document in sorted(labs, key=lambda each: each["scenario"])}
     compared = [loss for section in [*sections.values(), *scenarios.values()] for loss in section.compared]
     blocks = [
         "# Benchmarks",
-        "Written by `make bench` from what it measured; do not edit. Run it again: `make bench` (half an hour on four cores; `make bench QUICK=1`: some minutes, coarse; `make bench ONLY=codec`: one part). What has been measured is "
+        "Written by `make bench` from what it measured; do not edit. Run it again: `make bench` (half an hour on four cores; `make bench QUICK=1`: some minutes, coarse; `make bench ONLY=codec`: one part; `make bench WRITE=1`: the text alone). What has been measured is "
         "kept in `bench-out/`, a JSON a part; a scenario's in `lab-out/` (`p2pcast lab SCENARIO`). The reasons for misses, and what was tried, are in [measurements.md](measurements.md).",
         *_machines(measured, labs),
         *_lost(compared),
@@ -49,7 +57,7 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
         blocks += [f"## {section.title}", *section.blocks]
         blocks += [f"![{name}]({FOLDER}/{file})" for file in lab_plots.get(name, ())]
     if missing := [name for name in PARTS if name not in measured]:
-        blocks += ["## Not measured", "\n".join(f"- {name}: {parts.get(name, {}).get('why', 'not yet')}" for name in missing)]
+        blocks += ["## Not measured", "\n".join(f"- {name}: {why[name]}" for name in missing)]
     text = "\n\n".join(blocks) + "\n"
     return Written(text, [picture for section in sections.values() for picture in section.pictures])
 

@@ -166,6 +166,12 @@ def test_the_text_follows_from_the_data_alone() -> None:
     assert all(f"(benchmarks/{file}.png)" in text for file in files)
 
 
+def test_what_another_version_kept_is_not_shown() -> None:
+    text = write(ALL | {"catchup": envelope("catchup", {"rows": []})}, [], {}).text
+    assert "- catchup: what was kept lacks 'versions'" in text
+    assert "## Coming back" not in text
+
+
 def test_other_machines_are_told_apart() -> None:
     other = envelope("catchup", CATCHUP, machine={**MACHINE, "cores": 2})
     text = write(ALL | {"catchup": other}, [], {}).text
