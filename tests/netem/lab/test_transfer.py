@@ -1,0 +1,96 @@
+"""Payloads of several formats over one link: what is asked for is checked before anything is made, and what is measured is a real link's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from netem.lab import emulated, payloads
+from netem.lab.experiments import transfer
+from netem.lab.experiments.transfer import Parameters, Send
+from netem.lab.payloads import FORMATS, Payloads
+from netem.lab.run import load
+from netem.lab.scenario import cases
+from p2pcast.errors import UsageError
+from p2pcast.transport.striping import Way
+
+SIZES = dict(zip(FORMATS, (1_000_000, 300_001, 200_000, 50_000), strict=True))
+LINK: dict[str, Any] = {"hosts": [{"name": "parent"}, {"name": "child", "rate": "80mbit"}]}
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "measured", lambda rate, steps: Payloads({n: steps * s for n, s in SIZES.items()}, 0.01))
+
+
+def argument(**parameters: object) -> dict[str, Any]:
+    return {"network": LINK, "events": [], "parameters": {"sends": ["dense"], **parameters}}
+
+
+def test_sizes_and_the_papers_rate_are_put_in() -> None:
+    given = argument(steps=2, gbps=2.5, rate_scale=50)
+    ready = transfer.prepared(given)
+    assert ready["parameters"]["sizes"] == [2 * SIZES[name] for name in FORMATS]
+    assert ready["network"]["hosts"][1]["rate"] == "50000000bit"
+    assert given["network"] is LINK
+    assert LINK["hosts"][1]["rate"] == "80mbit"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"sends": ["zip"]}, "'zip' is no format"),
+        ({"sends": ["ours 4"]}, "write 'FORMAT' or 'FORMAT STRIPES CONGESTION'"),
+        ({"sends": ["ours 0 cubic"]}, "write 'FORMAT'"),
+        ({"sends": ["ours 4 warp"]}, "congestion control 'warp'"),
+        ({"rounds": 0}, "rounds"),
+        ({"learning_rate": 1.5}, "learning_rate"),
+        ({"speed": 1}, "parameters.speed"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_made(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        transfer.prepared(argument(**parameters))
+
+
+def test_a_window_that_loss_allows_is_what_is_predicted() -> None:
+    lossy = Way(0.1, 80e6, "cubic", 4e6, 0.01)
+    one, four = (transfer._predicted_s(1_000_000, Send("dense", n, "cubic"), lossy) for n in (1, 4))
+    assert one > 2 * four
+    assert transfer._predicted_s(1_000_000, Send("dense", 1, "bbr"), lossy) < four
+
+
+def test_rows_at_the_papers_scale_are_marked() -> None:
+    given = Parameters(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
+    rows = list(transfer._at_paper_scale(given, SIZES))
+    assert [(row["payload"], row["bytes"], row["simulated"]) for row in rows] == [
+        ("dense", 10_000_000_000, True),
+        ("ours", 500_000_000, True),
+    ]
+    assert rows[0]["seconds"] == pytest.approx(80 / 0.9564, rel=0.01)
+
+
+@pytest.mark.root
+def test_payloads_travel_over_a_real_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this kernel, with rates alone; that the way is as asked is another test's."""
+    monkeypatch.setattr(emulated, "measure", lambda *_: [])
+    given = argument(sends=["dense 1 reno", "ours"], rounds=1)
+    calibrated, *said = transfer.results(transfer.prepared(given))
+    assert calibrated["off"] == []
+    rows = [each["row"] for each in said]
+    assert [(row["send"], row["bytes"], row["whole"]) for row in rows] == [
+        ("dense 1 reno", SIZES["dense"], True),
+        ("ours", SIZES["ours"], True),
+    ]
+    assert (rows[0]["stripes"], rows[0]["congestion"], rows[0]["to_first"]) == (1, "reno", 1.0)
+    assert rows[1]["stripes"] >= 4
+    # No link is faster than its rate.
+    assert rows[0]["seconds"] > 0.95 * rows[0]["predicted_s"]
+
+
+def test_the_scenarios_are_what_the_experiment_takes() -> None:
+    for name in ("sparrowrl-bandwidth", "sparrowrl-steps"):
+        for case in cases(load(name)):
+            transfer.prepared(case.argument)
+    assert payloads.FORMATS == ("dense", "naive", "sparrowrl", "ours")
