@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,22 +194,15 @@ async def heard() -> dict[str, Any]:
     return told
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    name = tempfile.mkdtemp(prefix="p2pcast-stripes-")
-    try:
-        yield Path(name)
-    finally:
-        shutil.rmtree(name, ignore_errors=True)
-
-
 def main() -> None:
     role = {"parent": parent, "child": child}[sys.argv[1]]
+    settings = json.loads(sys.argv[2])
     keep_freed_memory()
     say(ready=True)
     while line := sys.stdin.readline():
-        with _folder() as folder:
-            uvloop.run(role(folder, json.loads(line)))
+        # In a folder of whoever started this, who removes it also where this is killed.
+        with tempfile.TemporaryDirectory(dir=settings["folder"]) as folder:
+            uvloop.run(role(Path(folder), json.loads(line)))
 
 
 if __name__ == "__main__":

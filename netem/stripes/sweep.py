@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from netem.broadcast.agents import Agents
+from netem.broadcast.folders import own_folder
 from netem.description import Host, Link, Network
 from netem.lab.emulated import calibrated
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.transport.sockets import settled
 
 MODULE = "netem.stripes.ends"
+ENDS = ("parent", "child")
 IDLE_S = 0.4
 IDLE_ROUND_TRIPS = 4
 """Before each version: longer than TCP's retransmission timer, so a window is taken back as it is between real versions."""
@@ -52,14 +57,21 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibration
         if calibration["off"]:
             return
-        with Agents(net, MODULE) as agents:
-            for name in ("parent", "child"):
-                agents.start(name, name, {})
-            agents.answers("ready")
+        with ends(net) as agents:
             for congestion in given.congestion:
                 for buffer_bytes in given.buffers:
                     for stripes in given.stripes:
                         yield {"row": link(net, agents, given, stripes, congestion, buffer_bytes)}
+
+
+@contextmanager
+def ends(net: Namespaces) -> Iterator[Agents]:
+    """At the hosts ``parent`` and ``child``, ready."""
+    with own_folder(Path(tempfile.gettempdir())) as folder, Agents(net, MODULE) as agents:
+        for name in ENDS:
+            agents.start(name, name, {"folder": str(folder)})
+        agents.answers("ready")
+        yield agents
 
 
 def link(

@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from netem.broadcast.agents import Agents
 from netem.description import Way
 from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
 from netem.lab.tables import filled
 from netem.stripes.run import judged
-from netem.stripes.sweep import MODULE, Sweep, link
+from netem.stripes.sweep import ENDS, Sweep, ends, link
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, MIB
 from p2pcast.transport.sockets import settled
-
-ENDS = ("parent", "child")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +42,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibrated
         if calibrated["off"]:
             return
-        with Agents(net, MODULE) as agents:
-            for name in ENDS:
-                agents.start(name, name, {})
-            agents.answers("ready")
+        with ends(net) as agents:
             for congestion in given.congestion:
                 for stripes in given.stripes:
                     yield {"note": f"{stripes} × {congestion}"}

@@ -15,13 +15,12 @@ from math import ceil
 from statistics import median
 from typing import Any, Final
 
-from netem.broadcast.agents import Agents
 from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
 from netem.lab.payloads import FORMATS, measured
 from netem.lab.tables import filled
 from netem.stripes.run import PAYLOAD_SHARE
-from netem.stripes.sweep import MODULE, Sweep, link
+from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
 from p2pcast.transport.sockets import own_congestion, settled, window_bytes
@@ -96,10 +95,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield calibrated
         if calibrated["off"]:
             return
-        with Agents(net, MODULE) as agents:
-            for name in ENDS:
-                agents.start(name, name, {})
-            agents.answers("ready")
+        with ends(net) as agents:
             first_s = None
             for words in given.sends:
                 send = _chosen(_send(words), way)

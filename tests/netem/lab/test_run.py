@@ -123,6 +123,16 @@ def test_nothing_is_left_of_one_that_is_cut_short(tmp_path: Path, end: signal.Si
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.root
+def test_nothing_is_left_of_programs_at_hosts_and_their_folders(tmp_path: Path) -> None:
+    text = TWO.format(rate="80mbit").replace('"links"', '"stripes"').replace('"a"', '"parent"').replace('"b"', '"child"')
+    (tmp_path / "mine.toml").write_text(text + "[parameters]\nrounds = 1000\ncongestion = ['reno']\nstripes = [1]\n")
+    command = [*LAB, str(tmp_path / "mine.toml"), "-o", str(tmp_path / "out")]
+    # Two hosts, the switch, and what runs at both.
+    maker = _cut_short(command, 5, signal.SIGTERM)
+    assert not [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.endswith(f"-{maker}")]
+
+
 @pytest.mark.skipif(shutil.which(uml.KERNEL) is None, reason="apt-get install user-mode-linux")
 def test_nothing_is_left_of_a_kernel_that_is_cut_short(tmp_path: Path) -> None:
     maker = _cut_short([*LAB, "smoke", "--backend", "uml", "-o", str(tmp_path / "out")], 4, signal.SIGINT)
