@@ -1,7 +1,7 @@
 """Versions to clusters of peers, each cluster a region behind a trunk of its own: what crosses each trunk, when everybody has it, and for how long rollouts stand still.
 
 A hub and peers as users start them, behind TLS. A version is *full*, all of its words new, so that all of the state has to travel, or a *delta*, ``changed_share`` of the words one step up
-or down. A row a version, one for all and, where some are full, one for the deltas among them: ``bytes`` (the artifact), ``bytes_REGION`` (over that trunk, headers and all), ``received_s``, ``all_s`` (until the last peer had every piece, had it installed, from the
+or down. A row a version, one for all and, where some are full, one for the deltas among them: ``bytes`` (the artifact), ``of_full`` (÷ those of the state), ``bytes_REGION`` (over that trunk, headers and all), ``received_s``, ``all_s`` (until the last peer had every piece, had it installed, from the
 hub's first step of publishing), ``busy`` (share of processors in use), and the time in which a peer's rollouts stand still, the mean of all peers: ``blocking_s`` where they wait for a version from the
 beginning until it is installed, ``background_s`` where they go on meanwhile: what the commit pauses them. Engines are folders of safetensors, which nothing has to pause for; ``engine_pause_ms`` is what an engine
 that serves is taken to need besides, in either way. Rows for several have sums of bytes and of standing still, medians of the rest.
@@ -28,7 +28,7 @@ from netem.lab.networks import network_of
 from netem.lab.predicted import Tree
 from netem.lab.swarm import Swarm, swarm
 from netem.lab.tables import filled
-from netem.lab.weights import TENSOR_BYTES, Tensors
+from netem.lab.weights import TENSOR_BYTES, Tensors, nbytes
 from netem.namespaces import Namespaces
 from p2pcast.errors import UsageError
 from p2pcast.limits import MIB
@@ -143,6 +143,7 @@ def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, 
 
 def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pause_s: float) -> dict[str, Any]:
     time.sleep(IDLE_S)
+    state_bytes = nbytes(tensors)
     meter = Meter({})
     before = {region.name: net.passed(region.name)[0] for region in net.network.regions}
     run.save(tensors)
@@ -156,7 +157,7 @@ def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pa
     crossed = {f"bytes_{name}": net.passed(name)[0] - count for name, count in before.items()}
     pauses = [run.told(peer, "committed", version=line.version).facts["pause_s"] for peer in peers]
     return {
-        "bytes": line.bytes, **crossed, **received_s,
+        "bytes": line.bytes, "of_full": round(line.bytes / state_bytes, 5), **crossed, **received_s,
         "received_s": round(max(line.received_s.values()), 4), "all_s": round(max(line.committed_s.values()), 4),
         "background_s": round(fmean(pauses) + pause_s, 5),
         "blocking_s": round(fmean(line.committed_s.values()) + pause_s, 4), "busy": round(busy, 3), "simulated": False,
@@ -171,7 +172,7 @@ def entries(tree: Tree) -> dict[str, int]:
 
 
 def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
-    """``of_full``: the artifacts' bytes ÷ those of as many whole states."""
+    """Of several versions."""
     keys = [key for key in rows[0] if key.startswith("bytes")]
     sent = {key: sum(row[key] for row in rows) for key in keys}
     return {
