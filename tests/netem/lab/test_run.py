@@ -126,10 +126,12 @@ def test_nothing_is_left_of_one_that_is_cut_short(tmp_path: Path, end: signal.Si
 @pytest.mark.root
 def test_nothing_is_left_of_programs_at_hosts_and_their_folders(tmp_path: Path) -> None:
     text = TWO.format(rate="80mbit").replace('"links"', '"stripes"').replace('"a"', '"parent"').replace('"b"', '"child"')
-    (tmp_path / "mine.toml").write_text(text + "[parameters]\nrounds = 1000\ncongestion = ['reno']\nstripes = [1]\n")
+    (tmp_path / "mine.toml").write_text(
+        text + "[parameters]\nrounds = 1000\nlimit = 1000\ncongestion = ['reno']\nstripes = [1]\n"
+    )
     command = [*LAB, str(tmp_path / "mine.toml"), "-o", str(tmp_path / "out")]
     # Two hosts, the switch, and what runs at both.
-    maker = _cut_short(command, 5, signal.SIGTERM)
+    maker = _cut_short(command, 5, signal.SIGTERM, until="  1 × reno")
     assert not [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.endswith(f"-{maker}")]
 
 
@@ -139,12 +141,12 @@ def test_nothing_is_left_of_a_kernel_that_is_cut_short(tmp_path: Path) -> None:
     assert not list(Path(tempfile.gettempdir()).glob(f"{uml.PREFIX}{maker}-*"))
 
 
-def _cut_short(command: list[str], processes: int, end: signal.Signals) -> int:
-    """Its process id. It is ended once it has at least so many processes below it."""
+def _cut_short(command: list[str], processes: int, end: signal.Signals, until: str = "case 1") -> int:
+    """Its process id. It is ended once it has said so, and has at least so many processes below it."""
     maker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         assert maker.stderr is not None
-        assert maker.stderr.readline().startswith("case 1")
+        assert any(line.startswith(until) for line in iter(maker.stderr.readline, ""))
         while len(below := holders(maker.pid)) < processes:
             assert maker.poll() is None
             time.sleep(0.01)
