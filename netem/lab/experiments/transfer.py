@@ -148,7 +148,7 @@ def _row(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, carr
     seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, send, way)
     row = {
         "payload": send.payload, "stripes": send.stripes, "congestion": send.congestion, "simulated": False,
-        "rate_mbps": round(way.rate_bps / 1e6, 3), "rtt_ms": round(way.rtt_s * 1e3, 3), "loss": way.loss,
+        "rate_mbps": round(way.rate_bps / 1e6, 3), "rtt_ms": round(way.rtt_s * 1e3, 3), "loss": round(way.loss, 6),
         "bytes": size, "of_dense": round(size / sizes["dense"], 5), "seconds": round(seconds, 4),
         "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4), "of_ceiling": round(goodput_bps / way.rate_bps / PAYLOAD_SHARE, 4),
         "predicted_s": round(predicted_s, 4), "predicted_over_measured": round(predicted_s / seconds, 4),
