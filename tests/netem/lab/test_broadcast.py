@@ -1,0 +1,76 @@
+"""What the broadcast experiment works out, and what it refuses. Its processes: test_fault.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from netem.broadcast.rivals import HUB
+from netem.description import Host, Link, Network, Region
+from netem.lab.experiments.broadcast import Given, results
+from netem.lab.networks import Event
+from netem.lab.predicted import Tree
+from netem.lab.timeline import longest_silence_s
+from p2pcast.errors import UsageError
+from p2pcast.limits import MIB
+
+FAST = Link(20e6, 20e6, 0.05)
+CHAIN = Tree(Network(tuple(Host(name, FAST) for name in (HUB, "a", "b", "c"))), {"a": HUB, "b": "a", "c": "b"})
+
+
+def test_a_trees_shape_and_its_delays() -> None:
+    assert (CHAIN.chains, CHAIN.depth, CHAIN.peer_bps) == (1, 3, 20e6)
+    assert CHAIN.half_rtts_s == pytest.approx(3 * 0.1)
+    fork = Tree(CHAIN.network, {"a": HUB, "b": HUB, "c": "b"})
+    assert (fork.chains, fork.depth, fork.half_rtts_s) == (2, 2, pytest.approx(0.2))
+    with pytest.raises(UsageError, match="below itself"):
+        _ = Tree(CHAIN.network, {"a": "b", "b": "a", "c": HUB}).depth
+
+
+def test_a_chain_is_predicted_as_a_pipeline() -> None:
+    """The payload once at what headers leave of the rate, and for each hop its delay and a piece."""
+    bps = 20e6 * CHAIN.share
+    assert 0.94 < CHAIN.share < 0.97
+    predicted_s = CHAIN.predicted_s(10 * MIB)
+    assert predicted_s == pytest.approx(80 * MIB / bps + 3 * 0.1 + 3 * 8 * 65536 / bps, rel=0.01)
+    assert CHAIN.predicted_s(10 * MIB, [Event(1.0, "stop", "b", 1)]) is None
+    slowed = CHAIN.predicted_s(10 * MIB, [Event(0.5, "degrade", "b", 1, Link(2e6, 2e6, 0.05))])
+    assert slowed is not None and predicted_s is not None and slowed > 2 * predicted_s  # noqa: PT018
+
+
+def test_a_trunk_is_a_limit_too() -> None:
+    regions = (Region("far", Link(5e6, 5e6, 0.1)),)
+    tree = Tree(Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions), {"a": HUB, "b": "a"})
+    assert tree.peer_bps == 5e6
+    assert tree.half_rtts_s == pytest.approx(0.2 + 0.1)
+
+
+def test_silence_is_the_longest_time_without_a_piece() -> None:
+    seen = [(0.1 * at, 100_000 * at) for at in range(11)] + [(1.0 + 0.1 * at, 1_000_000 + 500 * at) for at in range(1, 11)]
+    seen += [(2.0 + 0.1 * at, 1_005_000 + 100_000 * at) for at in range(1, 11)]
+    assert longest_silence_s(seen, 0.0, 3.0) == pytest.approx(1.1)
+    assert longest_silence_s(seen, 0.0, 0.95) == pytest.approx(0.1)
+    assert longest_silence_s(seen, 1.5, 3.0) == pytest.approx(0.6)
+    assert longest_silence_s([], 1.0, 3.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "events", "why"),
+    [
+        ({}, [], "payload_mib is missing"),
+        ({"payload_mib": 0.0}, [], "payload_mib is 0"),
+        ({"payload_mib": 4, "systems": ["carrier pigeon"]}, [], "carrier pigeon"),
+        ({"payload_mib": 4, "systems": ["star"]}, [{"do": "kill", "host": "p1"}], "befall p2pcast alone"),
+        ({"payload_mib": 4, "rounds": 2}, [{"do": "kill", "host": "p1", "version": 3}], "befalls version 3"),
+        ({"payload_mib": 4, "chain": 2}, [], "parameters.chain"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_made(
+    parameters: dict[str, object], events: list[object], why: str
+) -> None:
+    network = {"hosts": [{"name": "hub", "rate": "20mbit"}, {"name": "p", "count": 2, "rate": "20mbit"}]}
+    with pytest.raises(UsageError, match=why):
+        next(results({"network": network, "events": events, "parameters": parameters}))
+
+
+def test_systems_are_p2pcast_unless_said() -> None:
+    assert Given(4.0).systems == ("p2pcast",)
