@@ -178,7 +178,11 @@ class Healing:
         )  # fmt: skip
         for edge in lacking:
             self._asked.add(edge.artifact)
-            peer.pulling.fetch_part(edge.artifact, excerpt, anchor=edge.base is None)
+            if peer.config.hub is None:
+                peer.pulling.announce_part(edge.artifact)
+                await self._from_mirror(edge.artifact, excerpt)
+            else:
+                peer.pulling.fetch_part(edge.artifact, excerpt, anchor=edge.base is None)
         while any(peer.pulling.fetches(edge.artifact) for edge in lacking):
             await peer.pulling.ended.wait(LOOK_S)
             for artifact in peer.pulling.hopeless_parts:
@@ -199,12 +203,17 @@ class Healing:
         peer, mirrored = self._peer, self._peer.mirrored
         if mirrored is not None and mirrored.in_use and artifact in mirrored.entries:
             peer.pulling.drop(artifact)
-            try:
-                await mirrored.fetch_part(artifact, excerpt)
-            except P2PCastError as error:
-                logger.warning("%s", error)
+            await self._from_mirror(artifact, excerpt)
         elif peer.control.connected:
             peer.pulling.drop(artifact)
+
+    async def _from_mirror(self, artifact: bytes, excerpt: Excerpt) -> None:
+        mirrored = self._peer.mirrored
+        assert mirrored is not None
+        try:
+            await mirrored.fetch_part(artifact, excerpt)
+        except P2PCastError as error:
+            logger.warning("%s", error)
 
     async def _release(self) -> None:
         peer = self._peer

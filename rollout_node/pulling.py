@@ -112,10 +112,14 @@ class Pulling:
 
     def fetch_part(self, artifact: bytes, excerpt: Excerpt, *, anchor: bool) -> None:
         """Some of it, for whoever asks: it stays in the node, as an excerpt, until ``release``."""
-        self._node.excerpts.add(artifact)
-        self._node.pulled.add(artifact)
+        self.announce_part(artifact)
         self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor, excerpt)
         self._bell.ring()
+
+    def announce_part(self, artifact: bytes) -> None:
+        """A part of it will come, by whichever way: as an excerpt, until ``release``."""
+        self._node.excerpts.add(artifact)
+        self._node.pulled.add(artifact)
 
     def release(self, artifacts: Collection[bytes]) -> None:
         """Those of which a part was fetched are not needed any more: what comes of them from now on comes for somebody else."""
