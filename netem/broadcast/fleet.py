@@ -282,6 +282,10 @@ class Fleet:
         """By the hub's plan: of each peer that is there, another one, or ``HUB``."""
         return {p["name"]: p["parent"] for p in self.status()["peers"] if p["name"] in self.there}
 
+    def links(self) -> dict[str, list[dict[str, Any]]]:
+        """Of the hub and each peer that is there, as they show them in their status."""
+        return {host: list(self._get(host, "/status", HTTP_S)["links"]) for host in (HUB, *self.there)}
+
     def duplicate_bytes(self) -> int:
         """What peers that are there have been sent twice, since they started."""
         return sum(int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there)

@@ -1,6 +1,7 @@
 """What the model of trees (``topology.flow``), by which p2pcast compares its plans, says of a broadcast on an emulated network. Pure.
 
-Of a link's rate, payload gets what headers leave: that is arithmetic, nothing is fitted. Each pair of hosts has the round trip that the network's description gives it.
+Of a link's rate, payload gets what headers leave; as many pieces as a link has stripes share its rate, so each takes as many times as long. That is arithmetic, nothing is fitted.
+Each pair of hosts has the round trip that the network's description gives it.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class Ways(Network):
 
 
 class Tree:
-    """``above``: of each peer, the one that feeds it, or ``HUB``."""
+    """``above``: of each peer, the one that feeds it, or ``HUB``. ``stripes``: of each link."""
 
-    def __init__(self, network: Emulated, above: Mapping[str, str]) -> None:
+    def __init__(self, network: Emulated, above: Mapping[str, str], stripes: int = 1) -> None:
         self.network = network
+        self.stripes = stripes
         self.above = dict(above)
 
     def way(self, peer: str) -> list[str]:
@@ -93,7 +95,7 @@ class Tree:
         """Until the last peer has it all. None where the model can't say: of cut, frozen and joining peers it knows nothing."""
         if any(event.do not in ("kill", "degrade") or event.place not in self.above for event in events):
             return None
-        ways = Ways(root_region=HUB, network=self.network)
+        ways = Ways(root_region=HUB, network=self.network, piece_bytes=self.stripes * PIECE_BYTES)
         limits = {peer: self._peer_bps(peer) * self.share for peer in self.above}
         uplink_bps = self._bps(HUB)
         if not events:
@@ -124,7 +126,7 @@ class Tree:
     def _alike(self) -> Network:
         """One round trip for all pairs of hosts: the longest of this tree's."""
         longest_s = max(2 * self.network.way(above, peer).delay_s for peer, above in self.above.items())
-        return Network(near_rtt_s=longest_s, far_rtt_s=longest_s)
+        return Network(near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * PIECE_BYTES)
 
     def _bps(self, host: str) -> float:
         up_bps = self.network.link(host).up_bps

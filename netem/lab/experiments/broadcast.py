@@ -7,7 +7,8 @@ With events: ``silence_s``, the longest time in which no piece came to some peer
 that had it.
 
 Columns beside those of ``netem.broadcast.figures``: ``half_rtts_s``, the delays along the longest way from the hub, one after the other; ``over_ideal``, the time to the last
-without them ÷ ideal; ``predicted_s`` (see ``netem.lab.predicted``); ``crowded``, whether processors were so busy that the time is theirs, not the links'.
+without them ÷ ideal; ``predicted_s`` (see ``netem.lab.predicted``); ``retransmitted``, the largest share of what a node sends that it had to
+send again; ``crowded``, whether processors were so busy that the time is theirs, not the links'.
 """
 
 from __future__ import annotations
@@ -132,10 +133,11 @@ def _p2pcast(
         rounds, trees = [], []
         for _ in range(given.rounds):
             _idle(net)
-            trees.append(Tree(net.network, fleet.parents()))
+            trees.append(_tree(net, fleet))
             rounds.append(fleet.publish())
         ran = Ran(system, fleet.sent_bytes, rounds, {"codec": fleet.status()["last"]["codec"]})
-        yield _row(net, ran, trees[-1], lambda tree: tree.predicted_s(ran.payload_bytes))
+        made = _row(net, ran, trees[-1], lambda tree: tree.predicted_s(ran.payload_bytes))
+        yield made | {"stripes": trees[-1].stripes, "retransmitted": round(_retransmitted(fleet), 4)}
 
 
 def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, system: str) -> Iterator[dict[str, Any]]:
@@ -146,7 +148,7 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
         for version in range(1, given.rounds + 1):
             _idle(net)
             due = [event for event in events if event.version == version]
-            tree = Tree(net.network, fleet.parents())
+            tree = _tree(net, fleet)
             began: list[float] = []
 
             def during(began_s: float, due: list[Event] = due, began: list[float] = began) -> None:
@@ -173,6 +175,22 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
                 "twice_bytes": fleet.duplicate_bytes(),
             }
             yield made
+
+
+def _tree(net: Namespaces, fleet: Fleet) -> Tree:
+    """As the hub has planned it, of links as they are."""
+    stripes = [int(link["stripes"]) for links in fleet.links().values() for link in links if link["role"] == "parent"]
+    return Tree(net.network, fleet.parents(), round(median(stripes)) if stripes else 1)
+
+
+def _retransmitted(fleet: Fleet) -> float:
+    """The largest share of what a node has sent to its children, since links came up, that was sent again."""
+    shares = [0.0]
+    for links in fleet.links().values():
+        sent = [(int(link["sent_bytes"]), float(link["retransmitted"] or 0.0)) for link in links if link["role"] == "child"]
+        if whole := sum(count for count, _ in sent):
+            shares.append(sum(count * share for count, share in sent) / whole)
+    return max(shares)
 
 
 def _rival(net: Namespaces, given: Given, system: str, folder: Path) -> dict[str, Any]:
