@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netem.broadcast.speech import PORT, carried, orders, say
+from netem.description import Network
 
 CHANGED = 0.01
 SCALE = 0.02
@@ -32,15 +33,19 @@ FARTHEST = 4
 ZSTD_LEVEL = 1
 ZSTD_THREADS = 4
 READ_BYTES = 1 << 20
-RSYNC_BLOCK_BYTES = 64
-RSYNC_SETTINGS = (
-    "--inplace", "--no-whole-file", "--ignore-times", f"--block-size={RSYNC_BLOCK_BYTES}", "--compress",
-    "--compress-choice=zstd", "--compress-level=1",
+RSYNC_OPTIONS = (
+    "--inplace", "--no-whole-file", "--ignore-times", "--compress", "--compress-choice=zstd", "--compress-level=1",
 )  # fmt: skip
-"""Blocks so small that most have no changed word in them: with rsync's own choice (the root of the size) each has one, and everything is sent."""
+RSYNC_BLOCK_BYTES = 128
+"""So small that many blocks have no changed word in them: with rsync's own choice (the root of the size) each has some, and everything is sent. Smaller ones move less and take longer."""
 RSYNC_PORT = 873
 
 Words = npt.NDArray[np.uint16]
+
+
+def rsync_options(network: Network) -> list[str]:
+    """Where one processor has to do for all (user-mode Linux) looking for small blocks takes four times as long as sending everything: there rsync chooses."""
+    return [*RSYNC_OPTIONS, *([f"--block-size={RSYNC_BLOCK_BYTES}"] if network.only_rates else [])]
 
 
 def first(words: int) -> Words:
@@ -134,7 +139,7 @@ def _serve(server: socket.socket, config: Path) -> None:
 
 
 def rsync(settings: dict[str, Any]) -> None:
-    """``hub``: its address. It has the first state. An order is ``{"fetch": N}`` or ``{"facts": true}``."""
+    """``hub``: its address; ``options``: of rsync. It has the first state. An order is ``{"fetch": N}`` or ``{"facts": true}``."""
     with _folder(settings) as folder:
         course = Course(settings["state_bytes"], folder / "state")
         course.save()
@@ -145,7 +150,7 @@ def rsync(settings: dict[str, Any]) -> None:
                 before = carried()
                 words = [
                     "rsync",
-                    *RSYNC_SETTINGS,
+                    *settings["options"],
                     f"--port={RSYNC_PORT}",
                     f"rsync://{settings['hub']}/state/state",
                     str(course.path),

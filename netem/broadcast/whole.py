@@ -14,7 +14,7 @@ from typing import Any
 
 from netem.broadcast.agents import Agents
 from netem.broadcast.daemons import Daemons
-from netem.broadcast.dense import CHANGED, RSYNC_SETTINGS, ZSTD_LEVEL, ZSTD_THREADS, first, stepped
+from netem.broadcast.dense import CHANGED, ZSTD_LEVEL, ZSTD_THREADS, first, rsync_options, stepped
 from netem.broadcast.figures import Ran, Round
 from netem.broadcast.fleet import WARM_UP, Fleet, Setup
 from netem.broadcast.rivals import HUB, needed, peers_of, ran_once
@@ -28,11 +28,12 @@ from p2pcast.errors import IntegrityError
 def rsync(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> Ran:
     """A daemon at the hub; everybody fetches the new file against the old one. Raises MissingError, IntegrityError."""
     needed(command="rsync")
-    given = {"state_bytes": state_bytes, "folder": str(folder), "hub": net.network.address(HUB)}
+    options = rsync_options(net.network)
+    given = {"state_bytes": state_bytes, "folder": str(folder), "hub": net.network.address(HUB), "options": options}
     with Agents(net) as hubs, Agents(net) as agents:
         _start(net, hubs, agents, "rsync", given)
         ran, moved = _rounds(hubs, agents, rounds, lambda number: agents.tell(fetch=number))
-    return Ran("rsync", state_bytes, ran, {"options": " ".join(RSYNC_SETTINGS), **moved})
+    return Ran("rsync", state_bytes, ran, {"options": " ".join(options), **moved})
 
 
 def zstd(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> Ran:

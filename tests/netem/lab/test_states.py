@@ -1,0 +1,49 @@
+"""The experiment `states`: what it refuses, and a state to everybody by each system."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from netem.backend import results
+from netem.broadcast.dense import rsync_options
+from netem.description import Link, star
+from p2pcast.errors import UsageError
+
+WORK = "netem.lab.experiments.states:results"
+
+
+def argument(**parameters: Any) -> dict[str, Any]:
+    hosts = [{"name": "hub", "rate": "100mbit"}, {"name": "p", "count": 2, "rate": "100mbit"}]
+    return {"network": {"hosts": hosts}, "events": [], "parameters": {"state_mib": 1, "rounds": 1, **parameters}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"), [({"system": "pigeon"}, "system"), ({"state_mib": 0.1}, "state_mib"), ({"legs": 2}, "legs")]
+)
+def test_what_makes_no_sense_is_named(parameters: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        list(results("rate", WORK, argument(**parameters)))
+
+
+def test_rsync_has_blocks_of_its_own_choice_where_processors_are_few() -> None:
+    assert any(word.startswith("--block-size") for word in rsync_options(star(Link(1e6, 1e6), 1, Link(1e6, 1e6))))
+    far = Link(1e6, 1e6, delay_s=0.1)
+    assert not any(word.startswith("--block-size") for word in rsync_options(star(far, 1, far)))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("system", ["p2pcast", "zstd"])
+def test_everybody_ends_with_the_hubs_state(system: str) -> None:
+    """Other bytes would be an error."""
+    with closing(results("rate", WORK, argument(system=system))) as said:  # type: ignore[type-var]
+        calibration, *rest = said
+    if calibration["off"]:
+        pytest.skip(f"the machine is too busy for the network: {calibration['off'][0]}")
+    (row,) = (each["row"] for each in rest)
+    assert (row["system"], row["peers"], row["payload_bytes"]) == (system, 2, 1 << 20)
+    assert row["all_s"] > 0
+    # 1 % of the words changed; what knows of no deltas moves far more of them.
+    assert (row["moved_mb"] < 0.1) == (system == "p2pcast")
