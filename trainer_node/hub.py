@@ -367,11 +367,15 @@ class Hub:
 
     # -- KeepingOwner
 
-    def kept(self, stored: Stored) -> None:
+    def kept(self, stored: Stored, took_s: float) -> None:
         self._announce([self.node.add_stored(stored.assembly, self.store.open_log(stored))])
         self._later(self._retain(), f"retention after {stored.version}")
         self.events.emit(
-            "kept", version=str(stored.version), base=None if stored.base is None else str(stored.base), bytes=stored.manifest.log
+            "kept",
+            version=str(stored.version),
+            base=None if stored.base is None else str(stored.base),
+            bytes=stored.manifest.log,
+            took_s=round(took_s, 3),
         )
         self._stored()
 

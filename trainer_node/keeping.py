@@ -1,15 +1,13 @@
 """What a hub keeps beside the newest version, made off the hot path: anchors every so often, the ladder of squashes, and a squash of one's own for a late peer.
 
-Promises: publishing waits for none of it: one thread at the lowest priority makes one thing at a time, anchors from a frozen view of the shadow; what fails is told,
-and costs nothing but itself. Each is signed, sealed in the store, announced, and never pushed: who needs it asks for it.
+Promises: publishing waits for none of it: one thread makes one thing at a time, anchors from a frozen view of the shadow, in gaps of live traffic and for a twentieth
+of the time while there is none (``trainer_node.turns``); what fails is told, and costs nothing but itself. Each is signed, sealed in the store, announced, and never pushed: who needs it asks for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import secrets
 import threading
 import time
@@ -31,12 +29,12 @@ from p2pcast.store.ladder import RUNGS, Span, due
 from p2pcast.store.retention import ANCHOR_EVERY
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+from trainer_node.turns import Turns
 
 logger = logging.getLogger("p2pcast.hub")
 
 T = TypeVar("T")
 
-LOWEST_PRIORITY = 19
 MAX_WAITING = 16
 """Squashes that peers have asked for and that are not made yet. Who comes later takes the ladder."""
 SQUASH_BYTES_S = 0.5e9
@@ -56,8 +54,12 @@ class KeepingOwner(Protocol):
     store: Store
     node: Node
 
-    def kept(self, stored: Stored) -> None:
-        """It lies in the store: the node has it, and peers may be told."""
+    def kept(self, stored: Stored, took_s: float) -> None:
+        """It lies in the store: the node has it, and peers may be told. ``took_s``: making it."""
+
+    def sending(self) -> bool:
+        """Whether there is live traffic: a version is being made, or sent to somebody."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,12 @@ class Keeping:
         self._speed_bytes_s = SQUASH_BYTES_S
         self._failed: set[Span] = set()
         self._stopped = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-keeping", initializer=_lowest)
+        self._turns = Turns(owner.sending)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-keeping")
 
     def close(self) -> None:
         self._stopped.set()
+        self._turns.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def news(self) -> None:
@@ -153,7 +157,7 @@ class Keeping:
             with shadow.frozen() as frozen:
 
                 def words(cell: Cell) -> Words:
-                    self._still_wanted()
+                    self._turn(pressed=frozen.pressed)
                     return frozen.words(cell)
 
                 self.busy = f"anchor of {frozen.version}"
@@ -166,9 +170,11 @@ class Keeping:
             shadow = self._source.shadow
             if shadow is None:
                 return
+            started = time.monotonic()
             stored = await self._in_thread(lambda: make(shadow))
+            took_s = time.monotonic() - started
         logger.info("version %s is kept whole: %.1f MB", stored.version, stored.manifest.log / 1e6)
-        self._keep(stored)
+        self._keep(stored, took_s)
 
     # -- squashes
 
@@ -265,7 +271,7 @@ class Keeping:
         held = [h for h in self._owner.node.holdings.values() if h.finished]
         before = replay_to(base, held)
         started = time.monotonic()
-        stored = await self._in_thread(lambda: make_squash(self._owner.store, self._key, parts, before, self._still_wanted))
+        stored = await self._in_thread(lambda: make_squash(self._owner.store, self._key, parts, before, self._turn))
         took_s = max(1e-3, time.monotonic() - started)
         links = len(parts) + (0 if before is None else before.links)
         self._speed_bytes_s = links * stored.assembly.layout.nbytes / took_s
@@ -273,23 +279,21 @@ class Keeping:
             "squash %s to %s: %.1f kB instead of %.1f kB, made in %.2f s", base, stored.version, stored.manifest.log / 1e3,
             sum(p.assembly.manifest.log for p in parts if p.assembly.manifest is not None) / 1e3, took_s,
         )  # fmt: skip
-        self._keep(stored)
+        self._keep(stored, took_s)
         return True
 
     # -- both
 
-    def _keep(self, stored: Stored) -> None:
+    def _keep(self, stored: Stored, took_s: float) -> None:
         self.made_bytes += stored.manifest.log
-        self._owner.kept(stored)
+        self._owner.kept(stored, took_s)
 
-    def _still_wanted(self) -> None:
+    def _turn(self, *, pressed: bool = False) -> None:
+        """Before each cell, in the thread. Raises RetryableError when the hub ends."""
+        self._turns.take(pressed=pressed)
         if self._stopped.is_set():
             raise RetryableError("the hub ends")
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _lowest() -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        async with self._turns.watched():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,6 +1,6 @@
-"""Real processes that are killed at one step of their disk after another, and come back each time with what they had.
+"""Real processes that are killed at one step of their disk, or request to a mirror, after another, and come back each time with what they had.
 
-A hub and two peers in a chain, versions all the while. One process at a time is the victim: it dies by SIGKILL at a step drawn for it, before it or half-way through,
+A hub with a mirror, two peers in a chain and a follower that knows the mirror alone, versions all the while. One process at a time is the victim: it dies by SIGKILL at a step drawn for it, before it or half-way through,
 is started again to die at the next, and every few kills it may live: then all have to be at the newest version by themselves, bit for bit.
 """
 
@@ -13,11 +13,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from netem.crash.killed import KILL_AT
 from netem.fleet import HUB, Fleet, FleetError
 from netem.loopback import Net
 
+FOLLOWER = "far"
 PAYLOAD_BYTES = 512 * 1024
 RATE_BYTES_S = 64e6
 ROUND = 5
@@ -40,10 +42,37 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
+class MirroredFleet(Fleet):
+    """The hub keeps a mirror in a folder, which ``FOLLOWER`` follows without it."""
+
+    def __init__(self, folder: Path, peers: int) -> None:
+        super().__init__(folder, Net(RATE_BYTES_S), peers, 1, PAYLOAD_BYTES, DEADLINE_S, "netem.crash.killed")
+        self._mirror = f"file://{folder / 'mirror'}"
+        self.options[HUB] = ["--mirror", self._mirror]
+        self.options[FOLLOWER] = ["--from", self._mirror]
+
+    async def _run(self, words: list[str], log: Path) -> Any:
+        if FOLLOWER in words:
+            del words[1]  # the hub's address
+        return await super()._run(words, log)
+
+    async def follow(self) -> None:
+        """Have the follower begin: once there is something to follow."""
+
+        async def look() -> bool:
+            return bool((await self.answers(HUB))["mirror"]["version"] == self.version)
+
+        await self._until(look, lambda: f"{self.version} is on the mirror")
+        self.names.append(FOLLOWER)
+        await self.start(FOLLOWER)
+        await self.live(FOLLOWER)
+
+
 async def kill_loops(folder: Path, kills: int, seed: int, peers: int = 2) -> Tally:
     """Raises FleetError when somebody is not current again in time."""
     draw, tally = random.Random(seed), Tally()
-    async with Fleet(folder, Net(RATE_BYTES_S), peers, 1, PAYLOAD_BYTES, DEADLINE_S, "netem.crash.killed") as fleet:
+    async with MirroredFleet(folder, peers) as fleet:
+        await fleet.follow()
         victims = [HUB, *fleet.names]
         in_a_row = min(ROUND, max(1, kills // len(victims)))
         for number in range(0, kills, in_a_row):
@@ -68,6 +97,8 @@ async def kill_loops(folder: Path, kills: int, seed: int, peers: int = 2) -> Tal
 def _kind(path: str, folder: Path) -> str:
     """Its place below a daemon's folders, without what is drawn at random or counted up."""
     parts = Path(path).relative_to(folder).parts or (".",)
+    if parts[0] == "mirror":
+        return "/".join([parts[0], *parts[3:4]])  # without the format's name and the run's
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", "/".join([parts[0], *parts[1:3]]))
 
 

@@ -183,11 +183,13 @@ def write_folder(
     *,
     workers: int = 1,
     before_rename: Callable[[], None] | None = None,
+    sync_bytes: int | None = None,
 ) -> None:
     """Write a checkpoint folder: canonical ``model.safetensors`` and the small files; durable and whole, or nothing.
 
     ``words_of`` is called for every cell, in order, on ``workers`` threads (each result in flight takes a cell of memory). ``before_rename`` is the last
-    chance to refuse, by raising. Raises LocalError, naming the file and the reason, and whatever the callables raise.
+    chance to refuse, by raising. ``sync_bytes``: the weights are synced each time that so many have been written, so that others who sync beside it never wait for
+    all of them; else once, at the end. Raises LocalError, naming the file and the reason, and whatever the callables raise.
     """
     for path in files:
         fault = path_fault(path)
@@ -208,8 +210,13 @@ def write_folder(
             fd = disk.create(weights, os.O_WRONLY | os.O_EXCL)
             try:
                 disk.write(fd, weights, header_for(layout))
+                unsynced = 0
                 for words in ordered_map(words_of, layout.cells, workers=workers, name="write"):
                     disk.write(fd, weights, words.data.cast("B"))
+                    unsynced += words.nbytes
+                    if sync_bytes is not None and unsynced >= sync_bytes:
+                        disk.sync(fd, weights)
+                        unsynced = 0
                 written = os.lseek(fd, 0, os.SEEK_CUR)
             finally:
                 os.close(fd)

@@ -26,7 +26,11 @@ COMMANDS = {
     "siege": ("p2pcast.cli.bench_siege:siege", "Versions while ten thousand connections mean no good."),
     "catchup": ("p2pcast.cli.bench_catchup:catchup", "A peer that was away: bytes and time by each way back."),
     "heal": ("p2pcast.cli.bench_heal:heal", "Cells of a shadow that rot: what is fetched to put them right, and the time."),
-    "kills": ("p2pcast.cli.bench_kills:kills", "A hub and peers killed at any step of their disks, again and again."),
+    "anchors": ("p2pcast.cli.bench_anchors:anchors", "What versions take while the hub writes an anchor, beside those without."),
+    "kills": (
+        "p2pcast.cli.bench_kills:kills",
+        "A hub, peers and a follower killed at any step of their disks and mirror, again and again.",
+    ),
     "broadcast": (
         "p2pcast.cli.bench_broadcast:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",

@@ -18,14 +18,19 @@ from p2pcast.errors import EXIT_FAILED
 
 @click.command()
 @click.option(
-    "--kills", type=click.IntRange(1), default=60, show_default=True, help="In all; hub and peers in turn, five in a row."
+    "--kills",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="In all; hub, peers and follower in turn, five in a row.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the steps at which they die.")
 @click.option("--on", type=click.Path(file_okay=False, path_type=Path), help="Folder on the disk to try.  [default: memory]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @output
 def kills(kills: int, seed: int, on: Path | None, as_json: bool, output: Path | None) -> None:
-    """A hub and two peers die by kill -9 at one write, sync, rename or store after another, and come back each time.
+    """A hub with a mirror, two peers and a follower of the mirror die by kill -9 at one write, sync, rename, store or request to the mirror after another, and come
+    back each time.
 
     Every fifth time all have to be at the newest version by themselves, bit for bit. Exit code 1 if one is not.
     """

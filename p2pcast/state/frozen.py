@@ -63,6 +63,11 @@ class Frozen:
             if self._aside_bytes > MOST_BYTES:
                 self._give_up()
 
+    @property
+    def pressed(self) -> bool:
+        """So much is kept aside that its reader should not wait any longer."""
+        return self._aside_bytes > MOST_BYTES // 2
+
     def give_up(self) -> None:
         """Whoever reads gets an error."""
         with self._lock:

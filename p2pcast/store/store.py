@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,8 @@ from p2pcast.store.retention import expendable
 from p2pcast.version import Version
 
 ANCHOR_RECORD = "p2pcast-anchor"
+SYNC_BYTES = 16 * limits.MIB
+"""Of an anchor that is written beside live traffic: a delta that is sealed meanwhile waits for no more to reach the disk."""
 REPLACED = ".replaced"
 GONE = ".gone"
 EXCERPT = ".excerpt"
@@ -354,7 +356,7 @@ class Store:
         digests: npt.NDArray[Any],
         batches: list[bytes],
     ) -> Stored:
-        write_folder(part, layout, fed, files)
+        write_folder(part, layout, fed, files, sync_bytes=SYNC_BYTES)
         for path, contents in files.items():
             packer.add_file(path, contents, len(contents), blake3.blake3(contents).digest())
         *rest, manifest = packer.seal(int(digests.sum(dtype="u8")))
@@ -370,19 +372,24 @@ class Store:
 
     def retain(self, spare: frozenset[bytes] = frozenset()) -> list[Stored]:
         """Remove what may go, but nothing in ``spare``; what was removed."""
+        aside: list[Path] = []
         with self._changing:
-            return self._retain(spare)
+            gone = self._retain(spare, aside)
+        _remove_all(aside)
+        return gone
 
     def discard(self, artifact: bytes) -> None:
         """Remove one that turned out to be damaged. What it says of its version is signed, and stays known."""
+        aside: list[Path] = []
         with self._changing:
             if artifact in self.artifacts:
-                manifest = self._remove(artifact).manifest
+                manifest = self._remove(artifact, aside).manifest
                 if self._noted is None or manifest.version > self._noted.version:
                     self._noted = manifest
+        _remove_all(aside)
 
-    def _retain(self, spare: frozenset[bytes]) -> list[Stored]:
-        gone = [self._remove(artifact) for artifact in expendable(self.artifacts.values()) if artifact not in spare]
+    def _retain(self, spare: frozenset[bytes], aside: list[Path]) -> list[Stored]:
+        gone = [self._remove(artifact, aside) for artifact in expendable(self.artifacts.values()) if artifact not in spare]
         if gone:
             manifests = [s.manifest for s in self.artifacts.values()] + ([] if self._noted is None else [self._noted])
             used = {file.hash.hex() for manifest in manifests for file in manifest.files}
@@ -399,7 +406,8 @@ class Store:
         self.artifacts = {**self.artifacts, stored.id: stored}
         return stored
 
-    def _remove(self, artifact: bytes) -> Stored:
+    def _remove(self, artifact: bytes, aside: list[Path]) -> Stored:
+        """A folder goes ``aside``, where the caller removes it once nobody waits: that takes long where it is large."""
         stored = self.artifacts[artifact]
         self.artifacts = {a: s for a, s in self.artifacts.items() if a != artifact}
         with explained("remove", stored.path):
@@ -407,7 +415,7 @@ class Store:
                 # Out of sight first: nobody finds half of it.
                 gone = self.root / "partial" / f"{stored.path.name}-{secrets.token_hex(4)}{GONE}"
                 disk.rename(stored.path, gone)
-                disk.remove_tree(gone)
+                aside.append(gone)
             else:
                 disk.unlink(stored.path, missing_ok=True)
         return stored
@@ -457,6 +465,12 @@ def _remove(path: Path) -> None:
         disk.remove_tree(path)
     else:
         disk.unlink(path, missing_ok=True)
+
+
+def _remove_all(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with explained("remove", path):
+            _remove(path)
 
 
 def _good_pieces(log: Log, assembly: Assembly, workers: int) -> PieceSet:

@@ -83,7 +83,7 @@ def test_a_step_that_is_half_done(tmp_path):
 
 
 def test_processes_are_killed_at_steps_of_their_disks_and_come_back(tmp_path):
-    tally = uvloop.run(kill_loops(tmp_path, 4, seed=3, peers=1))
-    assert tally.kills == {"hub": 2, "p1": 2}
-    assert sum(tally.steps.values()) == 4
+    tally = uvloop.run(kill_loops(tmp_path, 6, seed=3, peers=1))
+    assert tally.kills == {"hub": 2, "p1": 2, "far": 2}
+    assert sum(tally.steps.values()) == 6
     assert tally.wrong == []
