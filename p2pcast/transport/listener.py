@@ -16,9 +16,12 @@ from p2pcast.transport.door import Door
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT, HANDSHAKE_S, Stripe
+from p2pcast.transport.turnstile import Crowd
 from p2pcast.wire.connection import Connection, Established, Event, Identity
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
+
+_TOO_MANY = RetryableError("too many handshakes at once")
 
 
 class Acceptor(LinkOwner, Protocol):
@@ -46,8 +49,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._door: Door | None = None
         """Instead of servers, behind TLS."""
-        self._waiting: dict[Stripe, None] = {}
-        """Connections that have not shown a token yet, oldest first."""
+        self._waiting: Crowd[Stripe] = Crowd(limits.MAX_HANDSHAKES)
+        """Connections that have not shown a token yet."""
         self._links: dict[tuple[bytes, bytes], Link] = {}
         self._orphans: dict[Stripe, Body] = {}
         """Stripes that came before stripe 0 of their link, oldest first, with their HELLO."""
@@ -73,7 +76,7 @@ class Listener:
             self._door.close()
         while self._servers:
             self._servers.pop().close()
-        for stripe in [*self._waiting, *self._orphans]:
+        for stripe in [*self._waiting.all(), *self._orphans]:
             stripe.abort()
         for link in list(self._links.values()):
             link.close()
@@ -83,8 +86,8 @@ class Listener:
         return Stripe(connection, self, sockets=self._sockets, handshake_s=self._handshake_s, on_made=self._on_made)
 
     def _on_made(self, stripe: Stripe) -> None:
-        _make_room(self._waiting)
-        self._waiting[stripe] = None
+        if (out := self._waiting.enter(stripe, stripe.remote_address[0])) is not None:
+            out.abort(_TOO_MANY)
 
     def drop(self, nodes: Container[bytes], error: P2PCastError) -> None:
         """Close what these nodes have brought up."""
@@ -96,7 +99,9 @@ class Listener:
     # -- StripeOwner, until a link takes over
 
     def on_established(self, stripe: Stripe, event: Established) -> None:
-        self._waiting.pop(stripe, None)
+        self._waiting.leave(stripe)
+        if self._door is not None:
+            self._door.proved(stripe.remote_address[0])
         hello = event.hello
         key, number = (event.remote, hello["link"]), hello["stripe"]
         if number >= hello["stripes"]:
@@ -139,7 +144,7 @@ class Listener:
         pass
 
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
-        self._waiting.pop(stripe, None)
+        self._waiting.leave(stripe)
         self._orphans.pop(stripe, None)
 
 
@@ -148,4 +153,4 @@ def _make_room(stripes: dict[Stripe, Any]) -> None:
     if len(stripes) >= limits.MAX_HANDSHAKES:
         oldest = next(iter(stripes))
         del stripes[oldest]
-        oldest.abort(RetryableError("too many handshakes at once"))
+        oldest.abort(_TOO_MANY)

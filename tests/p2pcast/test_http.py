@@ -372,6 +372,7 @@ async def test_what_is_no_http_is_answered_and_not_written_down(daemon, caplog, 
 
 async def test_a_flood_of_silent_connections_pushes_itself_out(daemon, client, monkeypatch):
     monkeypatch.setattr(http_door, "MAX_SILENT_CONNECTIONS", 4)
+    monkeypatch.setattr(http_door, "SILENT_S", 1e6)
     held = [await connected(daemon) for _ in range(10)]
     async with client.get(daemon.url("/status")) as answer:
         assert answer.status == 200
@@ -385,6 +386,7 @@ async def test_a_flood_of_silent_connections_pushes_itself_out(daemon, client, m
 
 async def test_there_are_not_too_many_connections(daemon, monkeypatch):
     monkeypatch.setattr(http_door, "MAX_HTTP_CONNECTIONS", 3)
+    monkeypatch.setattr(http_door, "SILENT_S", 1e6)
     held = []
     for _ in range(3):
         reader, writer = await connected(daemon)

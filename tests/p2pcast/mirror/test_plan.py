@@ -136,7 +136,8 @@ def test_leftovers_go_once_they_are_old_by_the_stores_own_clock() -> None:
 
 
 def test_what_is_not_ours_is_left_alone() -> None:
-    strange = [Found("notes.txt", 5, 0.0), Found("log/x", 5, 0.0), Found("ready/x", 5, 0.0), Found("key", 32, 1e9)]
+    likely = [f"{tail_name(ident(9))}.bak", f"{slice_name(ident(9), 0)}~"]
+    strange = [Found(name, 5, 0.0) for name in ("notes.txt", "log/x", "ready/x", *likely)] + [Found("key", 32, 1e9)]
     assert removals({}, Inventory.of(strange)) == []
 
 

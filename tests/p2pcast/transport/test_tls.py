@@ -14,6 +14,7 @@ import uvloop
 
 from p2pcast import limits
 from p2pcast.errors import P2PCastError, RefusedError, RetryableError, UntrustedError
+from p2pcast.transport import turnstile
 from p2pcast.transport.dial import dial
 from p2pcast.transport.enrol import enrol
 from p2pcast.transport.link import Link
@@ -21,8 +22,9 @@ from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, requested_key
 from p2pcast.trust.contexts import Tls, first_contact
 from p2pcast.trust.roles import Certified
-from p2pcast.wire.connection import Identity, Message
+from p2pcast.wire.connection import Connection, Identity, Message
 from p2pcast.wire.messages import Type
+from p2pcast.wire.state import Side
 from p2pcast.wire.token import Token
 
 LIMIT_S = 30.0
@@ -172,6 +174,13 @@ def test_strangers_get_no_further_than_enrolment(place, loop):
     async def play(here: Place) -> None:
         with pytest.raises(UntrustedError, match="stranger answers"):
             await here.dial(first_contact())
+        # Nor do those who do not look at whom they have reached.
+        hello = {"purpose": "data", "role": "child", "link": bytes(16), "stripe": 0, "stripes": 1}
+        said = Connection(Side.DIALER, Identity(PEER, "p", here.token), bytes(32), hello).take_output()
+        reader, writer = await asyncio.open_connection(*here.listener.address, ssl=first_contact(), server_hostname="hub")
+        writer.write(said)
+        assert b"nothing to do here but to ask for one" in await reader.read()
+        writer.close()
         assert here.links == []
 
     place(play, loop=loop)
@@ -311,7 +320,7 @@ def test_what_is_no_tls_leaves_nothing(place, loop):
             with contextlib.suppress(ConnectionResetError):
                 await reader.read()
             writer.transport.abort()
-        assert here.listener._waiting == {}
+        assert not len(here.listener._waiting)
         await here.until(lambda: not here.listener._door.knocking)
         assert not (await here.dial(here.papers.tls(PEER))).closed
 
@@ -374,6 +383,84 @@ def test_a_slow_tls_handshake_is_ended(place, loop):
         assert not (await here.dial(here.papers.tls(PEER))).closed
 
     place(play, loop=loop, handshake_s=0.5)
+
+
+def greeting() -> bytes:
+    """A whole ClientHello."""
+    said = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        first_contact().wrap_bio(ssl.MemoryBIO(), said).do_handshake()
+    return said.read()
+
+
+@LOOPS
+def test_a_handshake_that_is_not_gone_on_with_is_ended(place, loop):
+    async def play(here: Place) -> None:
+        reader, writer = await asyncio.open_connection(*here.listener.address)
+        writer.write(greeting())
+        assert await reader.readexactly(1) == b"\x16"
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        writer.transport.abort()
+        assert not (await here.dial(here.papers.tls(PEER))).closed
+
+    place(play, loop=loop, handshake_s=0.5)
+
+
+@LOOPS
+@pytest.mark.parametrize("cut", [1, 4, 5, 6, -1])
+def test_nothing_is_done_for_a_part_of_a_client_hello(place, loop, cut):
+    """TLS is asked for nothing before the rest is there, however it comes."""
+
+    async def play(here: Place) -> None:
+        said, made = greeting(), []
+        door = here.listener._door
+        factory = door._factory
+        door._factory = lambda: (made.append(1), factory())[1]
+        reader, writer = await asyncio.open_connection(*here.listener.address)
+        writer.write(said[:cut])
+        # Somebody who comes later is through before.
+        assert not (await here.dial(here.papers.tls(PEER))).closed
+        assert len(made) == 1
+        writer.write(said[cut:])
+        assert await reader.readexactly(1) == b"\x16"
+        writer.transport.abort()
+        reader, writer = await asyncio.open_connection(*here.listener.address)
+        writer.write(said[:cut])
+        writer.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+    place(play, loop=loop)
+
+
+@LOOPS
+def test_handshakes_for_nothing_are_rationed_and_links_are_not(place, loop, monkeypatch):
+    """Whoever begins handshakes and leaves gets no more of them than its ration; those who show who they are cost nothing, and get in though they share its address."""
+    monkeypatch.setattr(turnstile, "BURST", 8)
+    monkeypatch.setattr(turnstile, "RATE_S", 5.0)
+
+    async def play(here: Place) -> None:
+        mine, started = here.papers.tls(PEER), asyncio.get_running_loop().time()
+        for _ in range(5):
+            (await here.dial(mine, stripes=6)).close()
+        answered = 0
+
+        async def begin() -> None:
+            nonlocal answered
+            reader, writer = await asyncio.open_connection(*here.listener.address)
+            writer.write(greeting())
+            with contextlib.suppress(ConnectionResetError, TimeoutError):
+                async with asyncio.timeout(0.5):
+                    answered += bool(await reader.read(1))
+            writer.transport.abort()
+
+        await asyncio.gather(*(begin() for _ in range(60)))
+        assert 0 < answered <= 8 + 5.0 * (asyncio.get_running_loop().time() - started) + 1
+        assert not (await here.dial(mine)).closed
+
+    place(play, loop=loop)
 
 
 def test_stopping_ends_those_that_knock(place):

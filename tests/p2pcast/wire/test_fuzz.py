@@ -39,6 +39,8 @@ def feed(connection: Connection, data: bytes) -> None:
     try:
         connection.feed(data)
         connection.take_output()
+        # As for whatever comes next: room is made for what the last header has promised.
+        connection.get_buffer()
     except (RemoteError, IntegrityError) as error:
         connection.fail(error)
         assert len(connection.take_output()) <= 5000
