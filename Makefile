@@ -16,10 +16,10 @@ EXTRAS := trainer,$(VLLM),mirror,lab,rivals,dev
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test fuzz style types bench lab help
+.PHONY: setup demo test fuzz mutations style types bench lab help
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Make .venv with everything in it, so that .venv/bin/p2pcast runs
 
@@ -41,6 +41,9 @@ test: setup  ## All tests, those with a real vLLM too, in WORKERS processes
 
 fuzz: setup  ## Look for bytes that break a decoder, FUZZ_S seconds for each; FUZZ=--coverage with atheris
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S) --found fuzz-out $(FUZZ)
+
+mutations: setup  ## Take out each defence of docs/threats.md, and see that its test fails; PART=… for some, WORKERS at a time
+	$(BIN)/python tests/mutations/run.py --jobs $(WORKERS) $(PART)
 
 style: setup  ## Lint and format, without changing anything
 	$(BIN)/ruff check .

@@ -1,9 +1,17 @@
-"""docs/threats.md: whatever test it names, there is; and each row of its tables of attacks names one."""
+"""docs/threats.md: whatever test it names, there is; each row of its tables of attacks names one; and for each test there is a defence in `tests/mutations/table.py` that can still be taken out.
+
+That the tests notice is shown by `make mutations`, which takes minutes.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "mutations"))  # table
+
+from table import MUTATIONS
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "threats.md").read_text()
@@ -20,9 +28,27 @@ def test_every_test_that_is_named_exists() -> None:
         assert (ROOT / "tests" / file).exists(), file
 
 
+def attacks() -> list[str]:
+    found = [line for line in TEXT[TEXT.index("## Getting in") :].splitlines() if line.startswith("| ")]
+    return [line for line in found if not line.endswith("| test |")]
+
+
 def test_every_attack_has_a_test() -> None:
-    attacks = [line for line in TEXT[TEXT.index("## Getting in") :].splitlines() if line.startswith("| ")]
-    attacks = [line for line in attacks if not line.endswith("| test |")]
-    assert len(attacks) > 15
-    for line in attacks:
+    assert len(attacks()) > 15
+    for line in attacks():
         assert re.search(r"`(?:test_\w+|t/[\w/.]+)`", line.rsplit(" | ", 1)[-1]), line
+
+
+def test_every_defence_can_still_be_taken_out() -> None:
+    for mutation in MUTATIONS:
+        text = (ROOT / mutation.file).read_text()
+        assert mutation.applied(text) != text
+        file, _, name = mutation.test.partition("::")
+        assert f"def {name}" in (ROOT / file).read_text(), mutation
+        assert mutation.attack in TEXT, mutation.attack
+
+
+def test_every_attack_and_every_test_has_its_mutation() -> None:
+    assert [line for line in attacks() if not any(m.attack in line for m in MUTATIONS)] == []
+    named = set(re.findall(r"`(test_\w+)`", TEXT))
+    assert sorted(named - {m.test.rpartition("::")[2] for m in MUTATIONS}) == []

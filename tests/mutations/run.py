@@ -1,0 +1,118 @@
+"""Takes out the defences of docs/threats.md one by one and runs the test that has to notice: ``python tests/mutations/run.py [--jobs N] [PART…]``.
+
+Each job has a copy of the repository of its own, in which a mutation's text is replaced, its test run, and the text put back: the repository itself is never changed. First
+every test runs as it is, since one that fails anyway would prove nothing. A mutation that is not noticed is a defence that nobody would miss. PART: only mutations with this in attack, file or test.
+
+Exit code 1 if one was not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from table import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+FAILED = 1
+"""Pytest's exit code when tests were run and some failed. Any other says nothing of the defence."""
+DEADLINE_S = 300.0
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "bench-out", "fuzz-out", "walk")
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description="Take out defences, one at a time, and see that tests notice.")
+    options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("parts", nargs="*", metavar="PART")
+    given = options.parse_args()
+    chosen = [
+        m for m in MUTATIONS if not given.parts or any(p in text for p in given.parts for text in (m.attack, m.file, m.test))
+    ]
+    if not chosen:
+        print("no mutation has that in it", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="p2pcast-mutations-") as folder:
+        copies: queue.Queue[Path] = queue.Queue()
+        for n in range(given.jobs):
+            copy = Path(folder) / str(n)
+            # With the times of files, so that what numba has compiled counts there, too.
+            shutil.copytree(ROOT, copy, ignore=LEFT_OUT, symlinks=True)
+            copies.put(copy)
+        broken = _all(copies, given.jobs, sorted({m.test for m in chosen}), lambda copy, test: _sound(copy, test))
+        missed = _all(copies, given.jobs, [m for m in chosen if m.test not in broken], lambda copy, m: _noticed(copy, m))
+    for test in broken:
+        print(f"FAILS AS IT IS   {test}")
+    for mutation in missed:
+        print(
+            f"NOT NOTICED      {mutation.attack}: {mutation.file} without {mutation.old.strip().splitlines()[0]!r} ({mutation.test})"
+        )
+    noticed = len(chosen) - len(missed) - sum(m.test in broken for m in chosen)
+    print(f"{noticed} of {len(chosen)} mutations were noticed")
+    return 1 if broken or missed else 0
+
+
+def _all(copies, jobs, work, good):
+    """What is not good, each tried in a copy that nobody else uses."""
+    left: queue.SimpleQueue = queue.SimpleQueue()
+    bad = []
+    for each in work:
+        left.put(each)
+
+    def run() -> None:
+        copy = copies.get()
+        try:
+            while True:
+                each = left.get_nowait()
+                began = time.monotonic()
+                fine = good(copy, each)
+                print(f"{'ok ' if fine else 'NOT'} {time.monotonic() - began:5.1f} s  {each}", flush=True)
+                if not fine:
+                    bad.append(each)
+        except queue.Empty:
+            copies.put(copy)
+
+    threads = [threading.Thread(target=run) for _ in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return bad
+
+
+def _sound(copy: Path, test: str) -> bool:
+    return _pytest(copy, test) == 0
+
+
+def _noticed(copy: Path, mutation: Mutation) -> bool:
+    file = copy / mutation.file
+    text, times = file.read_text(), file.stat()
+    file.write_text(mutation.applied(text))
+    try:
+        return _pytest(copy, mutation.test) == FAILED
+    finally:
+        file.write_text(text)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _pytest(copy: Path, test: str) -> int:
+    # Not even its bytecode is left of a mutation.
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", str(int(DEADLINE_S)), test]
+    try:
+        return subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, timeout=2 * DEADLINE_S, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return -1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
