@@ -200,6 +200,8 @@ class Assault:
         hang = asyncio.ensure_future(self.hang(reader))
         try:
             for at in range(len(data)):
+                if writer.transport.is_closing():
+                    return
                 writer.write(data[at : at + 1])
                 await asyncio.wait([hang], timeout=DRIP_S)
                 if hang.done():

@@ -99,5 +99,7 @@ async def slow_answer(siege: Assault) -> None:
 
 async def _slowly(writer: asyncio.StreamWriter, data: bytes) -> None:
     for at in range(0, len(data), SOME_BYTES):
+        if writer.transport.is_closing():
+            return
         writer.write(data[at : at + SOME_BYTES])
         await asyncio.sleep(DRIP_S)
