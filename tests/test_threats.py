@@ -1,4 +1,4 @@
-"""docs/threats.md: whatever test it names, there is; each row of its tables of attacks names one; and for each test there is a defence in `tests/mutations/table.py` that can still be taken out.
+"""docs/threats.md: whatever test it names, there is; each row of its tables of attacks names one; and for each test there is a defence in `tests/mutations/` that can still be taken out.
 
 That the tests notice is shown by `make mutations`, which takes minutes.
 """

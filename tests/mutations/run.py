@@ -19,7 +19,8 @@ import threading
 import time
 from pathlib import Path
 
-from table import MUTATIONS, Mutation
+from mutation import Mutation
+from table import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = 1

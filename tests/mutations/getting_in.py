@@ -1,0 +1,148 @@
+"""Defences against those who are not in: docs/threats.md, Getting in."""
+
+from __future__ import annotations
+
+from mutation import CERTIFIED, CONTEXTS, GRANTS, HANDSHAKE, LEDGER, TLS, TRUST, Mutation
+
+GETTING_IN = [
+    Mutation(
+        "links without a certificate",
+        HANDSHAKE,
+        'if stranger and content["purpose"] != ENROL:',
+        "if False:",
+        TLS + "test_strangers_get_no_further_than_enrolment",
+    ),
+    Mutation(
+        "links without a certificate",
+        HANDSHAKE,
+        'if stranger and content["purpose"] != ENROL:',
+        "if False:",
+        CERTIFIED + "test_without_a_certificate_there_is_nothing_but_enrolment",
+    ),
+    Mutation(
+        "links without a certificate",
+        CONTEXTS,
+        "ssl.CERT_OPTIONAL if strangers else ssl.CERT_REQUIRED",
+        "ssl.CERT_OPTIONAL",
+        TLS + "test_a_peers_listener_takes_no_strangers_at_all",
+    ),
+    Mutation(
+        "certificates of another authority, run, or time",
+        CONTEXTS,
+        "context.verify_mode = verify",
+        "context.verify_mode = ssl.CERT_NONE",
+        TLS + "test_another_authoritys_certificates_do_not_count",
+    ),
+    Mutation(
+        "certificates of another authority, run, or time",
+        CONTEXTS,
+        "context.verify_mode = verify",
+        "context.verify_mode = verify\n    context.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME",
+        TLS + "test_an_expired_certificate_opens_nothing",
+    ),
+    Mutation(
+        "certificates of another authority, run, or time",
+        HANDSHAKE,
+        "if self._certified.run != self._identity.token.run:",
+        "if False:",
+        CERTIFIED + "test_certificates_of_other_runs_do_not_count",
+    ),
+    Mutation(
+        "answers in the hub's place to learn a token",
+        HANDSHAKE,
+        'if self._identity.vouch(self._leaf, content.get("authority", b"")).node != node:',
+        "if False:",
+        CERTIFIED + "test_nothing_is_proved_to_somebody_on_the_way",
+    ),
+    Mutation(
+        "answers in the hub's place to learn a token",
+        HANDSHAKE,
+        'channel = b"" if self._leaf is None else fingerprint(self._leaf)',
+        'channel = b""',
+        CERTIFIED + "test_a_proof_is_bound_to_its_channel",
+    ),
+    Mutation(
+        "answers in the hub's place to learn a token",
+        HANDSHAKE,
+        "return self._token.proof(label, self._raw, nonce, node, channel)",
+        "return self._token.secret.ljust(32)",
+        CERTIFIED + "test_the_secret_does_not_travel",
+    ),
+    Mutation(
+        "reads or changes what passes",
+        CONTEXTS,
+        "context.minimum_version = ssl.TLSVersion.TLSv1_3",
+        "context.maximum_version = ssl.TLSVersion.TLSv1_2",
+        TLS + "test_links_are_mutual_tls_1_3",
+    ),
+    Mutation(
+        "reads or changes what passes",
+        CONTEXTS,
+        "context.minimum_version = ssl.TLSVersion.TLSv1_3",
+        "context.maximum_version = ssl.TLSVersion.TLSv1_2",
+        TRUST + "test_a_run_behind_tls",
+    ),
+    Mutation(
+        "makes a peer give up by answering for the hub",
+        "rollout_node/control.py",
+        '                except UntrustedError as error:\n                    logger.warning("hub: %s", error)\n',
+        "",
+        TRUST + "test_an_impostor_at_the_hubs_address_ends_nobody",
+    ),
+    Mutation(
+        "joins with it",
+        GRANTS,
+        "if self.expires is not None and now >= self.expires:",
+        "if False:",
+        LEDGER + "test_a_token_expires",
+    ),
+    Mutation(
+        "joins with it",
+        GRANTS,
+        "if self.uses is not None and self.used >= self.uses:",
+        "if False:",
+        LEDGER + "test_a_token_is_used_up",
+    ),
+    Mutation(
+        "joins with it",
+        GRANTS,
+        "        if self.revoked:",
+        "        if False:",
+        LEDGER + "test_a_token_is_revoked_by_enough_of_its_id",
+    ),
+    Mutation(
+        "joins with it",
+        GRANTS,
+        "if self.uses is not None and self.used >= self.uses:",
+        "if False:",
+        TRUST + "test_tokens_expire_are_used_up_and_revoked",
+    ),
+    Mutation(
+        "joins with it",
+        GRANTS,
+        "if role != found.role and not (found.own and local):",
+        "if role != found.role and not local:",
+        TRUST + "test_a_made_token_is_for_its_role_alone",
+    ),
+    Mutation(
+        "publishes with it",
+        GRANTS,
+        "if role != found.role and not (found.own and local):",
+        "if False:",
+        LEDGER + "test_a_peers_token_buys_no_trainers_certificate",
+    ),
+    Mutation(
+        "takes another node's name",
+        GRANTS,
+        "if known is not None and (known.key, known.role) != (key, role):",
+        "if False:",
+        TRUST + "test_a_stolen_name_is_not_given_twice",
+    ),
+    Mutation(
+        "takes another node's name",
+        GRANTS,
+        "if known is not None and (known.key, known.role) != (key, role):",
+        "if False:",
+        TRUST + "test_renewal_is_for_the_same_key",
+    ),
+]
