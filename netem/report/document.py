@@ -48,6 +48,7 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
         "Written by `make bench` from what it measured; do not edit. Run it again: `make bench` (half an hour on four cores; `make bench QUICK=1`: some minutes, coarse; `make bench ONLY=codec`: one part; `make bench WRITE=1`: the text alone). What has been measured is "
         "kept in `bench-out/`, a JSON a part; a scenario's in `lab-out/` (`p2pcast lab SCENARIO`). The reasons for misses, and what was tried, are in [measurements.md](measurements.md).",
         *_machines(measured, labs),
+        *_busy(measured, labs),
         *_lost(compared),
     ]  # fmt: skip
     for name, section in sections.items():
@@ -84,6 +85,16 @@ def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
         ((machine, versions),) = on
         return [f"Machine: {machine}. Versions: {versions}."]
     return [f"Machine of {', '.join(names)}: {machine}. Versions: {versions}." for (machine, versions), names in on.items()]
+
+
+def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
+    every = [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]
+    names = [name for name, kept in every if kept["machine"]["load"] > kept["machine"]["cores"]]
+    if not names:
+        return []
+    return [
+        f"More programs than cores wanted to run when these began, so their times are in part other programs': {', '.join(names)}."
+    ]
 
 
 def _lost(compared: Sequence[Loss]) -> list[str]:

@@ -179,6 +179,12 @@ def test_other_machines_are_told_apart() -> None:
     assert "Machine of catchup: a processor, 2 cores" in text
 
 
+def test_a_busy_machine_is_said_to_have_been_busy() -> None:
+    assert "More programs than cores" not in write(ALL, [LAB], {}).text
+    crowded = envelope("catchup", CATCHUP, machine={**MACHINE, "load": 4.5})
+    assert "are in part other programs': catchup." in write(ALL | {"catchup": crowded}, [LAB], {}).text
+
+
 def short_part(monkeypatch: pytest.MonkeyPatch, *words: str, **lacks: Any) -> None:
     monkeypatch.setattr(measuring, "PARTS", {"plan": Part("plan", words, words, **lacks)})
 
