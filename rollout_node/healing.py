@@ -8,6 +8,7 @@ is kept, offered or installed, and while it comes the shadow is read as before. 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from p2pcast.artifact.records import Manifest
+from p2pcast.artifact.records import FileEntry, Manifest
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.relay.catchup import Edge, cheapest_path
@@ -34,6 +35,8 @@ logger = logging.getLogger("p2pcast.peer")
 
 TRIES = 4
 """Ways that are tried, before the shadow is made anew: each damaged artifact on disk costs one."""
+PAUSE_S = 0.25
+"""Before what did not come is asked for again; twice as long each time."""
 LOOK_S = 0.5
 """Between two looks whether there is still anybody to fetch from."""
 
@@ -59,6 +62,8 @@ class Healing:
         self._spoilt_base = False
         self._asked: set[bytes] = set()
         """Artifacts of which others were asked for a part."""
+        self._left_out: set[bytes] = set()
+        """Hashes of small files that nobody had."""
 
     async def mend(self, shadow: Shadow, rotten: Sequence[Cell], still: Still) -> bool:
         """Whether every one of these cells is right again. ``still``: held while cells are written, when nobody may read the shadow."""
@@ -90,37 +95,57 @@ class Healing:
 
     async def complete(self, version: Version, layout: Layout, *, deep: bool = False) -> None:
         """Have all small files of a version here. ``deep``: those that are here are read. What can be had of nobody is told, and left out."""
-        store, run = self._peer.store, self._peer.staging.run
-        if store.manifest(version) is not None and not await run(partial(store.lacking, version, deep=deep)):
+        lacking = await self._lacking(version, deep=deep)
+        if lacking is not None and {file.hash for file in lacking} <= self._left_out:
             return
+        for attempt in range(TRIES):
+            if await self._collect(version, layout):
+                break
+            await asyncio.sleep(PAUSE_S * 2**attempt)
+        lacking = await self._lacking(version)
+        if lacking is None:
+            logger.warning("nobody can say which small files version %s has", version)
+        elif lacking:
+            self._left_out |= {file.hash for file in lacking}
+            logger.warning("version %s goes without small files: %s", version, ", ".join(file.path for file in lacking))
+
+    async def _lacking(self, version: Version, *, deep: bool = False) -> list[FileEntry] | None:
+        """Small files of a version that are not here; None where it is not known which it has."""
+        store = self._peer.store
+        if store.manifest(version) is None:
+            return None
+        return await self._peer.staging.run(partial(store.lacking, version, deep=deep))
+
+    async def _collect(self, version: Version, layout: Layout) -> bool:
+        """False where trying again may help: something that should have come did not, or what was here is damaged."""
+        store, here = self._peer.store, self._whole()
+        edges = [Edge(a, h.open.base, h.open.version, 0) for a, h in here.items()]
+        others = [e for e in self._listed(layout) if e.artifact not in here]
+        edges += [Edge(e.artifact, e.base, e.version, expected_bytes(e, (), layout)) for e in others]
         self._asked.clear()
         excerpts: dict[bytes, Holding] = {}
         try:
-            here = self._whole()
-            edges = [Edge(a, h.open.base, h.open.version, 0) for a, h in here.items()]
-            edges += [
-                Edge(e.artifact, e.base, e.version, expected_bytes(e, (), layout))
-                for e in self._listed(layout)
-                if e.artifact not in here
-            ]
             # Contents lie where a file was new, and all of them in a whole state.
             for edge in reversed(way_to(version, edges) or [e for e in edges if e.version == version][:1]):
                 if store.manifest(version) is None:
                     if not await self._fetched([edge], Excerpt(), excerpts, version):
-                        break
+                        return False
                     store.note(_manifest(excerpts[edge.artifact]))
-                lacking = frozenset(file.hash for file in await run(partial(store.lacking, version, deep=True)))
+                lacking = frozenset(file.hash for file in await self._lacking(version, deep=True) or ())
                 if not lacking:
                     break
                 if not await self._fetched([edge], Excerpt(files=lacking), excerpts, version):
-                    break
-                await run(store.keep_files, await run(_contents, (here | excerpts)[edge.artifact], lacking))
+                    return False
+                holding = excerpts.get(edge.artifact) or here[edge.artifact]
+                try:
+                    found = await self._peer.staging.run(_contents, holding, lacking)
+                except P2PCastError as error:
+                    await self._let_go(holding, error)
+                    return False
+                await self._peer.staging.run(store.keep_files, found)
         finally:
             await self._release()
-        if store.manifest(version) is None:
-            logger.warning("nobody can say which small files version %s has", version)
-        elif left := await run(store.lacking, version):
-            logger.warning("version %s goes without small files that nobody has: %s", version, ", ".join(f.path for f in left))
+        return True
 
     def _say(self, version: Version, cells: int, excerpts: Iterable[Holding]) -> None:
         if not cells:
@@ -236,11 +261,14 @@ class Healing:
             try:
                 await peer.staging.run(_check, holding, excerpt)
             except P2PCastError as error:
-                logger.error("version %s is let go from disk: %s", holding.open.version, error)
-                peer.node.forget(holding.id)
-                await peer.staging.run(peer.store.discard, holding.id)
+                await self._let_go(holding, error)
                 found = True
         return found
+
+    async def _let_go(self, holding: Holding, error: P2PCastError) -> None:
+        logger.error("version %s is let go from disk: %s", holding.open.version, error)
+        self._peer.node.forget(holding.id)
+        await self._peer.staging.run(self._peer.store.discard, holding.id)
 
 
 def _holds(holding: Holding, excerpt: Excerpt) -> bool:
@@ -255,13 +283,14 @@ def _manifest(holding: Holding) -> Manifest:
 
 
 def _contents(holding: Holding, wanted: Collection[bytes]) -> dict[str, bytes]:
-    """Of the small files with these hashes, as far as the artifact has them."""
+    """Of the small files with these hashes, as far as the artifact has them. Raises IntegrityError, LocalError where it is damaged."""
     out: dict[str, bytes] = {}
     for file in _manifest(holding).files:
         if file.hash in wanted and file.offset is not None:
             contents = holding.log.read(file.offset, file.size)
-            if blake3.blake3(contents).digest() == file.hash:
-                out[file.path] = contents
+            if blake3.blake3(contents).digest() != file.hash:
+                raise IntegrityError(f"its small file {file.path!r} is damaged")
+            out[file.path] = contents
     return out
 
 

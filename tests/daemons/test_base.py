@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 FILES = {"config.json": b'{"layers": 2}', "tokenizer/merges.txt": b"a b\nb c\n", "empty.txt": b""}
@@ -84,3 +86,19 @@ async def test_without_a_hub_the_mirror_has_them(swarm, states):
     await swarm.live("0.2", peer)
     swarm.publish(3, first, later)
     await swarm.live("0.3", peer)
+
+
+async def test_a_small_file_that_is_damaged_wherever_it_lies_on_disk(swarm, states):
+    state = states.first()
+    swarm.publish(1, state, FILES)
+    await swarm.hub_up()
+    await swarm.peer_up("a")
+    await swarm.live("0.1")
+    await swarm.down(swarm.peers["a"])
+    for path in (swarm.folder / "a" / "files", swarm.folder / "a" / "anchors" / "0.1"):
+        for file in path.rglob("*"):
+            if file.is_file() and file.read_bytes() == FILES["config.json"]:
+                file.write_bytes(b'{"layers": 9}')
+    shutil.rmtree(swarm.out("a"))
+    await swarm.peer_up("a")
+    await swarm.live("0.1")
