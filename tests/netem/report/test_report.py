@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +221,41 @@ def test_what_cannot_be_run_says_why_and_a_failure_does(monkeypatch: pytest.Monk
     assert not measure(tmp_path, [], quick=False, tell=said.append)
     assert "--peers" in kept(tmp_path)["plan"]["why"]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+WAITING = """
+import pathlib, signal, sys
+folder = pathlib.Path(sys.argv[1])
+pathlib.Path(sys.argv[-1]).write_text("half a")
+try:
+    (folder / "began").touch()
+    signal.pause()
+except KeyboardInterrupt:
+    (folder / "cleared").touch()
+"""
+
+
+def test_who_is_broken_off_clears_up_and_keeps_nothing_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    short_part(monkeypatch)
+    monkeypatch.setattr(measuring, "COMMAND", (sys.executable, "-c", WAITING, str(tmp_path)))
+    over = threading.Event()
+
+    def break_off() -> None:
+        while not over.wait(0.01):
+            if (tmp_path / "began").exists():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    breaking = threading.Thread(target=break_off)
+    breaking.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measure(tmp_path / "kept", [], quick=True, tell=lambda said: None)
+    finally:
+        over.set()
+        breaking.join()
+    assert (tmp_path / "cleared").exists()
+    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_strange_names_and_files_are_one_clear_error(tmp_path: Path) -> None:
