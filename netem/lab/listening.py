@@ -50,14 +50,14 @@ class Listening:
         with self._more:
             return list(self._told)
 
-    def find(self, kind: str, since_s: float = 0.0, **facts: Any) -> Told | None:
-        """The first of that kind, since then, whose facts are these."""
-        return next((told for told in self.told if told.time_s >= since_s and _fits(told, kind, facts)), None)
+    def find(self, kind: str, **facts: Any) -> Told | None:
+        """The first of that kind whose facts are these."""
+        return next((told for told in self.told if _fits(told, kind, facts)), None)
 
-    def wait(self, kind: str, limit_s: float, check: Callable[[], None], since_s: float = 0.0, **facts: Any) -> Told | None:
+    def wait(self, kind: str, limit_s: float, check: Callable[[], None], **facts: Any) -> Told | None:
         """As ``find``, once it has happened; None when ``limit_s`` is over. ``check`` is called now and then, and may raise."""
         deadline = time.monotonic() + limit_s
-        while (found := self.find(kind, since_s, **facts)) is None and time.monotonic() < deadline:
+        while (found := self.find(kind, **facts)) is None and time.monotonic() < deadline:
             check()
             with self._more:
                 self._more.wait(LOOK_S)

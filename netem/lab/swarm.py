@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,14 +102,6 @@ class Swarm:
         self.daemons.start(host, every, self.net.space(host))
         self.heard[host] = Listening(self.net, host)
 
-    def signal(self, number: signal.Signals, *hosts: str) -> None:
-        """SIGKILL: gone without a word of farewell; SIGSTOP, SIGCONT: frozen for a while."""
-        for host in hosts:
-            self.daemons.daemons[host].expected = True
-            self.daemons.daemons[host].signal(number)
-            if number == signal.SIGKILL:
-                self.heard[host].close()
-
     def leave(self, *hosts: str) -> None:
         """Ended politely; returns once they have."""
         self.daemons.stop(*hosts)
@@ -148,9 +139,9 @@ class Swarm:
                 raise LocalError(f"no {what} within {limit_s:.0f} s")
             time.sleep(POLL_S)
 
-    def told(self, host: str, kind: str, limit_s: float = LIMIT_S, since_s: float = 0.0, **facts: Any) -> Told:
+    def told(self, host: str, kind: str, limit_s: float = LIMIT_S, **facts: Any) -> Told:
         """What it tells of that, once it has happened. Raises LocalError."""
-        found = self.heard[host].wait(kind, limit_s, self.daemons.check, since_s, **facts)
+        found = self.heard[host].wait(kind, limit_s, self.daemons.check, **facts)
         if found is None:
             raise self.daemons.daemons[host].failure(f"{host} told of no {kind} {facts or ''} within {limit_s:.0f} s")
         return found

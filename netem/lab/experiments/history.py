@@ -170,6 +170,6 @@ class _Training:
         return {
             "kind": "run", "version": done[-1].step, "versions": len(done), "bytes": deltas, "anchors": 1 + len(kept),
             "anchored": " ".join(["0.0", *kept]), "state_bytes": self._state_bytes,
-            "to_state": round(deltas / self._state_bytes, 4), "times_smaller": round(self._state_bytes * len(done) / deltas, 1),
+            "to_state": round(deltas / self._state_bytes, 4), "times_smaller": round(self._state_bytes * len(done) / deltas, 1), "twice_bytes": self._run.twice([self._peer]),
             "exact": True,
         }  # fmt: skip

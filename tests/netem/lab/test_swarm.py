@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from itertools import islice
 
 import pytest
@@ -48,7 +47,7 @@ def test_points_of_a_run_lie_in_it() -> None:
 
 
 @pytest.mark.root
-def test_a_version_at_a_peer_that_is_killed_and_comes_back() -> None:
+def test_a_version_at_a_peer_that_leaves_and_comes_back() -> None:
     versions = noise(1 << 20)
     with namespaces(star(Link(), 1, Link(100e6, 100e6))) as net, swarm(net) as run:
         run.save(next(versions))
@@ -60,7 +59,7 @@ def test_a_version_at_a_peer_that_is_killed_and_comes_back() -> None:
         assert line.version == "0.1"
         assert line.bytes >= 1 << 20
         assert 0 < line.received_s["p1"] <= line.staged_s["p1"] <= line.committed_s["p1"]
-        run.signal(signal.SIGKILL, "p1")
+        run.leave("p1")
         run.save(next(versions))
         run.told("hub", "sealed", version=run.version)
         run.join("p1")
