@@ -118,6 +118,8 @@ def _said(
                         if left:
                             at = next(iter(left))
                             _begin(left[at], scenario, tell)
+            if left:
+                raise LocalError("it ended without a word")
         except UsageError:
             raise
         except LocalError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -152,4 +153,4 @@ def _run(
         for path in (folder / RESULT, *drawn):
             click.echo(path)
     if document["failed"] or not document["rows"] or any(each["off"] for each in document["calibrations"]):
-        click.get_current_context().exit(EXIT_FAILED)
+        sys.exit(EXIT_FAILED)
