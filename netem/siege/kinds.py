@@ -54,7 +54,7 @@ PLAIN: Kinds = {
 }
 TALKERS = {
     knocking.frames, talking.before_hello, talking.broken_hello, talking.wrong_token, talking.uncertified,
-    talking.insider_data, talking.insider_control, talking.insider_parent, talking.impostor,
+    talking.insider_data, talking.insider_control, talking.impostor,
 }  # fmt: skip
 """Those that send as many frames as are ordered."""
 

@@ -131,7 +131,9 @@ async def joined(siege: Assault) -> None:
 
 async def _inside(siege: Assault, purpose: str, role: str) -> None:
     owner = Intruder()
-    link = await siege.enter(owner, purpose, role, siege.somebody())
+    # Behind TLS nobody but the hub answers to control.
+    place = siege.hub if purpose == "control" and siege.orders.tls else siege.somebody()
+    link = await siege.enter(owner, purpose, role, place)
     try:
         half = siege.orders.frames // 2
         said = [*siege.senseless(half), *siege.broken(siege.orders.frames - half)]
