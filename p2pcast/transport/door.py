@@ -42,6 +42,7 @@ class Door:
         self._inside: Crowd[_Knock] = Crowd(limits.MAX_HANDSHAKES)
         self._turnstile: Turnstile[_Knock] = Turnstile()
         self._turn: asyncio.TimerHandle | None = None
+        self._turn_at = 0.0
 
     @property
     def knocking(self) -> int:
@@ -97,13 +98,17 @@ class Door:
     def greeted(self, knock: _Knock) -> None:
         """It has said something that may be TLS."""
         self._turnstile.arrive(knock, knock.host)
-        loop = asyncio.get_running_loop()
-        if self._turn is None:
-            self._turn = loop.call_later(0.0, self._next)
-        elif self._turn.when() > (soon := loop.time() + TURN_S):
-            # Others wait for their allowance; this one may have some left.
+        now = asyncio.get_running_loop().time()
+        # Others may be waiting for their allowance; this one may have some left.
+        if self._turn is None or self._turn_at > now + TURN_S:
+            self._look_at(now if self._turn is None else now + TURN_S)
+
+    def _look_at(self, at: float) -> None:
+        """Whose turn it is, and not later."""
+        if self._turn is not None:
             self._turn.cancel()
-            self._turn = loop.call_at(soon, self._next)
+        self._turn_at = at
+        self._turn = asyncio.get_running_loop().call_at(at, self._next)
 
     def gone(self, knock: _Knock) -> None:
         self._inside.leave(knock)
@@ -111,9 +116,11 @@ class Door:
 
     def _next(self) -> None:
         loop = asyncio.get_running_loop()
+        self._turn = None
         while isinstance(found := self._turnstile.next(loop.time(), _Knock.waits), _Knock):
             found.begin(self._factory, self._tls)
-        self._turn = None if found is None else loop.call_later(max(TURN_S, found), self._next)
+        if found is not None:
+            self._look_at(loop.time() + max(TURN_S, found))
 
 
 class _Knock:

@@ -84,7 +84,8 @@ class Place:
 def place(papers):
     def run(play, *, loop=uvloop.new_event_loop, **options) -> None:
         async def body() -> None:
-            here = Place(papers, **options)
+            here, broken = Place(papers, **options), []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
             await here.listener.start("127.0.0.1", 0)
             try:
                 async with asyncio.timeout(LIMIT_S):
@@ -92,6 +93,7 @@ def place(papers):
             finally:
                 await here.listener.stop()
                 await asyncio.sleep(0)
+            assert broken == []
 
         with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(body())
