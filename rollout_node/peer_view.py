@@ -188,7 +188,7 @@ class PeerView:
         }
 
     def _progress(self) -> Document | None:
-        live = [h for h in self._peer.node.holdings.values() if h.completed_at is None]
+        live = [h for h in self._peer.node.holdings.values() if h.completed_at is None and not h.excerpt]
         if not live:
             return None
         newest = max(live, key=lambda h: h.open.version)
