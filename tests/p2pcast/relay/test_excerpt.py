@@ -1,0 +1,50 @@
+"""What a part of an artifact should weigh, and the cheapest way to some cells."""
+
+from __future__ import annotations
+
+from p2pcast import limits
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.relay.catchup import Edge
+from p2pcast.relay.excerpt import directory_bytes, expected_bytes
+from p2pcast.state.replay import way_to
+from p2pcast.version import Version
+
+ANCHOR, DELTA = limits.ANCHOR_PIECE_BYTES, limits.PIECE_BYTES
+LAYOUT = Layout([Tensor(f"w{n}", "BF16", (3 * ANCHOR // 4,)) for n in range(8)])
+"""8 cells of one and a half pieces of an anchor."""
+ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
+
+
+def beyond_directory(edge: Edge, *cells: int) -> int:
+    directory = directory_bytes(edge.bytes, anchor=edge.base is None, cells=8)
+    return expected_bytes(edge, [LAYOUT.cells[n] for n in cells], LAYOUT) - directory
+
+
+def test_of_an_anchor_the_pieces_in_which_they_lie():
+    whole = Edge(b"a", None, ONE, LAYOUT.nbytes)
+    assert beyond_directory(whole) == 0
+    assert beyond_directory(whole, 0) == 2 * ANCHOR
+    assert beyond_directory(whole, 0, 1) == 3 * ANCHOR  # the piece in the middle counts once
+    assert beyond_directory(whole, 1, 6) == 4 * ANCHOR
+    assert beyond_directory(whole, *range(8)) == LAYOUT.nbytes
+
+
+def test_of_a_delta_their_share_and_never_more_than_all():
+    delta = Edge(b"d", ONE, TWO, 80 * DELTA)
+    assert beyond_directory(delta, 3) == 11 * DELTA
+    assert beyond_directory(delta, *range(8)) == 80 * DELTA
+    assert beyond_directory(Edge(b"s", ONE, TWO, 100), 3) == 100
+
+
+def test_the_way_of_the_fewest_bytes_then_artifacts():
+    anchor, newer = Edge(b"a", None, ONE, 50), Edge(b"n", None, TWO, 90)
+    one, two, both = Edge(b"1", ONE, TWO, 10), Edge(b"2", TWO, THREE, 10), Edge(b"3", ONE, THREE, 20)
+    every = [anchor, newer, one, two, both]
+    assert way_to(THREE, every) == [anchor, both]
+    assert way_to(THREE, [anchor, newer, one, two]) == [anchor, one, two]
+    assert way_to(THREE, every, base=TWO) == [two]
+    assert way_to(THREE, every, base=THREE) == []
+    assert way_to(THREE, [one, two]) is None
+    assert way_to(THREE, [one, two], base=ONE) == [one, two]
+    cheap = Edge(b"c", None, THREE, 5)
+    assert way_to(THREE, [*every, cheap], base=ONE) == [cheap]
