@@ -17,6 +17,7 @@ from p2pcast.relay.feed import ChildFeeds, Do, Feed, Send
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.pieces import indices_of, ranges_of
+from p2pcast.relay.smoothing import Inflow
 from p2pcast.relay.yielding import WINDOW_S, Throughput, trickle_bytes_s
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -68,6 +69,7 @@ class Downstream:
         """Rings when a transfer begins."""
         self._reads: set[asyncio.Task[None]] = set()
         self._sent = Throughput()
+        self._inflow = Inflow()
         self.fewer = Bell()
         """Rings when a child has gone."""
         node.downstream = self
@@ -99,6 +101,7 @@ class Downstream:
             self.node.look()
             if active and now - measured >= WINDOW_S:
                 measured = now
+                self._smooth()
                 self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
                 every_s = ALIVE_ACTIVE_S if child.feeds else ALIVE_IDLE_S
@@ -145,6 +148,8 @@ class Downstream:
         return waiting
 
     def sealed(self, holding: Holding) -> None:
+        if not holding.made and holding.completed_at is not None:
+            self._inflow.came(holding.assembly.pieces * holding.open.piece, holding.completed_at - holding.opened_at)
         self.pump()
 
     def aborted(self, holding: Holding) -> None:
@@ -301,6 +306,13 @@ class Downstream:
             for number, stripe in child.link.stripes.items():
                 if number or not child.feeds.apart:
                     stripe.pace(least)
+
+    def _smooth(self) -> None:
+        """What is passed on leaves not much faster than it comes in (relay.smoothing)."""
+        for child in self.children.values():
+            if child.live and (most := self._inflow.most_bytes_s(child.feeds.waiting_bytes)) is not None:
+                for stripe in child.link.stripes.values():
+                    stripe.pace(most)
 
     # -- sending
 

@@ -148,6 +148,11 @@ class ChildFeeds:
         """Whether pieces are in line."""
         return any(feed.queue for feed in self._feeds.values())
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the pieces in line."""
+        return sum(len(feed.queue) * feed.artifact.open.piece for feed in self._feeds.values())
+
     def drop(self, artifact: Artifact) -> Feed | None:
         """An artifact was aborted, or the child has it by now: nothing more of it goes out."""
         return self._feeds.pop(artifact.id, None)
