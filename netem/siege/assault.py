@@ -217,6 +217,8 @@ class Assault:
                     pass
         except TimeoutError:
             self.tally["held for good"] += 1
+        except OSError:
+            pass  # shown out
 
     async def enter(self, owner: Intruder, purpose: str, role: str, place: Place) -> Link:
         """A link, by the way in that honest peers take."""

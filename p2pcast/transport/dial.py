@@ -75,6 +75,8 @@ class _Handshake:
         )
         if not self.done.done():
             self.done.set_exception(self.error)
+            # Nobody may be waiting any more: then it is no error that was overlooked.
+            self.done.exception()
 
 
 Stripes = int | Callable[[float], int]
