@@ -2,7 +2,7 @@
 
 A hub and peers as processes on this machine; a version follows as soon as the one before is staged everywhere, so the first ones after an anchor begins go out while
 it is written, and the others do not: both kinds come from one run, in turns. The hub's state folder, where anchors are written and synced, lies where the caller says;
-all else in memory. Peers run a command for each version, which does nothing: what installers write is not what is tried.
+all else in memory. The hub has half of the cores and the peers the other half, as on machines of their own. Peers run a command for each version, which does nothing: what installers write is not what is tried.
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ class AnchorFleet(Fleet):
             words[words.index("--install") + 1] = "exec:true"
         else:
             words.append("--no-squashes")
-        return await super()._run(words, log)
+        process = await super()._run(words, log)
+        if len(cores := sorted(os.sched_getaffinity(0))) > 1:
+            half = len(cores) // 2
+            os.sched_setaffinity(process.pid, cores[:half] if words[0] == "seed" else cores[half:])
+        return process
 
 
 async def beside_anchors(

@@ -42,7 +42,7 @@ def anchors(
 ) -> None:
     """What versions take while the hub writes an anchor, beside those of the same run while it does not.
 
-    A hub and peers as processes on this machine; no privileges. Each version moves 1 % of the weights and goes out as soon as the one before is staged everywhere.
+    A hub and peers as processes on this machine, each side with half of its cores; no privileges. Each version moves 1 % of the weights and goes out as soon as the one before is staged everywhere.
     """
     from netem.anchors import beside_anchors
 
