@@ -109,8 +109,8 @@ def test_of_ipv6_a_network_counts():
 
 def test_the_oldest_of_the_fullest_address_gives_way():
     crowd: Crowd[str] = Crowd(5)
-    assert [crowd.enter(f"a{n}", "a") for n in range(3)] == [None] * 3
     assert [crowd.enter(f"b{n}", "b") for n in range(2)] == [None] * 2
+    assert [crowd.enter(f"a{n}", "a") for n in range(3)] == [None] * 3
     assert crowd.enter("c0", "c") == "a0"
     assert crowd.enter("a3", "a") in ("a1", "b0")
     crowd.leave("c0")
