@@ -455,7 +455,8 @@ def test_handshakes_for_nothing_are_rationed_and_links_are_not(place, loop, monk
             writer.write(greeting())
             with contextlib.suppress(ConnectionResetError, TimeoutError):
                 async with asyncio.timeout(0.5):
-                    answered += bool(await reader.read(1))
+                    said = await reader.read(1)
+                    answered += bool(said)
             writer.transport.abort()
 
         await asyncio.gather(*(begin() for _ in range(60)))
