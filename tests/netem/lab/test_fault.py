@@ -45,18 +45,25 @@ key = "twice_bytes"
 below = 0
 """
 
+TRIES = 3
+"""A busy machine may be too slow for links of 20 Mbit/s; then the lab says so, and that is all that can be tested."""
+
 
 @pytest.mark.root
 def test_the_others_go_on_and_who_was_killed_comes_back(tmp_path: Path) -> None:
     """That everybody has what was published, bit for bit, is the experiment's own condition: it fails where they have not."""
     (tmp_path / "fault.toml").write_text(SCENARIO)
     command = [sys.executable, "-m", "p2pcast.cli", "lab", str(tmp_path / "fault.toml"), "--json", "-o", str(tmp_path / "out")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert said.stdout, said.stderr
-    document = json.loads(said.stdout)
-    assert document["failed"] == []
-    if off := [each for calibration in document["calibrations"] for each in calibration["off"]]:
-        pytest.skip(f"this machine is too busy for links of 20 Mbit/s: {off[0]}")
+    for _ in range(TRIES):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        assert said.stdout, said.stderr
+        document = json.loads(said.stdout)
+        assert document["failed"] == []
+        if not [each for calibration in document["calibrations"] for each in calibration["off"]]:
+            break
+        assert (said.returncode, document["rows"]) == (1, []), "no figure where the network is not as asked for"
+    else:
+        return
     assert said.returncode == 0
     assert [(row["version"], row["peers"]) for row in document["rows"]] == [(1, 2), (2, 3)]
     assert [row["events"] for row in document["rows"]] == ["kill p1 at 0.6 s", "join p1 at 0.2 s"]
