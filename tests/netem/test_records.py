@@ -95,7 +95,8 @@ async def test_what_is_sealed_is_understood(hearing, papers, talk):
 
 
 @pytest.mark.parametrize(
-    "talk", [lambda s: s.record(DATA, bytes(MOST_BYTES + 300)), lambda s: s.data(b"x")[:-1] + b"??????", lambda s: s.record(99, b"x")]
+    "talk",
+    [lambda s: s.record(DATA, bytes(MOST_BYTES + 300)), lambda s: s.data(b"x")[:-1] + b"??????", lambda s: s.record(99, b"x")],
 )
 async def test_what_is_no_record_ends_the_connection(hearing, talk):
     found, why = await hearing(talk, first_contact())
