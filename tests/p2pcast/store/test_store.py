@@ -23,7 +23,7 @@ from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.store import retention
 from p2pcast.store.anchor_log import AnchorLog
-from p2pcast.store.disk import IOV_MAX
+from p2pcast.store.disk import CALL_BYTES, IOV_MAX
 from p2pcast.store.journal import SUFFIX, Kind
 from p2pcast.store.log import FileLog
 from p2pcast.store.retention import expendable
@@ -300,7 +300,9 @@ def test_a_finished_anchor_read_past_its_end(store):
 
 def test_a_file_log(tmp_path):
     log = FileLog(tmp_path / "x", len(HEADER), head=HEADER)
+    # More of them, and larger ones, than a system call takes.
     parts = [bytes([n % 251]) * (n % 7) for n in range(3 * IOV_MAX)]
+    parts += [random.Random(n).randbytes(n) for n in (CALL_BYTES - 1, 0, 2 * CALL_BYTES + 3, 5)]
     log.write(10, parts)
     whole = b"".join(parts)
     assert log.read(10, len(whole)) == whole
