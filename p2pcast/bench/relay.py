@@ -286,9 +286,6 @@ def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, ba
                 processes.append(process)
                 pipes[role] = ours
                 above = int(_answer(ours, role))
-            # The memory that all three files take is there: a virtual machine's host may give a page that nobody has used for two seconds
-            # anew, at 1 to 2 s/GB for whoever touches it first. A machine that has been up for long has its memory.
-            _touched(folder / "touched", len(order) * payload_bytes)
             for role in ("sink", "middle", "source"):
                 pipes[role].send("go")
             figures: dict[str, Any] = _answer(pipes["middle"], "middle")
@@ -301,15 +298,6 @@ def run_once(payload_bytes: int, rate_bps: float, stripes: int, *, tls: bool, ba
                 if process.is_alive():
                     process.kill()
     return figures
-
-
-def _touched(path: Path, size: int) -> None:
-    """So much of the page cache filled, and given back."""
-    block = bytes(limits.MIB)
-    with path.open("wb") as file:
-        for _ in range(0, size, len(block)):
-            file.write(block)
-    path.unlink()
 
 
 def _answer(pipe: Pipe, role: str) -> Any:
