@@ -170,7 +170,7 @@ class _Knock:
         """Its turn has come."""
         self._timer.cancel()
         self._task = self._loop.create_task(self._shake(factory, tls), name="tls handshake")
-        self._task.add_done_callback(lambda _: self._door.gone(self))
+        self._task.add_done_callback(self._over)
 
     async def _shake(self, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext) -> None:
         left_s = max(0.01, self._until - self._loop.time())
@@ -181,6 +181,12 @@ class _Knock:
         except BaseException:
             self._sock.close()
             raise
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            # Perhaps before it had begun.
+            self._sock.close()
+        self._door.gone(self)
 
     def end(self) -> None:
         """Wherever it is."""
