@@ -21,7 +21,7 @@ from netem.broadcast.speech import PORT, orders, say
 from netem.description import Network
 
 CLONE_NEWNS = 0x00020000
-MS_REC, MS_PRIVATE = 0x4000, 0x40000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 TMP = Path("/tmp")
 PROBED = "data1.bin"
 """Every server must have a file of this name: whoever comes fetches it, to learn how fast it is."""
@@ -47,14 +47,19 @@ def settings_for(network: Network, payload_bytes: int) -> dict[str, Any]:
 
 
 def _own_place() -> Path:
+    """A /tmp of its own, in which nothing of this machine's is seen but what Python runs from, where it runs from there."""
     libc = ctypes.CDLL(None, use_errno=True)
-    flags = MS_REC | MS_PRIVATE
-    if (
-        libc.unshare(CLONE_NEWNS)
-        or libc.mount(b"none", b"/", None, flags, None)
-        or libc.mount(b"tmpfs", bytes(TMP), b"tmpfs", 0, None)
-    ):
+    needed = {TMP / Path(path).relative_to(TMP).parts[0] for path in (*sys.path, sys.prefix) if TMP in Path(path).parents}
+    opened = {path: os.open(path, os.O_PATH) for path in needed if path.is_dir()}
+    if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
         raise OSError(ctypes.get_errno(), "no /tmp of its own can be had")
+    if libc.mount(b"tmpfs", bytes(TMP), b"tmpfs", 0, None):
+        raise OSError(ctypes.get_errno(), "no /tmp of its own can be had")
+    for path, descriptor in opened.items():
+        path.mkdir()
+        if libc.mount(f"/proc/self/fd/{descriptor}".encode(), bytes(path), None, MS_BIND | MS_REC, None):
+            raise OSError(ctypes.get_errno(), f"{path} can't be had in a /tmp of its own")
+        os.close(descriptor)
     return TMP
 
 
@@ -63,11 +68,9 @@ def _package(settings: dict[str, Any]) -> Any:
     spec = importlib.util.find_spec("shardcast")
     assert spec is not None
     assert spec.origin is not None
-    # Opened before: what lies in this machine's /tmp is out of sight from then on.
-    source = os.open(Path(spec.origin).parent, os.O_RDONLY | os.O_DIRECTORY)
+    source = Path(spec.origin).parent
     place = _own_place()
-    shutil.copytree(f"/proc/self/fd/{source}", place / "site" / "shardcast")
-    os.close(source)
+    shutil.copytree(source, place / "site" / "shardcast")
     sys.path.insert(0, str(place / "site"))
     for name in ("SHARDCAST_SHARD_SIZE", "SHARDCAST_MAX_DISTRIBUTION_FOLDERS", "SHARDCAST_MAX_CONCURRENT_DOWNLOADS"):
         os.environ[name] = str(settings[name])
