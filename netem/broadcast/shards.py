@@ -50,9 +50,9 @@ def _own_place() -> Path:
     """A /tmp of its own, in which nothing of this machine's is seen but what Python runs from, where it runs from there."""
     libc = ctypes.CDLL(None, use_errno=True)
     needed = {TMP / Path(path).relative_to(TMP).parts[0] for path in (*sys.path, sys.prefix) if TMP in Path(path).parents}
-    opened = {path: os.open(path, os.O_PATH) for path in needed if path.is_dir()}
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
         raise OSError(ctypes.get_errno(), "no /tmp of its own can be had")
+    opened = {path: os.open(path, os.O_PATH) for path in needed if path.is_dir()}
     if libc.mount(b"tmpfs", bytes(TMP), b"tmpfs", 0, None):
         raise OSError(ctypes.get_errno(), "no /tmp of its own can be had")
     for path, descriptor in opened.items():
