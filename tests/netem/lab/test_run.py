@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,10 @@ def _cut_short(command: list[str], processes: int, end: signal.Signals, until: s
         while len(below := holders(maker.pid)) < processes:
             assert maker.poll() is None
             time.sleep(0.01)
-        watched = [os.pidfd_open(pid) for pid in below]
+        watched = []
+        for pid in below:
+            with suppress(ProcessLookupError):  # some do their work and end
+                watched.append(os.pidfd_open(pid))
         maker.send_signal(end)
         assert maker.wait(END_S) == (-end if end == signal.SIGKILL else 130)
         for pidfd in watched:
