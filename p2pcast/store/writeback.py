@@ -81,7 +81,9 @@ class WriteBack:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
                     await self._full.wait()
-            await self._write_some()
+            # Of each artifact once: none waits for another's to gather.
+            for _ in range(max(1, len(self._pending))):
+                await self._write_some()
             if not (self._pending or self._notes):
                 self._wake.clear()
                 self._flush = False

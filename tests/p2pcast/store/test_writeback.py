@@ -134,6 +134,18 @@ async def test_more_than_a_step_is_written_to_the_end() -> None:
         assert back.backlog_bytes == 0
 
 
+async def test_no_artifact_waits_for_another_to_gather() -> None:
+    said: list[tuple[str, object]] = []
+    async with running() as (back, heard):
+        back.submit(B, Spoken(said), PIECE, 0, payload(0))
+        for index in range(STEP_BYTES // PIECE - 1):
+            back.submit(A, Spoken(said), PIECE, index, payload(index))
+        while len(heard.stored) < 2:
+            await heard.next()
+        assert heard.stored[B] == [0]
+        assert len(heard.stored[A]) == STEP_BYTES // PIECE - 1
+
+
 async def test_records_go_before_the_pieces_that_they_vouch_for() -> None:
     said: list[tuple[str, object]] = []
     log = Spoken(said)
