@@ -6,10 +6,11 @@ it before it is made and makes it: so one that records knows all that the store 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from p2pcast.watch import Watch
 
 T = TypeVar("T")
 
@@ -29,19 +30,10 @@ class Watcher(Protocol):
         """Make it, and give what it gives. Several may be under way at one time."""
 
 
-_watcher: Watcher | None = None
-
-
-@contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
-    """All requests of this process go through ``watcher`` while the block runs."""
-    global _watcher
-    before, _watcher = _watcher, watcher
-    try:
-        yield
-    finally:
-        _watcher = before
+_watch: Watch[Watcher] = Watch()
+watched = _watch.by
+"""All requests of this process go through a watcher while the block runs."""
 
 
 async def ask(request: Request, do: Callable[[], Awaitable[T]]) -> T:
-    return await (do() if _watcher is None else _watcher.request(request, do))
+    return await (do() if _watch.watcher is None else _watch.watcher.request(request, do))

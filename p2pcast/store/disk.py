@@ -11,12 +11,13 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from p2pcast.limits import KIB
+from p2pcast.watch import Watch
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -52,22 +53,13 @@ class Watcher(Protocol):
         """Do the step, and give what it gives. From any thread."""
 
 
-_watcher: Watcher | None = None
-
-
-@contextmanager
-def watched(watcher: Watcher) -> Iterator[None]:
-    """All steps of this process go through ``watcher`` while the block runs."""
-    global _watcher
-    before, _watcher = _watcher, watcher
-    try:
-        yield
-    finally:
-        _watcher = before
+_watch: Watch[Watcher] = Watch()
+watched = _watch.by
+"""All steps of this process go through a watcher while the block runs."""
 
 
 def _step(step: Step, do: Callable[[], T]) -> T:
-    return do() if _watcher is None else _watcher.step(step, do)
+    return do() if _watch.watcher is None else _watch.watcher.step(step, do)
 
 
 # -- files
@@ -86,10 +78,10 @@ def write(fd: int, path: Path, data: Buffer) -> None:
         while view:
             view = view[os.write(fd, view[:CALL_BYTES]) :]
 
-    if _watcher is None:
+    if _watch.watcher is None:
         do()
     else:
-        _watcher.step(Step("write", path, fd=fd, at=os.lseek(fd, 0, os.SEEK_CUR), parts=[data]), do)
+        _watch.watcher.step(Step("write", path, fd=fd, at=os.lseek(fd, 0, os.SEEK_CUR), parts=[data]), do)
 
 
 def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
@@ -136,9 +128,9 @@ def copy(source: int, fd: int, path: Path, at: int, size: int, *, direct: bool) 
         os.lseek(fd, at, os.SEEK_SET)
         return os.sendfile(fd, source, at, size)
 
-    if _watcher is None:
+    if _watch.watcher is None:
         return do()
-    return _watcher.step(Step("write", path, fd=fd, at=at, parts=[os.pread(source, size, at)]), do)
+    return _watch.watcher.step(Step("write", path, fd=fd, at=at, parts=[os.pread(source, size, at)]), do)
 
 
 def allocate(fd: int, path: Path, at: int, size: int) -> None:
@@ -157,10 +149,10 @@ def sync(fd: int, path: Path) -> None:
 
 def store(path: Path, do: Callable[[], None]) -> None:
     """``do`` stores into a map of the file at ``path``."""
-    if _watcher is None:
+    if _watch.watcher is None:
         do()
     else:
-        _watcher.step(Step("store", path), do)
+        _watch.watcher.step(Step("store", path), do)
 
 
 # -- names
