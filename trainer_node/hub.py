@@ -46,6 +46,7 @@ from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
+from topology.sizes import of_steps
 from topology.uplink import WINDOW_S, Uplink
 from trainer_node.admission import LIFETIME_S, Admission
 from trainer_node.barrier import Aborted, Left, Opened, Sealed, Tick
@@ -168,6 +169,7 @@ class Hub:
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
         self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps or DEFAULT_UPLINK_BPS, self.config.chains)
+        self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing)
         self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
@@ -197,6 +199,13 @@ class Hub:
             self.view.waits(),
             only_here=frozenset({"token/create"}),
         )
+
+    def _recall_sizes(self) -> None:
+        """Of the state and of its deltas, from what an earlier process stored."""
+        sizes, stored = self.membership.sizes, self.store.artifacts.values()
+        if stored:
+            sizes.state(max(stored, key=lambda s: s.version).assembly.layout.nbytes)
+        sizes.published(*of_steps((s.base, s.version, s.manifest.log) for s in stored if s.base is not None))
 
     async def _serve(self) -> None:
         await self.listener.start(*self.config.listen)
@@ -267,6 +276,7 @@ class Hub:
         checkpoint = await self.staging.run(Checkpoint.open, self.config.base)
         files = await self.staging.run(checkpoint.small_files)
         self.published = await self.publishing.publish_anchor(Version(0, 0), checkpoint, checkpoint.layout(), files)
+        self.membership.sizes.state(self.published.dense_bytes)
         self._sealed(self.published.version, self.published.bytes)
         logger.info("version 0.0 is %s: %.1f MB", self.config.base, self.published.dense_bytes / 1e6)
         self._announce(self.node.holdings.values())
@@ -286,6 +296,7 @@ class Hub:
     async def went_out(self, done: Published) -> None:
         version = done.version
         self.published = done
+        self.membership.sizes.state(done.dense_bytes)
         # Deltas are announced as they open and seal; an anchor lies whole in the store at once.
         if done.kind == ANCHOR:
             self._sealed(version, done.bytes)
@@ -407,8 +418,11 @@ class Hub:
             return
         holding.durable.set()
         self._stored()
+        size_bytes = 0 if holding.assembly.manifest is None else holding.assembly.manifest.log
+        if self.membership.sizes.published(size_bytes):
+            logger.info("plans are made for versions of about %.3g MiB now", self.membership.sizes.bytes / limits.MIB)
         self._announce([holding])
-        self._sealed(holding.open.version, 0 if holding.assembly.manifest is None else holding.assembly.manifest.log)
+        self._sealed(holding.open.version, size_bytes)
 
     def _sealed(self, version: Version, size_bytes: int) -> None:
         self.events.emit("sealed", version=str(version), bytes=size_bytes)

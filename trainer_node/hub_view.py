@@ -54,6 +54,7 @@ class HubView:
                 "measured_bps": None if hub.uplink.bps is None else round(hub.uplink.bps),
                 "windows": hub.uplink.windows,
             },
+            "planned_bytes": hub.membership.sizes.bytes,
             "chains": [[names.get(i, i) for i in chain] for chain in plan.chains],
             "layout_id": None if hub.publishing.shadow is None else hub.publishing.shadow.layout.layout_id.hex(),
             "digests": {str(s.version): f"{s.manifest.state:016x}" for s in hub.store.artifacts.values()},

@@ -25,6 +25,7 @@ from topology.reach import Contact, Reach
 from topology.rebuild import GAMMA, admit, adopt, excise, lower, straighten
 from topology.score import Score, Transfers, score
 from topology.sideways import concerned
+from topology.sizes import Sizes
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
 from trainer_node.engines import EngineRow
 
@@ -90,6 +91,8 @@ class Membership:
         self._uplink_bps = uplink_bps
         self._chains = chains
         self.peers: dict[str, Peer] = {}
+        self.sizes = Sizes()
+        """Of the run's versions: what plans are made for."""
         self.reach = Reach()
         self.plan = Plan(self._epoch(), {})
         self._told = self.plan
@@ -285,18 +288,11 @@ class Membership:
         was = self._laggards.detached | self._lowered
         self._laggards.look(bps)
         self._lowered = {p for p in self._lowered if (bps[p] or 0.0) * GAMMA < self._middle()}
-        plan = make_plan(
-            self._members(now),
-            self._uplink(),
-            epoch=self._epoch(1),
-            previous=self.plan,
-            links=self._links(now),
-            most=self._chains,
-        )
+        plan = self._made(now)
         if not self._patience.wanted(plan is not self.plan):
             if not strayed and was == self._laggards.detached | self._lowered:
                 return False
-            plan = self._repaired(now)
+            plan = self._made(now, anew=False)
         return self._follow(plan)
 
     def repair(self, now: float) -> bool:
@@ -306,15 +302,17 @@ class Membership:
             return False
         self._repair_at, self._repair_wait_s = now + self._repair_wait_s, 2 * self._repair_wait_s
         self._strayed = False
-        return self._follow(self._repaired(now))
+        return self._follow(self._made(now, anew=False))
 
-    def _repaired(self, now: float) -> Plan:
+    def _made(self, now: float, *, anew: bool = True) -> Plan:
+        """``anew``: not by repairs alone."""
         return make_plan(
             self._members(now),
             self._uplink(),
             epoch=self._epoch(1),
             previous=self.plan,
-            anew=False,
+            payload_bytes=self.sizes.bytes,
+            anew=anew,
             links=self._links(now),
             most=self._chains,
         )

@@ -331,6 +331,7 @@ class World:
                 self._listen(peer)
         self._began_s, self._done_s = self.now, {}
         self._there = set(self._alive())
+        self.membership.sizes.published(int(self.scenario.payload_bytes))
         self.membership.began()
         self.broadcast.begin(self._version, self._there, self.now)
 

@@ -13,6 +13,7 @@ from p2pcast.store import disk, retention
 from p2pcast.store.journal import Kind
 from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
+from topology import sizes
 from trainer_node import keeping
 
 
@@ -183,6 +184,16 @@ async def test_the_hub_restarts_and_nothing_is_sent_twice(swarm, states):
     for name, peer in swarm.peers.items():
         assert peer.node.bytes_received - received[name] == swarm.hub.published.bytes
         assert peer.node.bytes_duplicate == 0
+
+
+async def test_a_restarted_hub_makes_plans_for_versions_as_they_were(swarm, states, monkeypatch):
+    monkeypatch.setattr(sizes, "SMALLEST", 1)
+    await started(swarm, states, "a")
+    planned, delta = swarm.hub.membership.sizes.bytes, swarm.hub.published.bytes
+    assert planned / 2 < delta < 2 * planned
+    await swarm.down(swarm.hub)
+    await swarm.hub_up()
+    assert swarm.hub.membership.sizes.bytes == planned
 
 
 async def test_the_hub_restarts_without_its_shadow(swarm, states, tmpfs):

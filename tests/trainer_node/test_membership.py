@@ -415,3 +415,35 @@ def test_the_news_is_all_that_is_new(actions):
         told |= moved
         assert told == dict(members.plan.parent)
         assert members.news(2) == ({}, set())
+
+
+def fleet_of(peers: int, *versions: int) -> tuple[Membership, list[int]]:
+    """A fleet of 50 Mbit/s a peer below a hub of 150 that takes versions of so many bytes; chains after each."""
+    members, chains = Membership(1, 150e6), []
+    for number in range(peers):
+        members.join(Peer(f"{number:08x}", str(number), "", "host", 1, 0.0), 0.0)
+    for now, size in enumerate(versions, 1):
+        members.began()
+        for name in members.peers:
+            members.transferred(name, now, size, 8 * size / 50e6)
+        members.sizes.published(size)
+        members.replan(now)
+        chains.append(len(members.plan.chains))
+    return members, chains
+
+
+def test_plans_suit_the_versions_that_there_are():
+    assert fleet_of(32, *[64 << 20] * 5)[1] == [1] * 5, "hops are a small part of so much"
+    assert fleet_of(32, *[8 << 20] * 5)[1] == [1, 1, 3, 3, 3], "better for three plannings in a row"
+
+
+def test_a_whole_state_now_and_then_and_sizes_that_wobble_change_no_plan():
+    large, wobbling = 1 << 33, [(8 << 20) + (n % 5 - 2) * (1 << 20) for n in range(20)]
+    assert fleet_of(32, *[8 << 20] * 5, large, *[8 << 20] * 3, large, large, *[8 << 20] * 5)[1][2:] == [3] * 14
+    members, _ = fleet_of(32, *wobbling)
+    epoch = members.plan.epoch
+    assert epoch[1] == 33, "one plan a peer that joined, and one new deal"
+
+
+def test_of_more_than_before_a_plan_that_is_as_good_stays():
+    assert fleet_of(32, *[8 << 20] * 5, *[1 << 30] * 12)[1][2:] == [3] * 15

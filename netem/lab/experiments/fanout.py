@@ -26,6 +26,7 @@ from p2pcast.errors import UsageError
 from topology.model import Network as Model
 from topology.model import predict
 from topology.plan import make_plan
+from topology.sizes import Sizes
 from topology.tree import ROOT, Member, Plan
 
 TREE: Final = "tree"
@@ -158,7 +159,9 @@ def simulated(given: Given, peers: int) -> dict[str, Any]:
     names = [f"p{n:05}" for n in range(1, peers + 1)]
     if given.system == broadcast.P2PCAST and not given.chains:
         members = [Member(name, bps=peer_bps) for name in names]
-        plan = make_plan(members, uplink_bps, epoch=(1, 0), payload_bytes=payload_bytes, network=NEAR)
+        sizes = Sizes()
+        sizes.published(payload_bytes)
+        plan = make_plan(members, uplink_bps, epoch=(1, 0), payload_bytes=sizes.bytes, network=NEAR)
     else:
         chains = given.chains or max(1, int(uplink_bps / peer_bps))
         above = shape(given.system, names, min(peers, chains))
