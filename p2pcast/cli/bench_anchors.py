@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import console, output, write_document
+from p2pcast.cli.options import console, documented, handed_over
 from p2pcast.limits import MIB
 
 KINDS = {
@@ -35,8 +34,7 @@ KINDS = {
     help="Folder on the disk to write anchors to.  [default: the temporary folder]",
 )
 @click.option("--deadline", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds for a version.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def anchors(
     versions: int, every: int, state_mib: int, peers: int, on: Path | None, deadline: float, as_json: bool, output: Path | None
 ) -> None:
@@ -61,9 +59,7 @@ def anchors(
         "anchor_s": _median(found.anchors_s), "beside": sum(t.beside for t in found.times),
         "alone": sum(not t.beside for t in found.times), "left_out": found.left_out, "rows": rows,
     }  # fmt: skip
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
+    if handed_over(document, output, as_json=as_json):
         return
     table = Table("seconds", "while an anchor is written", "p90", "while none is", "p90", "ratio")
     for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, Rate, console, output, write_document
+from p2pcast.cli.options import PATH, Rate, console, documented, handed_over
 
 RIVALS = ("chain", "libtorrent", "shardcast", "star", "rsync", "zstd")
 CROWDED = 0.95
@@ -59,8 +58,7 @@ CROWDED = 0.95
 @click.option(
     "--dir", "folder", type=PATH, help="Where a work folder is made, and removed again; temporary files' place by default."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def broadcast(
     peers: tuple[int, ...],
     payload: float,
@@ -127,9 +125,7 @@ def broadcast(
         round(state * (1 << 20)),
     )
     result = bench_broadcast(bench, tell)
-    write_document(result, output)
-    if as_json:
-        click.echo(json.dumps(result))
+    if handed_over(result, output, as_json=as_json):
         return
     console().print(table)
     ideal_s = next(row["ideal_s"] for row in result["rows"] if "ideal_s" in row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
 
 
@@ -21,8 +20,7 @@ from p2pcast.limits import MIB
 @click.option("--rate", type=Rate(), default="20mbit", show_default=True, help="Of the peer's link.")
 @click.option("--codec", type=click.Choice(["flat", "context"]), default="context", show_default=True, help="Of the deltas.")
 @click.option("--deadline", type=click.FloatRange(1), default=120.0, show_default=True, help="Seconds for each way.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def catchup(versions: int, state_mib: int, rate: float, codec: str, deadline: float, as_json: bool, output: Path | None) -> None:
     """A peer that was away for many versions: bytes and time until it is current, by every delta, by the squashes that the hub keeps, and by one made for it.
 
@@ -43,9 +41,7 @@ def catchup(versions: int, state_mib: int, rate: float, codec: str, deadline: fl
             for r in found.rows
         ],
     }  # fmt: skip
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
+    if handed_over(document, output, as_json=as_json):
         return
     table = Table("way", "artifacts", "bytes", "÷ every delta", "÷ one exact squash", "s")
     for row in document["rows"]:

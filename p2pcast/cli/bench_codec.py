@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import click
 
-from p2pcast.cli.options import console, output, write_document
+from p2pcast.cli.options import console, documented, handed_over
 from p2pcast.codec.choice import PEER_CORES
 from p2pcast.errors import UsageError
 
@@ -35,8 +34,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="GIB",
     help="Size of a synthetic state that is coded to see what memory it takes; 0: none. It lies twice in the folder for temporary files.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@output
+@documented
 def codec(
     old: Path | None,
     new: Path | None,
@@ -77,10 +75,7 @@ def codec(
         "formats": compared.document,
         "end_to_end": end_to_end(compared.formats, encode_cores=trainer_cores, decode_cores=peer_cores),
     }
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _print(document, working_set)
         _print_formats(document["formats"])
         _print_times(document["end_to_end"], document["formats"]["changed_share"])

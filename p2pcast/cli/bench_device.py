@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import console, output, write_document
+from p2pcast.cli.options import console, documented, handed_over
 
 MEANINGS = {
     "copy": "the state's bytes, read and written",
@@ -23,16 +22,13 @@ MEANINGS = {
 @click.option("--mib", type=click.IntRange(1), default=256, show_default=True, help="MiB of bf16 in the state.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds measured, after one that is not.")
 @click.option("--device", help="A device of torch's, such as cuda:1 or cpu. Without it the GPU, where there is one.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@output
+@documented
 def device(mib: int, rounds: int, device: str | None, as_json: bool, output: Path | None) -> None:
     """The dense passes of coding and audit with torch's operations, where the weights lie."""
     from p2pcast.bench.device import bench_device
 
     result = bench_device(mib << 20, rounds, device=device)
-    write_document(result, output)
-    if as_json:
-        click.echo(json.dumps(result))
+    if handed_over(result, output, as_json=as_json):
         return
     share = 100 * result["changed"] / result["params"]
     table = Table(

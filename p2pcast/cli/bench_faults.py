@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ RUNS = 3
 @click.option(
     "--deadline", type=click.FloatRange(1), default=30.0, show_default=True, help="Seconds after which a case has failed."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def faults(payload: int, rate: float, only: tuple[str, ...], deadline: float, as_json: bool, output: Path | None) -> None:
     """Each fault, at each place of a chain of three, at the start, middle and end of a broadcast: how soon bytes flow again, and when all have it.
 
@@ -47,10 +45,7 @@ def faults(payload: int, rate: float, only: tuple[str, ...], deadline: float, as
     if not cases:
         raise click.BadParameter("no case begins with these words", param_hint="--only")
     document = uvloop.run(_measure(payload * MIB, rate / 8, cases, deadline))
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _show(document)
 
 

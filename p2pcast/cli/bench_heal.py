@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
 
 
@@ -24,8 +23,7 @@ from p2pcast.limits import MIB
 )
 @click.option("--rate", type=Rate(), default="100mbit", show_default=True, help="Of every link.")
 @click.option("--deadline", type=click.FloatRange(1), default=120.0, show_default=True, help="Seconds for each.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def heal(versions: int, state_mib: int, rate: float, deadline: float, as_json: bool, output: Path | None) -> None:
     """Cells of a peer's shadow that rot, and what lies on its disk with them: bytes and time until it is right again, beside one that has lost all.
 
@@ -45,9 +43,7 @@ def heal(versions: int, state_mib: int, rate: float, deadline: float, as_json: b
             for r in found.rows
         ],
     }  # fmt: skip
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
+    if handed_over(document, output, as_json=as_json):
         return
     table = Table("what is spoilt", "bytes of the state", "piece bytes fetched", "÷", "all bytes on the wire", "s")
     for row in document["rows"]:

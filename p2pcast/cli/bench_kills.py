@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import console, output, write_document
+from p2pcast.cli.options import console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 
 
@@ -26,8 +25,7 @@ from p2pcast.errors import EXIT_FAILED
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the steps at which they die.")
 @click.option("--on", type=click.Path(file_okay=False, path_type=Path), help="Folder on the disk to try.  [default: memory]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def kills(kills: int, seed: int, on: Path | None, as_json: bool, output: Path | None) -> None:
     """A hub with a mirror, two peers and a follower of the mirror die by kill -9 at one write, sync, rename, store or request to the mirror after another, and come
     back each time.
@@ -41,10 +39,7 @@ def kills(kills: int, seed: int, on: Path | None, as_json: bool, output: Path | 
     document: dict[str, Any] = {
         "kills": dict(tally.kills), "steps": dict(tally.steps), "versions": tally.versions, "checks": tally.checks, "wrong": tally.wrong,
     }  # fmt: skip
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         table = Table("killed at", "times")
         for step, count in sorted(tally.steps.items()):
             table.add_row(step, str(count))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, console, output, write_document
+from p2pcast.cli.options import PATH, console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 
 
@@ -40,8 +39,7 @@ from p2pcast.errors import EXIT_FAILED
 @click.option(
     "--keep", is_flag=True, help="Keep checkpoints and state too; without it only logs and the result stay after a PASS."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def live(
     versions: int,
     clients: int,
@@ -63,10 +61,7 @@ def live(
 
     options = Options(folder, versions, clients, tp, kv, hidden, layers, fresh_every, keep)
     document = bench_live(options)
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _print(document)
     if document["verdict"] != "PASS":
         sys.exit(EXIT_FAILED)

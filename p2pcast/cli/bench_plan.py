@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 
 REPEATS = 5
 
@@ -20,15 +19,12 @@ REPEATS = 5
 @click.option("--peers", type=click.IntRange(2), default=10_000, show_default=True)
 @click.option("--regions", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--uplink", type=Rate(), default="30gbit", show_default=True, help="The hub's; peers have 100 Mbit/s each.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@output
+@documented
 def plan(peers: int, regions: int, uplink: float, as_json: bool, output: Path | None) -> None:
     """What the hub's decisions about a large fleet take: a plan from nothing, a plan anew, a join, a death, a whole fleet that joins."""
     rows = measure(peers, regions, uplink)
     document: dict[str, Any] = {"peers": peers, "regions": regions, "uplink_bps": uplink, "rows": rows}
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
+    if handed_over(document, output, as_json=as_json):
         return
     table = Table("what", "ms, best", "ms, median")
     for row in rows:

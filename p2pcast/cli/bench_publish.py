@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import console, output, write_document
+from p2pcast.cli.options import console, documented, handed_over
 
 
 @click.command()
 @click.option("--mib", type=click.IntRange(1), default=512, show_default=True, help="MiB of bf16 in the state.")
 @click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="Versions measured, after two that are not.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@output
+@documented
 def publish(mib: int, steps: int, as_json: bool, output: Path | None) -> None:
     """What publishing live tensors costs a training step, beside a memcpy of the state."""
     from p2pcast.bench.publish import bench_publish
@@ -23,9 +21,7 @@ def publish(mib: int, steps: int, as_json: bool, output: Path | None) -> None:
 
     side = 2048 if mib >= 8 else 512
     result = bench_publish(lambda hub, token: Publisher(hub, token_file=token), mib << 20, steps, side=side)
-    write_document(result, output)
-    if as_json:
-        click.echo(json.dumps(result))
+    if handed_over(result, output, as_json=as_json):
         return
     table = Table(
         title=f"{result['state_bytes'] / 2**20:.0f} MiB of bf16 on the CPU, {result['threads']} threads, median of {steps}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 
 
 @click.command()
@@ -16,16 +15,13 @@ from p2pcast.cli.options import Rate, console, output, write_document
 @click.option("--rate", type=Rate(), default="1gbit", show_default=True, help="At which the source produces.")
 @click.option("--stripes", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def relay(payload: int, rate: float, stripes: int, runs: int, as_json: bool, output: Path | None) -> None:
     """CPU per GB and memory of a peer that receives, verifies, stores and forwards; staging is off."""
     from p2pcast.bench.relay import bench_relay
 
     result = bench_relay(payload << 20, rate, stripes, runs)
-    write_document(result, output)
-    if as_json:
-        click.echo(json.dumps(result))
+    if handed_over(result, output, as_json=as_json):
         return
     table = Table(
         "run",

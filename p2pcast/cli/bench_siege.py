@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 from p2pcast.limits import MIB
 
@@ -29,8 +28,7 @@ DEADLINE_S = 60.0
 @click.option("--rate", type=Rate(), default="16mbit", show_default=True, help="Of every way between two honest processes.")
 @click.option("--plaintext", is_flag=True, help="Links without TLS, so that every byte reaches p2pcast's own code.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def siege(
     connections: int,
     frames: int,
@@ -49,10 +47,7 @@ def siege(
     or if a daemon meets an error that nobody had thought of.
     """
     document = uvloop.run(_measure(peers, payload * MIB, rate / 8, connections, frames, at_once, seed, plaintext=plaintext))
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _show(document)
     if document["wrong"] or document["bytes_duplicate"] or document["tracebacks"]:
         sys.exit(EXIT_FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB, PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ WIDE_BPS = 1e12
 @click.option(
     "--deadline", type=click.FloatRange(1), default=60.0, show_default=True, help="Seconds after which a broadcast has failed."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def simulated(
     peers: int, payload: int, rate: float, only: tuple[str, ...], rounds: int, deadline: float, as_json: bool, output: Path | None
 ) -> None:
@@ -47,9 +45,7 @@ def simulated(
     if not scenarios:
         raise click.BadParameter("no scenario begins with these words", param_hint="--only")
     document = uvloop.run(_compare(peers, payload * MIB, rate / 8, scenarios * rounds, deadline))
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
+    if handed_over(document, output, as_json=as_json):
         return
     table = Table("scenario", "chains", "measured, s", "simulated, s", "ratio")
     for row in document["rows"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,7 @@ import click
 import uvloop
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, Rate, console, output, write_document
+from p2pcast.cli.options import PATH, Rate, console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 from p2pcast.limits import MIB
 from p2pcast.store.files import explained
@@ -52,8 +51,7 @@ OUT_SHARE = 6
     "--fork", is_flag=True, help="Processes are forked from one that has loaded everything: hundreds fit into a machine."
 )
 @click.option("--logs", type=PATH, help="A folder for what the processes log; by default it is thrown away.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def soak(
     peers: int,
     versions: int,
@@ -74,10 +72,7 @@ def soak(
     peer that nothing was done to, the last one at all; memory, descriptors and tasks are read all the time. Exit code 1 if anything is wrong or grows.
     """
     document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline, with_hub, fork, logs))
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _show(document)
     if not document["ok"]:
         sys.exit(EXIT_FAILED)

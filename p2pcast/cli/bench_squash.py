@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, console, output, write_document
+from p2pcast.cli.options import PATH, console, documented, handed_over, write_document
 from p2pcast.figure import blank, plain, require_matplotlib, save
 
 log = logging.getLogger(__name__)
@@ -27,8 +26,7 @@ log = logging.getLogger(__name__)
     help="Learning rates, without CHECKPOINTS.  [default: 1e-6, 3e-6]",
 )
 @click.option("--plot", type=PATH, metavar="FILE.png", help="Draw sizes too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@output
+@documented
 def squash(
     checkpoints: Path | None, versions: int, rates: tuple[float, ...], plot: Path | None, as_json: bool, output: Path | None
 ) -> None:
@@ -48,9 +46,7 @@ def squash(
         write_document(document, output)
     if plot is not None:
         draw(document, plot)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _print(document)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MAX_STRIPES, MIB
 
 
@@ -55,8 +54,7 @@ from p2pcast.limits import MAX_STRIPES, MIB
     "--buffer", "buffers", type=click.IntRange(4096), multiple=True, help="Also with send and receive buffers of so many bytes."
 )
 @click.option("--backend", type=click.Choice(["auto", "native", "uml"]), default="auto", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@output
+@documented
 def stripes(
     rtts: tuple[float, ...],
     losses: tuple[float, ...],
@@ -105,9 +103,7 @@ def stripes(
         round(payload * MIB), numbers, tuple(dict.fromkeys(congestion)), (None, *dict.fromkeys(buffers)), rounds, limit,
     )  # fmt: skip
     result = bench_stripes(bench, tell)
-    write_document(result, output)
-    if as_json:
-        click.echo(json.dumps(result))
+    if handed_over(result, output, as_json=as_json):
         return
     console().print(table)
     for verdict in verdicts:

@@ -109,9 +109,18 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 
-def output(function: F) -> F:
-    """``--output FILE``, for commands that measure: the table for people goes to stdout, the document to a file."""
-    return click.option("-o", "--output", type=PATH, help="Write the JSON document to this file too.")(function)
+def documented(function: F) -> F:
+    """``--json`` and ``--output FILE``, for commands that measure, which end with ``handed_over``."""
+    function = click.option("-o", "--output", type=PATH, help="Write the JSON document to this file too.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+
+
+def handed_over(document: dict[str, Any], output: Path | None, *, as_json: bool) -> bool:
+    """The document to its file, and with ``as_json`` to stdout; False: there the table for people is wanted. Raises LocalError."""
+    write_document(document, output)
+    if as_json:
+        click.echo(json.dumps(document))
+    return as_json
 
 
 def write_document(document: dict[str, Any], file: Path | None) -> None:

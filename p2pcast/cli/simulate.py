@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from statistics import median
@@ -11,7 +10,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, output, write_document
+from p2pcast.cli.options import Rate, console, documented, handed_over
 
 MBIT = 1e6
 MIB = 1 << 20
@@ -54,8 +53,7 @@ SETTLING = 2
     help="Milliseconds that a peer takes to pass a piece on.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@output
+@documented
 def simulate(
     peers: int, regions: int, versions: int, interval: float, payload: float, uplink: float, peer_rate: float, churn: float,
     silent: float, slow: float, hop: float, seed: int, as_json: bool, output: Path | None,
@@ -81,10 +79,7 @@ def simulate(
         "last_over_ideal": _spread([row["last_over_ideal"] for row in rows[SETTLING:]]),
         "rows": rows,
     }  # fmt: skip
-    write_document(document, output)
-    if as_json:
-        click.echo(json.dumps(document))
-    else:
+    if not handed_over(document, output, as_json=as_json):
         _print(document)
 
 
