@@ -80,7 +80,7 @@ FROM_INSIDE = [
         "p2pcast/relay/artifact.py",
         "            return Offer.CORRUPT",
         "            pass",
-        "tests/p2pcast/relay/test_chain.py::test_a_corrupt_piece_is_dropped_blamed_and_fetched_elsewhere",
+        "tests/p2pcast/relay/chain/test_broken_chain.py::test_a_corrupt_piece_is_dropped_blamed_and_fetched_elsewhere",
     ),
     Mutation(
         "to lead the swarm back to an old version",

@@ -1,0 +1,51 @@
+"""What is aborted is gone everywhere, and no link ends of it."""
+
+from __future__ import annotations
+
+from chain_members import MEGABYTES, Swarm
+
+
+def test_abort_removes_it_everywhere(swarm, maker):
+    made, other = maker.make(MEGABYTES, step=1), maker.make([5000], step=2)
+
+    async def play(swarm: Swarm) -> None:
+        first, *rest = await swarm.chain(4)
+        holding = await first.publish(made, until=3)
+        await swarm.until(lambda: all(made.id in m.node.holdings for m in swarm.members))
+        first.node.abort(holding)
+        await swarm.until(lambda: all(m.aborted == [made.id] for m in swarm.members))
+        for member in swarm.members:
+            assert made.id not in member.node.holdings
+            assert list((member.store.root / "partial").iterdir()) == []
+        await first.publish(other)
+        await swarm.all_have(other)
+        for member in rest:
+            assert member.lost == [], "the links go on"
+            assert not member.upstream.active
+
+    swarm(play, stripes=4)
+
+
+def test_opened_and_aborted_before_a_slow_child_saw_any_of_it(swarm, maker):
+    """Its OPEN never went out: then neither may an ABORT for a handle that nobody knows."""
+    big = maker.make(MEGABYTES, step=1)
+    made, other = maker.make([5000] * 3, step=2), maker.make([5000], step=3)
+
+    async def play(swarm: Swarm) -> None:
+        first, second = await swarm.chain(2)
+        second.upstream.link.pause_reading()
+        (child,) = first.downstream.children.values()
+        for n in range(200):
+            # Until the socket is full: then nothing more goes out on stripe 0 but control messages.
+            await first.publish(maker.make([200_000] * 5, step=10 + n))
+            if not child.link.stripes[0].writable:
+                break
+        await first.publish(big)
+        first.node.abort(await first.publish(made, until=0))
+        await first.publish(other)
+        second.upstream.link.resume_reading()
+        await swarm.all_have(big, other)
+        assert second.lost == []
+        assert made.id not in second.node.holdings
+
+    swarm(play)

@@ -1,0 +1,89 @@
+"""Engines are looked at while they run: who lost its weights, was restarted or is out of reach is not ready."""
+
+from __future__ import annotations
+
+from scripted_target import ONE, Target, until
+
+from rollout_node import runner as module
+
+
+async def test_an_engine_that_lost_its_weights_is_given_them_again(owner, run):
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: target.committed == ONE)
+    target.ready = False
+    runner.wake()
+    await until(lambda: target.ready)
+    assert target.calls.count(("stage", ONE)) == 2
+
+
+async def test_an_engine_that_was_restarted_is_unready_at_once_and_filled_anew(owner, run, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    target.hang = "stage"
+    target.holding = None
+    await until(lambda: target.calls.count(("stage", ONE)) == 2)
+    assert (runner.ready, runner.committed, runner.staged) == (False, None, None)
+    assert runner.status()["ready"] is False
+    target.hang = None
+    owner.move_on(target)
+    await until(lambda: runner.ready)
+    assert target.calls.count(("audit", ONE)) == 2
+    assert runner.committed == target.holding == ONE
+
+
+async def test_an_engine_in_use_stays_ready_while_it_is_looked_at(owner, run, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    seen: list[tuple[str, bool]] = []
+    target.on_call = lambda what: seen.append((what, runner.ready))
+    await until(lambda: len(seen) >= 3)
+    assert seen[:3] == [("check", True)] * 3
+
+
+async def test_an_engine_out_of_reach_is_unready_until_it_answers(owner, run, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    target.away = True
+    await until(lambda: not runner.ready)
+    assert runner.error == "nobody answers"
+    target.away = False
+    await until(lambda: runner.ready)
+    assert runner.error is None
+    assert target.calls.count(("audit", ONE)) == 1  # the weights were there all the time
+
+
+async def test_an_engine_that_does_not_say_what_it_holds_is_out_of_reach(owner, run, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
+    monkeypatch.setattr(module, "CHECK_DEADLINE_S", 0.001)
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    target.hang = "check"
+    await until(lambda: runner.error is not None and "did not say" in runner.error)
+    assert not runner.ready
+    target.hang = None
+    await until(lambda: runner.ready)
+
+
+async def test_an_engine_that_is_merely_asked_is_no_less_ready(owner, run, monkeypatch):
+    monkeypatch.setattr(module, "CHECK_S", 0.001)
+    target = Target()
+    runner = run(target)
+    owner.move(ONE)
+    await until(lambda: runner.ready)
+    seen: list[tuple[str, bool]] = []
+    target.on_call = lambda what: seen.append((what, runner.ready))
+    await until(lambda: len(seen) > 2)
+    assert set(seen) == {("check", True)}
