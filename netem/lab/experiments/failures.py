@@ -7,6 +7,9 @@ real peers and real versions, the fault at half of a broadcast's ideal time, the
 ``delay_s``: that less what an undisturbed broadcast took; ``replaced_s``: from starting the replacement until it had the newest version; ``recovery_s``: from the fault until
 as many workers as before had the newest version.
 
+Rows at the paper's scale are the simulator's, for an 8B model, twice: ``sent`` whole states, as the paper's trainer does, and the deltas that p2pcast sends. A replacement ``has`` nothing,
+and fetches the state, or a version of some steps before, and fetches the squashes that a hub keeps. It fetches at a worker's rate; ``least_s`` is what that alone takes, by any way.
+
 Workers go on generating with what they have while a version is under way, so what is lost is a dead worker's time, and nothing else of admissible rollouts (a staleness of one
 version is allowed): ``lost_worker_s``. ``kept``: the share of all workers' time in one training step that is left, with a step in the paper's proportion to the broadcast.
 """
@@ -31,11 +34,16 @@ from netem.lab.swarm import folders
 from netem.lab.timeline import Timeline
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.errors import LocalError, UsageError
+from p2pcast.relay.yielding import SHARE as YIELDED
 from topology.tree import ROOT
 from trainer_node.replay import Blow, replay
 from trainer_node.simulator import Scenario
 
 NONE: Final = "none"
+WHOLE: Final = "whole states"
+DELTAS: Final = "deltas"
+NOTHING: Final = "nothing"
+OLDER: Final = "an older version"
 PLACES: Final = ("head", "middle", "tail")
 KINDS: Final = {
     "kill": "its process is killed",
@@ -55,7 +63,7 @@ SETTLING: Final = 2
 @dataclass(frozen=True, slots=True)
 class Given:
     """``faults``: a kind and a place in the longest chain, or ``none``, or ``kill idle``. ``spare``: the host of the replacement, which is started ``replaced_after_s`` after a worker
-    has died. ``step_ratio``: a training step ÷ the ideal broadcast."""
+    has died. ``step_ratio``: a training step ÷ the ideal broadcast of the state. Of the state, ``delta_share`` is a version's delta, ``behind_share`` what a replacement fetches that has an older version."""
 
     payload_mib: float
     faults: tuple[str, ...]
@@ -65,6 +73,8 @@ class Given:
     replaced_after_s: float = 1.0
     step_ratio: float = 1500 / 1312
     paper_bytes: float = 16.4e9
+    delta_share: float = 0.0113
+    behind_share: float = 0.108
     paper_uplink_bps: float = 300e6
     paper_peer_bps: float = 100e6
 
@@ -91,8 +101,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             run = _Training(net, Fleet(net, daemons, folder, memory, setup), given, peer_bps)
             yield from ({"row": row} for row in run.rows())
     for fault in given.faults:
-        if (worked_out := at_scale(given, fault, len(peers_of(net)) - 1)) is not None:
-            yield {"row": worked_out}
+        yield from ({"row": row} for row in at_scale(given, fault, len(peers_of(net)) - 1))
 
 
 class _Training:
@@ -233,36 +242,72 @@ def longest_chain(parents: Mapping[str, str]) -> list[str]:
     return max(ways, key=len)
 
 
-def at_scale(given: Given, fault: str, workers: int) -> dict[str, Any] | None:
-    """The same fault in a broadcast of the paper's size over its links, in the simulator, which decides as hub and peers do. None for what that knows nothing of. The
-    replacement of a dead worker is taken to have nothing, and to fetch the whole snapshot at a worker's rate."""
+def at_scale(given: Given, fault: str, workers: int) -> Iterator[dict[str, Any]]:
+    """The same fault at the paper's size over its links, in the simulator, which decides as hub and peers do. Nothing of what that does not know."""
+    if fault.startswith("freeze"):
+        return
+    for sent, share in ((WHOLE, 1.0), (DELTAS, given.delta_share)):
+        made = _simulated(given, fault, workers, share * given.paper_bytes) | {"sent": sent}
+        if not fault.startswith("kill"):
+            yield made
+            continue
+        rest_s = made.pop("rest_s")
+        for has, fetched in ((NOTHING, 1.0), (OLDER, given.behind_share)):
+            if sent == DELTAS or has == NOTHING:
+                yield made | _replaced(given, workers, fetched * given.paper_bytes, rest_s) | {"has": has}
+
+
+def _simulated(given: Given, fault: str, workers: int, payload_bytes: float) -> dict[str, Any]:
+    """A broadcast of so much. ``rest_s``: how long it is still under way when a replacement is started."""
     kind, _, place = fault.partition(" ")
-    if kind == "freeze":
-        return None
     names = [f"p{n}" for n in range(1, workers + 1)]
     above = shape("chain", names, given.chains)
     chain = longest_chain(above)
-    ideal_s = 8 * given.paper_bytes / given.paper_peer_bps
+    ideal_s = 8 * payload_bytes / given.paper_peer_bps
+    facts = {"fault": fault, "simulated": True, "workers": workers, "chains": given.chains, "ideal_s": round(ideal_s, 1)}
+    if fault == IDLE:
+        return facts | {"stage": "between versions", "rest_s": 0.0}
     scenario = Scenario(
-        peers=0, regions=1, payload_bytes=given.paper_bytes, uplink_bps=given.paper_uplink_bps * SHARE,
+        peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=given.paper_uplink_bps * SHARE,
         peer_bps=given.paper_peer_bps * SHARE,
     )  # fmt: skip
     links = {peer: ROOT if over == HUB else over for peer, over in above.items()}
     victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
     slow_bps = None if kind == "kill" else SLOW_SHARE * given.paper_peer_bps * SHARE
-    blows = [] if fault in (NONE, IDLE) else [Blow(STRUCK_AT * ideal_s, victim, slow_bps)]
+    struck_s = STRUCK_AT * ideal_s
+    blows = [] if fault == NONE else [Blow(struck_s, victim, slow_bps)]
     times_s = replay(scenario, links, blows, given.chains, most_s=100 * ideal_s)
     calm_s = max(replay(scenario, links, [], given.chains, most_s=100 * ideal_s).values())
     last_s = max(s for peer, s in times_s.items() if peer != victim or not blows)
-    recovery_s = 0.0 if fault == NONE else max(times_s.values()) - STRUCK_AT * ideal_s
+    facts |= {
+        "stage": "" if fault == NONE else "broadcast",
+        "survivors_s": round(last_s, 1),
+        "delay_s": round(last_s - calm_s, 1),
+    }
     if kind == "kill":
-        recovery_s = given.replaced_after_s + ideal_s / SHARE
-    facts = {} if fault == NONE else {"recovery_s": round(recovery_s, 1), "recovery_to_ideal": round(recovery_s / ideal_s, 4)}
-    if kind == "kill":
-        facts["kept"] = round(1 - recovery_s / (workers * max(given.step_ratio * ideal_s, recovery_s)), 4)
-    if fault == IDLE:
-        return {"fault": fault, "stage": "between versions", "simulated": True, "ideal_s": round(ideal_s, 1), **facts}
+        return facts | {"rest_s": max(0.0, last_s - struck_s - given.replaced_after_s)}
+    recovery_s = max(times_s.values()) - struck_s
+    return (
+        facts
+        if fault == NONE
+        else facts | {"recovery_s": round(recovery_s, 1), "recovery_to_ideal": round(recovery_s / _state_s(given), 4)}
+    )
+
+
+def _replaced(given: Given, workers: int, fetched_bytes: float, rest_s: float) -> dict[str, Any]:
+    """What it fetches comes from several that live, at its own rate; while a version is on its way, at the small share of that to which pulling gives way."""
+    bps, bits = given.paper_peer_bps * SHARE, 8 * fetched_bytes
+    yielding_bps = YIELDED * bps
+    early = min(bits, yielding_bps * rest_s)
+    fetch_s = early / yielding_bps if early == bits else rest_s + (bits - early) / bps
+    recovery_s, least_s = given.replaced_after_s + fetch_s, bits / given.paper_peer_bps
+    step_s = max(given.step_ratio * _state_s(given), recovery_s)
     return {
-        "fault": fault, "stage": "" if fault == NONE else "broadcast", "simulated": True, "workers": workers, "chains": given.chains,
-        "ideal_s": round(ideal_s, 1), "survivors_s": round(last_s, 1), "delay_s": round(last_s - calm_s, 1), **facts,
+        "replaced_s": round(fetch_s, 1), "recovery_s": round(recovery_s, 1), "least_s": round(least_s, 1),
+        "recovery_to_least": round(recovery_s / least_s, 4), "recovery_to_ideal": round(recovery_s / _state_s(given), 4), "kept": round(1 - recovery_s / (workers * step_s), 4),
     }  # fmt: skip
+
+
+def _state_s(given: Given) -> float:
+    """The paper's ideal broadcast: the whole state at a worker's rate."""
+    return 8 * given.paper_bytes / given.paper_peer_bps
