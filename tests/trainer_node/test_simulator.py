@@ -54,3 +54,13 @@ def test_the_commands_print_documents() -> None:
     assert "÷ ideal" in CliRunner().invoke(command, ["--peers", "30", "--versions", "3", "--uplink", "300mbit"]).stdout
     measured = json.loads(CliRunner().invoke(plan, ["--peers", "50", "--json"]).stdout)
     assert [row["what"] for row in measured["rows"]][:2] == ["plan from nothing", "plan anew"]
+
+
+def test_a_fleet_of_which_nothing_was_known_gets_chains_that_suit_its_versions() -> None:
+    """Half as fast as was assumed, it begins as one chain of 32: too long for 8 MiB, and good enough for 64."""
+    small, large = (
+        simulate(Scenario(32, 1, 6, payload_bytes=mib << 20, uplink_bps=1.5e8, peer_bps=5e7, deaths=0, slowdowns=0))
+        for mib in (8, 64)
+    )
+    assert [result.last_s / result.ideal_s > 1.2 for result in small] == [True] * 3 + [False] * 3
+    assert all(result.last_s / result.ideal_s < 1.05 and result.moved == 0 for result in large)
