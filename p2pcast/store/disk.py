@@ -247,3 +247,11 @@ def remove_tree(path: Path) -> None:
             unlink(Path(entry.path), missing_ok=True)
     with suppress(FileNotFoundError):
         rmdir(path)
+
+
+def remove(path: Path) -> None:
+    """A file or a folder; neither may be there."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        unlink(path, missing_ok=True)

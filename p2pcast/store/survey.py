@@ -13,15 +13,13 @@ from pathlib import Path
 import blake3
 
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.artifact.p2pd import P2pdFile, Tail
+from p2pcast.artifact.p2pd import P2pdFile
 from p2pcast.artifact.records import ANCHOR, DELTA, RunKey, run_id
-from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.metrics import STORE_PARTS, disk_bytes
-from p2pcast.store import disk, journal
+from p2pcast.store import anchor_folder, disk, journal
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.files import explained, part_path
-from p2pcast.store.store import ANCHOR_RECORD
 from p2pcast.version import Version
 
 DAMAGED = "damaged"
@@ -153,12 +151,7 @@ def _delta(path: Path, key: bytes | None, deep: bool, seen: Seen) -> Item:
 
 def _anchor(path: Path, key: bytes | None, deep: bool, seen: Seen) -> Item:
     try:
-        where = path / ANCHOR_RECORD
-        with explained("read", where):
-            tail = Tail.from_bytes(where.read_bytes(), str(where))
-        if key is not None and tail.key != key:
-            raise IntegrityError(f"{path}: signed by another run's key")
-        assembly = tail.assembly(Layout.from_document(tail.layout))
+        assembly = anchor_folder.read_record(path, key)
         manifest = assembly.manifest
         assert manifest is not None
         log = AnchorLog(path, assembly.layout)
