@@ -8,11 +8,8 @@ each, the weights that peers installed are compared with the trainer's, bit for 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import shutil
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from safetensors.numpy import save_file
 from netem.broadcast.cpu import Meter
 from netem.broadcast.daemons import Daemons
 from netem.broadcast.figures import Ran, Round
+from netem.broadcast.inside import HTTP_PORT, document, events
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Emulated
 from p2pcast import limits
@@ -32,7 +30,7 @@ from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
 
-HUB_PORT, PEER_PORT, HTTP_PORT = 7077, 7079, 7078
+HUB_PORT, PEER_PORT = 7077, 7079
 LIMIT_S = 300.0
 """A daemon compiles kernels when it is the first on a machine, and they all start at once."""
 POLL_S = 0.05
@@ -45,17 +43,6 @@ FETCHED = 0.05
 """Share of the anchor that late ones have when a broadcast begins."""
 WARM_UP = 1
 """Deltas before those that count: connections open their windows, kernels are read from their cache."""
-
-
-class Inside(http.client.HTTPConnection):
-    """HTTP to a daemon on its host's own loopback."""
-
-    def __init__(self, net: Emulated, host: str, timeout_s: float) -> None:
-        super().__init__("127.0.0.1", HTTP_PORT, timeout=timeout_s)
-        self._net, self._at, self._timeout_s = net, host, timeout_s
-
-    def connect(self) -> None:
-        self.sock: socket.socket = self._net.connect(self._at, ("127.0.0.1", HTTP_PORT), self._timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +186,10 @@ class Fleet:
 
     def _get(self, host: str, path: str, timeout_s: float) -> dict[str, Any]:
         self._daemons.check()
-        with contextlib.closing(Inside(self._net, host, timeout_s)) as connection:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            document: dict[str, Any] = json.loads(answer.read())
-            if answer.status != http.client.OK:
-                raise self._daemons.daemons[host].failure(f"{host} answered {path}: {document.get('error')}")
-            return document
+        try:
+            return document(self._net, host, path, timeout_s)
+        except LocalError as error:
+            raise self._daemons.daemons[host].failure(str(error)) from None
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -293,20 +277,12 @@ class Fleet:
     def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
         """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""
         told: dict[str, dict[str, Any]] = {}
-        with contextlib.closing(Inside(self._net, host, LIMIT_S)) as connection:
-            connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
-            answer = connection.getresponse()
-            name = ""
-            while read := answer.readline():
-                line = read.decode().rstrip()
-                name = line.removeprefix("event: ") if line.startswith("event: ") else name
-                if line.startswith("data: ") and name:
-                    facts: dict[str, Any] = json.loads(line.removeprefix("data: "))
-                    if facts.get("version") == version:
-                        told[name] = facts
-                        if name == last:
-                            return told
-                    name = ""
+        with events(self._net, host, LIMIT_S, LIMIT_S) as every:
+            for kind, facts in every:
+                if facts.get("version") == version:
+                    told[kind] = facts
+                    if kind == last:
+                        return told
         raise LocalError(f"{host} told of no {last} of {version}")
 
 

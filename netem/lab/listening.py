@@ -6,14 +6,14 @@ Promise: nothing is missed that happens while the daemon lives, and its times ar
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netem.broadcast.fleet import HTTP_S, Inside
+from netem.broadcast.fleet import HTTP_S
+from netem.broadcast.inside import events
 from netem.description import Emulated
 
 AGAIN_S = 0.05
@@ -71,18 +71,12 @@ class Listening:
             time.sleep(AGAIN_S)
 
     def _hear(self) -> None:
-        with contextlib.closing(Inside(self._net, self._host, HTTP_S)) as connection:
-            connection.request("GET", "/events?since=0", headers={"Accept": "text/event-stream"})
-            answer = connection.getresponse()
-            connection.sock.settimeout(SILENCE_S)
-            kind = ""
-            with contextlib.suppress(OSError):  # it was killed
-                while not self._closed and (line := answer.readline()):
-                    word, _, rest = line.decode().rstrip().partition(": ")
-                    if word == "event":
-                        kind = rest
-                    elif word == "data":
-                        self._take(kind, json.loads(rest))
+        with events(self._net, self._host, HTTP_S, SILENCE_S) as every, contextlib.suppress(OSError):  # it was killed
+            for kind, facts in every:
+                if self._closed:
+                    return
+                if kind:
+                    self._take(kind, facts)
 
     def _take(self, kind: str, facts: dict[str, Any]) -> None:
         with self._more:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
-import json
 import os
 import shutil
 import tempfile
@@ -22,8 +20,9 @@ from typing import Any
 import safetensors
 
 from netem.broadcast.daemons import Daemons
-from netem.broadcast.fleet import HTTP_PORT, HTTP_S, HUB_PORT, LIMIT_S, PEER_PORT, Inside
+from netem.broadcast.fleet import HTTP_S, HUB_PORT, LIMIT_S, PEER_PORT
 from netem.broadcast.folders import own_folder
+from netem.broadcast.inside import HTTP_PORT, document
 from netem.broadcast.rivals import HUB
 from netem.description import Emulated
 from netem.lab.listening import Listening, Told
@@ -122,13 +121,7 @@ class Swarm:
     def get(self, host: str, path: str = "/status") -> dict[str, Any]:
         """Raises OSError where there is no answer, LocalError for one that is no success."""
         self.daemons.check()
-        with contextlib.closing(Inside(self.net, host, HTTP_S)) as connection:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            document: dict[str, Any] = json.loads(answer.read())
-            if answer.status != http.client.OK:
-                raise LocalError(f"{host} answered {path}: {document.get('error')}")
-            return document
+        return document(self.net, host, path, HTTP_S)
 
     def until(self, done: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         """Wait until ``done()`` is true. Raises LocalError."""

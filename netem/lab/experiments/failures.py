@@ -24,7 +24,8 @@ from statistics import median
 from typing import Any, Final
 
 from netem.broadcast.daemons import Daemons
-from netem.broadcast.fleet import HTTP_PORT, Fleet, Setup
+from netem.broadcast.fleet import Fleet, Setup
+from netem.broadcast.inside import HTTP_PORT
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Link
 from netem.lab.experiments.broadcast import MIB
