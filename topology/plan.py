@@ -3,11 +3,16 @@
 The hub's uplink feeds as many chains as it can at a peer's full rate. The best-scored peers head them and the rest are dealt behind in score
 order (ECHO-2, section 4.2 and appendix C.3). Predicted time chooses among plans, the score breaks ties, and a plan that serves stays: a
 running one is repaired or replaced only for a gain above `GAMMA`, and by the fewest moves that bring it.
+
+Peers of one region may share the way into it, which no rate measured of each of them shows: several at once over that way each get a part, and that looks like their own rate. So a
+region is entered once (SparrowRL's relay), also where nothing else is gained, as long as nobody has to wait for that: is served later than before, and by more than `GAMMA` and
+`ENTRY_S` later than its own rate allows.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +22,7 @@ from statistics import median
 from topology.mending import Links, mend, weave
 from topology.model import (
     DEFAULT_NETWORK,
+    DEFAULT_PEER_BPS,
     TYPICAL_PAYLOAD_BYTES,
     Network,
     Prediction,
@@ -26,13 +32,15 @@ from topology.model import (
     number_of_chains,
     predict_at,
 )
-from topology.rebuild import GAMMA, cut, demote, grow, level, merge, renew, straighten
+from topology.rebuild import GAMMA, cut, demote, gather, grow, level, merge, renew, straighten, ways_in
 from topology.tree import ROOT, Epoch, Member, Plan, by_id
 
 __all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
 
 SMALL = 16
 """Members at most for whom every number of chains is tried."""
+ENTRY_S = 0.25
+"""Less than this, and a tenth of the time that a payload takes anyway, is not worth sending it once more over a way between regions."""
 
 
 def make_plan(
@@ -162,18 +170,55 @@ class _Planner:
             lambda p: straighten(p, self.chains),
             lambda p: level(p, self.chains),
         )
-        before = self.predict(plan)
+        plan, before = self._entered_once(plan)
         untried = list(repairs)
         while untried:
             candidate = self.mended(untried.pop(0)(plan))
             if candidate.parent == plan.parent:
                 continue
-            after = self.predict(candidate)
+            candidate, after = self._entered_once(candidate)
             if _improves(after, before):
                 plan, before, untried = candidate, after, list(repairs)
         if self.most is not None and (merged := self.mended(merge(plan, self.most))).parent != plan.parent:
             plan, before = merged, self.predict(merged)
         return plan, before
+
+    def _entered_once(self, plan: Plan) -> tuple[Plan, Prediction]:
+        """The plan with as few ways into each region as have nobody wait for it, and what is predicted of it. Where the number of chains was told, that stands.
+
+        What a piece takes from hop to hop inside a region is not known: rates are those at which the region is reached. So what hops add is judged at rates that are usual.
+        """
+        if self.most is not None or not self.table:
+            return plan, self.predict(plan)
+        root_region = self.network.root_region
+        every = ways_in(plan, self._region_of, root_region)
+        waiting = [region for region, ways in every.items() if len(ways) > 1]
+        if not waiting:
+            return plan, self.predict(plan)
+        sizes = Counter(m.region for m in self.table.values())
+        middle = median(self.rates.values())
+        room_s = (GAMMA - 1) * ideal_s(self.payload_bytes, middle) + ENTRY_S
+        hop_s = self.network.near_rtt_s / 2 + self.network.hop_s
+        hop_s += ideal_s(min(self.network.piece_bytes, self.payload_bytes), max(middle, DEFAULT_PEER_BPS))
+        flowing = replace(self, network=replace(self.network, piece_bytes=0))
+        floors_s = {p: GAMMA * ideal_s(self.payload_bytes, min(rate, middle)) + ENTRY_S for p, rate in self.rates.items()}
+        before = flowing.predict(plan)
+        while waiting:
+            region = waiting.pop(0)
+            if (sizes[region] - 1) * hop_s > room_s:
+                continue
+            candidate = self.mended(gather(plan, every[region], self._region_of, self.rates))
+            ways_left = ways_in(candidate, self._region_of, root_region)
+            if sum(map(len, ways_left.values())) >= sum(map(len, every.values())):
+                continue
+            after = flowing.predict(candidate)
+            if all(time_s <= max(before.times_s[p], floors_s[p]) for p, time_s in after.times_s.items()):
+                plan, before, every = candidate, after, ways_left
+                waiting = [region for region, ways in every.items() if len(ways) > 1]
+        return plan, self.predict(plan)
+
+    def _region_of(self, peer: str) -> str:
+        return self.table[peer].region
 
     def _in_regions(self, chain: list[Member]) -> list[Member]:
         """The chain behind the same head, each region in one stretch, where that serves its peers sooner on the whole; else as it came."""

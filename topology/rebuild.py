@@ -2,7 +2,7 @@
 
 Promise: peers are cut out, put in and moved one link at a time. `excise` moves the orphans of the dead and nobody else, `admit` moves nobody,
 `adopt` writes down what a peer has already done. Each returns the plan it was given when nothing changes, and otherwise one under the new epoch,
-which must be above the old. `demote`, `straighten`, `level` and `merge` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
+which must be above the old. `demote`, `straighten`, `level`, `gather` and `merge` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ def admit(
     chains: int,
     turned: Iterable[str] = (),
     region_of: Callable[[str], str] = lambda _: "",
+    root_region: str = "",
     epoch: Epoch,
 ) -> Plan:
     """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while there are fewer than `chains`.
 
-    A tail in the newcomer's own region is preferred while its chain is not longer than the shortest by more than `FAR_HOPS`. `turned`: members
+    A tail in the newcomer's own region is preferred while its chain is not longer than the shortest by more than `FAR_HOPS`; than none, where a chain might
+    be begun for a peer that is not in the hub's region. `turned`: members
     that have become leaves since the plan was made; those that feed nobody yet are not asked to feed the newcomer. Takes time in proportion to
     the number of chains, copies apart. Raises PlanError when the newcomer is in the plan already.
     """
@@ -65,21 +67,22 @@ def admit(
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
     fresh = {p for p in turned if p in plan and p not in plan.leaves and not plan.children(p)}
     known = plan.changed(plan.epoch, {}, leaves=plan.leaves | fresh) if fresh else plan
-    return renew(plan, _appended(known, member, chains, region_of), epoch)
+    return renew(plan, _appended(known, member, chains, region_of, root_region), epoch)
 
 
-def _appended(plan: Plan, member: Member, chains: int, region_of: Callable[[str], str]) -> Plan:
-    near = _near(plan, member.region, region_of) if len(plan.children(ROOT)) >= chains else None
+def _appended(plan: Plan, member: Member, chains: int, region_of: Callable[[str], str], root_region: str = "") -> Plan:
+    full = len(plan.children(ROOT)) >= chains
+    near = _near(plan, member.region, region_of, None if full else 0) if full or member.region != root_region else None
     if near is None:
         return grow(plan, [member], chains)
     leaves = plan.leaves | {member.id} if member.leaf else None
     return plan.changed(plan.epoch, {member.id: near}, leaves=leaves)
 
 
-def _near(plan: Plan, region: str, region_of: Callable[[str], str]) -> str | None:
-    """The highest tail in the region, unless one elsewhere is higher by more than a crossing is worth."""
+def _near(plan: Plan, region: str, region_of: Callable[[str], str], elsewhere: int | None) -> str | None:
+    """The highest tail in the region, unless a place elsewhere is higher by more than a crossing is worth. `elsewhere`: its depth; None: the highest tail's."""
     for depth, peer in plan.tails:
-        if depth > plan.tails[0][0] + FAR_HOPS:
+        if depth > (plan.tails[0][0] if elsewhere is None else elsewhere) + FAR_HOPS:
             break
         if region_of(peer) == region:
             return peer
@@ -265,6 +268,50 @@ def level(plan: Plan, chains: int) -> Plan:
         elif have + len(taken) < length and taken[-1] not in plan.leaves:
             heapq.heappush(room, (have + len(taken), taken[-1]))
     return plan.changed(plan.epoch, put) if put else plan
+
+
+def ways_in(plan: Plan, region_of: Callable[[str], str], root_region: str) -> dict[str, list[str]]:
+    """Of each region but the hub's, those of its peers that are fed from outside, parents before children."""
+    ways: dict[str, list[str]] = {}
+    for peer in plan.order:
+        region, above = region_of(peer), plan.parent[peer]
+        if region != root_region and region != (root_region if above == ROOT else region_of(above)):
+            ways.setdefault(region, []).append(peer)
+    return ways
+
+
+def gather(plan: Plan, ways: Sequence[str], region_of: Callable[[str], str], rates: Mapping[str, float]) -> Plan:
+    """Propose to have a region entered once. `ways`: its peers that are fed from outside, parents before children; `rates` in bits/s, all known.
+
+    The fastest of them that hangs below no other stays. The others go, the fastest first, to the end of what it feeds inside; what that feeds outside goes where
+    the newcomer was, or, where it feeds the newcomer itself, they change places. Those for whom there is no such place stay too.
+    """
+    region = region_of(ways[0])
+    tops = [way for way in ways if not any(above in ways for above in plan.path(way)[:-1])]
+    ranked = sorted(ways, key=lambda way: (way in plan.leaves, -rates[way], way))
+    kept = next(way for way in ranked if way in tops)
+    for way in ranked:
+        end = None if way == kept else _end(plan, kept, region, region_of)
+        if end is None or way in plan.path(end):
+            continue
+        put = {way: end}
+        for displaced in plan.children(end):
+            put[displaced] = plan.parent[way]
+            if displaced in plan.path(plan.parent[way]):
+                last = _end(plan, way, region, region_of)
+                if last is None:
+                    break
+                put |= {displaced: last} | dict.fromkeys(plan.children(last), plan.parent[way])
+        else:
+            plan = plan.changed(plan.epoch, put)
+    return plan
+
+
+def _end(plan: Plan, peer: str, region: str, region_of: Callable[[str], str]) -> str | None:
+    """The last of the region in the chain from `peer` on, if it may feed one; None where that parts."""
+    while len(below := [child for child in plan.children(peer) if region_of(child) == region]) == 1:
+        peer = below[0]
+    return None if below or len(plan.children(peer)) > 1 or peer in plan.leaves else peer
 
 
 def merge(plan: Plan, most: int) -> Plan:

@@ -94,6 +94,8 @@ class HubConfig:
     uplink_bps: float | None = None
     """Stated; else it is measured, and until then taken for `DEFAULT_UPLINK_BPS`."""
     chains: int | None = None
+    region: str = ""
+    """Peers that join with another label are taken to share the way into theirs."""
     commit: str = "auto"
     barrier_timeout_s: float = 30.0
     barrier_quorum: float = 0.9
@@ -168,7 +170,8 @@ class Hub:
         for stored in self.store.artifacts.values():
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
-        self.membership = Membership(self.memory["incarnation"], self.config.uplink_bps or DEFAULT_UPLINK_BPS, self.config.chains)
+        uplink_bps = self.config.uplink_bps or DEFAULT_UPLINK_BPS
+        self.membership = Membership(self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region)
         self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing)

@@ -18,7 +18,7 @@ from p2pcast.version import Version
 from topology.blame import Blame
 from topology.laggards import Laggards, Patience, Stragglers
 from topology.mending import Links, mend
-from topology.model import DEFAULT_PEER_BPS, median_bps, number_of_chains, predict
+from topology.model import DEFAULT_PEER_BPS, Network, median_bps, number_of_chains, predict
 from topology.plan import make_plan
 from topology.rates import Rate, assumed_bps, settle
 from topology.reach import Contact, Reach
@@ -83,9 +83,10 @@ class Peer:
 
 
 class Membership:
-    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule."""
+    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule. ``region``: the hub's own."""
 
-    def __init__(self, incarnation: int, uplink_bps: float, chains: int | None = None) -> None:
+    def __init__(self, incarnation: int, uplink_bps: float, chains: int | None = None, region: str = "") -> None:
+        self._network = Network(root_region=region)
         self._incarnation = incarnation
         self._counter = 0
         self._uplink_bps = uplink_bps
@@ -154,7 +155,10 @@ class Membership:
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
-        plan = admit(self.plan, member, chains=self._number_of_chains(), region_of=self._region_of, epoch=self._next())
+        plan = admit(
+            self.plan, member, chains=self._number_of_chains(), region_of=self._region_of,
+            root_region=self._network.root_region, epoch=self._next(),
+        )  # fmt: skip
         self._touch(peer.ident)
         self.plan = self._mended(plan, now)
 
@@ -312,6 +316,7 @@ class Membership:
             epoch=self._epoch(1),
             previous=self.plan,
             payload_bytes=self.sizes.bytes,
+            network=self._network,
             anew=anew,
             links=self._links(now),
             most=self._chains,
@@ -368,7 +373,7 @@ class Membership:
         return Way(link_bps, cores, min((_cores(peer) for peer in self.peers.values()), default=PEER_CORES))
 
     def _last_s(self, members: list[Member], payload_bytes: float) -> float:
-        times_s = predict(self.plan, members, payload_bytes, self._uplink_bps).times_s
+        times_s = predict(self.plan, members, payload_bytes, self._uplink_bps, self._network).times_s
         return max((s for ident, s in times_s.items() if ident not in self._laggards.detached), default=0.0)
 
     def score(self, ident: str, now: float) -> Score | None:

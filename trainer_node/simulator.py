@@ -96,7 +96,7 @@ class World:
         self.scenario = scenario
         self.rng = rng
         self.now = 0.0
-        self.membership = Membership(1, scenario.uplink_bps, chains)
+        self.membership = Membership(1, scenario.uplink_bps, chains, scenario.network.root_region)
         self.broadcast = Broadcast()
         self.regions: dict[str, str] = {}
         self.flow = Flow(scenario.payload_bytes, scenario.uplink_bps, self.regions, scenario.network)

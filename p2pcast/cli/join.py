@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="When late: ask the hub for one delta in place of many where that saves time, or always; take those that it keeps; none.",
 )
-@click.option("--region", default="", help="Label of the site; links inside one are taken to be short.")
+@click.option(
+    "--region", default="", help="Label of the site; links inside one are taken to be short, the way there to be shared."
+)
 @click.option("--name", help="Name in status; the host's by default.")
 @click.option(
     "--stripes",

@@ -25,6 +25,7 @@ from p2pcast.errors import UsageError
     help="This side's upload rate, which decides the number of chains.  [default: measured; 1gbit until then]",
 )
 @click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
+@click.option("--region", default="", help="Label of this site: peers that join with another one are taken to share a way there.")
 @click.option(
     "--commit",
     type=click.Choice(["auto", "manual", "barrier"]),
@@ -84,6 +85,7 @@ def seed(
     shadow: Path | None,
     uplink: float | None,
     chains: int | None,
+    region: str,
     commit: str,
     barrier_timeout: float | None,
     barrier_quorum: float | None,
@@ -120,6 +122,7 @@ def seed(
         http=http,
         uplink_bps=uplink,
         chains=chains,
+        region=region,
         commit=commit,
         barrier_timeout_s=30.0 if barrier_timeout is None else barrier_timeout,
         barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,

@@ -82,7 +82,7 @@ def test_a_region_is_not_kept_together_where_that_would_hold_others_up() -> None
         Member("a", "eu", 100e6, 90),
         Member("b", "us", 100e6, 80),
         Member("c", "us", 100e6, 70),
-        Member("d", "eu", 92e6, 60),
+        Member("d", "eu", 80e6, 60),
     ]
     assert make_plan(members, 100 * MBIT, epoch=(1, 1)).chains == (("a", "b", "c", "d"),)
     near_in_time = Network(far_rtt_s=30.0)
@@ -297,11 +297,69 @@ def test_no_chain_of_equal_peers_enters_a_region_twice(regions: list[str], uplin
 
 @pytest.mark.parametrize(("regions", "chains"), [(5, 10), (5, 12), (3, 8), (2, 2)])
 def test_regions_are_entered_no_more_often_than_there_are_chains_and_regions(regions: int, chains: int) -> None:
+    """Where a chain through a whole region would be too long to enter it once."""
+    network = Network(near_rtt_s=0.05)
     members = [replace(m, region=f"r{n * 7 % regions}", score=80.0) for n, m in enumerate(fleet(20 * chains))]
-    where = {m.id: m.region for m in members} | {ROOT: ""}
-    plan = make_plan(members, (chains + 0.5) * 100 * MBIT, epoch=(1, 1))
+    plan = make_plan(members, (chains + 0.5) * 100 * MBIT, epoch=(1, 1), network=network)
     assert len(plan.children(ROOT)) == chains
-    assert sum(where[p] != where[above] for p, above in plan.parent.items()) < chains + regions
+    assert regions <= entries(plan, members) < chains + regions
+
+
+def entries(plan: Plan, members: list[Member], root_region: str = "") -> int:
+    where = {m.id: m.region for m in members} | {ROOT: root_region}
+    return sum(where[p] != where[above] for p, above in plan.parent.items() if where[p] != root_region)
+
+
+CLUSTERS = [
+    Member(name, region, rate * MBIT)
+    for name, region, rate in [
+        ("o1", "ohio", 3.5),
+        ("o2", "ohio", 2.4),
+        ("v1", "va", 2.3),
+        ("v2", "va", 3.1),
+        ("f1", "eu", 2.0),
+        ("f2", "eu", 2.8),
+    ]
+]
+"""What was measured of each behind trunks that they shared."""
+
+
+def test_a_region_is_entered_once_where_a_second_way_would_only_seem_to_be_free() -> None:
+    plan = make_plan(CLUSTERS, 24 * MBIT, epoch=(1, 1))
+    assert entries(plan, CLUSTERS) == 3
+    assert dict(plan.parent) == {"o1": ROOT, "o2": "o1", "v2": ROOT, "v1": "v2", "f2": ROOT, "f1": "f2"}
+
+
+def test_a_star_into_regions_is_gathered_by_a_move_for_each_way_in() -> None:
+    star = Plan((1, 0), {m.id: ROOT for m in CLUSTERS})
+    plan = make_plan(CLUSTERS, 24 * MBIT, epoch=(1, 1), previous=star, anew=False)
+    assert moves(star, plan) == [("f1", "f2"), ("o2", "o1"), ("v1", "v2")]
+    assert make_plan(CLUSTERS, 24 * MBIT, epoch=(1, 2), previous=plan) is plan
+
+
+def test_who_strayed_out_of_a_region_is_sent_back_into_it() -> None:
+    members = [replace(m, bps=8 * MBIT) for m in CLUSTERS]
+    strayed = Plan((1, 0), {"o1": ROOT, "v1": "o1", "v2": "v1", "o2": ROOT})
+    plan = make_plan(members[:4], 8 * MBIT, epoch=(1, 1), previous=strayed, anew=False)
+    assert entries(plan, members) == 2
+    assert dict(plan.parent) == {"o1": ROOT, "o2": "o1", "v1": "o2", "v2": "v1"}
+
+
+def test_a_way_more_is_used_where_somebody_would_wait_for_it() -> None:
+    """A chain of 40 small hops takes longer than what is sent."""
+    members = fleet(40, region="eu")
+    small = make_plan(members, 4000 * MBIT, epoch=(1, 1), payload_bytes=1 << 20, network=Network(near_rtt_s=0.03))
+    assert len(small.children(ROOT)) > 1
+    assert len(make_plan(members, 4000 * MBIT, epoch=(1, 1)).children(ROOT)) == 1
+    slow = [replace(members[0], bps=10 * MBIT), *members[1:3]]
+    plan = make_plan(slow, 400 * MBIT, epoch=(1, 1))
+    assert plan.children("p00000") == ()
+
+
+def test_the_hubs_own_region_and_a_number_of_chains_that_was_told_are_left_alone() -> None:
+    members = fleet(6, region="eu")
+    assert len(make_plan(members, 350 * MBIT, epoch=(1, 1), network=Network(root_region="eu")).children(ROOT)) == 3
+    assert len(make_plan(members, 350 * MBIT, epoch=(1, 1), most=3).children(ROOT)) == 3
 
 
 @settings(deadline=None)

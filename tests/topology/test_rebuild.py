@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from topology.model import number_of_chains
 from topology.plan import make_plan
-from topology.rebuild import admit, adopt, demote, excise, level, lower, merge, moves, straighten, validate
+from topology.rebuild import admit, adopt, demote, excise, gather, level, lower, merge, moves, straighten, validate, ways_in
 from topology.tree import MAX_CHILDREN, ROOT, FullError, LoopError, Member, Plan, PlanError
 
 TREE = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": "c", "x": "b", "y": ROOT})
@@ -83,6 +83,41 @@ def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
     assert admit(Plan((1, 1), {"a": ROOT, "b": "a"}), Member("n"), chains=1, turned="b", epoch=(1, 2)).parent["n"] == "a"
     alone = Plan((1, 1), {"l": ROOT}, frozenset("l"))
     assert admit(alone, Member("n"), chains=1, epoch=(1, 2)).parent["n"] == ROOT
+
+
+def test_a_newcomer_begins_no_chain_where_its_region_can_feed_it() -> None:
+    plan = Plan((1, 1), {"a": ROOT, "b": "a"})
+    newcomer = Member("n", "eu")
+    assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", epoch=(1, 2)).parent["n"] == "b"
+    assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", root_region="eu", epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(plan, newcomer, chains=5, region_of=lambda _: "us", epoch=(1, 2)).parent["n"] == ROOT
+    long = Plan((1, 1), {f"p{n:02}": f"p{n - 1:02}" if n else ROOT for n in range(9)})
+    assert admit(long, newcomer, chains=5, region_of=lambda _: "eu", epoch=(1, 2)).parent["n"] == ROOT
+
+
+def test_what_the_end_of_a_region_feeds_elsewhere_takes_the_newcomers_place() -> None:
+    where = {"v2": "va", "v1": "va", "f": "eu", "o": "ohio"}
+    plan = Plan((1, 1), {"o": ROOT, "v2": "o", "f": "v2", "v1": ROOT})
+    assert ways_in(plan, where.__getitem__, "") == {"ohio": ["o"], "va": ["v1", "v2"], "eu": ["f"]}
+    assert ways_in(plan, where.__getitem__, "va") == {"ohio": ["o"], "eu": ["f"]}
+    gathered = gather(plan, ["v1", "v2"], where.__getitem__, {"v1": 1e6, "v2": 2e6})
+    assert dict(gathered.parent) == {"o": ROOT, "v2": "o", "v1": "v2", "f": ROOT}
+
+
+def test_a_region_that_a_chain_leaves_and_comes_back_to_is_gathered_too() -> None:
+    """The faster way in hangs below the slower one, so that one stays."""
+    where = {"v1": "va", "f1": "eu", "v2": "va", "v3": "va", "f2": "eu"}
+    plan = Plan((1, 1), {"v1": ROOT, "f1": "v1", "v2": "f1", "v3": "v2", "f2": "v3"})
+    gathered = gather(plan, ["v1", "v2"], where.__getitem__, dict.fromkeys(where, 1e6) | {"v2": 2e6})
+    assert gathered.order == ("v1", "v2", "v3", "f1", "f2")
+
+
+def test_where_there_is_no_place_at_the_end_nobody_is_gathered() -> None:
+    where = {"v1": "va", "f1": "eu", "f2": "eu", "v2": "va", "v3": "va"}
+    parted = Plan((1, 1), {"v1": ROOT, "f1": "v1", "f2": "v1", "v2": ROOT})
+    assert gather(parted, ["v1", "v2"], where.__getitem__, dict.fromkeys(where, 1e6)) is parted
+    below = Plan((1, 1), {"v1": ROOT, "f1": "v1", "v2": "f1", "f2": "v2", "v3": "v2"}, frozenset({"v3"}))
+    assert gather(below, ["v1", "v2"], where.__getitem__, dict.fromkeys(where, 1e6)) is below
 
 
 def test_validate_names_what_is_broken() -> None:
