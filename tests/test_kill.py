@@ -226,6 +226,20 @@ def chain() -> Iterator[Chain]:
                 assert "Traceback" not in text, text
 
 
+def stopped_for_a_version(chain: Chain, step: int, place: int) -> None:
+    """The one at ``place`` in a chain of three, in the middle of it, until the others have it."""
+    names = chain.in_order(3)
+    before = chain.received(*names)
+    chain.publish(step)
+    chain.in_the_middle(names[2], f"0.{step}")
+    stopped = names.pop(place)
+    chain.processes[stopped].send(signal.SIGSTOP)
+    chain.live(step, *names)
+    chain.processes[stopped].send(signal.SIGCONT)
+    chain.live(step, stopped)
+    chain.each_got_it_once(step, before)
+
+
 def test_the_middle_is_killed_and_then_the_head_is_stopped(chain):
     head, middle, tail = chain.in_order(3)
     before = chain.received(head, tail)
@@ -244,15 +258,7 @@ def test_the_middle_is_killed_and_then_the_head_is_stopped(chain):
     for name in "abc":
         assert chain.processes[name].most_anon_bytes < MOST_ANON_BYTES
 
-    head, middle, tail = chain.in_order(3)
-    before = chain.received(head, middle, tail)
-    chain.publish(3)
-    chain.in_the_middle(tail, "0.3")
-    chain.processes[head].send(signal.SIGSTOP)
-    chain.live(3, middle, tail)
-    chain.processes[head].send(signal.SIGCONT)
-    chain.live(3, head)
-    chain.each_got_it_once(3, before)
+    stopped_for_a_version(chain, 3, 0)
 
 
 def test_the_head_is_killed_then_the_middle_is_stopped(chain):
@@ -266,15 +272,7 @@ def test_the_head_is_killed_then_the_middle_is_stopped(chain):
     chain.peer_up(head)
     chain.live(2, head)
 
-    head, middle, tail = chain.in_order(3)
-    before = chain.received(head, middle, tail)
-    chain.publish(3)
-    chain.in_the_middle(tail, "0.3")
-    chain.processes[middle].send(signal.SIGSTOP)
-    chain.live(3, head, tail)
-    chain.processes[middle].send(signal.SIGCONT)
-    chain.live(3, middle)
-    chain.each_got_it_once(3, before)
+    stopped_for_a_version(chain, 3, 1)
 
 
 def test_the_hub_is_killed_in_mid_broadcast(chain):

@@ -231,6 +231,10 @@ class Swarm:
             lambda: self.hub.published is not None and self.hub.published.version == wanted, f"{version} is published"
         )
 
+    async def mirrored(self, version: str) -> None:
+        """It is the newest that the hub has on its mirror, whole."""
+        await self.until(lambda: self.hub.mirroring.status()["version"] == version, f"{version} is on the mirror")
+
     async def live(self, version: str, *peers: Peer) -> None:
         """Committed by ``peers`` (all), and known to be so at the hub; then what they installed is compared."""
         wanted = Version.parse(version)

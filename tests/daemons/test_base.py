@@ -75,12 +75,12 @@ async def test_without_a_hub_the_mirror_has_them(swarm, states):
     url = f"file://{swarm.folder / 'mirror'}"
     first = states.first()
     swarm.publish(1, first, FILES)
-    hub = await swarm.hub_up(mirror=url)
+    await swarm.hub_up(mirror=url)
     await swarm.published("0.1")
     second = states.trained(first, 2)
     later = {**FILES, "config.json": b'{"layers": 4}'}
     swarm.publish(2, second, later)
-    await swarm.until(lambda: hub.mirroring.status()["version"] == "0.2", "the mirror leads to it")
+    await swarm.mirrored("0.2")
     base = states.write(swarm.folder / "base", second, FILES)
     peer = await swarm.peer_up("far", hub=None, mirror=url, base=base)
     await swarm.live("0.2", peer)

@@ -207,7 +207,7 @@ async def test_a_mirror_has_them_where_no_node_is_in_reach(swarm, states):
     await swarm.published("0.2")
     peer = await swarm.peer_up("a", mirror=url)
     await swarm.live("0.2")
-    await swarm.until(lambda: hub.mirroring.status()["version"] == "0.2", "the mirror leads to it")
+    await swarm.mirrored("0.2")
     await swarm.down(hub)
     await swarm.until(lambda: peer.mirrored.in_use and len(peer.mirrored.entries) == 2, "it follows the mirror")
     rot(swarm, "a", 2)

@@ -113,7 +113,7 @@ async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
         for step in range(1, VERSIONS + 1):
             swarm.publish(step, state, {"config.json": b"%d" % (step // 2), "deep/er/file.txt": b"x"})
             if step == 1:  # before that there is nothing to follow
-                await swarm.until(lambda: swarm.hub.mirroring.status()["version"] == "0.1", "it is on the mirror")
+                await swarm.mirrored("0.1")
                 far = await swarm.peer_up("far", hub=None, mirror=f"file://{tmp_path / 'mirror'}", keep=2)
             await swarm.live(f"0.{step}")
             folder = swarm.checkpoints / f"step_{step}"

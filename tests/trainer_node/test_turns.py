@@ -21,18 +21,23 @@ def thread():
         yield pool
 
 
-async def test_without_live_traffic_nothing_waits(thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits does so for longer than any test."""
     monkeypatch.setattr(module, "LEAST_WAIT_S", 3600.0)
     monkeypatch.setattr(module, "MOST_WAIT_S", 3600.0)
+
+
+@pytest.mark.usefixtures("long_waits")
+async def test_without_live_traffic_nothing_waits(thread: ThreadPoolExecutor) -> None:
     turns = Turns(lambda: False)
     async with turns.watched():
         for _ in range(3):
             await taken(turns, thread)
 
 
-async def test_work_waits_for_the_end_of_live_traffic(thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_WAIT_S", 3600.0)
-    monkeypatch.setattr(module, "MOST_WAIT_S", 3600.0)
+@pytest.mark.usefixtures("long_waits")
+async def test_work_waits_for_the_end_of_live_traffic(thread: ThreadPoolExecutor) -> None:
     live, looks, looked = True, 0, asyncio.Event()
 
     def sending() -> bool:
@@ -52,9 +57,8 @@ async def test_work_waits_for_the_end_of_live_traffic(thread: ThreadPoolExecutor
         await waits
 
 
-async def test_who_is_pressed_does_not_wait(thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_WAIT_S", 3600.0)
-    monkeypatch.setattr(module, "MOST_WAIT_S", 3600.0)
+@pytest.mark.usefixtures("long_waits")
+async def test_who_is_pressed_does_not_wait(thread: ThreadPoolExecutor) -> None:
     turns = Turns(lambda: True)
     async with turns.watched():
         for _ in range(3):
@@ -69,9 +73,8 @@ async def test_it_goes_on_though_live_traffic_never_ends(thread: ThreadPoolExecu
             await taken(turns, thread)
 
 
-async def test_nobody_waits_for_one_that_was_closed(thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_WAIT_S", 3600.0)
-    monkeypatch.setattr(module, "MOST_WAIT_S", 3600.0)
+@pytest.mark.usefixtures("long_waits")
+async def test_nobody_waits_for_one_that_was_closed(thread: ThreadPoolExecutor) -> None:
     turns = Turns(lambda: True)
     async with turns.watched():
         await taken(turns, thread)

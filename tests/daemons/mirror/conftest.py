@@ -1,4 +1,4 @@
-"""A real S3 server (OpenStack Swift's), and a proxy before it that fails as networks and stores do."""
+"""A real S3 server (OpenStack Swift's), and a proxy before it that fails as networks and stores do; and a run that is on a mirror already."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import random
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -163,3 +164,20 @@ async def network(swift: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         monkeypatch.setenv(name, value)
     yield network
     await network.stop()
+
+
+@pytest.fixture
+def three_versions(swarm: Any, states: Any, url: str) -> Callable[[], Awaitable[Any]]:
+    """``await three_versions()``: a hub with an anchor and two deltas, all on the mirror."""
+
+    async def publish() -> Any:
+        state = states.first()
+        swarm.publish(0, state)
+        hub = await swarm.hub_up(mirror=url)
+        for step in (1, 2):
+            await swarm.published(f"0.{step - 1}")
+            swarm.publish(step, state := states.trained(state, step))
+        await swarm.mirrored("0.2")
+        return hub
+
+    return publish

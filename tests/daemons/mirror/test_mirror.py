@@ -27,15 +27,11 @@ def url(tmp_path: Path) -> str:
     return f"file://{tmp_path / 'mirror'}"
 
 
-async def mirrored(swarm: Any, version: str) -> None:
-    await swarm.until(lambda: swarm.hub.mirroring.status()["version"] == version, f"{version} is on the mirror")
-
-
 async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url: str) -> None:
     state = states.first()
     swarm.publish(0, state)
     await swarm.hub_up(mirror=url)
-    await mirrored(swarm, "0.0")
+    await swarm.mirrored("0.0")
     peer = await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.0")
     for step in (1, 2, 3):
@@ -70,7 +66,7 @@ async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, sta
     hub = await swarm.hub_up(mirror=url)
     for step in (2, 3):
         swarm.publish(step, state := states.trained(state, step))
-        await mirrored(swarm, f"0.{step}")
+        await swarm.mirrored(f"0.{step}")
     await swarm.live("0.3")
     await swarm.until(lambda: one.mirrored.in_use and two.mirrored.in_use, "both have turned to it, whoever fetched")
     # It is back where they knew it.
@@ -96,15 +92,9 @@ def hide(folder: Path, step: int) -> list[tuple[Path, bytes]]:
 
 
 async def test_a_mirror_that_shows_less_than_it_did_takes_nobody_back(
-    swarm: Any, states: Any, url: str, tmp_path: Path, tmpfs: Path
+    swarm: Any, three_versions: Any, url: str, tmp_path: Path, tmpfs: Path
 ) -> None:
-    state = states.first()
-    swarm.publish(0, state)
-    hub = await swarm.hub_up(mirror=url)
-    for step in (1, 2):
-        await swarm.published(f"0.{step - 1}")
-        swarm.publish(step, state := states.trained(state, step))
-    await mirrored(swarm, "0.2")
+    hub = await three_versions()
     peer = await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.2")
     await swarm.down(hub)
@@ -130,9 +120,9 @@ async def test_what_the_store_has_spoilt_is_found_and_another_way_taken(
     state = states.first()
     swarm.publish(0, state)
     await swarm.hub_up(mirror=url)
-    await mirrored(swarm, "0.0")
+    await swarm.mirrored("0.0")
     swarm.publish(1, states.trained(state, 1))
-    await mirrored(swarm, "0.1")
+    await swarm.mirrored("0.1")
     [delta] = [s for s in swarm.hub.store.artifacts.values() if s.base is not None]
     [part] = (tmp_path / "mirror").rglob(f"log/{delta.id.hex()}/*")
     good = part.read_bytes()
@@ -149,7 +139,7 @@ async def test_what_the_store_has_spoilt_is_found_and_another_way_taken(
 async def test_another_runs_key_is_refused(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
     swarm.publish(0, states.first())
     await swarm.hub_up(mirror=url)
-    await mirrored(swarm, "0.0")
+    await swarm.mirrored("0.0")
     [key] = (tmp_path / "mirror").rglob("key")
     key.write_bytes(RunKey.generate().public)
     error = await swarm.ended(swarm.peer_begun("far", hub=None, mirror=url))

@@ -32,10 +32,6 @@ def url(mirror: Path) -> str:
     return f"file://{mirror}"
 
 
-async def on_mirror(swarm: Any, version: str) -> None:
-    await swarm.until(lambda: swarm.hub.mirroring.status()["version"] == version, f"{version} is on the mirror")
-
-
 def run_of(mirror: Path) -> Path:
     [run] = mirror.glob("p2pcast-1/*")
     return run
@@ -65,20 +61,10 @@ def change(path: Path) -> None:
     part.replace(path)
 
 
-async def three_versions(swarm: Any, states: Any, url: str) -> Any:
-    """An anchor and two deltas, all on the mirror."""
-    state = states.first()
-    swarm.publish(0, state)
-    hub = await swarm.hub_up(mirror=url)
-    for step in (1, 2):
-        await swarm.published(f"0.{step - 1}")
-        swarm.publish(step, state := states.trained(state, step))
-    await on_mirror(swarm, "0.2")
-    return hub
-
-
-async def test_a_hub_that_starts_puts_right_whatever_became_wrong(swarm: Any, states: Any, url: str, mirror: Path) -> None:
-    hub = await three_versions(swarm, states, url)
+async def test_a_hub_that_starts_puts_right_whatever_became_wrong(
+    swarm: Any, url: str, three_versions: Any, mirror: Path
+) -> None:
+    hub = await three_versions()
     anchor, one, two = sorted(hub.store.artifacts.values(), key=lambda s: s.version)
     await swarm.down(hub)
     before = objects(mirror)
@@ -103,10 +89,10 @@ async def test_a_hub_that_starts_puts_right_whatever_became_wrong(swarm: Any, st
 
 
 async def test_what_is_changed_under_a_hub_is_put_right_when_it_looks(
-    swarm: Any, states: Any, url: str, mirror: Path, monkeypatch: pytest.MonkeyPatch
+    swarm: Any, three_versions: Any, mirror: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirroring, "RESCAN_S", 0.1)
-    hub = await three_versions(swarm, states, url)
+    hub = await three_versions()
     before = objects(mirror)
     uploaded = hub.mirroring.bytes_uploaded
     for stored in hub.store.artifacts.values():
@@ -148,12 +134,12 @@ async def test_what_a_follower_complains_of_is_looked_at_and_put_right(
         front = ("127.0.0.1", await net.front(HUB, swarm.address[1]))
         peer = await swarm.peer_up("a", hub=front, mirror=url)
         await swarm.live("0.0")
-        await on_mirror(swarm, "0.0")
+        await swarm.mirrored("0.0")
         net.cut((HUB, "*"), ("*", HUB))
         await net.hang_up(HUB)
         spoiler.active = True
         swarm.publish(1, states.trained(state, 1))
-        await on_mirror(swarm, "0.1")
+        await swarm.mirrored("0.1")
         spoiler.active = False
         await swarm.until(lambda: "does not match its hash" in (peer.mirrored.error or ""), "it is found")
         assert hub.mirroring.mended == 0
@@ -168,9 +154,9 @@ async def test_what_a_follower_complains_of_is_looked_at_and_put_right(
 
 
 async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
-    swarm: Any, states: Any, url: str, mirror: Path
+    swarm: Any, url: str, three_versions: Any, mirror: Path
 ) -> None:
-    hub = await three_versions(swarm, states, url)
+    hub = await three_versions()
     peer = await swarm.peer_up("a", mirror=url)
     await swarm.live("0.2")
     before, uploaded, read = objects(mirror), hub.mirroring.bytes_uploaded, list[str]()
@@ -193,9 +179,9 @@ async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
 
 
 async def test_an_object_that_can_not_be_read_back_holds_up_no_upload(
-    swarm: Any, states: Any, url: str, monkeypatch: pytest.MonkeyPatch
+    swarm: Any, states: Any, url: str, three_versions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = await three_versions(swarm, states, url)
+    hub = await three_versions()
     await swarm.down(hub)
     get = Objects.get
 
@@ -208,5 +194,5 @@ async def test_an_object_that_can_not_be_read_back_holds_up_no_upload(
     hub = await swarm.hub_up(mirror=url)
     await swarm.until(lambda: hub.mirroring.errors == 1, "one was asked for")
     swarm.publish(3, states.trained(swarm.steps[2][0], 3))
-    await on_mirror(swarm, "0.3")
+    await swarm.mirrored("0.3")
     assert hub.mirroring.errors == 1

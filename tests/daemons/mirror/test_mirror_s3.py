@@ -25,16 +25,12 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"s3://{BUCKET}/{request.node.name}"
 
 
-async def mirrored(swarm: Any, version: str) -> None:
-    await swarm.until(lambda: swarm.hub.mirroring.status()["version"] == version, f"{version} is on the mirror")
-
-
 async def test_whatever_the_store_does_the_follower_ends_bit_for_bit(swarm: Any, states: Any, network: Any, url: str) -> None:
     state = states.first(shapes=states.shapes | BIG)
     swarm.publish(0, state)
     hub = await swarm.hub_up(mirror=url)
     network.faults = {"500": 0.06, "503": 0.06, "cut": 0.06, "corrupt": 0.06, "reset": 0.04, "slow": 0.05, "stale": 0.1}
-    await mirrored(swarm, "0.0")
+    await swarm.mirrored("0.0")
     peer = await swarm.peer_up("far", hub=None, mirror=url)
     for step in range(1, 6):
         state = states.trained(state, step)
@@ -97,7 +93,7 @@ async def test_a_hub_that_is_killed_in_mid_upload_sends_no_slice_twice(
 async def test_a_peer_that_ends_in_the_middle_goes_on_by_piece(swarm: Any, states: Any, network: Any, url: str) -> None:
     swarm.publish(0, states.first(shapes=states.shapes | BIG))
     hub = await swarm.hub_up(mirror=url)
-    await mirrored(swarm, "0.0")
+    await swarm.mirrored("0.0")
     [anchor] = hub.store.artifacts.values()
     network.most_bytes_s = 10e6
     peer = await swarm.peer_up("far", hub=None, mirror=url)
@@ -122,7 +118,7 @@ async def test_what_is_under_way_is_left_to_a_hub_that_is_back(swarm: Any, state
     swarm.address = ("127.0.0.1", 0)
     hub = await swarm.hub_up(mirror=url)
     swarm.publish(1, states.trained(state, 1, share=1.0))
-    await mirrored(swarm, "0.1")
+    await swarm.mirrored("0.1")
     await swarm.down(hub)
     await swarm.until(lambda: peer.mirrored.bytes_received >= 2_000_000, "it comes from the mirror")
     swarm.address = address
@@ -137,7 +133,7 @@ async def test_what_is_under_way_is_left_to_a_hub_that_is_back(swarm: Any, state
 async def test_what_somebody_did_to_the_bucket_is_undone(swarm: Any, states: Any, network: Any, url: str) -> None:
     swarm.publish(0, states.first(shapes=states.shapes | BIG))
     hub = await swarm.hub_up(mirror=url)
-    await mirrored(swarm, "0.0")
+    await swarm.mirrored("0.0")
     await swarm.down(hub)
     objects = Objects(url, run_folder(hub.token.run))
     before = {f.name: await objects.get(f.name, f.size) for f in await objects.list()}

@@ -75,15 +75,3 @@ async def test_an_engine_that_does_not_say_what_it_holds_is_out_of_reach(owner, 
     assert not runner.ready
     target.hang = None
     await until(lambda: runner.ready)
-
-
-async def test_an_engine_that_is_merely_asked_is_no_less_ready(owner, run, monkeypatch):
-    monkeypatch.setattr(module, "CHECK_S", 0.001)
-    target = Target()
-    runner = run(target)
-    owner.move(ONE)
-    await until(lambda: runner.ready)
-    seen: list[tuple[str, bool]] = []
-    target.on_call = lambda what: seen.append((what, runner.ready))
-    await until(lambda: len(seen) > 2)
-    assert set(seen) == {("check", True)}
