@@ -13,6 +13,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from p2pcast.store.store import Store
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
-from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.sockets import Sockets, window_bytes
+from p2pcast.transport.striping import Way, stripes
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
@@ -125,6 +127,7 @@ class Parent(End):
             info for c in self.downstream.children.values() for s in c.link.stripes.values() if (info := s.info()) is not None
         ]
         return {
+            "stripes_in_use": max((c.link.in_use for c in self.downstream.children.values()), default=0),
             "sent_bytes": sum(i.sent_bytes for i in infos),
             "retransmitted_bytes": sum(i.retransmitted_bytes for i in infos),
             "rtt_s": max((i.rtt_s for i in infos), default=None),
@@ -154,7 +157,7 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     upstream = Upstream(end.node, live=True)
     link = await dial(
         upstream, order["address"], order["port"], end.identity,
-        purpose="data", role="child", stripes=order["stripes"], sockets=end.sockets, timeout_s=DIAL_S,
+        purpose="data", role="child", stripes=order["stripes"] or partial(own_choice, order["congestion"]), sockets=end.sockets, timeout_s=DIAL_S,
     )  # fmt: skip
     upstream.start(link)
     watching = asyncio.ensure_future(upstream.run())
@@ -173,6 +176,11 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     await asyncio.wait([watching])
     await _finish(end, running)
     say(closed=True)
+
+
+def own_choice(congestion: str, rtt_s: float) -> int:
+    """What a peer dials by itself that has received nothing yet."""
+    return stripes(Way(rtt_s, 0.0, congestion, window_bytes()))
 
 
 async def _finish(end: End, running: Sequence[asyncio.Future[None]]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from netem.backend import results
 from netem.stripes.sweep import Sweep
-from p2pcast.transport.sockets import PREFERRED, window_bytes
+from p2pcast.relay.lanes import at_first
+from p2pcast.transport.sockets import window_bytes
 from p2pcast.transport.striping import Way, stripes
 
 WORK = "netem.stripes.sweep:sweep"
@@ -68,30 +69,32 @@ def bench_stripes(bench: Bench, tell: Callable[[Row], None]) -> dict[str, Any]:
 
 
 def judged(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
-    """``choice``: what a peer would take by itself, of what was tried; ``best``: the most that anything gave."""
-    goodput = {(r["congestion"], r["stripes"]): median(r["goodputs_bps"]) for r in rows if r["buffer_bytes"] is None}
+    """``best``: the most that anything gave that was tried; ``choice``: what p2pcast chose by itself, and what it gave; ``rule``: what it would begin with."""
+    usual = [row for row in rows if row["buffer_bytes"] is None]
+    goodput = {(r["congestion"], r["stripes"]): median(r["goodputs_bps"]) for r in usual if not r["chosen"]}
     ceiling = sweep.rate_bps * PAYLOAD_SHARE
     by_congestion = {}
     for congestion in dict.fromkeys(name for name, _ in goodput):
         of_it = {number: bps for (name, number), bps in goodput.items() if name == congestion}
-        rule = stripes(Way(sweep.rtt_s, sweep.rate_bps, congestion, window_bytes()))
+        rule = at_first(stripes(Way(sweep.rtt_s, 0.0, congestion, window_bytes())), congestion)
         by_congestion[congestion] = {
             "of_ceiling": {str(n): round(bps / ceiling, 3) for n, bps in of_it.items()},
             "rule": rule,
             "rule_to_best": None if rule not in of_it else round(of_it[rule] / max(of_it.values()), 3),
         }
     best = max(goodput, key=lambda key: goodput[key])
-    preferred = PREFERRED if PREFERRED in by_congestion else next(iter(by_congestion))
-    choice = preferred, by_congestion[preferred]["rule"]
+    own = next((row for row in usual if row["chosen"]), None)
     single = goodput.get(("cubic", 1))
     return {
         "by_congestion": by_congestion,
         "single_cubic_bps": single,
         "best": {"congestion": best[0], "stripes": best[1], "bps": round(goodput[best])},
-        "choice": {
-            "congestion": choice[0],
-            "stripes": choice[1],
-            "to_best": None if choice not in goodput else round(goodput[choice] / goodput[best], 3),
-            "to_single_cubic": None if choice not in goodput or not single else round(goodput[choice] / single, 2),
+        "choice": None
+        if own is None
+        else {
+            "congestion": own["congestion"],
+            "stripes": own["stripes"],
+            "to_best": round(median(own["goodputs_bps"]) / goodput[best], 3),
+            "to_single_cubic": None if not single else round(median(own["goodputs_bps"]) / single, 2),
         },
     }

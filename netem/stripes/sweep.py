@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from netem.broadcast.folders import own_folder
 from netem.description import Host, Link, Network
 from netem.lab.emulated import calibrated
 from netem.namespaces import Namespaces, namespaces
-from p2pcast.transport.sockets import settled
+from p2pcast.transport.sockets import PREFERRED, settled
 
 MODULE = "netem.stripes.ends"
 ENDS = ("parent", "child")
@@ -58,10 +59,15 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if calibration["off"]:
             return
         with ends(net) as agents:
-            for congestion in given.congestion:
+            for congestion, stripes in settings(given):
                 for buffer_bytes in given.buffers:
-                    for stripes in given.stripes:
-                        yield {"row": link(net, agents, given, stripes, congestion, buffer_bytes)}
+                    yield {"row": link(net, agents, given, stripes, congestion, buffer_bytes)}
+
+
+def settings(given: Sweep) -> list[tuple[str, int | None]]:
+    """What is tried, and last what p2pcast chooses by itself, with the congestion control that it prefers of these."""
+    own = PREFERRED if PREFERRED in given.congestion else given.congestion[0]
+    return [*product(given.congestion, given.stripes), (own, None)]
 
 
 @contextmanager
@@ -75,9 +81,9 @@ def ends(net: Namespaces) -> Iterator[Agents]:
 
 
 def link(
-    net: Namespaces, agents: Agents, given: Sweep, stripes: int, congestion: str, buffer_bytes: int | None
+    net: Namespaces, agents: Agents, given: Sweep, stripes: int | None, congestion: str, buffer_bytes: int | None
 ) -> dict[str, Any]:
-    """One, between the hosts ``parent`` and ``child``, at which ``ends`` run."""
+    """One, between the hosts ``parent`` and ``child``, at which ``ends`` run. ``stripes``: None leaves it to both ends; what came of it is then said (``chosen``)."""
     parent, child = agents.agents["parent"], agents.agents["child"]
     common = {
         "key": secrets.token_hex(32), "secret": secrets.token_hex(20), "bytes": given.payload_bytes,
@@ -102,11 +108,12 @@ def link(
         if not received["whole"]:
             break
     parent.tell(close=True)
-    child.tell(close=True)
+    # Only then: of a link that is closed nothing is known any more.
     sent = parent.answer("sent")
+    child.tell(close=True)
     child.answer("closed")
     return {
-        "rtt_s": given.rtt_s, "loss": given.loss, "rate_bps": given.rate_bps, "congestion": congestion, "stripes": stripes,
-        "buffer_bytes": buffer_bytes, "goodputs_bps": [round(g) for g in goodputs], "whole": received["whole"], "left": left,
+        "rtt_s": given.rtt_s, "loss": given.loss, "rate_bps": given.rate_bps, "congestion": congestion, "stripes": stripes or sent["stripes_in_use"],
+        "chosen": stripes is None, "buffer_bytes": buffer_bytes, "goodputs_bps": [round(g) for g in goodputs], "whole": received["whole"], "left": left,
         "retransmitted": sent["retransmitted_bytes"] / max(1, sent["sent_bytes"]),
     }  # fmt: skip

@@ -14,13 +14,16 @@ from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.feed import ChildFeeds, Do, Feed, Send
+from p2pcast.relay.lanes import Lanes, at_first
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.pieces import indices_of, ranges_of
 from p2pcast.relay.smoothing import Inflow
 from p2pcast.relay.yielding import WINDOW_S, Throughput, trickle_bytes_s
 from p2pcast.transport.link import Link
+from p2pcast.transport.sockets import congestion_of
 from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.striping import LOSS_BLIND
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Body, Type
 
@@ -52,6 +55,8 @@ class Child:
     eased: int | None = None
     """Bytes per second that it takes for now, if it pulls."""
     told_at: float = 0.0
+    lanes: Lanes | None = None
+    """None: all its stripes are used, whatever comes."""
     reading: bool = False
     alive_at: float = 0.0
     bytes_sent: int = 0
@@ -102,6 +107,7 @@ class Downstream:
             if active and now - measured >= WINDOW_S:
                 measured = now
                 self._smooth()
+                self._suit()
                 self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
                 every_s = ALIVE_ACTIVE_S if child.feeds else ALIVE_IDLE_S
@@ -203,7 +209,7 @@ class Downstream:
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         child = self.children.get(link)
-        if child is not None and child.attached:
+        if child is not None and child.attached and stripe.number < link.in_use:
             self._pump(child, stripe)
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
@@ -226,6 +232,9 @@ class Downstream:
             return
         child.attached = True
         child.live = body["live"]
+        if body.get("reserve", False) and (congestion := congestion_of(child.link.stripes[0].socket)) in LOSS_BLIND:
+            child.link.in_use = at_first(child.link.expected, congestion)
+            child.lanes = Lanes()
         child.feeds.apart = not child.live and child.link.expected > 1
         child.feeds.layouts = frozenset(body["layouts"])
         child.spared = set(body.get("spare", ()))
@@ -314,6 +323,16 @@ class Downstream:
                 for stripe in child.link.stripes.values():
                     stripe.pace(most)
 
+    def _suit(self) -> None:
+        """Links use as many of their stripes as their ways have turned out to need."""
+        for child in self.children.values():
+            link = child.link
+            if child.lanes is None or not child.feeds:
+                continue
+            infos = [info for stripe in link.carriers if (info := stripe.info()) is not None]
+            link.in_use = child.lanes.look(link.in_use, link.expected, infos)
+            self._pump_all(child)
+
     # -- sending
 
     def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
@@ -325,7 +344,7 @@ class Downstream:
 
     def _pump_all(self, child: Child) -> None:
         if child.attached:
-            for stripe in child.link.stripes.values():
+            for stripe in child.link.carriers:
                 if stripe.writable and not self._pump(child, stripe) and not child.feeds.apart:
                     break
 

@@ -88,7 +88,8 @@ class Upstream:
             # A parent that catches up opens old ones late, and would push them.
             self._spared = {h.id for h in node.holdings.values() if h.source is not self} | node.pulled
         known = list(node.layouts)[-limits.MAX_LAYOUTS :]
-        link.send(Type.ATTACH, {"live": self.live, "layouts": known, "want": want, "spare": list(self._spared)})
+        attach = {"live": self.live, "layouts": known, "want": want, "spare": list(self._spared), "reserve": link.reserve}
+        link.send(Type.ATTACH, attach)
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""

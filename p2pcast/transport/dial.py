@@ -194,7 +194,8 @@ async def dial_any(
     if ups is None:
         raise _failure(shown, [*errors, *failures], expect)
     stripe = ups[0][0]
-    link = Link(owner, ups[0][1].remote, show_address(*stripe.remote_address), len(ups), dialled=True)
+    name, reserve = show_address(*stripe.remote_address), not isinstance(stripes, int)
+    link = Link(owner, ups[0][1].remote, name, len(ups), dialled=True, reserve=reserve)
     for number, (stripe, _, _) in enumerate(ups):
         link.add(stripe, number)
     if made is not None:

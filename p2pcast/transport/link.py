@@ -23,14 +23,19 @@ class LinkOwner(Protocol):
 
 
 class Link:
-    """``remote`` is the other side's node, ``name`` what it calls itself, ``stripes`` by number; ``dialled``: from here, not by the other side."""
+    """``remote`` is the other side's node, ``name`` what it calls itself, ``stripes`` by number; ``dialled``: from here, not by the other side;
+    ``reserve``: as many stripes as the way may come to need, which need not all be used; ``in_use``: how many carry pieces from here, those of the lowest numbers."""
 
-    def __init__(self, owner: LinkOwner, remote: bytes, name: str, expected: int, *, dialled: bool = False) -> None:
+    def __init__(
+        self, owner: LinkOwner, remote: bytes, name: str, expected: int, *, dialled: bool = False, reserve: bool = False
+    ) -> None:
         self.owner = owner
         self.remote = remote
         self.name = name
         self.expected = expected
         self.dialled = dialled
+        self.reserve = reserve
+        self.in_use = expected
         self.stripes: dict[int, Stripe] = {}
         self.closed = False
         self.error: P2PCastError | None = None
@@ -51,6 +56,11 @@ class Link:
     def address(self) -> str:
         """Where the other side's connections are from, or were dialled at."""
         return show_address(*self.stripes[0].remote_address) if 0 in self.stripes else ""
+
+    @property
+    def carriers(self) -> list[Stripe]:
+        """The stripes in use."""
+        return [stripe for number, stripe in self.stripes.items() if number < self.in_use]
 
     def add(self, stripe: Stripe, number: int) -> None:
         stripe.number = number

@@ -10,7 +10,7 @@ from p2pcast.transport.sockets import congestion_of
 
 
 def shown(link: Link, role: str) -> dict[str, Any]:
-    """``role``: what the other side is to this one. Round trips are the slowest stripe's, bytes and rates those of all together."""
+    """``role``: what the other side is to this one. ``stripes_in_use``: those that carry pieces, which who sends decides. Round trips are the slowest stripe's, bytes and rates those of all together."""
     stripes = list(link.stripes.values())
     infos = [info for stripe in stripes if (info := stripe.info()) is not None]
     first = next((sock for stripe in stripes if (sock := stripe.socket) is not None), None)
@@ -22,6 +22,7 @@ def shown(link: Link, role: str) -> dict[str, Any]:
         "address": link.address,
         "dialled": link.dialled,
         "stripes": len(stripes),
+        "stripes_in_use": min(link.in_use, len(stripes)) if role == "child" else None,
         "congestion": congestion_of(first),
         "rtt_ms": _ms([info.rtt_s for info in infos]),
         "min_rtt_ms": _ms([info.min_rtt_s for info in infos]),

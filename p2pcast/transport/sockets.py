@@ -2,6 +2,8 @@
 
 - TCP_NODELAY: control frames are small, and keepalives must not wait for an acknowledgement.
 - TCP_NOTSENT_LOWAT: little lies in the kernel that has not been sent, so that whichever stripe can send takes the next piece, and a newer version is not behind an older one.
+- SO_KEEPALIVE: a stripe that stands by sends nothing for hours, and what is between the ends, a NAT as a rule, forgets it unless something passes every few minutes; one that has been
+  forgotten all the same ends now, and not with the first piece that is sent on it.
 - SO_RCVLOWAT, on links that bring pieces (``gather``): the kernel wakes the process for the rest of a piece, not for each few packets of it, which costs as much as all that is done
   with the piece.
 - TCP_USER_TIMEOUT: links fall silent and are left long before (relay.liveness); but a socket that was closed with bytes queued for somebody who has vanished would
@@ -27,6 +29,8 @@ NOTSENT_LOWAT_BYTES = 128 * KIB
 """Unsent bytes that the kernel may hold for one stripe: less makes the pipe run dry, more makes every hop later."""
 USER_TIMEOUT_S = 30.0
 """Twice what a silent child is given."""
+KEEP_IDLE_S, KEEP_INTERVAL_S = 60, 10
+"""The first after so much silence, others after an unanswered one, until USER_TIMEOUT_S."""
 SO_MAX_PACING_RATE = 47
 """Linux's, which Python does not name."""
 MIN_PACE, MAX_PACE = 1024, (1 << 31) - 1
@@ -56,7 +60,10 @@ class Sockets:
             ("TCP_NODELAY", 1),
             ("TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BYTES),
             ("TCP_USER_TIMEOUT", int(USER_TIMEOUT_S * 1000)),
+            ("TCP_KEEPIDLE", KEEP_IDLE_S),
+            ("TCP_KEEPINTVL", KEEP_INTERVAL_S),
         ]
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options:
             if (option := getattr(socket, name, None)) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)

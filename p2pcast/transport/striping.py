@@ -1,4 +1,7 @@
-"""How many stripes a link gets: as few as fill the way, and never less than FEWEST. Pure.
+"""How many stripes a link is made of: as many as its way may turn out to need, and never less than FEWEST. Pure.
+
+Who dials knows the round trip, and of the rate what it has received before at best; so it makes a link for a way of ASSUMED_RATE_BPS. How many of its stripes carry pieces is decided by who
+sends, and anew whenever that knows better (relay.lanes): on a narrow way most of them stand by.
 
 The rule: the least power of two, from FEWEST to MOST, that meets these needs of a way of ``rate_bps`` and ``rtt_s``.
 
@@ -10,7 +13,7 @@ The rule: the least power of two, from FEWEST to MOST, that meets these needs of
 - *Start*: versions are bursts, between which a window is taken back to ten packets, and then doubles every round trip. Together the stripes have to reach
   the rate when each has START_GROWTH times that window.
 
-More stripes than needed take more of a shared way than is fair, and the last pieces wait for the slowest of them.
+More stripes in use than needed take more of a shared way than is fair, overrun the queue of a narrow one, and the last pieces wait for the slowest of them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ MOST = 16
 STRIPES_BY_DEFAULT = 4
 """Where the round trip is not known: to a parent that is asked to dial us."""
 ASSUMED_RATE_BPS = 100e6
-"""Where no transfer has shown more. What came slowly is no proof that the way is slow: it may have had too few stripes."""
+"""Where no transfer has shown more. Less is never assumed: what came slowly may have come through too few stripes, or from somebody slow."""
 ASSUMED_LOSS = 0.005
 """The receiver, who decides, can't see what is lost on the way to it."""
 FEWEST = 4

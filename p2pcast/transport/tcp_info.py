@@ -17,7 +17,8 @@ SIZE = 232
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
     """Bytes count payload from the beginning of the connection. ``retransmitted_bytes``: sent again, of ``sent_bytes``. ``window_packets``: that
-    congestion control lets be on the way; ``delivery_bps``: the last rate at which packets were acknowledged."""
+    congestion control lets be on the way; ``delivery_bps``: the last rate at which packets were acknowledged; ``busy_s``: how long there was something to send, or on
+    its way; ``held_back_s``: how much of that the other side's receive buffer, or this side's send buffer, was full."""
 
     rtt_s: float
     min_rtt_s: float
@@ -28,6 +29,8 @@ class TcpInfo:
     sent_bytes: int
     retransmitted_bytes: int
     delivery_bps: float
+    busy_s: float = 0.0
+    held_back_s: float = 0.0
 
 
 def parse(raw: bytes) -> TcpInfo:
@@ -51,6 +54,8 @@ def parse(raw: bytes) -> TcpInfo:
         sent_bytes=u64(200),
         retransmitted_bytes=u64(208),
         delivery_bps=u64(160) * 8.0,
+        busy_s=u64(168) / 1e6,
+        held_back_s=(u64(176) + u64(184)) / 1e6,
     )
 
 

@@ -332,7 +332,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
 
 SINCE: dict[Type, dict[str, Check]] = {
     Type.BEGUN: {"codec": text(16)},
-    Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG)},
+    Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG), "reserve": flag},
     Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
     Type.WELCOME: {"bearer": text(128)},

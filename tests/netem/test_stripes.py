@@ -12,6 +12,7 @@ from netem.stripes import run, sweep
 from netem.stripes.run import Bench, bench_stripes, judged
 from netem.stripes.sweep import Sweep
 from p2pcast.cli import cli
+from p2pcast.transport.striping import FEWEST
 
 WAY = Sweep(80e6, 0.0, 0.0, 1 << 20, (3,), ("reno",), (None, 65536), 1, 60.0)
 
@@ -23,7 +24,9 @@ def test_links_carry_versions_and_are_gone_afterwards(monkeypatch: pytest.Monkey
     calibrated, *rows = sweep.sweep(asdict(WAY))
     assert calibrated["off"] == []
     rows = [said["row"] for said in rows]
-    assert [(row["stripes"], row["buffer_bytes"]) for row in rows] == [(3, None), (3, 65536)]
+    assert [(row["stripes"], row["buffer_bytes"], row["chosen"]) for row in rows] == [
+        (3, None, False), (3, 65536, False), (FEWEST, None, True), (FEWEST, 65536, True),
+    ]  # fmt: skip
     for row in rows:
         assert row["whole"]
         assert row["left"] is None
@@ -46,8 +49,9 @@ def test_a_way_that_is_not_what_was_asked_gives_no_figures(monkeypatch: pytest.M
     assert calibrated["off"]
 
 
-def row(congestion: str, stripes: int, *mbit: float, buffer: int | None = None) -> dict[str, object]:
-    return {"congestion": congestion, "stripes": stripes, "goodputs_bps": [m * 1e6 for m in mbit], "buffer_bytes": buffer}
+def row(congestion: str, stripes: int, *mbit: float, buffer: int | None = None, chosen: bool = False) -> dict[str, object]:
+    goodputs_bps = [m * 1e6 for m in mbit]
+    return {"congestion": congestion, "stripes": stripes, "goodputs_bps": goodputs_bps, "buffer_bytes": buffer, "chosen": chosen}
 
 
 LONG = Sweep(100e6, 0.3, 0.001, 1 << 20, (1, 16), ("cubic", "bbr"), (None,), 2, 3.0)
@@ -56,17 +60,24 @@ LONG = Sweep(100e6, 0.3, 0.001, 1 << 20, (1, 16), ("cubic", "bbr"), (None,), 2, 
 def test_the_rule_is_compared_with_the_best() -> None:
     said = judged(
         LONG,
-        [row("cubic", 1, 9, 10, 11), row("cubic", 16, 40), row("bbr", 1, 30), row("bbr", 16, 36), row("bbr", 1, 99, buffer=1)],
+        [
+            row("cubic", 1, 9, 10, 11),
+            row("cubic", 16, 40),
+            row("bbr", 1, 30),
+            row("bbr", 4, 36),
+            row("bbr", 1, 99, buffer=1),
+            row("bbr", 4, 35, 36, 99, chosen=True),
+        ],
     )
     assert said["best"] == {"congestion": "cubic", "stripes": 16, "bps": 40_000_000}
-    assert said["choice"] == {"congestion": "bbr", "stripes": 16, "to_best": 0.9, "to_single_cubic": 3.6}
+    assert said["choice"] == {"congestion": "bbr", "stripes": 4, "to_best": 0.9, "to_single_cubic": 3.6}
     assert said["by_congestion"]["cubic"]["rule_to_best"] == 1.0
     assert said["by_congestion"]["bbr"]["of_ceiling"]["1"] == pytest.approx(30 / 95.6, abs=0.001)
 
 
 def test_what_was_not_tried_is_not_judged() -> None:
     said = judged(LONG, [row("cubic", 1, 10)])
-    assert said["choice"]["to_best"] is None
+    assert said["choice"] is None
     assert said["by_congestion"]["cubic"]["rule_to_best"] is None
 
 
@@ -78,13 +89,14 @@ def test_the_command_shows_ways_and_those_left_out(monkeypatch: pytest.MonkeyPat
         yield {"off": [], "tries": 1}
         for stripes in argument["stripes"]:
             yield {"row": row("bbr", stripes, 10.0 + stripes)}
+        yield {"row": row("bbr", 4, 20.8, chosen=True)}
 
     monkeypatch.setattr(run, "results", results)
     monkeypatch.setattr("netem.backend.chosen", lambda wanted: "uml")
     said = CliRunner().invoke(cli, ["bench", "stripes", "--rtt", "300", "--loss", "0", "--loss", "1", "--congestion", "bbr"])
     assert said.exit_code == 0, said.output
     assert "300 ms, 1.0%: left out, parent → child: 70.0 Mbit/s" in said.output
-    assert "a peer takes 16 × bbr: 1.00 of the best" in said.output
+    assert "a peer takes 4 × bbr: 0.80 of the best" in said.output
     document = bench_stripes(Bench("uml", 1e8, (0.3,), (0.0,), 1, (1,), ("bbr",), (None,), 1, 2.0), lambda way: None)
-    assert len(document["rows"]) == 1
+    assert [row["chosen"] for row in document["rows"]] == [False, True]
     assert document["ways"][0]["best"]["stripes"] == 1

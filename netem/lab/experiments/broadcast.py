@@ -179,7 +179,7 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
 
 def _tree(net: Namespaces, fleet: Fleet) -> Tree:
     """As the hub has planned it, of links as they are."""
-    stripes = [int(link["stripes"]) for links in fleet.links().values() for link in links if link["role"] == "parent"]
+    stripes = [int(link["stripes_in_use"]) for links in fleet.links().values() for link in links if link["role"] == "child"]
     return Tree(net.network, fleet.parents(), round(median(stripes)) if stripes else 1)
 
 

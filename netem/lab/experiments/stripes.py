@@ -1,22 +1,23 @@
 """What one p2pcast link carries over the way between ``parent`` and ``child``, by congestion control and number of stripes, and what a peer would choose by itself.
 
-A row for each: ``goodput_bps`` (the median), ``of_ceiling`` (of what the way carries after headers), ``to_single_cubic``, ``to_best`` (of all that was tried),
+Every setting gets ``links`` links, in turns: so neither a moment of the machine nor the luck of one link, which TCP remembers from version to version, decides.
+A row for each: ``goodput_bps`` (the median of all versions over all its links), ``of_ceiling`` (of what the way carries after headers), ``to_single_cubic``, ``to_best`` (of all that was tried),
 ``chosen``: whether it is what a peer takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from netem.description import Way
 from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
 from netem.lab.tables import filled
-from netem.stripes.run import judged
-from netem.stripes.sweep import ENDS, Sweep, ends, link
+from netem.stripes.run import PAYLOAD_SHARE, judged
+from netem.stripes.sweep import ENDS, Sweep, ends, link, settings
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, MIB
 from p2pcast.transport.sockets import settled
@@ -24,36 +25,55 @@ from p2pcast.transport.sockets import settled
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """``limit``: a version is cut off after so many times what it takes at the full rate."""
+    """``rounds``: versions over a link. ``limit``: a version is cut off after so many times what it takes at the full rate."""
 
     payload_mib: float = 12.0
     stripes: tuple[int, ...] = (1, 2, 4, 8)
     congestion: tuple[str, ...] = ("cubic", "bbr")
+    links: int = 1
     rounds: int = 3
     limit: float = 4.0
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = _sweep(argument)
+    given, links = _sweep(argument)
     for name in given.congestion:
         settled(name)
-    rows: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     with emulated(argument) as (net, calibrated):
         yield calibrated
         if calibrated["off"]:
             return
         with ends(net) as agents:
-            for congestion in given.congestion:
-                for stripes in given.stripes:
-                    yield {"note": f"{stripes} × {congestion}"}
-                    rows.append(link(net, agents, given, stripes, congestion, None))
+            for turn in range(1, links + 1):
+                for congestion, stripes in settings(given):
+                    yield {"note": f"{stripes or 'own choice'} × {congestion}, link {turn} of {links}"}
+                    made.append(link(net, agents, given, stripes, congestion, None))
+    rows = together(made)
     judgement = judged(given, rows)
     for row in rows:
-        yield {"row": _row(row, judgement)}
+        yield {"row": _row(row, judgement, PAYLOAD_SHARE * given.rate_bps)}
 
 
-def _sweep(argument: Mapping[str, Any]) -> Sweep:
-    """Raises UsageError."""
+def together(links: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each setting, of all its links. What was chosen may differ from link to link: that is one row, with the number of the most stripes."""
+    of: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
+    for row in links:
+        of.setdefault((row["congestion"], None if row["chosen"] else row["stripes"]), []).append(row)
+    return [
+        {
+            **rows[0],
+            "stripes": max(row["stripes"] for row in rows),
+            "goodputs_bps": [bps for row in rows for bps in row["goodputs_bps"]],
+            "retransmitted": fmean(row["retransmitted"] for row in rows),
+            "whole": all(row["whole"] for row in rows),
+        }
+        for rows in of.values()
+    ]
+
+
+def _sweep(argument: Mapping[str, Any]) -> tuple[Sweep, int]:
+    """The sweep, and how many links each setting gets. Raises UsageError."""
     parameters = filled(Parameters, argument["parameters"], "parameters")
     network = network_of(argument)
     if {host.name for host in network.hosts} != set(ENDS):
@@ -61,25 +81,27 @@ def _sweep(argument: Mapping[str, Any]) -> Sweep:
     there: Way = network.way(*ENDS)
     if there.rate_bps is None:
         raise UsageError("the experiment stripes needs a way with a rate")
-    if not all(1 <= number <= MAX_STRIPES for number in parameters.stripes) or parameters.rounds < 1 or parameters.limit < 1:
-        raise UsageError(f"parameters.stripes must be from 1 to {MAX_STRIPES}, rounds and limit 1 or more")
+    if (
+        not all(1 <= number <= MAX_STRIPES for number in parameters.stripes)
+        or min(parameters.links, parameters.rounds, parameters.limit) < 1
+    ):
+        raise UsageError(f"parameters.stripes must be from 1 to {MAX_STRIPES}, links, rounds and limit 1 or more")
     rtt_s = there.delay_s + network.way(*reversed(ENDS)).delay_s
-    return Sweep(
+    sweep = Sweep(
         there.rate_bps, rtt_s, there.loss, round(parameters.payload_mib * MIB), parameters.stripes, parameters.congestion, (None,),
         parameters.rounds, parameters.limit,
     )  # fmt: skip
+    return sweep, parameters.links
 
 
-def _row(row: Mapping[str, Any], judgement: Mapping[str, Any]) -> dict[str, Any]:
-    of = judgement["by_congestion"][row["congestion"]]["of_ceiling"][str(row["stripes"])]
+def _row(row: Mapping[str, Any], judgement: Mapping[str, Any], ceiling_bps: float) -> dict[str, Any]:
     goodput_bps = median(row["goodputs_bps"])
     single = judgement["single_cubic_bps"]
-    choice = judgement["choice"]
     return {
         "rtt_ms": round(row["rtt_s"] * 1e3, 3), "loss": round(row["loss"], 6), "congestion": row["congestion"], "stripes": row["stripes"],
-        "goodput_bps": goodput_bps, "of_ceiling": of, "retransmitted": round(row["retransmitted"], 5),
+        "goodput_bps": goodput_bps, "of_ceiling": round(goodput_bps / ceiling_bps, 3), "retransmitted": round(row["retransmitted"], 5),
         "to_single_cubic": None if not single else round(goodput_bps / single, 3),
         "to_best": round(goodput_bps / judgement["best"]["bps"], 3),
-        "chosen": (row["congestion"], row["stripes"]) == (choice["congestion"], choice["stripes"]),
-        "whole": row["whole"], "rounds": len(row["goodputs_bps"]),
+        "chosen": row["chosen"],
+        "whole": row["whole"], "rounds": len(row["goodputs_bps"]), "goodputs_bps": row["goodputs_bps"],
     }  # fmt: skip

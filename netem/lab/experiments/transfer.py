@@ -24,7 +24,7 @@ from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
 from p2pcast.transport.sockets import own_congestion, settled, window_bytes
-from p2pcast.transport.striping import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window, stripes
+from p2pcast.transport.striping import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window
 from topology.model import chain_time_s
 
 ENDS: Final = ("parent", "child")
@@ -98,8 +98,9 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         with ends(net) as agents:
             first_s = None
             for words in given.sends:
-                send = _chosen(_send(words), way)
-                row = _row(given, send, sizes, way, link(net, agents, *_sweep(given, send, sizes, way), None))
+                send = _send(words)
+                sweep = _sweep(given, send, sizes, way)
+                row = _row(given, send, sizes, way, link(net, agents, sweep, send.stripes, sweep.congestion[0], None))
                 first_s = first_s or row["seconds"]
                 yield {"row": {"send": words, **row, "to_first": round(row["seconds"] / first_s, 4)}}
 
@@ -124,30 +125,21 @@ def _send(words: str) -> Send:
     return Send(payload, int(rest[0]), rest[1])
 
 
-def _chosen(send: Send, way: Way) -> Send:
-    return (
-        send
-        if send.stripes
-        else Send(send.payload, stripes(Way(way.rtt_s, way.rate_bps, way.congestion, way.window_bytes)), way.congestion)
-    )
-
-
-def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> tuple[Sweep, int, str]:
-    assert send.stripes is not None
-    assert send.congestion is not None
+def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
     size = sizes[send.payload]
     limit = max(given.limit, LEAST_S * way.rate_bps / (8 * size))
     rounds = min(given.rounds, ceil(ENOUGH_S * way.rate_bps / (8 * size)))
-    sweep = Sweep(way.rate_bps, way.rtt_s, way.loss, size, (send.stripes,), (send.congestion,), (None,), rounds, limit)
-    return sweep, send.stripes, send.congestion
+    congestion = send.congestion or way.congestion
+    return Sweep(way.rate_bps, way.rtt_s, way.loss, size, (), (congestion,), (None,), rounds, limit)
 
 
 def _row(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, carried: Mapping[str, Any]) -> dict[str, Any]:
     size = sizes[send.payload]
     goodput_bps = median(carried["goodputs_bps"])
-    seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, send, way)
+    stripes, congestion = carried["stripes"], carried["congestion"]
+    seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, stripes, congestion, way)
     row = {
-        "payload": send.payload, "stripes": send.stripes, "congestion": send.congestion, "simulated": False,
+        "payload": send.payload, "stripes": stripes, "congestion": congestion, "simulated": False,
         "rate_mbps": round(way.rate_bps / 1e6, 3), "rtt_ms": round(way.rtt_s * 1e3, 3), "loss": round(way.loss, 6),
         "bytes": size, "of_dense": round(size / sizes["dense"], 5), "seconds": round(seconds, 4),
         "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4), "of_ceiling": round(goodput_bps / way.rate_bps / PAYLOAD_SHARE, 4),
@@ -159,12 +151,11 @@ def _row(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, carr
     return row
 
 
-def _predicted_s(size: int, send: Send, way: Way) -> float:
-    assert send.stripes is not None
+def _predicted_s(size: int, stripes: int, congestion: str, way: Way) -> float:
     rate_bps = way.rate_bps * PAYLOAD_SHARE
-    if way.loss and way.rtt_s and send.congestion not in LOSS_BLIND:
-        window = lossy_window(send.congestion or "", way.rtt_s, way.loss) * SEGMENT_BYTES
-        rate_bps = min(rate_bps, send.stripes * 8 * window / way.rtt_s)
+    if way.loss and way.rtt_s and congestion not in LOSS_BLIND:
+        window = lossy_window(congestion, way.rtt_s, way.loss) * SEGMENT_BYTES
+        rate_bps = min(rate_bps, stripes * 8 * window / way.rtt_s)
     return chain_time_s(size, [rate_bps], PIECE_BYTES, [way.rtt_s])
 
 

@@ -15,6 +15,7 @@ from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.shown import shown
 from p2pcast.transport.sockets import (
+    KEEP_IDLE_S,
     MAX_PACE,
     MIN_PACE,
     SO_MAX_PACING_RATE,
@@ -66,8 +67,12 @@ async def test_both_ends_are_tuned_and_shown() -> None:
             assert congestion_of(stripe.socket) == "reno"
             assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_S * 1000
             assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert stripe.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEP_IDLE_S
         said = shown(link, "parent")
         assert (said["role"], said["stripes"], said["congestion"]) == ("parent", 2, "reno")
+        assert said["stripes_in_use"] is None, "who sends knows"
+        assert shown(other.links[0], "child")["stripes_in_use"] == 2
         assert said["send_buffer_bytes"] > shown(other.links[0], "child")["receive_buffer_bytes"] / 100
         assert said["received_bytes"] > 0
         assert said["rtt_ms"] > 0
@@ -91,6 +96,7 @@ async def test_the_number_of_stripes_may_be_left_to_the_round_trip() -> None:
     try:
         link = await dial(Owner(), *listener.address, ME, purpose="data", role="child", stripes=three)
         assert len(link.stripes) == link.expected == 3
+        assert link.reserve
         while len(other.links[0].stripes) < 3:
             await other.writable.wait()
             other.writable.clear()
@@ -149,11 +155,13 @@ def test_tcp_info_is_read_where_it_lies() -> None:
     struct.pack_into("=I", raw, 16, 1448)
     struct.pack_into("=QQ", raw, 120, 1, 2)
     struct.pack_into("=Q", raw, 160, 1_000_000)
+    struct.pack_into("=QQQ", raw, 168, 10_000_000, 2_000_000, 500_000)
     struct.pack_into("=QQ", raw, 200, 3, 4)
     info = parse(bytes(raw))
     assert (info.rtt_s, info.min_rtt_s, info.window_packets, info.segment_bytes) == (0.15, 0.14, 10, 1448)
     assert (info.acked_bytes, info.received_bytes, info.sent_bytes, info.retransmitted_bytes) == (1, 2, 3, 4)
     assert info.delivery_bps == 8e6
+    assert (info.busy_s, info.held_back_s) == (10.0, 2.5)
 
 
 def test_an_older_kernel_says_less() -> None:

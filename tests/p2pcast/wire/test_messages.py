@@ -288,6 +288,7 @@ def _sample(kind):
         (Type.ENROL, "request", bytes(limits.MAX_CERTIFICATE_BYTES + 1)),
         (Type.EVICTED, "nodes", [b"short"]),
         (Type.CHALLENGE, "authority", "text"),
+        (Type.ATTACH, "reserve", 1),
         (Type.WELCOME, "bearer", "b" * 129),
         (Type.JOIN, "families", [True]),
         (Type.ENGINE, "lead", [bytes(16), "h"]),

@@ -1,0 +1,70 @@
+"""How many of a link's stripes carry pieces; the others stand ready. Pure: it is told what the kernel says.
+
+Who dials has to choose a number of stripes (transport.striping) before it knows what the way carries, and chooses enough for a fast one. Who sends finds out, and uses as few as do:
+several BBR connections overrun the queue of a narrow way together, and as many pieces as there are stripes in use share its rate, which every hop of a chain adds to a version's time.
+
+- Congestion control that loss holds back (CUBIC, Reno): all of them. What comes through slowly is no proof of a slow way there.
+- BBR: FEWEST, which fill a way whatever is lost on it (docs/measurements.md).
+- Twice as many whenever those in use were held back by their windows, the receiver's buffers or the sender's, for most of the time that they had something to send. A narrow way alone
+  never does that: there it is BBR that holds back. Never fewer again on the same link: a way for which windows were too small once is as long and as wide the next time.
+- NARROW, where less than NARROW_BPS have passed and little of it is on the way at once; FEWEST again as soon as more has passed. What is compared is what passes while there is something
+  to send, over so many round trips that slow start is over; that too few stripes make a way look narrow can't last, since two of BBR carry more than half of any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from p2pcast.transport.striping import FEWEST, LOSS_BLIND
+from p2pcast.transport.tcp_info import TcpInfo
+
+HELD_BACK: Final = 0.5
+"""Of the time that they were busy."""
+NARROW: Final = 2
+"""Measured at 10 Mbit/s and 100 ms: two carry 0.90 of the way and more, four 0.77–0.89, eight 0.58–0.65."""
+NARROW_BPS: Final = 20e6
+"""Below it no processor is too busy for a stripe, which is what the others are for within a site."""
+NARROW_BYTES: Final = 250_000
+"""On the way at once. At 10 Mbit/s and 300 ms, 375 kB, four are the better."""
+MORE: Final = 1.25
+"""Times that: a way at the limit keeps what it has."""
+TELLING_S: Final = 1.0
+TELLING_ROUND_TRIPS: Final = 8
+
+
+def at_first(most: int, congestion: str | None) -> int:
+    """Of ``most`` stripes; ``congestion``: of who sends, None where its kernel does not say."""
+    return min(most, FEWEST) if congestion in LOSS_BLIND else most
+
+
+class Lanes:
+    """What the stripes in use of one link come up against."""
+
+    def __init__(self) -> None:
+        self._last: Sequence[TcpInfo] = ()
+        self._mark: Sequence[TcpInfo] = ()
+        """Since when what passes is measured."""
+
+    def look(self, in_use: int, most: int, infos: Sequence[TcpInfo]) -> int:
+        """How many are to be used from now on. ``infos``: of those in use, now and then while there is something to send."""
+        since = list(zip(infos, self._last, strict=False))
+        self._last = infos
+        busy_s = sum(now.busy_s - last.busy_s for now, last in since)
+        if busy_s > 0 and sum(now.held_back_s - last.held_back_s for now, last in since) > HELD_BACK * busy_s:
+            return min(most, max(FEWEST, 2 * in_use))
+        return in_use if in_use > FEWEST else min(most, self._by_rate(in_use, infos))
+
+    def _by_rate(self, in_use: int, infos: Sequence[TcpInfo]) -> int:
+        if len(infos) != len(self._mark) or not infos:
+            self._mark = infos
+            return in_use
+        rtt_s = min(info.min_rtt_s for info in infos)
+        busy_s = max(now.busy_s - mark.busy_s for now, mark in zip(infos, self._mark, strict=True))
+        if busy_s < max(TELLING_S, TELLING_ROUND_TRIPS * rtt_s):
+            return in_use
+        passed_bytes = sum(now.acked_bytes - mark.acked_bytes for now, mark in zip(infos, self._mark, strict=True))
+        self._mark = infos
+        rate_bps = 8 * passed_bytes / busy_s
+        full = max(rate_bps / NARROW_BPS, rate_bps * rtt_s / 8 / NARROW_BYTES)
+        return NARROW if full < 1 else FEWEST if full > MORE else in_use

@@ -1,0 +1,234 @@
+"""Of a link's stripes so many carry pieces as the way needs: by rule, and on real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.relay import downstream as module
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.lanes import NARROW, NARROW_BPS, TELLING_ROUND_TRIPS, Lanes, at_first
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.store.store import Store
+from p2pcast.transport.dial import dial
+from p2pcast.transport.link import Link
+from p2pcast.transport.listener import Listener
+from p2pcast.transport.shown import shown
+from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.striping import FEWEST
+from p2pcast.transport.tcp_info import TcpInfo
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.token import Token
+
+TOKEN = Token(bytes(16), bytes(20))
+LIMIT_S = 60.0
+STRIPES = 16
+STATE = [131_072] * 64
+"""Cells: more than sockets take, all together."""
+SMALL = Sockets(buffer_bytes=65536)
+
+
+def infos(*times_s: tuple[float, float], acked_bytes: int = 0, rtt_s: float = 0.1) -> list[TcpInfo]:
+    return [TcpInfo(rtt_s, rtt_s, 10, 1448, acked_bytes, 0, 0, 0, 0.0, busy_s, held_back_s) for busy_s, held_back_s in times_s]
+
+
+class Sending:
+    """A link that has something to send all the time, over stripes that share its way evenly."""
+
+    def __init__(self) -> None:
+        self.lanes, self.in_use, self.at_s, self.acked_bytes = Lanes(), FEWEST, 0.0, 0
+
+    def at(self, rate_bps: float, rtt_s: float, for_s: float = 20.0) -> list[int]:
+        """What is used, look by look, while so much passes."""
+        used = []
+        for _ in range(int(for_s * 4)):
+            self.at_s += 0.25
+            self.acked_bytes += int(rate_bps * 0.25 / 8 / self.in_use)
+            each = infos(*[(self.at_s, 0.0)] * self.in_use, acked_bytes=self.acked_bytes, rtt_s=rtt_s)
+            self.in_use = self.lanes.look(self.in_use, 16, each)
+            used.append(self.in_use)
+        return used
+
+
+def test_all_carry_where_loss_holds_each_back_or_nobody_knows() -> None:
+    assert at_first(16, "cubic") == at_first(16, "reno") == at_first(16, None) == 16
+    assert at_first(16, "bbr") == FEWEST
+    assert at_first(2, "bbr") == 2
+
+
+def test_windows_that_are_too_small_are_made_up_for_at_once() -> None:
+    lanes = Lanes()
+    assert lanes.look(4, 16, infos((1.0, 0.9), (1.0, 0.3))) == 4, "there is nothing to compare with yet"
+    assert lanes.look(4, 16, infos((2.0, 1.8), (2.0, 0.6))) == 8
+    assert lanes.look(8, 16, infos((3.0, 2.7), (3.0, 0.9), (0.2, 0.0))) == 16
+    assert lanes.look(16, 16, infos((4.0, 3.6), (4.0, 1.2), (0.4, 0.0))) == 16, "there are no more"
+    assert lanes.look(16, 16, infos((5.0, 3.6), (5.0, 1.2), (0.6, 0.0))) == 16, "and never fewer again"
+
+
+def test_what_was_before_the_last_look_does_not_count() -> None:
+    lanes = Lanes()
+    assert lanes.look(4, 16, infos((10.0, 9.0))) == 4
+    assert lanes.look(4, 16, infos((20.0, 9.5), acked_bytes=1 << 30)) == 4
+    assert lanes.look(4, 16, infos((20.0, 9.5), acked_bytes=1 << 30)) == 4, "there was nothing to send"
+    assert lanes.look(4, 16, []) == 4, "the kernel says nothing"
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "rtt_s", "used"),
+    [
+        (10e6, 0.1, NARROW), (10e6, 0.15, NARROW), (10e6, 0.3, FEWEST), (30e6, 0.15, FEWEST), (15e6, 0.01, NARROW),
+        (100e6, 0.0002, FEWEST), (1e6, 0.0002, NARROW), (1e9, 0.3, FEWEST),
+    ],
+)  # fmt: skip
+def test_a_narrow_way_has_few(rate_bps: float, rtt_s: float, used: int) -> None:
+    assert Sending().at(rate_bps, rtt_s)[-1] == used
+
+
+def test_nothing_is_concluded_from_slow_start() -> None:
+    used = Sending().at(1e6, 0.2)
+    assert used[: used.index(NARROW)] == [FEWEST] * int(TELLING_ROUND_TRIPS * 0.2 * 4 + 1)
+
+
+def test_a_way_that_carries_more_is_taken_at_its_word_and_one_at_the_limit_keeps_what_it_has() -> None:
+    sending = Sending()
+    assert sending.at(10e6, 0.05)[-1] == NARROW
+    assert set(sending.at(1.1 * NARROW_BPS, 0.05)) == {NARROW}
+    assert sending.at(2 * NARROW_BPS, 0.05)[-1] == FEWEST
+    assert set(sending.at(1.1 * NARROW_BPS, 0.05)) == {FEWEST}
+
+
+times = st.tuples(st.floats(0, 1e6), st.floats(0, 1e6))
+
+
+@given(st.integers(1, 16), st.integers(0, 16), st.lists(st.lists(times, max_size=5), max_size=5))
+def test_always_some_and_never_more_than_there_are(in_use: int, more: int, looks: list[list[tuple[float, float]]]) -> None:
+    lanes, most = Lanes(), min(16, in_use + more)
+    for each in looks:
+        in_use = lanes.look(in_use, most, infos(*each))
+        assert 1 <= in_use <= most
+
+
+class End:
+    """A parent, or a child that may stop reading."""
+
+    def __init__(self, maker, root: Path, number: int) -> None:
+        self.maker = maker
+        self.identity = Identity(bytes([number]) * 16, f"n{number}", TOKEN)
+        self.store = Store(root / str(number), maker.key.public)
+        self.node = Node(self, bytes([number]) * 16, maker.key.public)
+        self.node.add_layout(maker.layout)
+        self.downstream = Downstream(self.node)
+        self.whole = asyncio.Event()
+
+    def make_log(self, open_, layout):
+        return self.store.begin(open_, layout)
+
+    def on_opened(self, holding): ...
+
+    def on_complete(self, holding):
+        self.whole.set()
+
+    def on_offered(self, upstream): ...
+    def on_upstream_lost(self, upstream, error): ...
+
+    def accept_link(self, link: Link, hello) -> None:
+        link.owner = self.downstream
+        self.downstream.accept(link)
+
+    def on_link_event(self, link, stripe, event): ...
+    def on_link_read(self, link, payload_bytes): ...
+    def on_link_writable(self, link, stripe): ...
+    def on_link_closed(self, link, error): ...
+
+    def publish(self, made) -> None:
+        record = Assembly(made.open, self.maker.key.public, self.maker.layout).open
+        log = self.store.begin(record, self.maker.layout)
+        holding = self.node.open(made.open, None, log)
+        log.write(0, [made.log])
+        for batch in made.batches:
+            self.node.add_local(holding, batch)
+        self.node.seal(holding, made.manifest)
+
+
+@pytest.fixture
+async def pair(maker, tmp_path: Path):
+    parent, child = End(maker, tmp_path, 1), End(maker, tmp_path, 2)
+    listener = Listener(parent, parent.identity, sockets=SMALL)
+    await listener.start("127.0.0.1", 0)
+    running = [asyncio.ensure_future(work) for work in (parent.node.run(), parent.downstream.run(), child.node.run())]
+
+    async def attach(stripes) -> tuple[Link, Link, Upstream]:
+        upstream = Upstream(child.node, live=True)
+        link = await dial(
+            upstream, *listener.address, child.identity, purpose="data", role="child", stripes=stripes, sockets=SMALL
+        )
+        upstream.start(link)
+        running.append(asyncio.ensure_future(upstream.run()))
+        await upstream.attached.wait()
+        (above,) = parent.downstream.children
+        return above, link, upstream
+
+    async with asyncio.timeout(LIMIT_S):
+        yield parent, child, attach
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    await listener.stop()
+    for end in (parent, child):
+        end.downstream.close()
+        end.node.close()
+
+
+def carried(link: Link) -> list[int]:
+    """The stripes over which pieces have come."""
+    infos = {number: stripe.info() for number, stripe in link.stripes.items()}
+    return [number for number, info in infos.items() if info is not None and info.received_bytes > 65536]
+
+
+@pytest.mark.parametrize(("stripes", "used"), [(STRIPES, STRIPES), (lambda rtt_s: STRIPES, FEWEST)], ids=["stated", "chosen"])
+async def test_of_as_many_as_were_chosen_few_carry_and_all_that_were_stated(pair, maker, monkeypatch, stripes, used) -> None:
+    monkeypatch.setattr(module, "congestion_of", lambda sock: "bbr")
+    monkeypatch.setattr(Lanes, "look", lambda self, in_use, most, infos: in_use)
+    filled = asyncio.Event()
+    pause = Stripe.pause_writing
+    monkeypatch.setattr(Stripe, "pause_writing", lambda self: (pause(self), filled.set()))
+    parent, child, attach = pair
+    above, below, _ = await attach(stripes)
+    assert (len(below.stripes), shown(above, "child")["stripes_in_use"]) == (STRIPES, used)
+    below.pause_reading()
+    parent.publish(maker.make(STATE))
+    while sum(not stripe.writable for stripe in above.stripes.values()) < used:
+        await filled.wait()
+        filled.clear()
+    assert [stripe.number for stripe in above.stripes.values() if stripe.writable] == list(range(used, STRIPES))
+    below.resume_reading()
+    await child.whole.wait()
+    assert carried(below) == list(range(used))
+
+
+async def test_a_link_that_its_receivers_buffers_hold_back_uses_all_it_has(pair, maker, monkeypatch) -> None:
+    monkeypatch.setattr(module, "congestion_of", lambda sock: "bbr")
+    widened = asyncio.Event()
+    look = Lanes.look
+
+    def looked(*arguments) -> int:
+        widened.set()
+        return look(*arguments)
+
+    monkeypatch.setattr(Lanes, "look", looked)
+    parent, child, attach = pair
+    above, below, _ = await attach(lambda rtt_s: STRIPES)
+    below.pause_reading()
+    parent.publish(maker.make(STATE))
+    while above.in_use < STRIPES:
+        await widened.wait()
+        widened.clear()
+    below.resume_reading()
+    await child.whole.wait()
