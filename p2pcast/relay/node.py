@@ -207,7 +207,7 @@ class Node:
         if source is not None:
             self.writeback.note(holding.id, holding.log, (Kind.OPEN, bytes(open_signed)))
         self.owner.on_opened(holding)
-        if self.downstream is not None:
+        if self.downstream is not None and not excerpt:
             self.downstream.opened(holding, push=pushed)
         self.look()
         return holding

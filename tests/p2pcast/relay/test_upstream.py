@@ -201,6 +201,23 @@ async def test_a_child_that_never_saw_the_open_is_told_that_it_is_gone(child, ma
     assert "twice" in str(link.error)
 
 
+async def test_what_is_here_as_an_excerpt_is_fed_to_no_child_that_wished_for_all_of_it(child, maker):
+    node, _, _ = child
+    node.add_layout(maker.layout)
+    link = Heard(node.downstream)
+    node.downstream.accept(link)
+    wish = maker.make([5000] * 3)
+    ask = {"live": True, "layouts": [], "want": [[wish.id, []]]}
+    node.downstream.on_link_event(link, None, Message(Type.ATTACH, ask))
+    node.excerpts.add(wish.id)
+    node.give_up(node.open(wish.open, None))
+    assert [said[0] for said in link.said] == [Type.ATTACHED]
+    node.excerpts.clear()
+    holding = node.open(wish.open, None)
+    (feed,) = node.downstream.children[link].feeds
+    assert feed.artifact is holding.artifact, "the wish is kept until it opens for good"
+
+
 async def test_what_the_hub_has_opened_makes_a_link_active_before_the_parent_has_it(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
