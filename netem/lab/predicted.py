@@ -1,6 +1,6 @@
 """What the model of trees (``topology.flow``), by which p2pcast compares its plans, says of a broadcast on an emulated network. Pure.
 
-Of a link's rate, payload gets what headers leave; as many pieces as a link has stripes share its rate, so each takes as many times as long. That is arithmetic, nothing is fitted.
+Of a link's rate, payload gets what headers leave; as many pieces as a link has stripes in use share its rate, so each takes as many times as long. That is arithmetic, nothing is fitted.
 Each pair of hosts has the round trip that the network's description gives it.
 """
 
@@ -46,7 +46,7 @@ class Ways(Network):
 
 
 class Tree:
-    """``above``: of each peer, the one that feeds it, or ``HUB``. ``stripes``: of each link."""
+    """``above``: of each peer, the one that feeds it, or ``HUB``. ``stripes``: in use, of each link."""
 
     def __init__(self, network: Emulated, above: Mapping[str, str], stripes: int = 1) -> None:
         self.network = network

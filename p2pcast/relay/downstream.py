@@ -330,8 +330,9 @@ class Downstream:
             if child.lanes is None or not child.feeds:
                 continue
             infos = [info for stripe in link.carriers if (info := stripe.info()) is not None]
-            link.in_use = child.lanes.look(link.in_use, link.expected, infos)
-            self._pump_all(child)
+            before, link.in_use = link.in_use, child.lanes.look(link.in_use, link.expected, infos)
+            if link.in_use > before:
+                self._pump_all(child)
 
     # -- sending
 
