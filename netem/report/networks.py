@@ -133,11 +133,11 @@ def _pictures(given: Sequence[Document], whole: Sequence[Document]) -> list[Pict
 
 def stripes(document: Document) -> Section:
     measured = [way for way in document["ways"] if "choice" in way]
-    numbers = sorted({row["stripes"] for row in document["rows"]})
+    numbers = sorted({row["stripes"] for row in document["rows"] if not row.get("chosen")})
     names = list(dict.fromkeys(row["congestion"] for row in document["rows"]))
     blocks = [
         f"One p2pcast link over real netem ({document['backend']}), {figure(document['rate_bps'] / 1e6)} Mbit/s, versions of {document['payload_bytes'] / MIB:.3g} MiB. Goodput ÷ what the way carries after headers, "
-        "and what a peer chooses by itself. Each way was measured first: one that was off by more than 5 % has no figures.",
+        "and what p2pcast chooses by itself, on a link of its own. Each way was measured first: one that was off by more than 5 % has no figures.",
         table(
             ["round trip", "loss", *(f"{name}: {n}" for name in names for n in numbers), "chosen", "÷ best", "÷ one CUBIC"],
             (

@@ -1,8 +1,8 @@
-"""What one p2pcast link carries over the way between ``parent`` and ``child``, by congestion control and number of stripes, and what a peer would choose by itself.
+"""What one p2pcast link carries over the way between ``parent`` and ``child``, by congestion control and number of stripes, and where both ends choose by themselves.
 
 Every setting gets ``links`` links, in turns: so neither a moment of the machine nor the luck of one link, which TCP remembers from version to version, decides.
 A row for each: ``goodput_bps`` (the median of all versions over all its links), ``of_ceiling`` (of what the way carries after headers), ``to_single_cubic``, ``to_best`` (of all that was tried),
-``chosen``: whether it is what a peer takes.
+``goodputs_bps`` of each version. ``chosen``: whether p2pcast chose the stripes by itself, ``stripes`` being those that it used in the end.
 """
 
 from __future__ import annotations
