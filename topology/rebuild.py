@@ -53,13 +53,13 @@ def admit(
     chains: int,
     turned: Iterable[str] = (),
     region_of: Callable[[str], str] = lambda _: "",
-    root_region: str = "",
+    apart: bool = False,
     epoch: Epoch,
 ) -> Plan:
     """Append a newcomer or a replacement at the tail of the shortest chain, or as a new head while there are fewer than `chains`.
 
-    A tail in the newcomer's own region is preferred while its chain is not longer than the shortest by more than `FAR_HOPS`; than none, where a chain might
-    be begun for a peer that is not in the hub's region. `turned`: members
+    A tail in the newcomer's own region is preferred while its chain is not longer than the shortest by more than `FAR_HOPS`; with `apart`, it is preferred
+    to beginning a chain, too, as long as it is no further down than that. `turned`: members
     that have become leaves since the plan was made; those that feed nobody yet are not asked to feed the newcomer. Takes time in proportion to
     the number of chains, copies apart. Raises PlanError when the newcomer is in the plan already.
     """
@@ -67,12 +67,12 @@ def admit(
         raise PlanError(f"peer {member.id!r} is in the plan already: excise it before it comes back")
     fresh = {p for p in turned if p in plan and p not in plan.leaves and not plan.children(p)}
     known = plan.changed(plan.epoch, {}, leaves=plan.leaves | fresh) if fresh else plan
-    return renew(plan, _appended(known, member, chains, region_of, root_region), epoch)
+    return renew(plan, _appended(known, member, chains, region_of, apart=apart), epoch)
 
 
-def _appended(plan: Plan, member: Member, chains: int, region_of: Callable[[str], str], root_region: str = "") -> Plan:
+def _appended(plan: Plan, member: Member, chains: int, region_of: Callable[[str], str], *, apart: bool = False) -> Plan:
     full = len(plan.children(ROOT)) >= chains
-    near = _near(plan, member.region, region_of, None if full else 0) if full or member.region != root_region else None
+    near = _near(plan, member.region, region_of, None if full else 0) if full or apart else None
     if near is None:
         return grow(plan, [member], chains)
     leaves = plan.leaves | {member.id} if member.leaf else None

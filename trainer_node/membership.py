@@ -157,7 +157,7 @@ class Membership:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
         plan = admit(
             self.plan, member, chains=self._number_of_chains(), region_of=self._region_of,
-            root_region=self._network.root_region, epoch=self._next(),
+            apart=self._chains is None and peer.region != self._network.root_region, epoch=self._next(),
         )  # fmt: skip
         self._touch(peer.ident)
         self.plan = self._mended(plan, now)

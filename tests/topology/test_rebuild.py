@@ -88,11 +88,11 @@ def test_a_newcomer_is_not_fed_by_a_leaf() -> None:
 def test_a_newcomer_begins_no_chain_where_its_region_can_feed_it() -> None:
     plan = Plan((1, 1), {"a": ROOT, "b": "a"})
     newcomer = Member("n", "eu")
-    assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", epoch=(1, 2)).parent["n"] == "b"
-    assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", root_region="eu", epoch=(1, 2)).parent["n"] == ROOT
-    assert admit(plan, newcomer, chains=5, region_of=lambda _: "us", epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", apart=True, epoch=(1, 2)).parent["n"] == "b"
+    assert admit(plan, newcomer, chains=5, region_of=lambda _: "eu", epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(plan, newcomer, chains=5, region_of=lambda _: "us", apart=True, epoch=(1, 2)).parent["n"] == ROOT
     long = Plan((1, 1), {f"p{n:02}": f"p{n - 1:02}" if n else ROOT for n in range(9)})
-    assert admit(long, newcomer, chains=5, region_of=lambda _: "eu", epoch=(1, 2)).parent["n"] == ROOT
+    assert admit(long, newcomer, chains=5, region_of=lambda _: "eu", apart=True, epoch=(1, 2)).parent["n"] == ROOT
 
 
 def test_what_the_end_of_a_region_feeds_elsewhere_takes_the_newcomers_place() -> None:
