@@ -197,7 +197,9 @@ class World:
         self._at(self.now + (self._rtt_s(peer, ROOT) / 2 if told else HUB_SILENCE_S), lambda: self._lost(peer))
 
     def _lost(self, peer: str) -> None:
-        """The hub's own connection to it has been silent for too long."""
+        """The hub's own connection to it has been silent for too long; not where it has come back meanwhile."""
+        if peer not in self._dead:
+            return
         self._dead.discard(peer)
         self._there.discard(peer)
         self._staged.pop(peer, None)

@@ -1,14 +1,20 @@
 """What the model of trees (``topology.flow``), by which p2pcast compares its plans, says of a broadcast on an emulated network. Pure.
 
-Of a link's rate, payload gets what headers leave; as many pieces as a link has stripes in use share its rate, so each takes as many times as long. That is arithmetic, nothing is fitted.
-Each pair of hosts has the round trip that the network's description gives it.
+Of a link's rate, payload gets what headers leave; as many pieces as a link has stripes in use share its rate, so each takes as many times as long; those that a trunk leads to, or from, share it.
+That is arithmetic, nothing is fitted. Each pair of hosts has the round trip that the network's description gives it.
+
+Connections are taken to be open and warm, as they are from one version to the next: BBR, by which p2pcast sends, begins again at the rate that it knew, however long it rested (unlike
+CUBIC, there is no slow start after idleness). Processors are taken to cost nothing: what encodes, proves and passes on. So a first version, and one that is through within a few
+tenths of a second, take longer than is predicted.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 from netem.broadcast.rivals import HUB
@@ -46,12 +52,24 @@ class Ways(Network):
 
 
 class Tree:
-    """``above``: of each peer, the one that feeds it, or ``HUB``. ``stripes``: in use, of each link."""
+    """``above``: of each peer, the one that feeds it, or ``HUB``. ``stripes``: in use, of each link, or by the peer that it feeds."""
 
-    def __init__(self, network: Emulated, above: Mapping[str, str], stripes: int = 1) -> None:
+    def __init__(self, network: Emulated, above: Mapping[str, str], stripes: int | Mapping[str, int] = 1) -> None:
         self.network = network
-        self.stripes = stripes
         self.above = dict(above)
+        self._stripes = (
+            dict.fromkeys(above, stripes) if isinstance(stripes, int) else {peer: stripes.get(peer, 1) for peer in above}
+        )
+        regions = {host.name: host.region for host in network.hosts}
+        self._regions = regions
+        apart = [(regions[feeder], regions[peer]) for peer, feeder in above.items() if regions[feeder] != regions[peer]]
+        self._out, self._in = Counter(a for a, _ in apart), Counter(b for _, b in apart)
+        """Links of the plan over each trunk."""
+
+    @property
+    def stripes(self) -> int:
+        """Of a link, the median."""
+        return round(median(self._stripes.values())) if self._stripes else 1
 
     def way(self, peer: str) -> list[str]:
         """From the hub to a peer, both included."""
@@ -92,10 +110,12 @@ class Tree:
         return packets * PIECE_BYTES / (PIECE_BYTES + PIECE_HEADER_BYTES + HASH_BYTES)
 
     def predicted_s(self, payload_bytes: int, events: Sequence[Event] = ()) -> float | None:
-        """Until the last peer has it all. None where the model can't say: of cut, frozen and joining peers it knows nothing."""
-        if any(event.do not in ("kill", "degrade") or event.place not in self.above for event in events):
+        """Until the last peer has it all. None where the model can't say: of frozen ones, whose kernels go on receiving, of those that join, whose processes have to start, of
+        those that are cut off for good, and of what befalls trunks."""
+        blows = _blows(events, self.share)
+        if blows is None or any(blow.peer not in self.above for blow in blows):
             return None
-        ways = Ways(root_region=HUB, network=self.network, piece_bytes=self.stripes * PIECE_BYTES)
+        ways = Ways(root_region=HUB, network=self.network)
         limits = {peer: self._peer_bps(peer) * self.share for peer in self.above}
         uplink_bps = self._bps(HUB)
         if not events:
@@ -107,7 +127,6 @@ class Tree:
             peer_bps=next(iter(limits.values())), network=self._alike(),
         )  # fmt: skip
         links = {peer: ROOT if above == HUB else above for peer, above in self.above.items()}
-        blows = [Blow(event.at_s, event.place, _degraded(event, self.share)) for event in events]
         return max(replay(scenario, links, blows, self.chains).values(), default=0.0)
 
     def _flowing(self, payload_bytes: int, uplink_bps: float, limits: Mapping[str, float], ways: Ways) -> float:
@@ -120,8 +139,16 @@ class Tree:
         while left:
             now_s, finished = flow.advance(now_s + 3600.0)
             left -= len(finished)
-            last_s = max([last_s, *(now_s + flow.hops_s(peer) for peer in finished)])
+            last_s = max([last_s, *(now_s + self._hops_s(peer, payload_bytes, limits) for peer in finished)])
         return last_s
+
+    def _hops_s(self, peer: str, payload_bytes: int, limits: Mapping[str, float]) -> float:
+        """What the hops down to a peer add."""
+        total_s = 0.0
+        for above, below in pairwise(self.way(peer)):
+            waiting_bytes = min(self._stripes[below] * PIECE_BYTES, payload_bytes)
+            total_s += self.network.way(above, below).delay_s + 8.0 * waiting_bytes / limits[below]
+        return total_s
 
     def _alike(self) -> Network:
         """One round trip for all pairs of hosts: the longest of this tree's."""
@@ -135,11 +162,36 @@ class Tree:
         return up_bps
 
     def _peer_bps(self, peer: str) -> float:
-        """What it takes in and passes on: the model has one rate for both. Beyond a trunk it is no more than that carries."""
-        rates = [self.network.way(self.above[peer], peer).rate_bps]
+        """What it takes in and passes on: the model has one rate for both. Beyond a trunk it is no more than its part of what that carries."""
+        feeder = self.above[peer]
+        rates = [self.network.way(feeder, peer).rate_bps]
+        there, here = self._regions[feeder], self._regions[peer]
+        if there != here:
+            up_bps = None if there is None else self.network.link(there).up_bps
+            down_bps = None if here is None else self.network.link(here).down_bps
+            rates += [
+                None if up_bps is None else up_bps / self._out[there],
+                None if down_bps is None else down_bps / self._in[here],
+            ]
         rates += [self.network.link(peer).up_bps] if peer in self.above.values() else []
         known = [rate for rate in rates if rate is not None]
         return min(known)
+
+
+def _blows(events: Sequence[Event], share: float) -> list[Blow] | None:
+    """None where some can't be replayed."""
+    blows = []
+    for at, event in enumerate(events):
+        if event.do in ("kill", "degrade"):
+            blows.append(Blow(event.at_s, event.place, _degraded(event, share)))
+        elif event.do == "cut":
+            healed = next((e.at_s for e in events[at:] if e.do == "heal" and e.place == event.place), None)
+            if healed is None:
+                return None
+            blows.append(Blow(event.at_s, event.place, healed_s=healed))
+        elif event.do != "heal" or not any(e.do == "cut" and e.place == event.place for e in events[:at]):
+            return None
+    return blows
 
 
 def _degraded(event: Event, share: float) -> float | None:

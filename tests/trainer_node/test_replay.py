@@ -43,5 +43,14 @@ def test_a_slow_one_is_bypassed_and_takes_its_own_time() -> None:
     assert times_s["e"] == pytest.approx(2.0 + 2 * (PIECE_S + 0.01), abs=1e-6)
 
 
+def test_who_is_cut_off_goes_on_with_what_it_had_and_those_below_it_do_not_wait() -> None:
+    times_s = replay(SCENARIO, TREE, [Blow(1.0, "b", healed_s=4.0)], chains=2)
+    assert 5.0 < times_s["b"] < 5.5, "half of it before, half of it after"
+    assert 2.2 < times_s["c"] < 2.7
+    for_long = replay(SCENARIO, TREE, [Blow(1.0, "b", healed_s=9.0)], chains=2)
+    assert 10.0 < for_long["b"] < 10.5, "whom the hub has given up comes back"
+    assert for_long["c"] == times_s["c"]
+
+
 def test_one_that_gets_nothing_is_told_so() -> None:
     assert replay(SCENARIO, {"a": ROOT}, [Blow(0.5, "a", 1e-6)]) == {"a": math.inf}

@@ -37,6 +37,26 @@ def test_a_chain_is_predicted_as_a_pipeline() -> None:
     assert slowed is not None and predicted_s is not None and slowed > 2 * predicted_s  # noqa: PT018
 
 
+def test_what_can_be_replayed_is_predicted_and_the_rest_is_not() -> None:
+    whole = CHAIN.predicted_s(10 * MIB)
+    cut, heal = Event(1.0, "cut", "c", 1), Event(8.0, "heal", "c", 1)
+    away = CHAIN.predicted_s(10 * MIB, [cut, heal])
+    assert whole is not None and away is not None and 6.0 < away - whole < 8.5  # noqa: PT018
+    assert all(
+        CHAIN.predicted_s(10 * MIB, [e]) is None for e in (cut, heal, Event(1.0, "join", "c", 1), Event(1.0, "stop", "c", 1))
+    )
+
+
+def test_those_that_a_trunk_leads_to_share_it() -> None:
+    regions = (Region("far", Link(5e6, 5e6, 0.1)),)
+    network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions)
+    relayed = Tree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 1}).predicted_s(10 * MIB)
+    each = Tree(network, {"a": HUB, "b": HUB}).predicted_s(10 * MIB)
+    alone_s = 80 * MIB / (5e6 * CHAIN.share)
+    assert relayed == pytest.approx(alone_s + 0.3 + 4 * 8 * 65536 / (5e6 * CHAIN.share), rel=0.01)
+    assert each == pytest.approx(2 * alone_s, rel=0.05)
+
+
 def test_a_trunk_is_a_limit_too() -> None:
     regions = (Region("far", Link(5e6, 5e6, 0.1)),)
     tree = Tree(Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions), {"a": HUB, "b": "a"})
