@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from p2pcast.codec.choice import PEER_CORES
 from p2pcast.relay.lag import Inflow
 from topology.model import DEFAULT_PEER_BPS
-from topology.tree import ROOT
+from topology.tree import ROOT, Plan
 from trainer_node import membership
 from trainer_node.membership import RATED_BYTES, REPAIR_S, Membership, Peer
 
@@ -447,3 +447,34 @@ def test_a_whole_state_now_and_then_and_sizes_that_wobble_change_no_plan():
 
 def test_of_more_than_before_a_plan_that_is_as_good_stays():
     assert fleet_of(32, *[8 << 20] * 5, *[1 << 30] * 12)[1][2:] == [3] * 15
+
+
+@pytest.mark.parametrize("began", ["joined", "star"])
+def test_a_trunk_that_peers_share_does_not_have_them_fed_one_by_one(began):
+    """Three clusters of two behind trunks of 8 Mbit/s, a hub of 24: what is measured of each is its share of its trunk, give or take a third."""
+    names, trunk_bps = ["o1", "o2", "v1", "v2", "f1", "f2"], 8e6
+    members = Membership(1, 24e6)
+    for name in names:
+        members.join(peer(name, name[0]), 0.0)
+    if began == "star":
+        members.plan = Plan(members.plan.epoch, {ident(name): ROOT for name in names})
+    for now in range(1, 13):
+        above, sizes = links(members), [2_900_000, 43_000]
+        entered = {region: sum(n[0] == region and above[n][:1] != region for n in names) for region in "ovf"}
+        members.began()
+        for place, name in enumerate(names):
+            bps = trunk_bps / entered[name[0]] * (1 - (5 * now + 3 * place) % 7 / 20)
+            members.transferred(ident(name), now, size := sizes[now % 2], 8 * size / bps)
+        members.sizes.published(size)
+        members.replan(now)
+        assert began == "star" or set(entered.values()) == {1}
+    assert set(entered.values()) == {1}
+
+
+def test_a_hub_with_a_region_feeds_its_neighbours_as_many_ways_as_its_link_allows():
+    apart, beside = (Membership(1, 350e6, region=region) for region in ("", "lab"))
+    for members in (apart, beside):
+        for name in "abcdef":
+            members.join(peer(name, "lab"), 0.0)
+    assert len(apart.plan.children(ROOT)) == 1
+    assert len(beside.plan.children(ROOT)) == 3
