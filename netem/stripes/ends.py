@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,77 +19,30 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2pcast import limits
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.artifact.records import RunKey
+from p2pcast.bench.end import CELL_BYTES, End
 from p2pcast.codec.cell import DENSE
-from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.daemon import keep_freed_memory
-from p2pcast.errors import P2PCastError
-from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.node import Holding, Node
 from p2pcast.relay.upstream import Upstream
-from p2pcast.store.log import Log
-from p2pcast.store.store import Store
 from p2pcast.transport.dial import dial
-from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import Sockets, window_bytes
 from p2pcast.transport.striping import Way, stripes
-from p2pcast.version import Version
-from p2pcast.wire.connection import Identity
-from p2pcast.wire.messages import Body
-from p2pcast.wire.token import Token
 
-CELL_BYTES = limits.MIB // 2
 DIAL_S = 30.0
 """A lossy way may take several tries for one of many stripes."""
 
 
-class End:
-    """A node with a store and no staging."""
+class Ordered(End):
+    """As an order says."""
 
     def __init__(self, folder: Path, order: dict[str, Any]) -> None:
-        self.key = RunKey(bytes.fromhex(order["key"]))
-        self.store = Store(folder, self.key.public)
-        self.node = Node(self, secrets.token_bytes(16), self.key.public)
-        self.downstream = Downstream(self.node)
-        self.identity = Identity(self.node.ident, "end", Token(run_id(self.key.public), bytes.fromhex(order["secret"])))
+        super().__init__(folder, RunKey(bytes.fromhex(order["key"])), bytes.fromhex(order["secret"]), "end", order["bytes"])
         self.sockets = Sockets(order["congestion"], order["buffer_bytes"])
-        self.layout = Layout([Tensor("w", "U8", (order["bytes"],))], cell_words=CELL_BYTES)
-        self.node.add_layout(self.layout)
-        self.complete = asyncio.Event()
-
-    # NodeOwner
-    def make_log(self, open_: Open, layout: Layout) -> Log:
-        return self.store.begin(open_, layout)
-
-    def on_opened(self, holding: Holding) -> None: ...
-
-    def on_complete(self, holding: Holding) -> None:
-        self.complete.set()
-
-    def on_aborted(self, holding: Holding) -> None: ...
-
-    def on_offered(self, upstream: Upstream) -> None: ...
-
-    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
-
-    # Acceptor
-    def accept_link(self, link: Link, hello: Body) -> None:
-        link.owner = self.downstream
-        self.downstream.accept(link)
-
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
 
-class Parent(End):
+class Parent(Ordered):
     def __init__(self, folder: Path, order: dict[str, Any]) -> None:
         super().__init__(folder, order)
         self.listener = Listener(self, self.identity, sockets=self.sockets)
@@ -100,11 +52,7 @@ class Parent(End):
     def prepare(self) -> None:
         """The next version: in its log and signed, and nobody told of it."""
         self._step += 1
-        versions = Version(0, self._step - 1), Version(0, self._step)
-        record = Open(
-            secrets.token_bytes(16), versions[0], DELTA, self.layout.layout_id, limits.PIECE_BYTES,
-            run_id(self.key.public), versions[1],
-        )  # fmt: skip
+        record = self.record(self._step)
         self._packer = Packer(self.key, record, self.layout)
         self._log = self.store.begin(record, self.layout)
         for cell in self.layout.cells:
@@ -151,7 +99,7 @@ async def parent(folder: Path, order: dict[str, Any]) -> None:
 
 
 async def child(folder: Path, order: dict[str, Any]) -> None:
-    end = End(folder, order)
+    end = Ordered(folder, order)
     loop = asyncio.get_running_loop()
     running = [asyncio.ensure_future(end.node.run())]
     upstream = Upstream(end.node, live=True)

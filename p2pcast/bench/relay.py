@@ -23,20 +23,15 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from p2pcast import limits
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.artifact.records import RunKey, run_id
 from p2pcast.bench import bare
 from p2pcast.bench.anonymous import Peak
+from p2pcast.bench.end import CELL_BYTES, End
 from p2pcast.codec.cell import DENSE
-from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.daemon import keep_freed_memory
-from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.node import Holding, Node
+from p2pcast.errors import RetryableError
 from p2pcast.relay.upstream import Upstream
-from p2pcast.store.log import Log
-from p2pcast.store.store import Store
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
@@ -45,13 +40,8 @@ from p2pcast.trust.certificates import new_key
 from p2pcast.trust.contexts import Tls
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.roles import Certified
-from p2pcast.version import Version
-from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
-from p2pcast.wire.token import Token
 
-CELL_BYTES = limits.MIB // 2
-"""Payload a cell."""
 DAY_S = 86400.0
 EMIT_S = 0.02
 """Pieces are vouched for this often, as by the hub's publisher."""
@@ -75,68 +65,36 @@ class Setup:
     """Not p2pcast, but the least that any relay does (``p2pcast.bench.bare``)."""
 
 
-class _Relay:
-    """A node with a store and nothing above it."""
+class _Relay(End):
+    """It wants whatever is offered. ``attached``: a child has come."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        self.key = RunKey(setup.key)
-        self.store = Store(setup.folder, self.key.public)
         papers = None if setup.certificate is None else Credentials.load(setup.certificate)
+        self.setup = setup
         self.tls = None if papers is None else Tls(papers)
-        ident = secrets.token_bytes(16) if papers is None else papers.who.node
-        self.node = Node(self, ident, self.key.public)
-        self.downstream = Downstream(self.node)
-        self.identity = Identity(self.node.ident, setup.role, Token(run_id(self.key.public), setup.secret))
-        self.listener = Listener(self, self.identity, None if self.tls is None else self.tls.server)
         cells = max(1, setup.payload_bytes // CELL_BYTES)
-        self.layout = Layout([Tensor("w", "U8", (cells * CELL_BYTES,))], cell_words=CELL_BYTES)
-        self.node.add_layout(self.layout)
-        self.complete = asyncio.Event()
+        super().__init__(
+            setup.folder,
+            RunKey(setup.key),
+            setup.secret,
+            setup.role,
+            cells * CELL_BYTES,
+            None if papers is None else papers.who.node,
+        )
+        self.listener = Listener(self, self.identity, None if self.tls is None else self.tls.server)
         self.attached = asyncio.Event()
-
-    # NodeOwner
-    def make_log(self, open_: Open, layout: Layout) -> Log:
-        return self.store.begin(open_, layout)
-
-    def on_opened(self, holding: Holding) -> None: ...
-
-    def on_complete(self, holding: Holding) -> None:
-        self.complete.set()
-
-    def on_aborted(self, holding: Holding) -> None: ...
 
     def on_offered(self, upstream: Upstream) -> None:
         for artifact in upstream.offers:
             upstream.want(artifact)
 
-    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
-
-    # Acceptor
     def accept_link(self, link: Link, hello: Body) -> None:
-        link.owner = self.downstream
-        self.downstream.accept(link)
+        super().accept_link(link, hello)
         self.attached.set()
-
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
     async def publish(self) -> None:
         """Random payload as one delta, cell by cell."""
-        record = Open(
-            secrets.token_bytes(16),
-            Version(0, 0),
-            DELTA,
-            self.layout.layout_id,
-            limits.PIECE_BYTES,
-            run_id(self.key.public),
-            Version(0, 1),
-        )
+        record = self.record(1)
         packer = Packer(self.key, record, self.layout)
         log = self.store.begin(record, self.layout)
         holding = self.node.open(packer.open_signed, None, log)
