@@ -1,0 +1,19 @@
+"""A store that is empty."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2pcast.store.store import Store
+
+sys.path.append(str(Path(__file__).parent))  # artifacts_at_hand
+
+from artifacts_at_hand import KEY
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "state", KEY.public)

@@ -1,0 +1,92 @@
+"""What retention may take, and what it never takes."""
+
+from __future__ import annotations
+
+from artifacts_at_hand import again, put
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.store import retention
+from p2pcast.store.retention import expendable
+from p2pcast.version import Version
+
+
+class Item:
+    def __init__(self, number: int, base: Version | None, version: Version):
+        self.id, self.base, self.version = number.to_bytes(2, "big"), base, version
+
+
+@st.composite
+def histories(draw):
+    """Versions with deltas, squashes, anchors and branches, some of it already gone."""
+    steps = draw(st.integers(1, 14))
+    items, versions = [], [Version(0, 0)]
+    items.append(Item(0, None, versions[0]))
+    for number in range(1, steps + 1):
+        newest = versions[-1]
+        if draw(st.integers(0, 9)) == 0:
+            base = draw(st.sampled_from(versions))
+            version = Version(newest.branch + 1, base.step + 1)
+        else:
+            base, version = newest, Version(newest.branch, newest.step + 1)
+        versions.append(version)
+        items.append(Item(number, base, version))
+        if draw(st.integers(0, 3)) == 0:
+            items.append(Item(100 + number, None, version))
+        if draw(st.integers(0, 3)) == 0:
+            items.append(Item(200 + number, draw(st.sampled_from([v for v in versions if v < version])), version))
+    gone = draw(st.sets(st.sampled_from([i.id for i in items]), max_size=4))
+    items = [i for i in items if i.id not in gone]
+    return draw(st.permutations(items))
+
+
+def reachable(items) -> set[Version]:
+    """Versions that can be had from nothing."""
+    found = {i.version for i in items if i.base is None}
+    while more := {i.version for i in items if i.base in found} - found:
+        found |= more
+    return found
+
+
+@given(histories(), st.integers(1, 6), st.integers(1, 3))
+def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anchors):
+    gone = expendable(items, deltas=deltas, anchors=anchors)
+    assert len(gone) == len(set(gone)) <= len(items)
+    left = [i for i in items if i.id not in gone]
+    newest = max((i.version for i in items), default=None)
+    if newest is not None:
+        assert (newest in reachable(left)) == (newest in reachable(items))
+        assert any(i.version == newest for i in left)
+    by_version = sorted(items, key=lambda i: i.version)
+    for kind, keep in ((False, deltas), (True, anchors)):
+        kept = [i for i in left if (i.base is None) == kind]
+        every = [i for i in by_version if (i.base is None) == kind]
+        assert len(kept) >= min(keep, len(every))
+        if every:
+            assert every[-1].version in {i.version for i in kept}
+    versions = {i.id: i.version for i in items}
+    assert [versions[g] for g in gone] == sorted(versions[g] for g in gone), "oldest first"
+
+
+def test_retention_of_a_plain_run():
+    items = [Item(0, None, Version(0, 0))]
+    items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 300)]
+    assert expendable(items) == [], "one anchor: everything since then is needed"
+    items += [Item(1000 + n, None, Version(0, n)) for n in range(50, 300, 50)]
+    gone = expendable(items)
+    assert len(gone) == 299 - retention.KEEP_DELTAS
+    assert all(int.from_bytes(g, "big") < 200 for g in gone)
+
+
+def test_retain_removes_files_but_spares(store, monkeypatch):
+    monkeypatch.setattr("p2pcast.store.store.expendable", lambda artifacts: [a.id for a in artifacts if a.version.step < 3])
+    kept = {step: put(store, "delta", step, files=((f"f{step}", 10 + step),))[0] for step in (1, 2, 3)}
+    anchor, _ = put(store, "anchor", 0)
+    gone = store.retain(frozenset({kept[2].id}))
+    assert {s.id for s in gone} == {kept[1].id, anchor.id}
+    assert not kept[1].path.exists()
+    assert not anchor.path.exists()
+    assert again(store).artifacts.keys() == {kept[2].id, kept[3].id}
+    assert [len(store.small_files(Version(0, step))) for step in (1, 2, 3)] == [0, 1, 1]
+    assert len(list((store.root / "files").iterdir())) == 2
+    assert store.retain(frozenset({kept[2].id})) == []
