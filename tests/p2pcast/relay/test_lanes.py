@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.relay import downstream as module
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.lanes import NARROW, NARROW_BPS, TELLING_ROUND_TRIPS, WIDE, Lanes, at_first
+from p2pcast.relay.lanes import NARROW, NARROW_BPS, TELLING_ROUND_TRIPS, Lanes, at_first
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.store import Store
@@ -84,11 +84,10 @@ def test_what_was_before_the_last_look_does_not_count() -> None:
     ("rate_bps", "rtt_s", "used"),
     [
         (10e6, 0.1, NARROW), (10e6, 0.15, NARROW), (10e6, 0.3, FEWEST), (30e6, 0.15, FEWEST), (15e6, 0.01, NARROW),
-        (100e6, 0.0002, FEWEST), (1e6, 0.0002, NARROW), (75e6, 0.15, WIDE),
-        (48e6, 0.15, FEWEST), (1e9, 0.3, WIDE),
+        (100e6, 0.0002, FEWEST), (1e6, 0.0002, NARROW), (1e9, 0.3, FEWEST),
     ],
 )  # fmt: skip
-def test_a_narrow_way_has_few_and_a_wide_one_many(rate_bps: float, rtt_s: float, used: int) -> None:
+def test_a_narrow_way_has_few(rate_bps: float, rtt_s: float, used: int) -> None:
     assert Sending().at(rate_bps, rtt_s)[-1] == used
 
 
@@ -102,9 +101,7 @@ def test_a_way_that_carries_more_is_taken_at_its_word_and_one_at_the_limit_keeps
     assert sending.at(10e6, 0.05)[-1] == NARROW
     assert set(sending.at(1.1 * NARROW_BPS, 0.05)) == {NARROW}
     assert sending.at(2 * NARROW_BPS, 0.05)[-1] == FEWEST
-    assert set(sending.at(1.1 * NARROW_BPS, 0.05)) == {FEWEST}
-    assert sending.at(100e6, 0.3)[-1] == WIDE
-    assert sending.at(10e6, 0.05)[-1] == NARROW
+    assert set(sending.at(10e6, 0.05)) == {FEWEST}, "that was too few once"
 
 
 def test_what_windows_have_made_necessary_stays_whatever_passes() -> None:
