@@ -23,6 +23,7 @@ from netem.lab.networks import Event
 from netem.shaping import FRAME_BYTES
 from p2pcast.errors import UsageError
 from p2pcast.limits import PIECE_BYTES
+from p2pcast.relay.smoothing import HEADROOM
 from topology.flow import Flow
 from topology.model import Network
 from topology.tree import ROOT
@@ -143,11 +144,17 @@ class Tree:
         return last_s
 
     def _hops_s(self, peer: str, payload_bytes: int, limits: Mapping[str, float]) -> float:
-        """What the hops down to a peer add."""
-        total_s = 0.0
+        """What the hops down to a peer add: of each its delay, and below the first, which is the flow itself, the pieces that a link's stripes hold at a time. What a relay
+        sends on a stripe is held to little more than what comes in."""
+        total_s, narrowest_bps = 0.0, 0.0
         for above, below in pairwise(self.way(peer)):
-            waiting_bytes = min(self._stripes[below] * PIECE_BYTES, payload_bytes)
-            total_s += self.network.way(above, below).delay_s + 8.0 * waiting_bytes / limits[below]
+            total_s += self.network.way(above, below).delay_s
+            if above == HUB:
+                narrowest_bps = limits[below]
+                continue
+            at_once = min(self._stripes[below], -(-payload_bytes // PIECE_BYTES))
+            total_s += 8.0 * min(PIECE_BYTES, payload_bytes) * max(at_once / limits[below], 1 / (HEADROOM * narrowest_bps))
+            narrowest_bps = min(narrowest_bps, limits[below])
         return total_s
 
     def _alike(self) -> Network:

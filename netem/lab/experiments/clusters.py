@@ -1,7 +1,7 @@
 """Versions to clusters of peers, each cluster a region behind a trunk of its own: what crosses each trunk, when everybody has it, and for how long rollouts stand still.
 
 A hub and peers as users start them, behind TLS. A version is *full*, all of its words new, so that all of the state has to travel, or a *delta*, ``changed_share`` of the words one step up
-or down. A row a version, one for all and, where some are full, one for the deltas among them: ``bytes`` (the artifact), ``of_full`` (÷ those of the state), ``bytes_REGION`` (over that trunk, headers and all), ``received_s``, ``all_s`` (until the last peer had every piece, had it installed, from the
+or down. A row a version (but for ``warm_up`` ones, which come first: full where some are), one for all and, where some are full, one for the deltas among them: ``bytes`` (the artifact), ``of_full`` (÷ those of the state), ``bytes_REGION`` (over that trunk, headers and all), ``first_s``, ``received_s``, ``all_s`` (until the first peer, and the last, had every piece; until the last had it installed: from the
 hub's first step of publishing), ``busy`` (share of processors in use), and the time in which a peer's rollouts stand still, the mean of all peers: ``blocking_s`` where they wait for a version from the
 beginning until it is installed, ``background_s`` where they go on meanwhile: what the commit pauses them. Engines are folders of safetensors, which nothing has to pause for; ``engine_pause_ms`` is what an engine
 that serves is taken to need besides, in either way. Rows for several have sums of bytes and of standing still, medians of the rest.
@@ -44,12 +44,13 @@ IDLE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """``full_every``: the first version and every so many after it are full; 0: none is. ``chains``: 0 is p2pcast's own choice. ``paper_gib``, ``paper_delta_gib``, ``paper_gbps``: the
+    """``full_every``: the first version that counts and every so many after it are full; 0: none is. ``warm_up``: versions before those. ``chains``: 0 is p2pcast's own choice. ``paper_gib``, ``paper_delta_gib``, ``paper_gbps``: the
     paper's checkpoint, its delta, and what a trunk is taken to carry; 0: nothing is worked out."""
 
     state_mib: float
     versions: int
     full_every: int = 0
+    warm_up: int = 1
     changed_share: float = 0.02
     chains: int = 0
     engine_pause_ms: float = 0.0
@@ -62,6 +63,8 @@ class Parameters:
             raise UsageError(
                 "parameters.state_mib must be from 0.25 to 256, versions from 1 to 500, full_every and chains not below 0"
             )
+        if not 0 <= self.warm_up <= 100:
+            raise UsageError(f"parameters.warm_up is {self.warm_up}: it must be from 0 to 100")
         if not 0 < self.changed_share < 1:
             raise UsageError(f"parameters.changed_share is {self.changed_share:g}: it must be between 0 and 1")
 
@@ -82,13 +85,13 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def states(given: Parameters, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
-    """The kind of each version and what it holds, from what everybody begins with: a version to warm up with, and then those that count."""
+    """The kind of each version and what it holds, from what everybody begins with: those to warm up with, and then those that count."""
     random = np.random.default_rng(seed)
     tensors = max(1, round(given.state_mib * MIB) // TENSOR_BYTES)
     words = _drawn(random, tensors)
     yield FULL, _tensors(words)
-    for number in count():
-        kind = FULL if number > 0 and given.full_every and (number - 1) % given.full_every == 0 else DELTA
+    for number in count(1 - given.warm_up):
+        kind = FULL if given.full_every and (number < 1 or (number - 1) % given.full_every == 0) else DELTA
         if kind == FULL:
             words = _drawn(random, tensors)
         else:
@@ -122,15 +125,15 @@ def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, 
         run.join(peer, options=["--region", regions[peer] or ""])
     run.live(peers)
     rows = []
-    for number, (kind, tensors) in enumerate(islice(versions, given.versions + 1)):
-        tree = Tree(net.network, {p["name"]: p["parent"] for p in run.get(HUB)["peers"]})
+    for number, (kind, tensors) in enumerate(islice(versions, given.warm_up + given.versions), 1 - given.warm_up):
+        tree = _tree(net, run, peers)
         row = _version(net, run, peers, tensors, given.engine_pause_ms / 1e3)
         predicted_s = tree.predicted_s(row["bytes"])
-        if number:
+        if number > 0:
             row |= {
-                "predicted_s": predicted_s,
+                "depth": tree.depth, "stripes": tree.stripes, "predicted_s": predicted_s and round(predicted_s, 4),
                 "predicted_over_measured": predicted_s and round(predicted_s / row["received_s"], 4),
-            }
+            }  # fmt: skip
             rows.append({"version": number, "kind": kind, "entered": sum(entries(tree).values()), **row})
             yield rows[-1]
     yield {"version": len(rows), "kind": ALL, **whole(rows, given), "simulated": False}
@@ -139,6 +142,17 @@ def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, 
         yield {"version": len(deltas), "kind": DELTAS, **whole(deltas, given), "simulated": False}
     if given.paper_gib and given.paper_gbps:
         yield from at_scale(tree, rows, given)
+
+
+def _tree(net: Namespaces, run: Swarm, peers: list[str]) -> Tree:
+    """As the hub has planned it, of links as they are."""
+    status = run.get(HUB)
+    names = {peer["node"]: peer["name"] for peer in status["peers"]}
+    links = [*status["links"], *(link for peer in peers for link in run.get(peer)["links"])]
+    stripes = {
+        names[link["node"]]: int(link["stripes_in_use"]) for link in links if link["role"] == "child" and link["node"] in names
+    }
+    return Tree(net.network, {p["name"]: p["parent"] for p in status["peers"]}, stripes)
 
 
 def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pause_s: float) -> dict[str, Any]:
@@ -158,6 +172,7 @@ def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pa
     pauses = [run.told(peer, "committed", version=line.version).facts["pause_s"] for peer in peers]
     return {
         "bytes": line.bytes, "of_full": round(line.bytes / state_bytes, 5), **crossed, **received_s,
+        "first_s": round(min(line.received_s.values()), 4),
         "received_s": round(max(line.received_s.values()), 4), "all_s": round(max(line.committed_s.values()), 4),
         "background_s": round(fmean(pauses) + pause_s, 5),
         "blocking_s": round(fmean(line.committed_s.values()) + pause_s, 4), "busy": round(busy, 3), "simulated": False,

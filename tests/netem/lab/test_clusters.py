@@ -30,7 +30,7 @@ REGIONS: dict[str, Any] = {
 
 def test_every_so_many_versions_all_words_are_new() -> None:
     made = list(islice(states(Parameters(0.5, 6, full_every=3)), 8))
-    assert [kind for kind, _ in made] == [FULL, DELTA, FULL, DELTA, DELTA, FULL, DELTA, DELTA]
+    assert [kind for kind, _ in made] == [FULL, FULL, FULL, DELTA, DELTA, FULL, DELTA, DELTA], "the second is to warm up with"
     words = [np.concatenate([row for _, _, row in tensors.values()]) for _, tensors in made]
     for (kind, _), old, new in zip(made[1:], words, words[1:], strict=False):
         changed = np.count_nonzero(old != new) / old.size
@@ -41,6 +41,12 @@ def test_every_so_many_versions_all_words_are_new() -> None:
 
 def test_without_full_ones_only_the_first_is() -> None:
     assert [kind for kind, _ in islice(states(Parameters(0.25, 3)), 4)] == [FULL, DELTA, DELTA, DELTA]
+
+
+def test_those_to_warm_up_with_are_full_where_some_are() -> None:
+    made = islice(states(Parameters(0.25, 6, full_every=3, warm_up=2)), 6)
+    assert [kind for kind, _ in made] == [FULL, FULL, FULL, FULL, DELTA, DELTA]
+    assert [kind for kind, _ in islice(states(Parameters(0.25, 6, full_every=3, warm_up=0)), 3)] == [FULL, FULL, DELTA]
 
 
 def test_a_plan_enters_a_region_as_often_as_somebody_is_fed_from_outside() -> None:
@@ -71,7 +77,9 @@ def test_the_papers_sizes_are_marked_and_cross_trunks_as_ours_did() -> None:
     assert made[0]["received_s"] > 8 * (1 << 30) / 10e9
 
 
-@pytest.mark.parametrize("wrong", [{"state_mib": 0}, {"versions": 0}, {"full_every": -1}, {"changed_share": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"state_mib": 0}, {"versions": 0}, {"full_every": -1}, {"warm_up": -1}, {"changed_share": 1.0}]
+)
 def test_what_makes_no_sense_is_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         next(iter(clusters.results({"network": REGIONS, "parameters": {"state_mib": 1, "versions": 2, **wrong}})))
