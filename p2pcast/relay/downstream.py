@@ -232,9 +232,8 @@ class Downstream:
             return
         child.attached = True
         child.live = body["live"]
-        if body.get("reserve", False) and (congestion := congestion_of(child.link.stripes[0].socket)) in LOSS_BLIND:
-            child.link.in_use = at_first(child.link.expected, congestion)
-            child.lanes = Lanes()
+        if body.get("reserve", False):
+            self._reserve(child)
         child.feeds.apart = not child.live and child.link.expected > 1
         child.feeds.layouts = frozenset(body["layouts"])
         child.spared = set(body.get("spare", ()))
@@ -322,6 +321,14 @@ class Downstream:
             if child.live and (most := self._inflow.most_bytes_s(child.feeds.waiting_bytes)) is not None:
                 for stripe in child.link.stripes.values():
                     stripe.pace(most)
+
+    @staticmethod
+    def _reserve(child: Child) -> None:
+        """Of its stripes as many are used as are needed."""
+        # All are alike; that the first is there is the child's duty, and not to be relied on.
+        congestion = congestion_of(next((stripe.socket for stripe in child.link.stripes.values()), None))
+        child.link.in_use = at_first(child.link.expected, congestion)
+        child.lanes = Lanes() if congestion in LOSS_BLIND else None
 
     def _suit(self) -> None:
         """Links use as many of their stripes as their ways have turned out to need."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,8 @@ from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import Stripe
 from p2pcast.transport.striping import FEWEST
 from p2pcast.transport.tcp_info import TcpInfo
-from p2pcast.wire.connection import Identity
+from p2pcast.wire.connection import Identity, Message
+from p2pcast.wire.messages import Type
 from p2pcast.wire.token import Token
 
 TOKEN = Token(bytes(16), bytes(20))
@@ -239,3 +241,18 @@ async def test_a_link_that_its_receivers_buffers_hold_back_uses_all_it_has(pair,
         widened.clear()
     below.resume_reading()
     await child.whole.wait()
+
+
+async def test_who_attaches_over_another_stripe_than_the_first_is_served_all_the_same(maker, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "congestion_of", lambda sock: None if sock is None else "bbr")
+    end = End(maker, tmp_path, 1)
+    for stripes, used in (({}, 8), ({5: SimpleNamespace(socket=object(), closed=False, writable=False)}, FEWEST)):
+        link = Link(end.downstream, b"c" * 16, "child", 8)
+        link.stripes = stripes
+        end.downstream.accept(link)
+        end.downstream.on_link_event(
+            link, None, Message(Type.ATTACH, {"live": False, "layouts": [], "want": [], "reserve": True})
+        )
+        assert end.downstream.children[link].attached
+        assert link.in_use == used
+    end.node.close()
