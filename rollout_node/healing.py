@@ -184,8 +184,8 @@ class Healing:
 
     def _listed(self, layout: Layout) -> list[Edge]:
         """What others hold, by the word of the hub, or of a mirror."""
-        following = self._peer.following
-        return [edge for edge in following.listed() if following.layout_of(edge.artifact) == layout.layout_id]
+        wayfinding = self._peer.wayfinding
+        return [edge for edge in wayfinding.listed() if wayfinding.layout_of(edge.artifact) == layout.layout_id]
 
     # -- from others
 

@@ -69,6 +69,7 @@ from rollout_node.pulling import Pulling
 from rollout_node.runner import Runner
 from rollout_node.targets import Driver, Kv, Role, Targets
 from rollout_node.turns import Turns
+from rollout_node.wayfinding import Wayfinding
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -124,6 +125,7 @@ class Peer:
         self.view = PeerView(self)
         self.events = Events()
         self.chronicle = Chronicle(self.events)
+        self.wayfinding = Wayfinding(self)
         self.following = Following(self)
         self.target: Version | None = None
         self.commits = "auto"
@@ -282,7 +284,7 @@ class Peer:
             group.create_task(self._attach(), name="attachment")
             group.create_task(self.pulling.run(), name="pulling")
             group.create_task(self.following.stage(), name="staging")
-            group.create_task(self.following.fetch(), name="fetching")
+            group.create_task(self.wayfinding.fetch(), name="fetching")
             if self.mirrored is not None:
                 group.create_task(self.mirrored.run(), name="mirror")
             for runner in self.runners:
@@ -294,7 +296,7 @@ class Peer:
     async def _attach(self) -> None:
         # A whole state that the hub pushes is not for one that has it on disk: that becomes known first.
         if self.following.base is not None:
-            await self.following.begun.wait()
+            await self.wayfinding.begun.wait()
         await self.attachment.run()
 
     async def drain(self) -> None:
@@ -322,7 +324,7 @@ class Peer:
             self.target = None if body["target"] is None else Version.of(body["target"])
             self.catalog.begin()
             if self.commits != "barrier":
-                self.following.hold = None
+                self.wayfinding.hold = None
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(body)
             elif run_id(body["key"]) != self.config.token.run:
@@ -363,18 +365,18 @@ class Peer:
                 for artifact, *_, sealed in body["artifacts"]:
                     if not sealed:
                         live.expect(artifact)
-            self.following.news.ring()
+            self.wayfinding.news.ring()
         elif kind is Type.ENGINE and self.member is not None:
             self.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
         elif kind is Type.SQUASHING:
-            self.following.squashes.answered(body, asyncio.get_running_loop().time())
-            self.following.news.ring()
+            self.wayfinding.squashes.answered(body, asyncio.get_running_loop().time())
+            self.wayfinding.news.ring()
         elif kind is Type.HOLD:
-            self.following.hold = Version.of(body["version"])
-            self.following.news.ring()
+            self.wayfinding.hold = Version.of(body["version"])
+            self.wayfinding.news.ring()
         elif kind is Type.COMMIT:
             self.target = Version.of(body["version"])
-            self.following.news.ring()
+            self.wayfinding.news.ring()
             self._target_moved()
 
     def _bear(self, token: str) -> None:
@@ -534,14 +536,14 @@ class Peer:
         if holding.excerpt:
             return
         self.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     def on_complete(self, holding: Holding) -> None:
         took = (holding.completed_at or 0.0) - holding.opened_at
         self.chronicle.received(holding.open.version, took)
         if holding.assembly.manifest is not None and took > 0:
             came = max(0, holding.assembly.manifest.log - holding.had_bytes)
-            self.following.squashes.transferred(came, took)
+            self.wayfinding.squashes.transferred(came, took)
             self._transfer = [came, int(took * 1e6)]
             self._fastest_bps = max(self._fastest_bps, 8 * came / took if came > SPEAKING_BYTES else 0.0)
         self._later(self._seal(holding), f"seal {holding.open.version}")
@@ -555,13 +557,13 @@ class Peer:
         try:
             stored = await self.staging.run(self.store.seal, holding.log, holding.assembly)
             holding.durable.set()
-            needed = self.following.needed() | {stored.id}
+            needed = self.wayfinding.needed() | {stored.id}
             for gone in await self.staging.run(self.store.retain, needed):
                 self.node.forget(gone.id)
         except P2PCastError as error:
             if not self.node.error.done():
                 self.node.error.set_exception(error)
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     def on_aborted(self, holding: Holding) -> None:
         if holding.excerpt:
@@ -569,13 +571,13 @@ class Peer:
             return
         self.chronicle.aborted(holding.open.version)
         self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     def on_offered(self, upstream: Upstream) -> None:
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     # -- MirroredOwner
 
@@ -586,14 +588,14 @@ class Peer:
         return self.attachment.feeding is not None
 
     def way(self) -> list[Edge]:
-        return self.following.path() if self.following.begun.is_set() else []
+        return self.wayfinding.path() if self.wayfinding.begun.is_set() else []
 
     def mirror_listed(self) -> None:
         self.catalog.complete.set()
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     def look_for_a_way(self) -> None:
-        self.following.news.ring()
+        self.wayfinding.news.ring()
 
     # -- Acceptor
 

@@ -120,7 +120,7 @@ class PeerView:
     def _published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
         """As far as the hub has told, or the version came in by itself."""
         peer = self._peer
-        newest = max((*peer.following.states(), *([] if peer.staged is None else [peer.staged])), default=None)
+        newest = max((*peer.wayfinding.states(), *([] if peer.staged is None else [peer.staged])), default=None)
         return newest is not None and newest >= version, {"newest": None if newest is None else str(newest)}
 
     def _staged(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
@@ -169,7 +169,7 @@ class PeerView:
             "p2pcast_peer_last_commit_pause_seconds", "Pause of an engine's last commit", ["engine"],
             (([e["name"]], e["pause_s"]) for e in engines if e["pause_s"] is not None),
         )  # fmt: skip
-        known = sorted({*peer.following.states(), *([] if peer.staged is None else [peer.staged])})
+        known = sorted({*peer.wayfinding.states(), *([] if peer.staged is None else [peer.staged])})
         yield metrics.labelled(
             "p2pcast_peer_lag_versions", "Versions published since the one that an engine uses", ["engine"],
             (([e["name"]], metrics.lag(e["committed"] and Version.parse(e["committed"]), known)) for e in engines),

@@ -227,7 +227,7 @@ MIRRORS = [
     ),
     Mutation(
         "to lead a follower back",
-        "rollout_node/following.py",
+        "rollout_node/wayfinding.py",
         "        return [] if self._leads_back(way) else way",
         "        return way",
         MIRROR + "test_a_mirror_that_shows_less_than_it_did_takes_nobody_back",

@@ -106,7 +106,7 @@ async def test_a_mirror_that_shows_less_than_it_did_takes_nobody_back(
     for folder in (tmpfs / "far", swarm.folder / "far" / "deltas", swarm.folder / "far" / "anchors"):
         shutil.rmtree(folder)
     peer = await swarm.peer_up("far", hub=None, mirror=url)
-    await swarm.until(lambda: peer.mirrored.status()["version"] == "0.0" and peer.following.begun.is_set(), "it has looked")
+    await swarm.until(lambda: peer.mirrored.status()["version"] == "0.0" and peer.wayfinding.begun.is_set(), "it has looked")
     assert peer.way() == []
     assert peer.staged is None
     for path, contents in hidden:
