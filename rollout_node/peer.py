@@ -12,15 +12,12 @@ import logging
 import secrets
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from p2pcast import limits, metrics
-from p2pcast.addresses import family_of, may_be_told, show_address
-from p2pcast.artifact.records import Open, run_id
-from p2pcast.codec.layout import Layout
+from p2pcast import metrics
+from p2pcast.addresses import show_address
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, state_lock
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
@@ -30,33 +27,29 @@ from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.catchup import Edge
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
-from p2pcast.store.log import Log
 from p2pcast.store.store import Store
-from p2pcast.transport.binding import own_hosts, told
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
-from p2pcast.transport.sockets import Sockets, own_congestion, window_bytes
-from p2pcast.transport.stripe import DEFAULT
+from p2pcast.transport.sockets import own_congestion, window_bytes
 from p2pcast.transport.striping import Way, stripes
 from p2pcast.trust import bearer
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
-from p2pcast.wire.token import Token
 from rollout_node.attachment import Attachment
 from rollout_node.callbacks import Callbacks
 from rollout_node.catalog import Catalog
-from rollout_node.catching_up import Squashes
 from rollout_node.chronicle import Chronicle
 from rollout_node.companions import Lead
 from rollout_node.control import Control
 from rollout_node.dialling import Dialling
 from rollout_node.following import Following
+from rollout_node.heeding import Heeding
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.led import LedInstaller
 from rollout_node.marks import Marks
@@ -64,10 +57,13 @@ from rollout_node.member import Member
 from rollout_node.mirrored import Mirrored
 from rollout_node.orders import Orders
 from rollout_node.papers import Papers
+from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_view import PeerView
 from rollout_node.pulling import Pulling
+from rollout_node.receiving import Receiving
 from rollout_node.runner import Runner
-from rollout_node.targets import Driver, Kv, Role, Targets
+from rollout_node.targets import Targets
+from rollout_node.telling import Telling
 from rollout_node.turns import Turns
 from rollout_node.wayfinding import Wayfinding
 
@@ -75,46 +71,6 @@ logger = logging.getLogger("p2pcast.peer")
 
 DRAIN_S = 5.0
 """For children to be sent elsewhere, before this peer ends."""
-
-SPEAKING_BYTES = 1 << 20
-"""A transfer below that is over before its rate is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerConfig:
-    hub: tuple[str, int] | None
-    """None: there is only the mirror."""
-    token: Token
-    targets: tuple[str, ...]
-    state: Path
-    shadow: Path
-    name: str
-    base: Path | None = None
-    region: str = ""
-    listen: tuple[str, int] = ("", 0)
-    advertise: tuple[tuple[str, int], ...] = ()
-    """None: as the hub sees this peer, and addresses of its own."""
-    http: tuple[str, int] = ("127.0.0.1", 0)
-    stripes: int | None = None
-    """TCP connections of a link; None: by p2pcast.transport.striping."""
-    sockets: Sockets = DEFAULT
-    kv: Kv = "recompute"
-    keep: int = 3
-    driver: Driver = "peer"
-    """Who switches the engines: this peer, or somebody who calls POST /commit."""
-    rolling: int | None = None
-    """At most so many engines are being switched at one time; None: all."""
-    callbacks: Any = None
-    """An object or module with ``before_commit`` or ``after_commit``: rollout_node.callbacks."""
-    max_defer_s: float = 10.0
-    engine: tuple[str, Role] | None = None
-    """For an engine whose workers run on several hosts: its name, and what this peer is there."""
-    squashes: Squashes = "auto"
-    """What is made of squashed deltas when this peer is late: rollout_node.catching_up."""
-    plaintext: bool = False
-    """Links without TLS. The token says which it is."""
-    mirror: str | None = None
-    """URL of the object store to turn to where no hub is in reach."""
 
 
 class Peer:
@@ -125,6 +81,9 @@ class Peer:
         self.view = PeerView(self)
         self.events = Events()
         self.chronicle = Chronicle(self.events)
+        self.heeding = Heeding(self)
+        self.telling = Telling(self)
+        self.receiving = Receiving(self)
         self.wayfinding = Wayfinding(self)
         self.following = Following(self)
         self.target: Version | None = None
@@ -139,16 +98,7 @@ class Peer:
             self.mirrored = Mirrored(self, Objects(config.mirror, run_folder(config.token.run)), config.token.run)
         self.draining = False
         self._joined = asyncio.Event()
-        self._welcome: asyncio.Future[Body] | None = None
-        self._early: list[tuple[Type, Body]] | None = []
-        """What the hub said while we were still getting ready."""
-        self._transfer: list[int] | None = None
-        self._fastest_bps = 0.0
-        """Of a transfer that was long enough to say something."""
-        self._told: set[bytes] = set()
-        """Artifacts that the hub knows to be held here, since it was joined at ``_told_at``."""
-        self._told_at: float | None = None
-        self._sealing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         with state_lock(self.config.state):
@@ -164,10 +114,10 @@ class Peer:
         self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": []})
         self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
-        self._bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
+        self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
         if not config.plaintext:
             # Until the hub names another, or for good where there is none.
-            self._bearer = secrets.token_hex(bearer.SECRET_BYTES)
+            self.bearer = secrets.token_hex(bearer.SECRET_BYTES)
         self._ends.callback(self.following.close)
         self.staging = Staging()
         self._ends.callback(self.staging.close)
@@ -186,17 +136,19 @@ class Peer:
         if config.hub is not None:
             await self.listener.start(*config.listen)
             self._ends.push_async_callback(self.listener.stop)
-        self.control = Control(self, config.hub, identity, self._join_body, self._report, self.papers, config.engine)
+        self.control = Control(
+            self.heeding, config.hub, identity, self.telling.join, self.telling.report, self.papers, config.engine
+        )
         self._ends.push_async_callback(self.control.leave)
         self.dialling = Dialling(identity, self.control.say, client, config.sockets)
         if config.base is not None:
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
-        key = await self._key()
+        key = await self.heeding.key()
         self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
-        self.node = Node(self, self.ident, key)
+        self.node = Node(self.receiving, self.ident, key)
         self._ends.callback(self.node.close)
         self.downstream = Downstream(self.node)
         self._ends.callback(self.downstream.close)
@@ -221,13 +173,13 @@ class Peer:
             self.lead = Lead(name, self.socket, self.control.changed)
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
         self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
-        atomic_write(config.state / bearer.FILE, f"{self._bearer}\n".encode(), 0o600)
+        atomic_write(config.state / bearer.FILE, f"{self.bearer}\n".encode(), 0o600)
         self.http = HttpServer(
             self.status,
             self.view.ready,
             metrics.registry(self.view.families),
             {"commit": self._commit, "verify": self._verify},
-            self._bearer,
+            self.bearer,
             self.events,
             self.view.waits(),
         )
@@ -235,30 +187,6 @@ class Peer:
     def hub(self) -> tuple[bytes, str, int]:
         assert self.config.hub is not None, "only a hub sends plans"
         return (self.control.hub, *self.config.hub)
-
-    async def _key(self) -> bytes:
-        """The run's public key, and that the token names it. Raises RetryableError, RefusedError."""
-        if self.config.hub is None and self.mirrored is not None:
-            return await self.mirrored.key()
-        self._welcome = asyncio.get_running_loop().create_future()
-        try:
-            await self.control.connect()
-            async with asyncio.timeout(10):
-                welcome = await self._welcome
-        except (TimeoutError, RetryableError) as error:
-            if self.mirrored is not None:
-                self._welcome = None
-                logger.warning(
-                    "%s; going on with the mirror", error if isinstance(error, RetryableError) else "the hub does not answer"
-                )
-                return await self.mirrored.key()
-            if isinstance(error, TimeoutError):
-                raise RetryableError("the hub accepted the connection but did not answer") from None
-            raise
-        key: bytes = welcome["key"]
-        if run_id(key) != self.config.token.run:
-            raise RefusedError("the hub's key is not this run's: the token pins another")
-        return key
 
     async def _serve(self) -> None:
         self._ends.push_async_callback(self.http.stop)
@@ -273,9 +201,7 @@ class Peer:
         logger.info("%s joined run %s, status at http://%s/status", self.config.name, self.config.token.run.hex()[:12], http)
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path.absolute())
         self._joined.set()
-        early, self._early = self._early or [], None
-        for kind, body in early:
-            self.on_hub_message(kind, body)
+        self.heeding.begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
@@ -315,108 +241,14 @@ class Peer:
                 "%d children were not sent elsewhere in %.0f s; they go to their backups", self.downstream.fed, DRAIN_S
             )
 
-    # -- what the hub says
+    def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """A task of this peer's that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def on_hub_message(self, kind: Type, body: Body) -> None:
-        if kind is Type.WELCOME:
-            self._bear(body.get("bearer", self._bearer))
-            self.commits = body["commit"]
-            self.target = None if body["target"] is None else Version.of(body["target"])
-            self.catalog.begin()
-            if self.commits != "barrier":
-                self.wayfinding.hold = None
-            if self._welcome is not None and not self._welcome.done():
-                self._welcome.set_result(body)
-            elif run_id(body["key"]) != self.config.token.run:
-                raise RefusedError("the hub's key is not this run's: the token pins another")
-            else:
-                self.chronicle.hub(reachable=True)
-            self._target_moved()
-        elif kind is Type.ISSUED and self.papers is not None:
-            self._later(self._renewed(self.papers, body["certificate"]), "certificate")
-        elif kind is Type.EVICTED:
-            self._cut({*body["nodes"]})
-        elif self._early is not None:
-            self._early.append((kind, body))
-        elif kind is Type.PLAN:
-            parent = None if body["parent"] is None else (body["parent"], body["host"], body["port"])
-            self.attachment.order((body["epoch"][0], body["epoch"][1]), parent, [(n, h, p) for n, h, p in body["backups"]])
-        elif kind is Type.WAYS:
-            self.dialling.told(body)
-        elif kind is Type.UNREACHED:
-            self.dialling.unreached(body)
-        elif kind is Type.CALLED:
-            self.dialling.called(body, self.downstream)
-        elif kind is Type.NEIGHBOURS:
-            self.attachment.introduce([(n, h, p) for n, h, p in body["peers"]])
-        elif kind is Type.SOURCES:
-            self.pulling.told(body["artifact"], [(n, h, p) for n, h, p in body["peers"]])
-        elif kind is Type.CATALOG:
-            whole = self.catalog.update(body, asyncio.get_running_loop().time())
-            dropped = body["dropped"]
-            if whole:
-                # A hub that died forgets what it had not sealed. What opened since we dialled it may be newer than its list.
-                since = self.control.joined_at
-                unlisted = [h for h in self.node.holdings.values() if self.catalog.get(h.id) is None]
-                dropped = [h.id for h in unlisted if h.idle or h.opened_at < since]
-            for artifact in dropped:
-                self._dropped(artifact)
-            if not whole and (live := self.attachment.live) is not None:
-                for artifact, *_, sealed in body["artifacts"]:
-                    if not sealed:
-                        live.expect(artifact)
-            self.wayfinding.news.ring()
-        elif kind is Type.ENGINE and self.member is not None:
-            self.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
-        elif kind is Type.SQUASHING:
-            self.wayfinding.squashes.answered(body, asyncio.get_running_loop().time())
-            self.wayfinding.news.ring()
-        elif kind is Type.HOLD:
-            self.wayfinding.hold = Version.of(body["version"])
-            self.wayfinding.news.ring()
-        elif kind is Type.COMMIT:
-            self.target = Version.of(body["version"])
-            self.wayfinding.news.ring()
-            self._target_moved()
-
-    def _bear(self, token: str) -> None:
-        """What opens this peer's HTTP side off loopback."""
-        if token != self._bearer:
-            self._bearer = token
-            if hasattr(self, "http"):
-                self.http.bearer = token
-                self._later(
-                    self.staging.run(atomic_write, self.config.state / bearer.FILE, f"{token}\n".encode(), 0o600), "bearer"
-                )
-
-    async def _renewed(self, papers: Papers, certificate: bytes) -> None:
-        try:
-            await papers.take(certificate)
-        except P2PCastError as error:
-            logger.warning("certificate: %s", error)
-
-    def _cut(self, nodes: set[bytes]) -> None:
-        """The hub says whom nobody is to deal with any more. Kept, for as long as the hub may be away."""
-        if nodes == self.evicted:
-            return
-        self.evicted.clear()
-        self.evicted.update(nodes)
-        error = RefusedError("this node was evicted from the run")
-        self.listener.drop(self.evicted, error)
-        if hasattr(self, "downstream"):
-            links = [*self.downstream.children, *(u.link for u in self.node.upstreams)]
-            for link in links:
-                if link.remote in nodes:
-                    link.close(error)
-        self._later(self.staging.run(self.memory.update, evicted=sorted(n.hex() for n in nodes)), "evicted")
-
-    def _target_moved(self) -> None:
-        for runner in self.runners:
-            runner.wake()
-        # With a barrier, who is not at the target is unready from now on.
-        self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Something about an engine may have changed: tell of it."""
         now = asyncio.get_running_loop().time()
         self.chronicle.look([self.view.engine_now(runner) for runner in self.runners], now)
         self.control.changed()
@@ -424,56 +256,6 @@ class Peer:
     def _attached(self) -> None:
         self.chronicle.attached(self.attachment.parent)
         self.control.changed()
-
-    def on_hub_lost(self) -> None:
-        self.chronicle.hub(reachable=False)
-        logger.warning("the hub is out of reach; going on with what the swarm has")
-
-    def on_hub_refused(self, error: RefusedError) -> None:
-        if self._welcome is not None and not self._welcome.done():
-            self._welcome.set_exception(error)
-
-    def give_up(self, holding: Holding) -> None:
-        """What was received of it is of no use any more."""
-        self.node.give_up(holding)
-        self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"give up {holding.open.version}")
-
-    def _dropped(self, artifact: bytes) -> None:
-        self.pulling.drop(artifact)
-        holding = self.node.holdings.get(artifact)
-        if holding is not None and holding.completed_at is None:
-            self.node.abort(holding)
-
-    def _join_body(self) -> Body:
-        config, port = self.config, self.listener.address[1]
-        own = [host for host in dict.fromkeys([self.control.own_host, *own_hosts()]) if may_be_told(host)]
-        ways = config.advertise or [(host, port) for host in told(config.listen, own)]
-        return {
-            "name": config.name,
-            "region": config.region,
-            "listen": list(config.advertise[0] if config.advertise else ("", port)),
-            "ways": [list(way) for way in ways[: limits.MAX_WAYS]],
-            "families": sorted({family for host in own if (family := family_of(host)) is not None}),
-            "held": None if self.staged is None else list(self.staged),
-        }
-
-    def _report(self) -> Body:
-        transfer, self._transfer = self._transfer, None
-        return self.view.report(transfer) | self._news()
-
-    def _news(self) -> Body:
-        """What has come to be held here, or is no longer, since the hub was last told: all of it, where it knows nothing yet."""
-        if self._told_at != self.control.joined_at:
-            self._told_at, self._told = self.control.joined_at, set()
-        held = {h.id for h in self.node.holdings.values() if h.completed_at is not None}
-        body: Body = {
-            "held": sorted(held - self._told)[: limits.MAX_HELD],
-            "dropped": sorted(self._told - held)[: limits.MAX_HELD],
-            "garbled": [list(row) for row in self.node.garbled.most_common(limits.MAX_GARBLED)],
-            "spoilt": [] if self.mirrored is None else self.mirrored.complaints(),
-        }
-        self._told = (self._told | set(body["held"])) - set(body["dropped"])
-        return {key: value for key, value in body.items() if value}
 
     # -- PullOwner
 
@@ -523,61 +305,7 @@ class Peer:
 
     def _stripes(self, rtt_s: float) -> int:
         sockets = self.config.sockets
-        return stripes(Way(rtt_s, self._fastest_bps, sockets.congestion or own_congestion(), window_bytes()))
-
-    # -- NodeOwner
-
-    def make_log(self, open_: Open, layout: Layout) -> Log:
-        if open_.artifact in self.node.excerpts:
-            return self.store.begin_excerpt(open_)
-        return self.store.begin(open_, layout, resumable=True)
-
-    def on_opened(self, holding: Holding) -> None:
-        if holding.excerpt:
-            return
-        self.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
-        self.wayfinding.news.ring()
-
-    def on_complete(self, holding: Holding) -> None:
-        took = (holding.completed_at or 0.0) - holding.opened_at
-        self.chronicle.received(holding.open.version, took)
-        if holding.assembly.manifest is not None and took > 0:
-            came = max(0, holding.assembly.manifest.log - holding.had_bytes)
-            self.wayfinding.squashes.transferred(came, took)
-            self._transfer = [came, int(took * 1e6)]
-            self._fastest_bps = max(self._fastest_bps, 8 * came / took if came > SPEAKING_BYTES else 0.0)
-        self._later(self._seal(holding), f"seal {holding.open.version}")
-
-    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._sealing.add(task)
-        task.add_done_callback(self._sealing.discard)
-
-    async def _seal(self, holding: Holding) -> None:
-        try:
-            stored = await self.staging.run(self.store.seal, holding.log, holding.assembly)
-            holding.durable.set()
-            needed = self.wayfinding.needed() | {stored.id}
-            for gone in await self.staging.run(self.store.retain, needed):
-                self.node.forget(gone.id)
-        except P2PCastError as error:
-            if not self.node.error.done():
-                self.node.error.set_exception(error)
-        self.wayfinding.news.ring()
-
-    def on_aborted(self, holding: Holding) -> None:
-        if holding.excerpt:
-            self._later(self.staging.run(self.store.end_excerpt, holding.log, holding.id), f"end {holding.open.version}")
-            return
-        self.chronicle.aborted(holding.open.version)
-        self._later(self.staging.run(self.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
-        self.wayfinding.news.ring()
-
-    def on_offered(self, upstream: Upstream) -> None:
-        self.wayfinding.news.ring()
-
-    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:
-        self.wayfinding.news.ring()
+        return stripes(Way(rtt_s, self.receiving.fastest_bps, sockets.congestion or own_congestion(), window_bytes()))
 
     # -- MirroredOwner
 
@@ -643,7 +371,7 @@ class Peer:
         if self.lead is not None:
             led = next(r for r in self.runners if isinstance(r.installer, LedInstaller))
             self.lead.set_serving(led.committed, led.ready)
-        self._look()
+        self.look()
         self.orders.changed.ring()
 
     def doubt(self) -> None:

@@ -210,7 +210,7 @@ class Wayfinding:
             entry = self._peer.catalog.get(holding.id)
             needed = self.needed() if needed is None else needed
             if entry is not None and entry.sealed and holding.id not in needed:
-                self._peer.give_up(holding)
+                peer.receiving.give_up(holding)
 
     def _forsaken(self, entry: Entry, live: Upstream | None, now: float) -> bool:
         """Whether the parent will not push what it does not have yet. One that is lost is replaced in a moment; one that is still sending an earlier version

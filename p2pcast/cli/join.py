@@ -122,7 +122,8 @@ def join(
     from p2pcast.transport.sockets import settled
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
-    from rollout_node.peer import Peer, PeerConfig
+    from rollout_node.peer import Peer
+    from rollout_node.peer_config import PeerConfig
     from rollout_node.targets import check, check_span
 
     if hub is None and mirror is None:

@@ -27,7 +27,8 @@ from p2pcast.version import Version
 from p2pcast.wire.token import Token
 from rollout_node.catalog import Entry
 from rollout_node.mirror_catalog import MirrorCatalog
-from rollout_node.peer import Peer, PeerConfig
+from rollout_node.peer import Peer
+from rollout_node.peer_config import PeerConfig
 from trainer_node.hub import Hub, HubConfig
 
 DEADLINE_S = 60.0

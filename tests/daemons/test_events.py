@@ -177,7 +177,7 @@ async def test_readiness_is_told(swarm, states):
     name = peer.runners[0].installer.name
     # As a barrier does it: the others have gone on without it.
     peer.commits = "barrier"
-    peer.on_hub_message(Type.COMMIT, {"version": [0, 2]})
+    peer.heeding.on_hub_message(Type.COMMIT, {"version": [0, 2]})
     assert told(peer, "unready") == [
         ("unready", {"engine": name, "version": "0.1", "why": "version 0.1 while the others are at 0.2"}),
     ]

@@ -164,7 +164,7 @@ async def test_a_peer_that_reports_nonsense_does_not_break_the_status(swarm):
     peer = await swarm.peer_up("a")
     await swarm.until(lambda: bool(hub.sessions), "it has joined")
     session = next(iter(hub.sessions.values()))
-    body = peer._report() | {
+    body = peer.telling.report() | {
         "state": b"\xff",
         "progress": {"x": b"\0"},
         "engines": [b"\xff"],

@@ -380,7 +380,7 @@ async def test_no_secret_is_told_and_keys_are_their_owners_alone(tls, states, ca
     secret = set()
     for token in (Token.parse(made), before, hub.token, token_of(tls)):
         secret |= {str(token), token.secret.hex(), str(token).split("-")[2], repr(token.secret)[2:-1]}
-    secret |= {hub.admission.bearer, a._bearer, (tls.folder / "hub" / "run.key").read_bytes().hex()}
+    secret |= {hub.admission.bearer, a.bearer, (tls.folder / "hub" / "run.key").read_bytes().hex()}
     for path in ("hub/authority.pem", "a/link.pem"):
         secret |= set((tls.folder / path).read_text().splitlines()[1:4])
     assert not [s for s in secret if s in shown]

@@ -133,8 +133,8 @@ FROM_INSIDE = [
     ),
     Mutation(
         "to stay after it was found out",
-        "rollout_node/peer.py",
-        '        self.listener.drop(self.evicted, error)\n        if hasattr(self, "downstream"):',
+        "rollout_node/heeding.py",
+        '        peer.listener.drop(peer.evicted, error)\n        if hasattr(peer, "downstream"):',
         "        if False:",
         TRUST + "test_peers_refuse_the_evicted_while_the_hub_is_away",
     ),

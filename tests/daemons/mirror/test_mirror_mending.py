@@ -170,7 +170,7 @@ async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
     with requests.watched(Reader()):
         # As a peer does that lies.
         assert peer.control.say(
-            Type.REPORT, peer._report() | {"spoilt": ["../../etc/passwd", f"log/{'0' * 32}/00000000", *before]}
+            Type.REPORT, peer.telling.report() | {"spoilt": ["../../etc/passwd", f"log/{'0' * 32}/00000000", *before]}
         )
         await swarm.until(lambda: len(read) >= len(before), "it has looked")
     assert sorted(read) == sorted(before)
