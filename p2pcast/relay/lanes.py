@@ -5,8 +5,8 @@ several BBR connections overrun the queue of a narrow way together, and as many 
 
 - Congestion control that loss holds back (CUBIC, Reno): all of them. What comes through slowly is no proof of a slow way there.
 - BBR: FEWEST, which fill a way whatever is lost on it. NARROW, where little passes and little of it is on the way at once; FEWEST again should more pass (docs/measurements.md). What
-  counts is what passes while there is something to send, over so many round trips that slow start is over. That too few stripes make a way look narrow can't last: two of BBR carry more
-  than half of any.
+  counts is what passes while there is something to send, measured over some round trips at a time, several times: the first is slow start's, and any may fall into one of BBR's pauses, so
+  it takes the best of them. That too few stripes make a way look narrow can't last: two of BBR carry more than half of any, and one measurement that says more is enough.
 - Twice as many whenever those in use were held back by their windows, the receiver's buffers or the sender's, for most of the time that they had something to send. A narrow way alone
   never does that: there it is BBR that holds back.
 
@@ -16,6 +16,7 @@ eight on ways of 100 Mbit/s and 150 ms, where they carry 4 % more than four; as 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,6 +35,9 @@ MORE: Final = 1.25
 """Times a limit, to be above it."""
 TELLING_S: Final = 1.0
 TELLING_ROUND_TRIPS: Final = 8
+"""Of one measurement: the longer of the two."""
+TELLING: Final = 3
+"""Measurements that have to say little."""
 
 
 def at_first(most: int, congestion: str | None) -> int:
@@ -53,6 +57,7 @@ class Lanes:
         self._least = 0
         """What it was raised to."""
         self._last: Sequence[TcpInfo] = ()
+        self._rates_bps: deque[float] = deque(maxlen=TELLING)
         self._mark: Sequence[TcpInfo] = ()
         """Since when what passes is measured."""
 
@@ -79,4 +84,8 @@ class Lanes:
             return in_use
         rate_bps = 8 * sum(now.acked_bytes - mark.acked_bytes for now, mark in zip(infos, self._mark, strict=True)) / busy_s
         self._mark = infos
-        return min(max(in_use, suited(rate_bps / MORE, rtt_s)), suited(rate_bps, rtt_s))
+        self._rates_bps.append(rate_bps)
+        if suited(rate_bps / MORE, rtt_s) > in_use:
+            return FEWEST
+        narrow = len(self._rates_bps) == TELLING and suited(max(self._rates_bps), rtt_s) == NARROW
+        return NARROW if narrow else in_use

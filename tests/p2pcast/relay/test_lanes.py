@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.relay import downstream as module
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.lanes import NARROW, NARROW_BPS, TELLING_ROUND_TRIPS, Lanes, at_first
+from p2pcast.relay.lanes import NARROW, NARROW_BPS, TELLING, TELLING_ROUND_TRIPS, Lanes, at_first
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.store import Store
@@ -95,7 +95,15 @@ def test_a_narrow_way_has_few(rate_bps: float, rtt_s: float, used: int) -> None:
 
 def test_nothing_is_concluded_from_slow_start() -> None:
     used = Sending().at(1e6, 0.2)
-    assert used[: used.index(NARROW)] == [FEWEST] * int(TELLING_ROUND_TRIPS * 0.2 * 4 + 1)
+    assert used[: used.index(NARROW)] == [FEWEST] * int(TELLING * (TELLING_ROUND_TRIPS * 0.2 * 4 + 0.9))
+
+
+def test_the_best_of_some_measurements_counts() -> None:
+    sending = Sending()
+    for _ in range(5):
+        assert set(sending.at(1e6, 0.1, 2.0)) == {FEWEST}
+        assert set(sending.at(50e6, 0.1, 2.0)) == {FEWEST}
+    assert sending.at(1e6, 0.1, 5.0)[-1] == NARROW
 
 
 def test_a_way_that_carries_more_is_taken_at_its_word_and_one_at_the_limit_keeps_what_it_has() -> None:
