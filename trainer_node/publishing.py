@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2pcast import limits
 from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.piece_size import EXPECTED_SHARE, piece_bytes
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.choice import Choice
@@ -257,9 +257,8 @@ class Publishing:
     ) -> Published:
         """``made`` adds all cells, and gives the version's small files; None: those of the base stay."""
         base, layout = shadow.version, shadow.layout
-        record = Open(
-            secrets.token_bytes(16), base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(self._key.public), version
-        )
+        piece = piece_bytes(self._expected_bytes(base, layout))
+        record = Open(secrets.token_bytes(16), base, DELTA, layout.layout_id, piece, run_id(self._key.public), version)
         packer = Packer(self._key, record, layout)
         log = self.store.begin(record, layout)
         holding = self.node.open(packer.open_signed, None, log)
@@ -309,6 +308,13 @@ class Publishing:
         shadow.drop_patches(version)
         self.head = version
         return Published(version, "delta", packer.log_bytes, layout.nbytes, packing.changed, layout.params, encode_s, choice)
+
+    def _expected_bytes(self, base: Version, layout: Layout) -> int:
+        """Of the next delta: those of the one that led to ``base``, where there is one."""
+        before = [s for s in self.store.artifacts.values() if s.version == base and s.base is not None]
+        # What squashes several versions begins earlier.
+        direct = max(before, key=lambda s: s.base or base, default=None)
+        return layout.nbytes // EXPECTED_SHARE if direct is None else direct.manifest.log
 
     def _emit(self, holding: Holding, signed: bytes) -> None:
         if not holding.aborted:
