@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from netem.fleet import HUB, Fleet
-from p2pcast.limits import PIECE_BYTES
+from p2pcast.artifact.piece_size import piece_bytes
 
 SLOW_SHARE = 0.35
 """Of its rate, what a slowed peer keeps, in and out."""
@@ -59,7 +59,7 @@ def learn(chain: Sequence[str], times_s: Mapping[str, float], payload_bytes: int
     """From a chain of at least two that nothing disturbed."""
     share = payload_bytes / times_s[chain[0]] / rate_bytes_s
     hops_s = [times_s[below] - times_s[above] for above, below in pairwise(chain)]
-    return Costs(share, max(0.0, fmean(hops_s) - PIECE_BYTES / (share * rate_bytes_s)))
+    return Costs(share, max(0.0, fmean(hops_s) - piece_bytes(payload_bytes) / (share * rate_bytes_s)))
 
 
 async def measure(fleet: Fleet, scenario: str) -> Measured:

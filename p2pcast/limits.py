@@ -26,7 +26,7 @@ MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 
 # -- artifacts
 PIECE_BYTES = 64 * KIB
-"""Unit of hashing and forwarding: small, because a chain of k hops adds k pieces to the time to the last peer."""
+"""Unit of hashing and forwarding: small, because a chain of k hops adds k pieces to the time to the last peer. Small deltas have smaller ones (artifact.piece_size)."""
 ANCHOR_PIECE_BYTES = MIB
 """Anchors are long, so their latency a hop matters less than their number of hashes."""
 BATCH_PIECES = 64
@@ -47,7 +47,6 @@ MAX_BRANCH = (1 << 32) - 1
 MAX_STEP = (1 << 63) - 1
 
 # -- wire
-MAX_PIECE_BYTES = ANCHOR_PIECE_BYTES
 MAX_PIECES = MAX_STATE_BYTES // PIECE_BYTES
 MAX_STRIPES = 64
 MAX_RANGES = 1 << 16

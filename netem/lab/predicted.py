@@ -21,6 +21,7 @@ from netem.broadcast.rivals import HUB
 from netem.description import Network as Emulated
 from netem.lab.networks import Event
 from netem.shaping import FRAME_BYTES
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import UsageError
 from p2pcast.limits import PIECE_BYTES
 from p2pcast.relay.smoothing import HEADROOM
@@ -125,7 +126,7 @@ class Tree:
             return None
         scenario = Scenario(
             peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=uplink_bps * self.share,
-            peer_bps=next(iter(limits.values())), network=self._alike(),
+            peer_bps=next(iter(limits.values())), network=self._alike(payload_bytes),
         )  # fmt: skip
         links = {peer: ROOT if above == HUB else above for peer, above in self.above.items()}
         return max(replay(scenario, links, blows, self.chains).values(), default=0.0)
@@ -146,21 +147,21 @@ class Tree:
     def _hops_s(self, peer: str, payload_bytes: int, limits: Mapping[str, float]) -> float:
         """What the hops down to a peer add: of each its delay, and below the first, which is the flow itself, the pieces that a link's stripes hold at a time. What a relay
         sends on a stripe is held to little more than what comes in."""
-        total_s, narrowest_bps = 0.0, 0.0
+        total_s, narrowest_bps, piece = 0.0, 0.0, piece_bytes(payload_bytes)
         for above, below in pairwise(self.way(peer)):
             total_s += self.network.way(above, below).delay_s
             if above == HUB:
                 narrowest_bps = limits[below]
                 continue
-            at_once = min(self._stripes[below], -(-payload_bytes // PIECE_BYTES))
-            total_s += 8.0 * min(PIECE_BYTES, payload_bytes) * max(at_once / limits[below], 1 / (HEADROOM * narrowest_bps))
+            at_once = min(self._stripes[below], -(-payload_bytes // piece))
+            total_s += 8.0 * min(piece, payload_bytes) * max(at_once / limits[below], 1 / (HEADROOM * narrowest_bps))
             narrowest_bps = min(narrowest_bps, limits[below])
         return total_s
 
-    def _alike(self) -> Network:
+    def _alike(self, payload_bytes: int) -> Network:
         """One round trip for all pairs of hosts: the longest of this tree's."""
         longest_s = max(2 * self.network.way(above, peer).delay_s for peer, above in self.above.items())
-        return Network(near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * PIECE_BYTES)
+        return Network(near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * piece_bytes(payload_bytes))
 
     def _bps(self, host: str) -> float:
         up_bps = self.network.link(host).up_bps

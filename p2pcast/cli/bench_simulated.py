@@ -10,8 +10,9 @@ import click
 import uvloop
 from rich.table import Table
 
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.cli.options import Rate, console, documented, handed_over
-from p2pcast.limits import MIB, PIECE_BYTES
+from p2pcast.limits import MIB
 
 if TYPE_CHECKING:
     from netem.agreement import Costs, Measured
@@ -98,7 +99,7 @@ def simulated_s(found: Measured, scenario: str, costs: Costs, rate_bps: float) -
     from trainer_node.simulator import Scenario
 
     bps = costs.share * rate_bps
-    network = Network(piece_bytes=PIECE_BYTES, near_rtt_s=0.0, root_region="region-0", hop_s=costs.hop_s)
+    network = Network(piece_bytes=piece_bytes(found.payload_bytes), near_rtt_s=0.0, root_region="region-0", hop_s=costs.hop_s)
     model = Scenario(regions=1, payload_bytes=found.payload_bytes, uplink_bps=WIDE_BPS, peer_bps=bps, network=network)
     blows = []
     if found.victim is not None:

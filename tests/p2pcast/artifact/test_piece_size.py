@@ -1,0 +1,22 @@
+"""Small deltas have enough pieces to share a chain's hops; large ones have no more than needed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pcast.artifact.piece_size import ENOUGH, LEAST_PIECE_BYTES, piece_bytes
+from p2pcast.limits import GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
+
+
+def test_sizes() -> None:
+    assert [piece_bytes(size * MIB) >> 10 for size in (0, 1, 8, 15, 16, 31, 32, 1024)] == [16, 16, 16, 16, 32, 32, 64, 64]
+
+
+@given(st.integers(0, 64 * GIB))
+def test_as_large_as_leaves_enough_of_them(expected: int) -> None:
+    piece = piece_bytes(expected)
+    assert piece & (piece - 1) == 0
+    assert MIN_PIECE_BYTES <= LEAST_PIECE_BYTES <= piece <= PIECE_BYTES
+    assert piece == LEAST_PIECE_BYTES or piece * ENOUGH <= expected
+    assert piece == PIECE_BYTES or 2 * piece * ENOUGH > expected
