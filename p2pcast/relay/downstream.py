@@ -61,19 +61,6 @@ class Child:
     alive_at: float = 0.0
     bytes_sent: int = 0
 
-    def emptiest(self) -> Stripe | None:
-        """Of the stripes that take more, the first on which nothing waits to be sent, else that on which the least does; None: all are full. Not each in turn: of a
-        connection with little on the way the kernel is late to see what was lost."""
-        least, found = 0, None
-        for stripe in self.link.carriers:
-            if not stripe.writable or (self.feeds.apart and not stripe.number):
-                continue
-            if not (unsent := stripe.unsent_bytes):
-                return stripe
-            if found is None or unsent < least:
-                least, found = unsent, stripe
-        return found
-
 
 class Downstream:
     """Owns the links of the children. At most ``max_pulls`` of them may pull."""
@@ -364,20 +351,10 @@ class Downstream:
             child.link.close(error)
 
     def _pump_all(self, child: Child) -> None:
-        """Each burst goes where nothing waits: a stripe that makes up for losses, or probes the way, holds up nothing that another could send."""
-        if not child.attached:
-            return
-        while child.feeds.waiting and (stripe := child.emptiest()) is not None:
-            parts: list[bytes | memoryview] = []
-            more = self._gather(child, stripe, parts)
-            if parts:
-                stripe.write(*parts)
-            if not more:
-                break
-        # What is on none but the first: what opens and seals.
-        first = child.link.stripes.get(0)
-        if first is not None and first.writable:
-            self._pump(child, first)
+        if child.attached:
+            for stripe in child.link.carriers:
+                if stripe.writable and not self._pump(child, stripe) and not child.feeds.apart:
+                    break
 
     def _pump(self, child: Child, stripe: Stripe) -> bool:
         """Fill a stripe. False when there is nothing left to send, or it has to be read first."""

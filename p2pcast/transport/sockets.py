@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ USER_TIMEOUT_S = 30.0
 KEEP_IDLE_S, KEEP_INTERVAL_S = 60, 10
 """The first after so much silence, others after an unanswered one, until USER_TIMEOUT_S."""
 SO_MAX_PACING_RATE = 47
-SIOCOUTQNSD = 0x894B
 """Linux's, which Python does not name."""
 MIN_PACE, MAX_PACE = 1024, (1 << 31) - 1
 """Bytes per second that the option takes as a plain number."""
@@ -140,14 +137,6 @@ def _refusal(congestion: str) -> str | None:
         except UnicodeEncodeError:
             return "is not known here"
     return None
-
-
-def unsent_bytes(descriptor: int) -> int:
-    """What lies in the kernel and has not been sent; 0 where it does not say."""
-    try:
-        return int.from_bytes(fcntl.ioctl(descriptor, SIOCOUTQNSD, bytes(_INT_BYTES)), sys.byteorder)
-    except OSError:
-        return 0
 
 
 def gather(descriptor: int, low_bytes: int) -> None:
