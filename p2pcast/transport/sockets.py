@@ -6,8 +6,8 @@
   forgotten all the same ends now, and not with the first piece that is sent on it.
 - SO_RCVLOWAT, on links that bring pieces (``gather``): the kernel wakes the process for the rest of a piece, not for each few packets of it, which costs as much as all that is done
   with the piece.
-- TCP_USER_TIMEOUT: links fall silent and are left long before (relay.liveness); but a socket that was closed with bytes queued for somebody who has vanished would
-  stay in the kernel for a quarter of an hour.
+- TCP_USER_TIMEOUT, once a connection is closed (``hasten``): with bytes queued for somebody who has vanished it would stay in the kernel for a quarter of an hour. Not before: links fall
+  silent and are left long before (relay.liveness), and of a connection that says little, on a way that loses much, kernels have been seen to end it within a second.
 - Congestion control: what was asked for, else BBR where the kernel has it and lets us: one packet lost in a thousand costs it nothing, and CUBIC most of a long way's rate.
 - Buffers are left to the kernel, which grows them with the window up to tcp_wmem and tcp_rmem. A size that is set switches that off, and without
   CAP_NET_ADMIN it is capped by net.core.wmem_max, 208 KiB as a rule: less than a long way needs.
@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import socket
@@ -30,7 +31,7 @@ NOTSENT_LOWAT_BYTES = 128 * KIB
 USER_TIMEOUT_S = 30.0
 """Twice what a silent child is given."""
 KEEP_IDLE_S, KEEP_INTERVAL_S = 60, 10
-"""The first after so much silence, others after an unanswered one, until USER_TIMEOUT_S."""
+"""The first after so much silence, others after an unanswered one, nine as a rule."""
 SO_MAX_PACING_RATE = 47
 """Linux's, which Python does not name."""
 MIN_PACE, MAX_PACE = 1024, (1 << 31) - 1
@@ -59,7 +60,6 @@ class Sockets:
         options = [
             ("TCP_NODELAY", 1),
             ("TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BYTES),
-            ("TCP_USER_TIMEOUT", int(USER_TIMEOUT_S * 1000)),
             ("TCP_KEEPIDLE", KEEP_IDLE_S),
             ("TCP_KEEPINTVL", KEEP_INTERVAL_S),
         ]
@@ -72,6 +72,14 @@ class Sockets:
         if self.buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.buffer_bytes)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.buffer_bytes)
+
+
+def hasten(sock: Any) -> None:
+    """A connection that is about to be closed: what is queued is given up after USER_TIMEOUT_S, if nobody takes it."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if sock is not None and option is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, int(USER_TIMEOUT_S * 1000))
 
 
 def settled(congestion: str | None) -> Sockets:

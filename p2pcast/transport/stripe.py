@@ -17,7 +17,7 @@ from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
 from p2pcast.transport.security import explain, secure
-from p2pcast.transport.sockets import Sockets, gather, pace
+from p2pcast.transport.sockets import Sockets, gather, hasten, pace
 from p2pcast.transport.tcp_info import TcpInfo, read
 from p2pcast.wire.connection import Connection, Established, Event
 
@@ -227,6 +227,7 @@ class Stripe(asyncio.BufferedProtocol):
         """Say why, if there is a why, and close. ``on_closed`` follows."""
         if self._transport is None or self._closed:
             return
+        hasten(self.socket)
         self._closed = True
         self.writable = False
         self._descriptor = -1

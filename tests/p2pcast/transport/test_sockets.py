@@ -65,7 +65,7 @@ async def test_both_ends_are_tuned_and_shown() -> None:
         )
         for stripe in [*link.stripes.values(), *other.links[0].stripes.values()]:
             assert congestion_of(stripe.socket) == "reno"
-            assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_S * 1000
+            assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
             assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert stripe.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert stripe.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEP_IDLE_S
@@ -77,7 +77,10 @@ async def test_both_ends_are_tuned_and_shown() -> None:
         assert said["received_bytes"] > 0
         assert said["rtt_ms"] > 0
         assert said["retransmitted"] == 0
+        sockets = [stripe.socket for stripe in link.stripes.values()]
         link.close()
+        for sock in sockets:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_S * 1000, "nobody waits any more"
         assert shown(link, "parent")["congestion"] is None
     finally:
         await listener.stop()
