@@ -18,6 +18,7 @@ from netem.agreement import learn, measure
 from netem.faults import FAULTS, MOMENTS, POSITIONS, Case, matrix, run_case
 from netem.fleet import HUB, PEERS, Fleet
 from netem.loopback import Net
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.cli.bench_simulated import simulated_s
 
 CASES = [
@@ -102,7 +103,7 @@ async def _without_hub(fleet: Fleet) -> None:
 def test_what_is_learnt_of_a_chain():
     costs = learn(["a", "b", "c"], {"a": 1.0, "b": 1.1, "c": 1.2}, 1_000_000, 1_250_000)
     assert costs.share == pytest.approx(0.8)
-    assert costs.hop_s == pytest.approx(0.1 - 65536 / 1e6)
+    assert costs.hop_s == pytest.approx(0.1 - piece_bytes(1_000_000) / 1e6)
 
 
 def test_the_cases_are_of_the_matrix_and_leave_nothing_out():
