@@ -1,4 +1,4 @@
-"""How large versions of a run are, as plans are made for them: hops weigh more where there is less to send.
+"""How large versions of a run are, as plans are made for them, and pieces are cut (`p2pcast.artifact.piece_size`): hops weigh more where there is less to send.
 
 A plan is to suit what goes down it version after version. So the median of the newest deltas counts, to a power of two, and moves only when that median
 has left it by a factor of two: sizes that wobble, and one whole state or one long branch among them, change no plan. What a better size brings has to be worth the moves

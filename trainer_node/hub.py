@@ -174,7 +174,9 @@ class Hub:
         self.membership = Membership(self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region)
         self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
-        self.publishing = Publishing(self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing)
+        self.publishing = Publishing(
+            self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing, self.membership.sizes
+        )
         self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
         self.pace = Pace(
             self.config.max_lag,

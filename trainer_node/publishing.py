@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.piece_size import EXPECTED_SHARE, piece_bytes
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.choice import Choice
@@ -31,6 +31,7 @@ from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
+from topology.sizes import Sizes
 from trainer_node.choosing import Choosing
 from trainer_node.packing import Incoming, Packing, each, encode_folder, join_incoming
 
@@ -54,7 +55,9 @@ class Published:
 class Publishing:
     """Turns folders and what ranks bring into artifacts of ``node``. One version at a time: who publishes holds ``turn``."""
 
-    def __init__(self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, choosing: Choosing) -> None:
+    def __init__(
+        self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, choosing: Choosing, sizes: Sizes
+    ) -> None:
         self.node = node
         self.store = store
         self.shadow: Shadow | None = None
@@ -65,6 +68,7 @@ class Publishing:
         self._staging = staging
         self._folder = shadow_folder
         self._choosing = choosing
+        self._sizes = sizes
         self.reading = asyncio.Lock()
         """Held while somebody reads the shadow beside live traffic: until then no other takes its place."""
 
@@ -257,7 +261,7 @@ class Publishing:
     ) -> Published:
         """``made`` adds all cells, and gives the version's small files; None: those of the base stay."""
         base, layout = shadow.version, shadow.layout
-        piece = piece_bytes(self._expected_bytes(base, layout))
+        piece = piece_bytes(self._sizes.bytes)
         record = Open(secrets.token_bytes(16), base, DELTA, layout.layout_id, piece, run_id(self._key.public), version)
         packer = Packer(self._key, record, layout)
         log = self.store.begin(record, layout)
@@ -308,13 +312,6 @@ class Publishing:
         shadow.drop_patches(version)
         self.head = version
         return Published(version, "delta", packer.log_bytes, layout.nbytes, packing.changed, layout.params, encode_s, choice)
-
-    def _expected_bytes(self, base: Version, layout: Layout) -> int:
-        """Of the next delta: those of the one that led to ``base``, where there is one."""
-        before = [s for s in self.store.artifacts.values() if s.version == base and s.base is not None]
-        # What squashes several versions begins earlier.
-        direct = max(before, key=lambda s: s.base or base, default=None)
-        return layout.nbytes // EXPECTED_SHARE if direct is None else direct.manifest.log
 
     def _emit(self, holding: Holding, signed: bytes) -> None:
         if not holding.aborted:

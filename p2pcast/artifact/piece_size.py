@@ -15,8 +15,6 @@ ENOUGH: Final = 512
 """Pieces: on eight hops of four stripes 5 % of the time."""
 LEAST_PIECE_BYTES: Final = 16 * KIB
 """Headers and hashes are 1 % of it on four stripes."""
-EXPECTED_SHARE: Final = 64
-"""A state is so many times as large as a delta of which nothing is known yet: the papers' runs change 1 to 3 % of values in a step."""
 
 
 def piece_bytes(expected_bytes: int) -> int:

@@ -40,6 +40,7 @@ from p2pcast.store.store import Store
 from p2pcast.version import Version
 from rollout_node import mirrored
 from rollout_node.installers.step_folders import StepFolders
+from topology.sizes import Sizes
 from trainer_node import keeping
 from trainer_node.mirroring import Mirroring
 from trainer_node.publishing import Publishing
@@ -230,7 +231,7 @@ async def _hub(story: Story, place: Path, steps: int, staging: Staging) -> None:
     node = Node(None, b"h" * 16, key.public)
     for stored in store.artifacts.values():
         node.add_stored(stored.assembly, store.open_log(stored))
-    taken_up = Publishing(node, store, key, staging, place / "tmpfs" / "hub", None)
+    taken_up = Publishing(node, store, key, staging, place / "tmpfs" / "hub", None, Sizes())
     await taken_up.restore()
     shadow = taken_up.shadow
     assert shadow is not None

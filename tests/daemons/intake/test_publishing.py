@@ -12,6 +12,7 @@ from scripted_ranks import (
 
 from p2pcast import limits
 from p2pcast.artifact.p2pd import HEADER
+from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
 from p2pcast.codec.layout import Layout
 from p2pcast.wire.messages import Body
 from trainer_node import packing
@@ -123,6 +124,7 @@ async def test_pieces_leave_while_later_cells_are_still_to_come(swarm, states, t
     )
     (log,) = (swarm.folder / "hub" / "partial").iterdir()
     (piece,) = (h.open.piece for h in swarm.hub.node.holdings.values() if h.open.version == (0, 2))
+    assert piece == LEAST_PIECE_BYTES, "the state is small, so its deltas are"
     whole = (log.stat().st_size - len(HEADER)) // piece * piece
     assert whole > 4 * piece
     await swarm.until(
