@@ -42,8 +42,9 @@ class ParentWatch:
     """Handle -> pieces that the parent holds."""
 
     @classmethod
-    def start(cls, now: float) -> ParentWatch:
-        return cls(heard_at=now, paid_at=now, looked_at=now)
+    def start(cls, now: float, rtt_s: float | None = None) -> ParentWatch:
+        """``rtt_s``: as far as it is known before a PING was answered; a way longer than the floor would be left before its first word."""
+        return cls(heard_at=now, paid_at=now, looked_at=now, rtt_s=rtt_s)
 
     def heard(self, now: float, *, active: bool) -> None:
         if active:

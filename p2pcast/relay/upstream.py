@@ -75,6 +75,7 @@ class Upstream:
         self.link = link
         if link.closed:
             return
+        self._watch = ParentWatch.start(self._loop.time(), link.rtt_s)
         node = self.node
         if node.paused:
             link.pause_reading()

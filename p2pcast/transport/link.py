@@ -62,6 +62,11 @@ class Link:
         """The stripes in use."""
         return [stripe for number, stripe in self.stripes.items() if number < self.in_use]
 
+    @property
+    def rtt_s(self) -> float | None:
+        """The slowest stripe's round trip, by the kernel's word; None where it says nothing."""
+        return max((info.rtt_s for stripe in self.stripes.values() if (info := stripe.info()) is not None), default=None)
+
     def add(self, stripe: Stripe, number: int) -> None:
         stripe.number = number
         stripe.owner = self

@@ -109,6 +109,9 @@ class Paced:
 
     def close(self, error=None) -> None: ...
 
+    def info(self):
+        return None
+
 
 class Heard(Link):
     def __init__(self, owner, stripes: int = 1):

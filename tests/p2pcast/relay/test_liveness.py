@@ -53,6 +53,15 @@ def test_silence_without_a_transfer_takes_longer():
         clock.watch.heard(clock.now, active=False)
 
 
+def test_a_far_parent_is_waited_for_also_before_its_first_word():
+    """The kernel has measured the way while the link came up; until a PING is answered there is nothing else to go by."""
+    clock = Clock()
+    clock.watch = ParentWatch.start(clock.now, 0.3)
+    verdict, took = clock.run(5)
+    assert verdict is Verdict.SILENT
+    assert 1.2 < took <= 1.2 + 2 * EVERY
+
+
 def test_far_parents_may_be_silent_for_four_round_trips():
     clock = Clock(rtt_s=0.3)
     verdict, took = clock.run(5)

@@ -10,6 +10,7 @@ from p2pcast.artifact import RunKey
 from p2pcast.artifact.records import Open
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.liveness import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
 from p2pcast.store.store import Store
@@ -232,6 +233,35 @@ async def test_what_the_hub_has_opened_makes_a_link_active_before_the_parent_has
     assert upstream.active
     hear(upstream, link, Type.ABORT, handle=7)
     assert not upstream.active
+
+
+class Far(Heard):
+    rtt_s = 30.0
+
+    def __init__(self, owner):
+        super().__init__(owner)
+        self.asked_long = asyncio.Event()
+
+    def send(self, kind, body, handle=0):
+        super().send(kind, body, handle)
+        if len(self.said) > 3 * SILENCE_FLOOR_S / ALIVE_ACTIVE_S:
+            self.asked_long.set()
+
+
+async def test_a_far_parent_is_not_left_before_its_first_word(child, maker):
+    """A version opens while a child attaches: the answers to ATTACH and to the first PING are still on their way."""
+    node, _, _ = child
+    upstream = Upstream(node, live=True)
+    link = Far(upstream)
+    upstream.start(link)
+    upstream.expect(maker.make([5000]).id)
+    running = asyncio.create_task(upstream.run())
+    longing = asyncio.create_task(link.asked_long.wait())
+    await asyncio.wait({running, longing}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert longing.done()
+    assert not link.closed
+    link.close()
+    await running
 
 
 async def test_a_parent_that_catches_up_spares_the_child_what_it_has(child, maker):
