@@ -59,8 +59,8 @@ class Link:
 
     @property
     def carriers(self) -> list[Stripe]:
-        """The stripes in use."""
-        return [stripe for number, stripe in self.stripes.items() if number < self.in_use]
+        """The stripes in use, by number."""
+        return [self.stripes[number] for number in range(self.in_use) if number in self.stripes]
 
     @property
     def rtt_s(self) -> float | None:

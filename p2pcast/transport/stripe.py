@@ -152,6 +152,7 @@ class Stripe(asyncio.BufferedProtocol):
             self._wait_for(self.connection.missing_bytes - self._opaque)
 
     def eof_received(self) -> bool:
+        hasten(self.socket)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -244,6 +245,8 @@ class Stripe(asyncio.BufferedProtocol):
     def abort(self, error: P2PCastError | None = None) -> None:
         """Close at once; what is queued is lost."""
         if self._transport is not None and not self._closed:
+            # The kernel still has what it was given, for somebody who may have vanished.
+            hasten(self.socket)
             self._closed = True
             self.writable = False
             self._descriptor = -1

@@ -77,11 +77,24 @@ async def test_both_ends_are_tuned_and_shown() -> None:
         assert said["received_bytes"] > 0
         assert said["rtt_ms"] > 0
         assert said["retransmitted"] == 0
-        sockets = [stripe.socket for stripe in link.stripes.values()]
         link.close()
-        for sock in sockets:
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_S * 1000, "nobody waits any more"
         assert shown(link, "parent")["congestion"] is None
+    finally:
+        await listener.stop()
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_a_connection_that_ends_is_not_kept_for_somebody_who_has_vanished(how) -> None:
+    """What was queued is in the kernel's hands, which would try for many minutes."""
+    other = Owner()
+    listener = Listener(other, THERE)
+    await listener.start("127.0.0.1", 0)
+    try:
+        link = await dial(Owner(), *listener.address, ME, purpose="data", role="child", stripes=2)
+        sockets = [stripe.socket for stripe in link.stripes.values()]
+        getattr(link, how)()
+        for sock in sockets:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_S * 1000
     finally:
         await listener.stop()
 
