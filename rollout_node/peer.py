@@ -20,7 +20,7 @@ from p2pcast import metrics
 from p2pcast.addresses import show_address
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, state_lock
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
 from p2pcast.mirror.names import run_folder
@@ -33,7 +33,7 @@ from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.store import Store
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import own_congestion, window_bytes
 from p2pcast.transport.striping import Way, stripes
@@ -73,7 +73,7 @@ DRAIN_S = 5.0
 """For children to be sent elsewhere, before this peer ends."""
 
 
-class Peer:
+class Peer(QuietOwner):
     """``run`` until cancelled."""
 
     def __init__(self, config: PeerConfig) -> None:
@@ -342,14 +342,6 @@ class Peer:
             return
         link.owner = self.downstream
         self.downstream.accept(link)
-
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
     # -- RunnerOwner, Provider
 

@@ -37,7 +37,7 @@ from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
 from p2pcast.store.log import Log
 from p2pcast.store.store import Store, Stored
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
@@ -116,7 +116,7 @@ class HubConfig:
     """How long a certificate is in force."""
 
 
-class Hub:
+class Hub(QuietOwner):
     """``run`` until cancelled. Everything happens on one event loop; blocking work goes to executors."""
 
     def __init__(self, config: HubConfig) -> None:
@@ -459,14 +459,6 @@ class Hub:
             raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
             link.owner = Session(link, self)
-
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
     # -- SessionOwner
 

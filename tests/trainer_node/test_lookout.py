@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
@@ -43,17 +44,9 @@ def test_of_one_that_says_nothing_both_families_are_believed() -> None:
     assert whereabouts({"listen": ["", 7]}, "fe80::1%eth0")[0] == (), "that means something on one host alone"
 
 
-class NoOwner:
+class NoOwner(QuietOwner):
     def accept_link(self, link, hello) -> None:
         link.owner = self
-
-    def on_link_event(self, link, stripe, event) -> None: ...
-
-    def on_link_read(self, link, payload_bytes) -> None: ...
-
-    def on_link_writable(self, link, stripe) -> None: ...
-
-    def on_link_closed(self, link, error) -> None: ...
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
