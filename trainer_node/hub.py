@@ -29,8 +29,9 @@ from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.lag import Inflow
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write

@@ -11,7 +11,8 @@ from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.log import Log
 from p2pcast.store.store import Store
