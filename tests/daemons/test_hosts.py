@@ -149,7 +149,7 @@ async def test_without_a_lead_a_member_follows_the_run_unless_its_shadow_is_bein
     lead.lead.begin()
     await swarm.until(lambda: member.member.status()["still"] == "0.1", "it stands")
     if given:
-        assert member.patches(None, Version(0, 1)) == member.shadow.path
+        assert member.providing.patches(None, Version(0, 1)) == member.shadow.path
     await swarm.down(lead)
     swarm.publish(2, states.trained(state, 2))
     if given:
