@@ -34,7 +34,7 @@ class Providing:
         self._owner = owner
 
     def small_files(self, version: Version) -> Mapping[str, bytes]:
-        """By path; of the base folder where the version is the one that it was taken for."""
+        """By path. Of a version that the store knows nothing of, which began from the base folder, they are that folder's."""
         store, base = self._owner.store, self._owner.following.base
         files = store.small_files(version)
         if not files and base is not None and store.manifest(version) is None:
