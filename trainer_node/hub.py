@@ -62,9 +62,10 @@ from trainer_node.hub_view import HubView
 from trainer_node.intake_session import Intake
 from trainer_node.keeping import Keeping
 from trainer_node.lookout import settle_in
-from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership, Peer
+from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership
 from trainer_node.mirroring import Mirroring
 from trainer_node.pace import Pace, laggards
+from trainer_node.peer import Peer
 from trainer_node.publishing import Published, Publishing
 from trainer_node.session import Session
 from trainer_node.spans import Spans

@@ -16,7 +16,7 @@ from p2pcast.transport.shown import shown
 from p2pcast.version import Version
 from topology.score import Score
 from trainer_node.commits import OUTCOMES
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 if TYPE_CHECKING:
     from trainer_node.hub import Hub

@@ -13,7 +13,8 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
 from topology.reach import Contact, Reach
 from trainer_node.lookout import Lookout, settle_in, whereabouts
-from trainer_node.membership import Membership, Peer
+from trainer_node.membership import Membership
+from trainer_node.peer import Peer
 
 TOKEN = Token(bytes(16), bytes(20))
 HUB, PEER = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))
