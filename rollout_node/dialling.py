@@ -17,12 +17,12 @@ from p2pcast.addresses import Address, show_address
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.relay.downstream import Downstream
 from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
-from p2pcast.transport.link import Link, LinkOwner
+from p2pcast.transport.link import Link, LinkOwner, QuietOwner
 from p2pcast.transport.race import race
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT, Stripe
 from p2pcast.transport.striping import STRIPES_BY_DEFAULT
-from p2pcast.wire.connection import Event, Identity
+from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 
 logger = logging.getLogger("p2pcast.peer")
@@ -51,7 +51,7 @@ class _Call:
     """None: the hub says that nothing will come of it."""
 
 
-class _Coming:
+class _Coming(QuietOwner):
     """Owns a link from a parent until all its stripes are there."""
 
     def __init__(self, call: _Call) -> None:
@@ -66,14 +66,8 @@ class _Coming:
             link.owner = self._call.owner
             self._call.link.set_result(link)
 
-    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         self.look(link)
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
 
 class Dialling:

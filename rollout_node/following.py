@@ -19,7 +19,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.offline import state_digest
 from p2pcast.progress import Meter
-from p2pcast.relay.node import Holding
+from p2pcast.relay.holding import Holding
 from p2pcast.state.replay import WordsOf
 from p2pcast.state.shadow import Shadow, layout_in
 from p2pcast.version import Version

@@ -23,7 +23,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.excerpt import Excerpt, expected_bytes
-from p2pcast.relay.node import Holding
+from p2pcast.relay.holding import Holding
 from p2pcast.state.replay import WordsOf, along, heal, way_to
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version

@@ -29,7 +29,8 @@ from p2pcast.mirror.plan import Span, spans
 from p2pcast.relay.artifact import Offer
 from p2pcast.relay.catchup import Edge
 from p2pcast.relay.excerpt import Excerpt
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
 from rollout_node.catalog import Entry
 from rollout_node.mirror_catalog import MirrorCatalog
 

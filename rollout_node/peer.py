@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from p2pcast import metrics
 from p2pcast.addresses import show_address
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, state_lock
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
 from p2pcast.mirror.names import run_folder
@@ -33,7 +33,7 @@ from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.store import Store
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import own_congestion, window_bytes
 from p2pcast.transport.striping import Way, stripes
@@ -59,6 +59,7 @@ from rollout_node.orders import Orders
 from rollout_node.papers import Papers
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_view import PeerView
+from rollout_node.providing import Providing
 from rollout_node.pulling import Pulling
 from rollout_node.receiving import Receiving
 from rollout_node.runner import Runner
@@ -73,7 +74,7 @@ DRAIN_S = 5.0
 """For children to be sent elsewhere, before this peer ends."""
 
 
-class Peer:
+class Peer(QuietOwner):
     """``run`` until cancelled."""
 
     def __init__(self, config: PeerConfig) -> None:
@@ -86,6 +87,7 @@ class Peer:
         self.receiving = Receiving(self)
         self.wayfinding = Wayfinding(self)
         self.following = Following(self)
+        self.providing = Providing(self)
         self.target: Version | None = None
         self.commits = "auto"
         self.catalog = Catalog()
@@ -161,9 +163,9 @@ class Peer:
             )
         self.attachment = Attachment(self.node, self.dialling, self.hub, config.stripes or self._stripes, self._attached)
         self.pulling = Pulling(self.node, self.dialling, self)
-        self.socket = InstallSocket(config.state / "install.sock", self)
+        self.socket = InstallSocket(config.state / "install.sock", self.providing)
         targets = Targets(
-            self.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
+            self.providing.small_files, self.socket, config.state, config.keep, config.kv, config.driver, config.token.run.hex()
         )
         turns, callbacks = Turns(config.rolling), Callbacks(config.callbacks, max_defer_s=config.max_defer_s)
         name, role = config.engine or ("", "")
@@ -343,15 +345,7 @@ class Peer:
         link.owner = self.downstream
         self.downstream.accept(link)
 
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
-
-    # -- RunnerOwner, Provider
+    # -- RunnerOwner, MemberOwner
 
     def held_still(self) -> AbstractAsyncContextManager[tuple[Version, Path] | None]:
         return self.following.held_still()
@@ -386,27 +380,3 @@ class Peer:
 
     async def look_again(self) -> None:
         await self.following.look_again()
-
-    def small_files(self, version: Version) -> Mapping[str, bytes]:
-        files = self.store.small_files(version)
-        if not files and (base := self.following.base) is not None and self.store.manifest(version) is None:
-            return base[0].small_files()
-        return files
-
-    def layout_document(self) -> bytes:
-        if self.shadow is None:
-            raise RetryableError("this peer holds no version yet")
-        return self.shadow.layout.document
-
-    def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
-        found = self.following.patches(base, to)
-        if self.member is not None and isinstance(found, Path):
-            self.member.give_shadow(to)
-        return found
-
-    def report(self, report: Mapping[str, Any]) -> None:
-        logger.debug("engine: %s", dict(report))
-        if self.lead is not None:
-            self.lead.heard(report)
-        if self.member is not None:
-            self.member.report(report)

@@ -11,7 +11,7 @@ from p2pcast import limits
 from p2pcast.artifact.records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import P2PCastError
-from p2pcast.relay.node import Holding
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.log import Log
 

@@ -14,7 +14,7 @@ from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.parallel import cores
 from p2pcast.relay.catchup import Edge
-from p2pcast.relay.node import Holding
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.version import Version
 from rollout_node.catalog import Entry

@@ -49,6 +49,7 @@ CORES = [
     "trainer_node/barrier.py",
     "trainer_node/engines.py",
     "trainer_node/membership.py",
+    "trainer_node/peer.py",
     "trainer_node/spans.py",
     "trainer_node/intake.py",
 ]

@@ -19,7 +19,7 @@ from p2pcast import limits
 from p2pcast.addresses import is_loopback
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.store.files import atomic_write, explained
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import HANDSHAKE_S, Stripe
 from p2pcast.trust import bearer
 from p2pcast.trust.authority import Authority
@@ -307,7 +307,7 @@ class Admission:
         return secret
 
 
-class _Entering:
+class _Entering(QuietOwner):
     """Owns a first connection: one request, one certificate."""
 
     def __init__(self, admission: Admission, hello: Body) -> None:
@@ -323,10 +323,6 @@ class _Entering:
             return
         self._asked = True
         self._admission.later(self._admission.enrol(link, self._hello, event.body["request"]), f"enrol {link.name}")
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self._admission.left(link)

@@ -22,7 +22,7 @@ from p2pcast.store.store import Store
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from trainer_node.barrier import Barrier, Commit, Decision, Engine, Event, Failed, Hold, Reported, Sealed, Superseded, Switched
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 logger = logging.getLogger("p2pcast.hub")
 

@@ -16,7 +16,7 @@ from p2pcast.events import Events
 from p2pcast.version import Version
 from topology.tree import Epoch
 from trainer_node.engines import EngineRow
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 KEPT = 256
 """Versions whose beginning is remembered."""

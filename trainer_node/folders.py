@@ -23,10 +23,6 @@ logger = logging.getLogger("p2pcast.hub")
 
 
 class FoldersOwner(Protocol):
-    publishing: Publishing
-    memory: Memory
-    staging: Staging
-
     async def until_near(self) -> None:
         """Returns once the next version may begin."""
         ...
@@ -45,8 +41,13 @@ class FoldersOwner(Protocol):
 
 
 class Folders:
-    def __init__(self, owner: FoldersOwner) -> None:
+    """``memory``: the hub's, of what was published."""
+
+    def __init__(self, owner: FoldersOwner, publishing: Publishing, memory: Memory, staging: Staging) -> None:
         self._owner = owner
+        self._publishing = publishing
+        self._memory = memory
+        self._staging = staging
 
     async def run(self, checkpoints: Path) -> None:
         """Until cancelled. Raises LocalError when the hub's own disk fails."""
@@ -54,13 +55,13 @@ class Folders:
             async for event in events:
                 if isinstance(event, Damaged):
                     self._owner.skip(event.path.name, event.reason)
-                elif self._owner.memory["published"].get(str(event.step)) != event.fingerprint:
+                elif self._memory["published"].get(str(event.step)) != event.fingerprint:
                     await self._take(event)
 
     async def _take(self, found: Found) -> None:
         owner = self._owner
         try:
-            async with owner.publishing.turn:
+            async with self._publishing.turn:
                 await owner.until_near()
                 await self._publish(found)
         except P2PCastError as error:
@@ -72,10 +73,10 @@ class Folders:
                 owner.skip(found.path.name, str(error))
 
     async def _publish(self, found: Found) -> None:
-        owner, publishing, step = self._owner, self._owner.publishing, str(found.step)
-        checkpoint = await owner.staging.run(Checkpoint.open, found.path)
-        same = await publishing.unchanged(found.step, checkpoint, owner.memory["marks"].get(step))
-        facts = {"published": owner.memory["published"] | {step: found.fingerprint}}
+        owner, publishing, step = self._owner, self._publishing, str(found.step)
+        checkpoint = await self._staging.run(Checkpoint.open, found.path)
+        same = await publishing.unchanged(found.step, checkpoint, self._memory["marks"].get(step))
+        facts = {"published": self._memory["published"] | {step: found.fingerprint}}
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
         else:
@@ -85,6 +86,6 @@ class Folders:
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s does not travel: %s", found.path.name, path, why)
             await owner.went_out(done)
-            facts["marks"] = owner.memory["marks"] | {step: publishing.mark_of(version)}
+            facts["marks"] = self._memory["marks"] | {step: publishing.mark_of(version)}
         owner.not_skipped(found.path.name)
-        await owner.staging.run(owner.memory.update, **facts)
+        await self._staging.run(self._memory.update, **facts)

@@ -20,7 +20,8 @@ from topology.sources import Sources
 from topology.tree import ROOT
 from trainer_node.fleet import Fleet
 from trainer_node.lookout import Lookout
-from trainer_node.membership import Membership, Peer
+from trainer_node.membership import Membership
+from trainer_node.peer import Peer
 from trainer_node.session import Session
 
 logger = logging.getLogger("p2pcast.hub")

@@ -16,7 +16,7 @@ from p2pcast.transport.shown import shown
 from p2pcast.version import Version
 from topology.score import Score
 from trainer_node.commits import OUTCOMES
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 if TYPE_CHECKING:
     from trainer_node.hub import Hub
@@ -35,7 +35,7 @@ class HubView:
     def status(self) -> Document:
         hub = self._hub
         head, plan, now = hub.publishing.head, hub.membership.plan, time.monotonic()
-        done = hub.published
+        done = hub.outgoing.published
         names = {p.ident: p.name for p in hub.membership.peers.values()}
         peers = [self._peer_status(p, names, now) for p in hub.membership.peers.values()]
         return {
@@ -81,7 +81,7 @@ class HubView:
                 "codec_why": None if done.choice is None else done.choice.why,
                 "time_to_last_s": None if hub.broadcast.time_to_last_s is None else round(hub.broadcast.time_to_last_s, 4),
             },
-            "skipped": hub.skipped,
+            "skipped": hub.outgoing.skipped,
             "keeping": hub.keeping.busy,
             "ranks": hub.intake.present,
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
@@ -157,7 +157,9 @@ class HubView:
         yield metrics.gauge("p2pcast_hub_blamed_peers", "Peers that feed nobody because they sent garbage", len(muted))
         yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))
         yield metrics.gauge("p2pcast_hub_uplink_bits_per_second", "The hub's uplink, as planned with", hub.membership.uplink_bps)
-        yield metrics.gauge("p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(hub.skipped))
+        yield metrics.gauge(
+            "p2pcast_hub_skipped_folders", "Checkpoint folders that could not be published", len(hub.outgoing.skipped)
+        )
         yield metrics.counter(
             "p2pcast_hub_kept_bytes", "Whole states and squashes made beside live traffic", hub.keeping.made_bytes
         )
@@ -170,7 +172,7 @@ class HubView:
 
     def _version_families(self) -> Iterable[Metric]:
         """Of the newest version; without a sample while there is none."""
-        done, last_s = self._hub.published, self._hub.broadcast.time_to_last_s
+        done, last_s = self._hub.outgoing.published, self._hub.broadcast.time_to_last_s
         ratio = None if done is None else done.dense_bytes / max(1, done.bytes)
         for name, text, value in (
             ("version_step", "Step of the newest version", None if done is None else done.version.step),

@@ -21,7 +21,8 @@ from p2pcast.bell import Bell
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.relay.catchup import Edge, cheapest_path, expected_bytes, fitted_exponent
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
 from p2pcast.state.replay import Words, replay_to
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.squashing import make_squash

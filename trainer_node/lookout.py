@@ -17,7 +17,7 @@ from p2pcast.transport.dial import probe
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
 from topology.reach import Contact, Reach
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 AT_ONCE = 16
 """Addresses that are being tried: thousands of peers may join at once."""

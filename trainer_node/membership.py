@@ -9,77 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from typing import Any
 
 from p2pcast.codec.choice import PEER_CORES, Way
 from p2pcast.relay.lag import Inflow
-from p2pcast.version import Version
 from topology.blame import Blame
 from topology.laggards import Laggards, Patience, Stragglers
 from topology.mending import Links, mend
 from topology.model import DEFAULT_PEER_BPS, Network, median_bps, number_of_chains, predict
 from topology.plan import make_plan
 from topology.rates import Rate, assumed_bps, settle
-from topology.reach import Contact, Reach
+from topology.reach import Reach
 from topology.rebuild import GAMMA, admit, adopt, excise, lower, straighten
 from topology.score import Score, Transfers, score
 from topology.sideways import concerned
 from topology.sizes import Sizes
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
-from trainer_node.engines import EngineRow
+from trainer_node.peer import Peer
 
 DEFAULT_UPLINK_BPS = 1e9
 LARGE_BYTES = 1 << 30
 """So much that a broadcast's time is its narrowest link's, and round trips do not count."""
-MAX_CORES = 1 << 16
 REPAIR_S = 2.0
 """From the first repair of the plan between two broadcasts to the second."""
 RATED_BYTES = 1 << 20
 """Transfers below this say whether a peer works, but nothing about its rate."""
-
-
 MAX_HISTORY = 4096
 """Peers that are gone and still remembered; the longest gone are forgotten first."""
-
-
-@dataclass(slots=True)
-class Peer:
-    """A peer as the hub knows it. ``ident``: its node in hex, the planner's id."""
-
-    ident: str
-    name: str
-    region: str
-    host: str
-    port: int
-    joined_at: float
-    transfers: Transfers = field(default_factory=Transfers)
-    staged: Version | None = None
-    committed: Version | None = None
-    parent: str = ROOT
-    report: dict[str, Any] = field(default_factory=dict)
-    engines: list[EngineRow] = field(default_factory=list)
-    """As it last reported them."""
-    sent_epoch: Epoch = (0, 0)
-    """The newest plan that said something new to it."""
-    site: str = ""
-    ways: tuple[Contact, ...] = ()
-    """Where it may be found; none: nothing is known of who can dial it, or whom it can."""
-    families: tuple[int, ...] = (4, 6)
-    """Of the addresses that it can dial."""
-    beside_hub: bool = False
-    """On the hub's machine."""
-
-    @property
-    def dialled_by_parent(self) -> bool:
-        """As it last reported."""
-        link = self.report.get("link")
-        return isinstance(link, dict) and link.get("dialled_by") == "parent"
-
-    @property
-    def place(self) -> tuple[bytes, str, int]:
-        """Its node and address."""
-        return bytes.fromhex(self.ident), self.host, self.port
 
 
 class Membership:
@@ -370,7 +325,7 @@ class Membership:
         members = self._members(now)
         once, twice = (self._last_s(members, n * LARGE_BYTES) for n in (1, 2))
         link_bps = 8 * LARGE_BYTES / (twice - once) if twice > once else DEFAULT_PEER_BPS
-        return Way(link_bps, cores, min((_cores(peer) for peer in self.peers.values()), default=PEER_CORES))
+        return Way(link_bps, cores, min((peer.cores for peer in self.peers.values()), default=PEER_CORES))
 
     def _last_s(self, members: list[Member], payload_bytes: float) -> float:
         times_s = predict(self.plan, members, payload_bytes, self._uplink_bps, self._network).times_s
@@ -422,8 +377,3 @@ class Membership:
     def _next(self) -> Epoch:
         self._counter += 1
         return self._epoch()
-
-
-def _cores(peer: Peer) -> int:
-    said = peer.report.get("cores")
-    return said if type(said) is int and 1 <= said <= MAX_CORES else PEER_CORES

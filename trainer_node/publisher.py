@@ -19,25 +19,20 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 import blake3
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from p2pcast.addresses import is_loopback, parse_address
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.codec.cell import RAW, Encoded, digest
-from p2pcast.codec.choice import Choice
+from p2pcast.codec.cell import digest
 from p2pcast.codec.layout import Layout
 from p2pcast.codec.warm import warm_up, warm_up_for
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
@@ -45,16 +40,16 @@ from p2pcast.limits import MAX_STEP
 from p2pcast.offline import state_digest
 from p2pcast.parallel import cores, ordered_map
 from p2pcast.version import Version
-from p2pcast.wire.messages import Body, Type
+from p2pcast.wire.messages import Type
 from p2pcast.wire.token import Token
 from trainer_node.badge import Badge
-from trainer_node.coding import Compared, codec_of
 from trainer_node.handle import Handle
-from trainer_node.packing import code
-from trainer_node.shards import Holding, Part, dealt, holding
+from trainer_node.sending import Plan, send_parts
+from trainer_node.shards import Holding, dealt, holding
 from trainer_node.snapshot import Copy, Rooms, slots_for
 from trainer_node.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
 from trainer_node.uplink import Heard, Ranked, Uplink
+from trainer_node.world import World
 
 logger = logging.getLogger("p2pcast.publisher")
 
@@ -63,34 +58,7 @@ TOKEN_VARIABLE = "P2PCAST_TOKEN"
 GROUP_BYTES = 16
 GATHER_S = 60.0
 """For all ranks to reach the hub."""
-PASSED_S = 0.02
-PASSED_CELLS = 64
-"""In a stretch without changes the hub is told this often how far this rank is: a cell goes out once all ranks have passed it."""
-
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """This rank among those that publish together. ``numbers``: the global ranks of all, in order."""
-
-    rank: int
-    numbers: tuple[int, ...]
-
-    @property
-    def ranks(self) -> int:
-        return len(self.numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What follows from names, shapes, dtypes and placements (the ``key``); made anew only when one of them changes."""
-
-    key: Any
-    layout: Layout
-    holdings: list[Holding]
-    parts: list[Part]
-    rooms: Rooms
 
 
 class Publisher:
@@ -121,8 +89,8 @@ class Publisher:
         plaintext: bool = False,
     ) -> None:
         # First what all ranks do together: an error further down on one of them must not leave the others waiting in it.
-        self._world = _world(group)
-        self._drawn = _shared_secret(self._world, group)
+        self._world = World.of(group)
+        self._drawn = self._world.draw(group, GROUP_BYTES)
         if previous not in ("gpu", "pinned"):
             raise UsageError(f"previous={previous!r}: it is 'gpu' or 'pinned'")
         if not dtype.is_floating_point:
@@ -316,7 +284,7 @@ class Publisher:
         begun = self._answer(handle, uplink, serial, lambda heard: heard.begun.get(serial))
         handle.version = begun.version
         coded = begun.base is not None and begun.base == self._version
-        marks, sent = self._send_parts(uplink, serial, plan, begun.codec if coded else None)
+        marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
         if first and begun.base is None and self._base is not None:
             for path, contents in self._base.small_files().items():
                 uplink.send(Type.FILE, {"serial": serial, "path": path, "contents": contents}, len(contents))
@@ -356,67 +324,6 @@ class Publisher:
         self._marks = list(ordered_map(lambda cell: digest(base.words(cell), cell), cells, workers=self._workers, name="base"))
         self._version = ranked.head
 
-    def _send_parts(self, uplink: Uplink, serial: int, plan: Plan, codec: str | None) -> tuple[list[int], int]:
-        """Every part that changed, in order, for a version that goes out in ``codec``; with None all parts, as they are. Returns (digests of all parts, how many
-        were sent)."""
-        parts, cells = plan.parts, len(plan.layout.cells)
-        marks = list(self._marks) if codec is not None else [0] * len(parts)
-        sent = told = 0
-        told_at = time.monotonic()
-
-        rooms, compared = plan.rooms, None
-        if codec is not None and rooms.device is not None:
-            assert rooms.previous is not None
-            compared = Compared(rooms.slots, rooms.previous, rooms.next)
-
-        def body_of(number: int) -> Body | None:
-            return self._whole(plan, number) if codec is None else self._coded(plan, number, codec, compared)
-
-        for number, body in enumerate(ordered_map(body_of, range(len(parts)), workers=self._workers, name="p2pcast encode")):
-            now = time.monotonic()
-            if serial in uplink.heard.aborted:
-                break  # the next question to the hub raises
-            if body is not None:
-                uplink.send(Type.CELL, {"serial": serial, **body}, len(body["payload"]))
-                marks[number] = body["after"]
-                sent += 1
-                told, told_at = parts[number].cell.index, now
-                continue
-            reached = parts[number + 1].cell.index if number + 1 < len(parts) else cells
-            if reached > told and (now - told_at > PASSED_S or reached - told >= PASSED_CELLS):
-                uplink.send(Type.PASSED, {"serial": serial, "cell": reached})
-                told, told_at = reached, now
-        return marks, sent
-
-    def _coded(self, plan: Plan, number: int, told: str, compared: Compared | None) -> Body | None:
-        """A part against the previous state, for a version in codec ``told``; None where nothing changed. ``compared``: for rooms on a device."""
-        part, rooms, slot = plan.parts[number], plan.rooms, plan.rooms.slots[number]
-        assert rooms.previous is not None
-        before, codec = self._marks[number], codec_of(told, part.cell, plan.layout.cells[part.cell.index])
-        found: Encoded | None
-        if compared is None:
-            found = code(part.cell, rooms.previous.words(slot), rooms.next.words(slot), before, Choice(codec))
-        else:
-            with rooms.on_stream():
-                found = compared.encode(part.cell, number, before, codec)
-        if found is None:
-            return None
-        return _cell(part, found.codec, found.before, found.after, found.changed, found.payload)
-
-    def _whole(self, plan: Plan, number: int) -> Body:
-        """A part as it is."""
-        part, rooms = plan.parts[number], plan.rooms
-        with rooms.on_stream():
-            words = rooms.next.words(rooms.slots[number])
-        return _cell(part, RAW, None, digest(words, part.cell), part.cell.words, words.data.cast("B"))
-
-
-def _cell(part: Part, codec: int, before: int | None, after: int, changed: int, payload: bytes | memoryview) -> Body:
-    cell = part.cell
-    return {
-        "cell": cell.index, "start": part.at, "words": cell.words, "codec": codec, "before": before, "after": after, "changed": changed, "payload": payload
-    }  # fmt: skip
-
 
 def _placing(tensor: torch.Tensor) -> str:
     return f"{tensor.device_mesh} {tensor.placements}" if isinstance(tensor, DTensor) else ""
@@ -434,26 +341,6 @@ def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, P2PCastError) else f"{type(error).__name__}: {error}"
-
-
-def _world(group: Any) -> World:
-    if not (dist.is_available() and dist.is_initialized()):
-        if group is not None:
-            raise UsageError("a group was given, but torch.distributed is not initialised")
-        return World(0, (0,))
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise UsageError("this rank is not in the group that was given: only its members make a Publisher")
-    return World(rank, tuple(dist.get_process_group_ranks(group or dist.group.WORLD)))
-
-
-def _shared_secret(world: World, group: Any) -> bytes:
-    """The same random bytes on all ranks."""
-    box: list[Any] = [secrets.token_bytes(GROUP_BYTES)]
-    if world.ranks > 1:
-        dist.broadcast_object_list(box, src=world.numbers[0], group=group)
-    drawn: bytes = box[0]
-    return drawn
 
 
 def _address(hub: str) -> tuple[str, int]:

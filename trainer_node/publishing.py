@@ -25,7 +25,8 @@ from p2pcast.codec.warm import warm_up_for
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.offline import state_digest
 from p2pcast.relay.catchup import Edge, cheapest_path
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
 from p2pcast.state.replay import heal, replay_to
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from topology.tree import ROOT, Plan
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 from trainer_node.simulator import TICK_S, Scenario, World
 
 MOST_S = 300.0

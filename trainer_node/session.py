@@ -11,7 +11,7 @@ from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Body, Type
 from topology.tree import Epoch
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 Place = tuple[bytes, str, int]
 """A node and its address."""

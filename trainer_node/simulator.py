@@ -22,7 +22,8 @@ from topology.model import Network, ideal_s
 from topology.rebuild import moves
 from topology.tree import ROOT, Epoch
 from trainer_node.broadcast import Broadcast
-from trainer_node.membership import Membership, Peer
+from trainer_node.membership import Membership
+from trainer_node.peer import Peer
 
 REPORT_S = 1.0
 """Between a peer's reports."""

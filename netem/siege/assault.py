@@ -20,14 +20,13 @@ from netem.siege.records import greeting
 from p2pcast.errors import P2PCastError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.enrol import enrol
-from p2pcast.transport.link import Link
-from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.trust.authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.contexts import Tls, first_contact
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.roles import Certified
-from p2pcast.wire.connection import Connection, Event, Identity
+from p2pcast.wire.connection import Connection, Identity
 from p2pcast.wire.state import Side
 from p2pcast.wire.token import Token
 
@@ -45,15 +44,12 @@ THIEVES = 4
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Intruder:
+class Intruder(QuietOwner):
     """The owner of a link by one who has got in; hears nothing."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
 
-    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None: ...
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.closed.set()
 

@@ -7,6 +7,7 @@ that order, and nothing is unpacked from bytes whose signature has not matched. 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -104,7 +105,7 @@ def _verified(signed: bytes, public: bytes, domain: bytes, cap: int, where: str)
     return body
 
 
-class _Record:
+class _Record(ABC):
     """What the three records share. Subclasses are frozen dataclasses."""
 
     domain: ClassVar[bytes]
@@ -112,12 +113,14 @@ class _Record:
     cap: ClassVar[int]
     names: ClassVar[frozenset[str]]
 
+    @abstractmethod
     def _values(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The body's fields by name, all but the format's version."""
 
     @classmethod
+    @abstractmethod
     def _from_fields(cls, fields: Fields) -> Self:
-        raise NotImplementedError
+        """Raises IntegrityError naming the first field that is not in range."""
 
     @cached_property
     def body(self) -> bytes:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
-from typing import Any
 
 from p2pcast import limits
 from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.log import Log
 from p2pcast.store.store import Store
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
@@ -25,7 +25,7 @@ from p2pcast.wire.token import Token
 CELL_BYTES = limits.MIB // 2
 
 
-class End:
+class End(QuietOwner):
     """The owner of its node, and of what it accepts. ``complete``: an artifact has come whole. ``ident``: of the node; None: a new one."""
 
     def __init__(self, folder: Path, key: RunKey, secret: bytes, name: str, state_bytes: int, ident: bytes | None = None) -> None:
@@ -65,11 +65,3 @@ class End:
     def accept_link(self, link: Link, hello: Body) -> None:
         link.owner = self.downstream
         self.downstream.accept(link)
-
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...

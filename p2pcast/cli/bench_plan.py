@@ -37,7 +37,8 @@ def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]
     from topology.model import number_of_chains
     from topology.sideways import concerned, sideways
     from trainer_node.guide import BACKUPS
-    from trainer_node.membership import Membership, Peer
+    from trainer_node.membership import Membership
+    from trainer_node.peer import Peer
 
     members = [Member(f"{i * 2654435761 % 2**64:016x}", f"r{i % regions}", 100e6, 50.0 + i % 50) for i in range(peers)]
     first = make_plan(members, uplink_bps, epoch=(1, 1))

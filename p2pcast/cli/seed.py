@@ -105,7 +105,8 @@ def seed(
     """
     from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
     from p2pcast.transport.sockets import settled
-    from trainer_node.hub import Hub, HubConfig
+    from trainer_node.hub import Hub
+    from trainer_node.hub_config import HubConfig
 
     if commit != "barrier" and (barrier_timeout, barrier_quorum) != (None, None):
         raise UsageError("--barrier-timeout and --barrier-quorum need --commit barrier")

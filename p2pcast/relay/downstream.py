@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-
-import blake3
+from functools import partial
 
 from p2pcast import limits
 from p2pcast.bell import Bell
-from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.feed import ChildFeeds, Do, Feed, Send
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.lanes import Lanes, at_first
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.node import Node
 from p2pcast.relay.pieces import indices_of, ranges_of
+from p2pcast.relay.reading_ahead import ReadAhead
 from p2pcast.relay.smoothing import Inflow
 from p2pcast.relay.yielding import WINDOW_S, Throughput, trickle_bytes_s
 from p2pcast.transport.link import Link
@@ -27,10 +28,6 @@ from p2pcast.transport.striping import LOSS_BLIND
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Body, Type
 
-READ_AHEAD_PIECES = 32
-"""Pieces that are read from the store at once for a child that lags behind memory."""
-READ_AHEAD_BYTES = 4 * limits.MIB
-"""And their bytes: an anchor's pieces are large, and every lagging child has as much in flight."""
 BURST_BYTES = 128 * limits.KIB
 """Handed to one stripe in one write: two pieces of a delta."""
 CHILD_SILENCE_S = 15.0
@@ -57,7 +54,6 @@ class Child:
     told_at: float = 0.0
     lanes: Lanes | None = None
     """None: all its stripes are used, whatever comes."""
-    reading: bool = False
     alive_at: float = 0.0
     bytes_sent: int = 0
 
@@ -72,7 +68,7 @@ class Downstream:
         self._loop = asyncio.get_running_loop()
         self._bell = Bell()
         """Rings when a transfer begins."""
-        self._reads: set[asyncio.Task[None]] = set()
+        self._ahead = ReadAhead(node)
         self._sent = Throughput()
         self._inflow = Inflow()
         self.fewer = Bell()
@@ -90,8 +86,7 @@ class Downstream:
         self.children[link] = Child(link, asyncio.get_running_loop().time())
 
     def close(self) -> None:
-        for task in self._reads:
-            task.cancel()
+        self._ahead.close()
         for link in list(self.children):
             link.close()
 
@@ -383,7 +378,7 @@ class Downstream:
                 payload = self.node.payload(holding, send.index) if holding is not None else None
                 if payload is None:
                     feeds.put_back(send)
-                    self._read_ahead(child)
+                    self._ahead.begin(child.link, feeds, partial(self._pump_all, child))
                     return False
                 size = len(payload)
                 parts += (connection.piece_header(send.handle, send.index, size), payload)
@@ -396,65 +391,6 @@ class Downstream:
             layout = send.artifact.assembly.layout
             return stripe.connection.send(Type.LAYOUT, {"layout": layout.layout_id, "document": layout.document})
         return stripe.connection.send_signed(_TYPE[send.what], send.signed, send.handle)
-
-    def _read_ahead(self, child: Child) -> None:
-        if not child.reading:
-            child.reading = True
-            task = asyncio.get_running_loop().create_task(self._read(child), name=f"read ahead for {child.link.name}")
-            self._reads.add(task)
-            task.add_done_callback(self._reads.discard)
-
-    async def _read(self, child: Child) -> None:
-        node = self.node
-        loop = asyncio.get_running_loop()
-        try:
-            for holding, indices in self._absent(child):
-                pieces = await loop.run_in_executor(node.disk, _pieces, holding, indices)
-                for index, payload in zip(indices, pieces, strict=True):
-                    node.cache.put(holding.id, index, payload)
-                # At once, while they are in memory: beside other children that read, they may soon be pushed out.
-                self._pump_all(child)
-        except P2PCastError as error:
-            child.link.close(error)
-        finally:
-            child.reading = False
-        self._pump_all(child)
-
-    def _absent(self, child: Child) -> list[tuple[Holding, range]]:
-        """Runs of pieces that the child needs soon and that are not in memory."""
-        runs: list[tuple[Holding, range]] = []
-        # Never more than memory will still hold when all of it is here: else the first are pushed out by the last, and nothing moves.
-        room = min(READ_AHEAD_BYTES, self.node.cache.most_bytes // 2)
-        for send in child.feeds.upcoming(READ_AHEAD_PIECES):
-            holding = self.node.holdings.get(send.artifact.id)
-            if holding is None:
-                # Retention was faster: this link can't be served; the child finds another way.
-                child.link.close(RemoteError(f"artifact {send.artifact.id.hex()} is no longer held here"))
-                return []
-            if self.node.payload(holding, send.index) is not None:
-                continue
-            room -= holding.open.piece
-            if runs and room < 0:
-                break
-            if runs and runs[-1][0] is holding and runs[-1][1].stop == send.index:
-                runs[-1] = (holding, range(runs[-1][1].start, send.index + 1))
-            else:
-                runs.append((holding, range(send.index, send.index + 1)))
-        return runs
-
-
-def _pieces(holding: Holding, indices: range) -> list[memoryview]:
-    """Held pieces from the log, in one read, each checked again: what a disk has spoilt is not passed on. Raises IntegrityError."""
-    assembly, piece = holding.assembly, holding.assembly.open.piece
-    data = memoryview(holding.log.read(indices.start * piece, len(indices) * piece, short=True))
-    # Asked only after the read: once the artifact is sealed, its file goes on behind the log's last, shorter piece.
-    last = assembly.piece_bytes(indices[-1])
-    data = data[: (len(indices) - 1) * piece + (piece if last is None else last)]
-    pieces = [data[at * piece : (at + 1) * piece] for at in range(len(indices))]
-    for index, payload in zip(indices, pieces, strict=True):
-        if blake3.blake3(payload).digest() != assembly.piece_hash(index):
-            raise IntegrityError(f"piece {index} of {assembly.open.version} is damaged in the store of this node")
-    return pieces
 
 
 _TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL}

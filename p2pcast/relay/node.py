@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from p2pcast import limits
@@ -19,6 +18,7 @@ from p2pcast.artifact.records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.relay.artifact import Artifact
+from p2pcast.relay.holding import Holding, Sender
 from p2pcast.relay.pieces import PieceSet
 from p2pcast.store.journal import Kind
 from p2pcast.store.log import Log
@@ -32,14 +32,6 @@ CACHE_BYTES = 16 * limits.MIB
 """Pieces kept in memory for children, the newest ones; older ones come from the store."""
 DISK_THREADS = 2
 """One for writing, one for children that read old pieces."""
-
-
-class Sender(Protocol):
-    """Where an artifact comes from that is no parent: it ends by itself what it began."""
-
-    live: bool
-
-    def pushes(self, artifact: bytes) -> bool: ...
 
 
 class NodeOwner(Protocol):
@@ -59,48 +51,6 @@ class NodeOwner(Protocol):
         """A parent said what it has (``upstream.offers``)."""
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Holding:
-    """An artifact in this node. ``stored``: pieces that are in the log; ``artifact.held``: pieces that are verified."""
-
-    artifact: Artifact
-    log: Log
-    stored: PieceSet = field(default_factory=PieceSet)
-    source: Upstream | Sender | None = None
-    """The parent that sends it, while it is incomplete; None while it is pulled."""
-    made: bool = False
-    """It is made here, and so nobody sends it."""
-    finished: bool = False
-    """``on_complete`` was called."""
-    progress: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever more of it can be decoded, or it is whole, or it was aborted: who stages it waits here."""
-    aborted: bool = False
-    idle: bool = False
-    """An earlier process received a part of it; whether the rest is needed is not known yet. Nobody is offered it, and nobody asked for it."""
-    excerpt: bool = False
-    """Some of its pieces are fetched, for whoever asked for them: it never becomes whole, leads nowhere, and nobody is offered it."""
-    had_bytes: int = 0
-    """Of it, by that earlier process."""
-    durable: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the owner once it is sealed in the store."""
-    proof: asyncio.Future[bool] | None = None
-    """Of one that is made here: whether it decodes to what its manifest says. Until that is known it is not sealed in the store."""
-    opened_at: float = 0.0
-    completed_at: float | None = None
-
-    @property
-    def open(self) -> Open:
-        return self.artifact.open
-
-    @property
-    def assembly(self) -> Assembly:
-        return self.artifact.assembly
-
-    @property
-    def id(self) -> bytes:
-        return self.artifact.id
 
 
 class PieceCache:

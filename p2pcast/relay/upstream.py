@@ -12,9 +12,10 @@ from p2pcast.bell import Bell
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.artifact import Offer
+from p2pcast.relay.holding import Holding
 from p2pcast.relay.lag import Inflow, Lag
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ParentWatch, Verdict
-from p2pcast.relay.node import Holding, Node
+from p2pcast.relay.node import Node
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.version import Version

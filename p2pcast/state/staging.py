@@ -22,7 +22,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.warm import warm_up_for
 from p2pcast.errors import RetryableError
 from p2pcast.parallel import cores
-from p2pcast.relay.node import Holding
+from p2pcast.relay.holding import Holding
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.stage import Stager

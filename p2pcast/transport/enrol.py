@@ -7,7 +7,7 @@ import time
 
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.transport.dial import DIAL_S, dial
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.stripe import Stripe
 from p2pcast.trust.certificates import Key, request
 from p2pcast.trust.contexts import first_contact
@@ -18,7 +18,7 @@ from p2pcast.wire.messages import Type
 from p2pcast.wire.token import Token
 
 
-class _Asking:
+class _Asking(QuietOwner):
     """Owns the link until the answer is there."""
 
     def __init__(self) -> None:
@@ -27,10 +27,6 @@ class _Asking:
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
         if isinstance(event, Message) and event.type is Type.ISSUED and not self.answer.done():
             self.answer.set_result(event.body["certificate"])
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         if not self.answer.done():

@@ -29,7 +29,8 @@ from rollout_node.catalog import Entry
 from rollout_node.mirror_catalog import MirrorCatalog
 from rollout_node.peer import Peer
 from rollout_node.peer_config import PeerConfig
-from trainer_node.hub import Hub, HubConfig
+from trainer_node.hub import Hub
+from trainer_node.hub_config import HubConfig
 
 DEADLINE_S = 60.0
 POLL_S = 0.01
@@ -229,7 +230,8 @@ class Swarm:
         """The hub is through with it, as its /status says."""
         wanted = Version.parse(version)
         await self.until(
-            lambda: self.hub.published is not None and self.hub.published.version == wanted, f"{version} is published"
+            lambda: self.hub.outgoing.published is not None and self.hub.outgoing.published.version == wanted,
+            f"{version} is published",
         )
 
     async def mirrored(self, version: str) -> None:
@@ -282,7 +284,7 @@ class Swarm:
 
     def picture(self) -> str:
         peers = [(n, str(p.staged), p.busy, p.error, [r.status() for r in p.runners]) for n, p in self.peers.items()]
-        return f"hub {self.hub.publishing.head}, skipped {self.hub.skipped}, peers {peers}"
+        return f"hub {self.hub.publishing.head}, skipped {self.hub.outgoing.skipped}, peers {peers}"
 
     # -- HTTP
 

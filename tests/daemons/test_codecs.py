@@ -47,7 +47,7 @@ async def test_auto_goes_by_what_peers_report_and_learns_from_its_first_version(
         await swarm.live(f"0.{step}")
         await swarm.published(f"0.{step}")
     assert swarm.hub.choosing.costs is not MEASURED_BEFORE
-    chosen = swarm.hub.published.choice
+    chosen = swarm.hub.outgoing.published.choice
     assert chosen.way.decode_cores == peer.staging.workers
     assert chosen.way.encode_cores == swarm.hub.staging.workers
     assert chosen.way.link_bps == pytest.approx(DEFAULT_PEER_BPS)

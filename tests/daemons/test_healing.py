@@ -96,7 +96,7 @@ async def test_what_rots_while_it_runs_is_fetched_and_nobody_is_held_up(swarm, s
     swarm.publish(4, state)
     await swarm.live("0.4")
     await swarm.until(lambda: all(r.versions[-1:] == [Version(0, 4)] for r in runners), "engines are through with it")
-    size = swarm.hub.published.bytes
+    size = swarm.hub.outgoing.published.bytes
     fetched = first.node.bytes_received - received[name] - size
     assert 0 < fetched <= most_bytes(swarm, 2, 2)
     assert first.shadow is shadow

@@ -6,6 +6,7 @@ import pytest
 
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.transport.dial import dial
+from p2pcast.transport.link import QuietOwner
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
 from rollout_node import member as module
@@ -84,12 +85,9 @@ async def test_what_they_show(swarm, states):
 async def test_who_leads_no_engine_says_so(swarm):
     _, member = await pair(swarm)
 
-    class Nobody:
+    class Nobody(QuietOwner):
         closed: list[P2PCastError | None]
 
-        def on_link_event(self, link, stripe, event): ...
-        def on_link_read(self, link, payload_bytes): ...
-        def on_link_writable(self, link, stripe): ...
         def on_link_closed(self, link, error):
             self.closed.append(error)
 
@@ -151,7 +149,7 @@ async def test_without_a_lead_a_member_follows_the_run_unless_its_shadow_is_bein
     lead.lead.begin()
     await swarm.until(lambda: member.member.status()["still"] == "0.1", "it stands")
     if given:
-        assert member.patches(None, Version(0, 1)) == member.shadow.path
+        assert member.providing.patches(None, Version(0, 1)) == member.shadow.path
     await swarm.down(lead)
     swarm.publish(2, states.trained(state, 2))
     if given:

@@ -171,6 +171,6 @@ async def test_a_peer_that_reports_nonsense_does_not_break_the_status(swarm):
         "transfer": "much",
         "epoch": ["a", 1],
     }
-    hub.reported(session, body)
+    hub.hearing.reported(session, body)
     document = await swarm.status(hub)
     assert [p["name"] for p in document["peers"]] == ["a"]

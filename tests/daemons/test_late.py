@@ -94,7 +94,7 @@ async def test_what_a_live_peer_needs_is_not_let_go(swarm, states, monkeypatch):
     state = await run_to(swarm, states, 4, first=2, state=state)
     await swarm.live("0.5")
     behind.staged = Version(0, 2)
-    assert {s.version.step for s in hub.store.artifacts.values() if s.id in hub._needed()} == {3, 4, 5}
+    assert {s.version.step for s in hub.store.artifacts.values() if s.id in hub.sealing.needed()} == {3, 4, 5}
 
 
 @pytest.mark.parametrize("codec", ["flat", "context"])

@@ -40,7 +40,7 @@ async def test_a_peer_comes_back_with_its_shadow(swarm, states):
     await swarm.live("0.3")
     back = await swarm.peer_up("a")
     await swarm.live("0.3")
-    assert back.node.bytes_received == swarm.hub.published.bytes
+    assert back.node.bytes_received == swarm.hub.outgoing.published.bytes
 
 
 async def test_a_peer_whose_shadow_was_lost_fills_it_from_its_disk(swarm, states, tmpfs):
@@ -78,7 +78,7 @@ async def test_a_shadow_that_rots_under_way_is_put_right_from_disk(swarm, states
     await swarm.live("0.3")
     assert peer.error is None
     assert peer.shadow is shadow
-    assert peer.node.bytes_received - received == swarm.hub.published.bytes
+    assert peer.node.bytes_received - received == swarm.hub.outgoing.published.bytes
 
 
 async def test_a_shadow_whose_disk_is_gone_too_is_made_anew(swarm, states, tmpfs):
@@ -101,7 +101,7 @@ async def test_a_hubs_shadow_that_rots_costs_no_version(swarm, states, tmpfs, ca
         file.write(b"rotten")
     swarm.publish(3, states.trained(state, 3, share=0.5))
     await swarm.live("0.3")
-    assert swarm.hub.skipped == {}
+    assert swarm.hub.outgoing.skipped == {}
     assert "cells of the shadow were put right" in caplog.text
 
 
@@ -132,7 +132,7 @@ async def test_a_peer_without_room_says_so_once_and_loses_nothing(swarm, states,
         await swarm.live("0.3")
     back = await swarm.peer_up("a")
     await swarm.live("0.3")
-    assert back.node.bytes_received <= swarm.hub.published.bytes
+    assert back.node.bytes_received <= swarm.hub.outgoing.published.bytes
 
 
 async def test_a_hub_without_room_skips_that_version_and_goes_on(swarm, states):
@@ -140,8 +140,8 @@ async def test_a_hub_without_room_skips_that_version_and_goes_on(swarm, states):
     room = Full(swarm.folder / "hub" / "partial")
     with disk.watched(room):
         swarm.publish(3, states.trained(state, 3))
-        await swarm.until(lambda: "step_3" in swarm.hub.skipped, "it is skipped")
-        assert "no space is left" in swarm.hub.skipped["step_3"]
+        await swarm.until(lambda: "step_3" in swarm.hub.outgoing.skipped, "it is skipped")
+        assert "no space is left" in swarm.hub.outgoing.skipped["step_3"]
         room.full = False
         swarm.publish(4, states.trained(state, 4))
         await swarm.live("0.4")
@@ -182,14 +182,14 @@ async def test_the_hub_restarts_and_nothing_is_sent_twice(swarm, states):
     swarm.publish(3, states.trained(state, 3))
     await swarm.live("0.3")
     for name, peer in swarm.peers.items():
-        assert peer.node.bytes_received - received[name] == swarm.hub.published.bytes
+        assert peer.node.bytes_received - received[name] == swarm.hub.outgoing.published.bytes
         assert peer.node.bytes_duplicate == 0
 
 
 async def test_a_restarted_hub_makes_plans_for_versions_as_they_were(swarm, states, monkeypatch):
     monkeypatch.setattr(sizes, "SMALLEST", 1)
     await started(swarm, states, "a")
-    planned, delta = swarm.hub.membership.sizes.bytes, swarm.hub.published.bytes
+    planned, delta = swarm.hub.membership.sizes.bytes, swarm.hub.outgoing.published.bytes
     assert planned / 2 < delta < 2 * planned
     await swarm.down(swarm.hub)
     await swarm.hub_up()
@@ -256,8 +256,8 @@ async def test_an_anchor_that_cannot_be_stored_is_not_built_upon(swarm, states):
     anchors.write_text("not a folder")
     state = states.first()
     swarm.publish(1, state)
-    await swarm.until(lambda: "step_1" in swarm.hub.skipped, "the first folder is skipped")
-    assert str(anchors) in swarm.hub.skipped["step_1"]
+    await swarm.until(lambda: "step_1" in swarm.hub.outgoing.skipped, "the first folder is skipped")
+    assert str(anchors) in swarm.hub.outgoing.skipped["step_1"]
     anchors.unlink()
     anchors.mkdir()
     swarm.publish(2, states.trained(state, 2))
@@ -279,7 +279,7 @@ async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states,
     swarm.publish(4, states.trained(state, 4))
     await swarm.live("0.4")
     await swarm.published("0.4")
-    assert swarm.hub.skipped == {}
+    assert swarm.hub.outgoing.skipped == {}
     await swarm.until(lambda: len(swarm.versions("anchor")) == 2, "an anchor is written")
     assert swarm.versions("anchor")[1] in ("0.3", "0.4")
 
@@ -354,7 +354,7 @@ async def test_a_peer_goes_on_by_piece_with_what_it_had_received(swarm, states):
     swarm.publish(2, states.trained(state, 2, share=1))
     await swarm.published("0.2")
     had = half_received(swarm, "a", "0.2")
-    size = swarm.hub.published.bytes
+    size = swarm.hub.outgoing.published.bytes
     assert 0.4 * size < had < 0.7 * size
     peer = await swarm.peer_up("a")
     await swarm.live("0.2")

@@ -16,6 +16,7 @@ import pytest
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.enrol import enrol
+from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, request
 from p2pcast.trust.contexts import Tls, first_contact
@@ -38,7 +39,7 @@ def token_of(swarm) -> Token:
     return Token.parse((swarm.folder / "token").read_text())
 
 
-class Nobody:
+class Nobody(QuietOwner):
     """Owns links of those who should not have one; keeps what came, and why it ended."""
 
     def __init__(self):
@@ -47,10 +48,6 @@ class Nobody:
 
     def on_link_event(self, link, stripe, event):
         self.said.append(event)
-
-    def on_link_read(self, link, payload_bytes): ...
-
-    def on_link_writable(self, link, stripe): ...
 
     def on_link_closed(self, link, error):
         if not self.over.done():

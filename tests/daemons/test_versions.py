@@ -38,13 +38,13 @@ async def test_a_version_without_changes_and_one_where_all_changes(swarm, states
     swarm.publish(2, state)
     await swarm.live("0.2")
     await swarm.published("0.2")
-    assert swarm.hub.published.changed == 0
-    assert swarm.hub.published.bytes == 0
+    assert swarm.hub.outgoing.published.changed == 0
+    assert swarm.hub.outgoing.published.bytes == 0
     everything = states.trained(state, 3, share=1.0)
     swarm.publish(3, everything)
     await swarm.live("0.3")
     await swarm.published("0.3")
-    assert swarm.hub.published.changed == swarm.hub.published.params
+    assert swarm.hub.outgoing.published.changed == swarm.hub.outgoing.published.params
     swarm.publish(4, everything, {})
     await swarm.live("0.4")
 
@@ -75,7 +75,7 @@ async def test_with_the_base_at_hand_nothing_is_downloaded(swarm, states, tmp_pa
     swarm.publish(1, states.trained(state, 1))
     await swarm.live("0.1")
     assert swarm.versions("anchor") == ["0.0"]
-    assert with_base.node.bytes_received == without.node.bytes_received - before == swarm.hub.published.bytes
+    assert with_base.node.bytes_received == without.node.bytes_received - before == swarm.hub.outgoing.published.bytes
 
 
 async def test_a_base_is_recognised_though_the_hub_is_still_reading_it(swarm, states, tmp_path):
@@ -180,7 +180,7 @@ async def test_the_same_step_again_is_nothing_new(swarm, states):
     told = swarm.hub.memory["published"]["1"]
     await swarm.until(lambda: swarm.hub.memory["published"]["1"] != told, "the hub has looked at step_1 again")
     assert swarm.versions() == ["0.1", "0.2"]
-    assert swarm.hub.skipped == {}
+    assert swarm.hub.outgoing.skipped == {}
 
 
 async def test_damaged_and_vanishing_folders_are_skipped(swarm, states):
@@ -194,14 +194,14 @@ async def test_damaged_and_vanishing_folders_are_skipped(swarm, states):
     weights.write_bytes(weights.read_bytes()[:-7])
     (swarm.checkpoints / ".making" / "STABLE").touch()
     (swarm.checkpoints / ".making").rename(swarm.checkpoints / "step_2")
-    await swarm.until(lambda: "step_2" in swarm.hub.skipped, "the damaged folder is named")
-    assert "model.safetensors" in swarm.hub.skipped["step_2"]
+    await swarm.until(lambda: "step_2" in swarm.hub.outgoing.skipped, "the damaged folder is named")
+    assert "model.safetensors" in swarm.hub.outgoing.skipped["step_2"]
     assert "step_2" in (await swarm.status(swarm.hub))["skipped"]
     swarm.publish(3, states.trained(state, 3))
     await swarm.live("0.3")
     swarm.publish(2, states.trained(state, 2))  # mended; it comes after step 3 and so begins a branch
     await swarm.live("1.2")
-    await swarm.until(lambda: swarm.hub.skipped == {}, "it is no longer named, once the hub is through with it")
+    await swarm.until(lambda: swarm.hub.outgoing.skipped == {}, "it is no longer named, once the hub is through with it")
 
 
 @pytest.mark.parametrize("keep", [1, 2])

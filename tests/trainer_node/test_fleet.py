@@ -8,7 +8,7 @@ from p2pcast.events import Events
 from p2pcast.version import Version
 from trainer_node.engines import EngineRow
 from trainer_node.fleet import KEPT, Fleet
-from trainer_node.membership import Peer
+from trainer_node.peer import Peer
 
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
 

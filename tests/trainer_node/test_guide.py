@@ -13,7 +13,8 @@ from p2pcast.wire.messages import Type
 from p2pcast.wire.token import Token
 from trainer_node.fleet import Fleet
 from trainer_node.guide import Guide
-from trainer_node.membership import Membership, Peer
+from trainer_node.membership import Membership
+from trainer_node.peer import Peer
 from trainer_node.session import Session
 
 IDENTITY = Identity(bytes(16), "hub", Token(bytes(16), bytes(20)))

@@ -7,12 +7,14 @@ import socket
 
 import pytest
 
+from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
 from topology.reach import Contact, Reach
 from trainer_node.lookout import Lookout, settle_in, whereabouts
-from trainer_node.membership import Membership, Peer
+from trainer_node.membership import Membership
+from trainer_node.peer import Peer
 
 TOKEN = Token(bytes(16), bytes(20))
 HUB, PEER = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))
@@ -43,17 +45,9 @@ def test_of_one_that_says_nothing_both_families_are_believed() -> None:
     assert whereabouts({"listen": ["", 7]}, "fe80::1%eth0")[0] == (), "that means something on one host alone"
 
 
-class NoOwner:
+class NoOwner(QuietOwner):
     def accept_link(self, link, hello) -> None:
         link.owner = self
-
-    def on_link_event(self, link, stripe, event) -> None: ...
-
-    def on_link_read(self, link, payload_bytes) -> None: ...
-
-    def on_link_writable(self, link, stripe) -> None: ...
-
-    def on_link_closed(self, link, error) -> None: ...
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

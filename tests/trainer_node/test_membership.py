@@ -11,7 +11,8 @@ from p2pcast.relay.lag import Inflow
 from topology.model import DEFAULT_PEER_BPS
 from topology.tree import ROOT, Plan
 from trainer_node import membership
-from trainer_node.membership import RATED_BYTES, REPAIR_S, Membership, Peer
+from trainer_node.membership import RATED_BYTES, REPAIR_S, Membership
+from trainer_node.peer import Peer
 
 GBIT = 1e9
 

@@ -17,6 +17,7 @@ from p2pcast.codec.join import within
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.errors import P2PCastError
 from p2pcast.transport.dial import dial
+from p2pcast.transport.link import QuietOwner
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
@@ -37,7 +38,7 @@ def words_of(state: Any, layout: Layout, cell: Cell) -> Any:
     return np.frombuffer(contents, f"<u{cell.word_bytes}")[cell.start : cell.start + cell.words]
 
 
-class Rank:
+class Rank(QuietOwner):
     """One connection. Answers PING; everything else is the test's to say."""
 
     def __init__(self, rank: int, ranks: int) -> None:
@@ -90,10 +91,6 @@ class Rank:
         else:
             self._heard.setdefault(event.type, []).append(event.body)
             self._ring()
-
-    def on_link_read(self, link: Any, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Any, stripe: Any) -> None: ...
 
     def on_link_closed(self, link: Any, error: P2PCastError | None) -> None:
         self.error = error

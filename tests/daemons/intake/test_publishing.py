@@ -31,7 +31,7 @@ async def test_versions_arrive_bit_for_bit(swarm, states, trainers, ranks):
         before, state = state, states.trained(state, step)
         done = await trainer.publish(step, state, stated=stated)
         assert done["version"] == [0, step]
-        assert done["bytes"] == swarm.hub.published.bytes
+        assert done["bytes"] == swarm.hub.outgoing.published.bytes
         words = [(np.frombuffer(before[n][2], f"<u{w}"), np.frombuffer(state[n][2], f"<u{w}")) for n, w in WIDTHS.items()]
         assert done["changed"] == sum(int(np.count_nonzero(a != b)) for a, b in words)
         await swarm.live(f"0.{step}")
@@ -61,7 +61,7 @@ async def test_a_version_without_changes_and_one_where_all_changes(swarm, states
     await swarm.live("0.2")
     await trainer.publish(3, states.trained(state, 3, share=1.0))
     await swarm.live("0.3")
-    assert swarm.hub.published.changed == swarm.hub.published.params
+    assert swarm.hub.outgoing.published.changed == swarm.hub.outgoing.published.params
 
 
 async def test_small_files_stay_until_others_come(swarm, states, trainers):

@@ -67,7 +67,7 @@ async def test_a_lost_rank_undoes_the_version(swarm, states, trainers, where, fi
     for rank in trainer.ranks:
         if rank is not lost:
             assert "rank 2 of 4 is gone" in await rank.ended()
-    await swarm.until(lambda: "step_2 from ranks" in swarm.hub.skipped, "the hub has given it up")
+    await swarm.until(lambda: "step_2 from ranks" in swarm.hub.outgoing.skipped, "the hub has given it up")
     await swarm.until(lambda: nothing_is_left(swarm), "nothing of it is left at the hub")
     assert swarm.hub.publishing.head == head
     await swarm.until(lambda: all(h.finished for h in peer.node.holdings.values()), "nor at the peer")
@@ -76,7 +76,7 @@ async def test_a_lost_rank_undoes_the_version(swarm, states, trainers, where, fi
     again.previous = trainer.previous
     await again.publish(3, new, files=FILES, cell_words=words)
     await swarm.live("0.3")
-    assert swarm.hub.skipped == {}
+    assert swarm.hub.outgoing.skipped == {}
     assert swarm.versions() == (["0.3"] if first else ["0.1", "0.3"])
 
 
@@ -89,14 +89,14 @@ async def test_once_all_is_said_the_version_goes_out_whatever_becomes_of_a_rank(
     new = states.trained(state, 2)
     said = trainer.script(await trainer.begin(2, new), new)
     held, go_on = asyncio.Event(), asyncio.Event()
-    seal = swarm.hub._seal
+    seal = swarm.hub.sealing._seal
 
     async def held_back(holding: Any) -> None:
         held.set()
         await go_on.wait()
         await seal(holding)
 
-    monkeypatch.setattr(swarm.hub, "_seal", held_back)
+    monkeypatch.setattr(swarm.hub.sealing, "_seal", held_back)
     trainer.say(said)
     await held.wait()
     trainer.ranks[1].link.close()

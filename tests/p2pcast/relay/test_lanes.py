@@ -18,7 +18,7 @@ from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.store import Store
 from p2pcast.transport.dial import dial
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.shown import shown
 from p2pcast.transport.sockets import Sockets
@@ -132,7 +132,7 @@ def test_always_some_and_never_more_than_there_are(in_use: int, more: int, looks
         assert 1 <= in_use <= most
 
 
-class End:
+class End(QuietOwner):
     """A parent, or a child that may stop reading."""
 
     def __init__(self, maker, root: Path, number: int) -> None:
@@ -158,11 +158,6 @@ class End:
     def accept_link(self, link: Link, hello) -> None:
         link.owner = self.downstream
         self.downstream.accept(link)
-
-    def on_link_event(self, link, stripe, event): ...
-    def on_link_read(self, link, payload_bytes): ...
-    def on_link_writable(self, link, stripe): ...
-    def on_link_closed(self, link, error): ...
 
     def publish(self, made) -> None:
         record = Assembly(made.open, self.maker.key.public, self.maker.layout).open

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2pcast.errors import IntegrityError
-from p2pcast.relay.downstream import _pieces
-from p2pcast.relay.node import Holding
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.reading_ahead import read_pieces
 from p2pcast.store.store import Store
 
 
@@ -35,7 +35,7 @@ def stored(maker, tmp_path):
 def test_the_last_piece_ends_where_the_log_ends(stored):
     made, _, artifact, log = stored
     last = artifact.assembly.pieces - 1
-    got = _pieces(Holding(artifact, log), range(last - 2, last + 1))
+    got = read_pieces(Holding(artifact, log), range(last - 2, last + 1))
     assert [bytes(p) for p in got] == made.pieces(4096)[-3:]
 
 
@@ -48,13 +48,13 @@ def test_even_when_the_file_is_sealed_meanwhile(stored):
         store.seal(log, artifact.assembly)
 
     last = artifact.assembly.pieces - 1
-    got = _pieces(Holding(artifact, SealsFirst(log, seal)), range(last - 2, last + 1))
+    got = read_pieces(Holding(artifact, SealsFirst(log, seal)), range(last - 2, last + 1))
     assert [bytes(p) for p in got] == made.pieces(4096)[-3:]
 
 
 def test_what_the_disk_has_spoilt_is_not_passed_on(stored):
     made, _, artifact, log = stored
     log.write(4096, [b"?"])
-    assert [bytes(p) for p in _pieces(Holding(artifact, log), range(1))] == made.pieces(4096)[:1]
+    assert [bytes(p) for p in read_pieces(Holding(artifact, log), range(1))] == made.pieces(4096)[:1]
     with pytest.raises(IntegrityError, match=r"piece 1 of 0\.1 is damaged in the store"):
-        _pieces(Holding(artifact, log), range(3))
+        read_pieces(Holding(artifact, log), range(3))

@@ -12,7 +12,7 @@ import pytest
 from p2pcast.errors import RefusedError
 from p2pcast.transport import dial as module
 from p2pcast.transport.dial import UnreachableError, dial, dial_any, probe, resolve
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Type
@@ -23,7 +23,7 @@ ME, THERE, STRANGER = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1
 WHAT = {"purpose": "data", "role": "child", "stripes": 3, "expect": THERE.node}
 
 
-class Owner:
+class Owner(QuietOwner):
     def __init__(self) -> None:
         self.links: list[Link] = []
         self.heard: list[Type] = []
@@ -37,12 +37,6 @@ class Owner:
     def on_link_event(self, link, stripe, event) -> None:
         self.heard.append(event.type)
         self.spoken.set()
-
-    def on_link_read(self, link, payload_bytes) -> None: ...
-
-    def on_link_writable(self, link, stripe) -> None: ...
-
-    def on_link_closed(self, link, error) -> None: ...
 
 
 @asynccontextmanager

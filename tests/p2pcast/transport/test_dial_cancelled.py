@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
 
 from p2pcast.errors import RetryableError
 from p2pcast.transport.dial import dial
+from p2pcast.transport.link import QuietOwner
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import SECRET_BYTES, Token
 
 STEPS = 40
 """Turns of the loop: more than a refused dial takes."""
-
-
-class NoOwner:
-    """Nothing happens on a link that never comes to be."""
-
-    def on_link_event(self, link: Any, stripe: Any, event: Any) -> None: ...
-    def on_link_read(self, link: Any, payload_bytes: int) -> None: ...
-    def on_link_writable(self, link: Any, stripe: Any) -> None: ...
-    def on_link_closed(self, link: Any, error: Any) -> None: ...
 
 
 async def test_a_cancelled_dial_never_goes_on_as_a_failed_one() -> None:
@@ -31,7 +22,7 @@ async def test_a_cancelled_dial_never_goes_on_as_a_failed_one() -> None:
         port = unused.getsockname()[1]
         ends = set()
         for turns in range(STEPS):
-            task = asyncio.create_task(dial(NoOwner(), "127.0.0.1", port, identity, purpose="data", role="child", stripes=4))
+            task = asyncio.create_task(dial(QuietOwner(), "127.0.0.1", port, identity, purpose="data", role="child", stripes=4))
             for _ in range(turns):
                 await asyncio.sleep(0)
             told = task.cancel()

@@ -11,7 +11,7 @@ import pytest
 from p2pcast.errors import UsageError
 from p2pcast.transport import sockets as module
 from p2pcast.transport.dial import UnreachableError, dial
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.shown import shown
 from p2pcast.transport.sockets import (
@@ -36,7 +36,7 @@ TOKEN = Token(bytes(16), bytes(20))
 ME, THERE = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2))
 
 
-class Owner:
+class Owner(QuietOwner):
     def __init__(self) -> None:
         self.links: list[Link] = []
         self.writable = asyncio.Event()
@@ -45,14 +45,8 @@ class Owner:
         link.owner = self
         self.links.append(link)
 
-    def on_link_event(self, link, stripe, event) -> None: ...
-
-    def on_link_read(self, link, payload_bytes) -> None: ...
-
     def on_link_writable(self, link, stripe) -> None:
         self.writable.set()
-
-    def on_link_closed(self, link, error) -> None: ...
 
 
 async def test_both_ends_are_tuned_and_shown() -> None:

@@ -17,7 +17,7 @@ from p2pcast.errors import P2PCastError, RefusedError, RetryableError, Untrusted
 from p2pcast.transport import turnstile
 from p2pcast.transport.dial import dial
 from p2pcast.transport.enrol import enrol
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, requested_key
 from p2pcast.trust.contexts import Tls, first_contact
@@ -32,7 +32,7 @@ SECRET = b"s" * 20
 HUB, PEER = b"h" * 16, b"p" * 16
 
 
-class Place:
+class Place(QuietOwner):
     """A hub's listener: accepts, and answers first connections. Also the owner of links on the dialers' side."""
 
     def __init__(self, papers, *, evicted=frozenset(), handshake_s=LIMIT_S, role="hub", node=HUB):
@@ -72,12 +72,6 @@ class Place:
             who = Certified(self.papers.run, link.remote, "peer")
             key = requested_key(event.body["request"])
             link.send(Type.ISSUED, {"certificate": self.papers.authority.issue(key, who, time.time(), 900)})
-
-    def on_link_read(self, link, payload_bytes): ...
-
-    def on_link_writable(self, link, stripe): ...
-
-    def on_link_closed(self, link, error): ...
 
 
 @pytest.fixture

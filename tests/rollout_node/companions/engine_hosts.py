@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from p2pcast.errors import P2PCastError
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
@@ -25,7 +24,7 @@ REPORT = {"engine": "e", "rank": 1, "phase": "commit", "version": "0.1", "error"
 LIMIT_S = 30.0
 
 
-class Host:
+class Host(QuietOwner):
     """A shadow that moves when a test says so and may, an install socket, and a listener: what a peer has."""
 
     def __init__(self, folder: Path, name: str, node: bytes = b"") -> None:
@@ -122,14 +121,6 @@ class Host:
     def accept_link(self, link: Link, hello: dict[str, Any]) -> None:
         assert self.lead is not None
         self.lead.accept(link, hello)
-
-    def on_link_event(self, link: Link, stripe: Any, event: Any) -> None: ...
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
-
-    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None: ...
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> None:

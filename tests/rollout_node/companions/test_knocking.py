@@ -12,12 +12,12 @@ from engine_hosts import LIMIT_S, ONE, REPORT, TOKEN, TWO, Host, seen, together,
 from p2pcast import limits
 from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RemoteError
 from p2pcast.transport.dial import dial
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Type
 
 
-class Knocker:
+class Knocker(QuietOwner):
     """One that dials a lead and says what a test wants."""
 
     def __init__(self) -> None:
@@ -27,10 +27,6 @@ class Knocker:
 
     def on_link_event(self, link: Link, stripe: Any, event: Any) -> None:
         self.said.append(event)
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Any) -> None: ...
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.error, self.closed = error, True

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from p2pcast.demo.processes import Processes, free_port
 from p2pcast.errors import P2PCastError
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Event, Identity, Message
@@ -114,7 +114,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield Run(tmp_path, Path(tmpfs), processes)
 
 
-class PlayedHub:
+class PlayedHub(QuietOwner):
     """Accepts ranks over real sockets, keeps what they say, and says what the test tells it to."""
 
     def __init__(self, folder: Path) -> None:
@@ -195,10 +195,6 @@ class PlayedHub:
             link.close()
         else:
             self.said.append((link, event.type, event.body))
-
-    def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
-
-    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.lost.append(link)

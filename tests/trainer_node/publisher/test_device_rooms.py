@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from p2pcast.codec.cell import CONTEXT, FLAT
-from trainer_node import Publisher, coding, publisher
+from trainer_node import Publisher, coding, publisher, sending
 from trainer_node.snapshot import Rooms
 
 DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "c": torch.float32, "d": torch.float8_e4m3fn, "e": torch.int64}
@@ -25,8 +25,8 @@ def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch, codec
         coding, "compare", lambda old, new, parts, sparse: runs.append(len(parts)) or compare(old, new, parts, sparse)
     )
     coded = []
-    cell = publisher._cell
-    monkeypatch.setattr(publisher, "_cell", lambda part, codec, *rest: coded.append(codec) or cell(part, codec, *rest))
+    cell = sending._cell
+    monkeypatch.setattr(sending, "_cell", lambda part, codec, *rest: coded.append(codec) or cell(part, codec, *rest))
     draw = torch.Generator().manual_seed(0)
     live = {name: torch.randn(150, 101, generator=draw).to(dtype) for name, dtype in DTYPES.items()}
     checkpoints = tmp_path / "checkpoints"

@@ -14,7 +14,7 @@ from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.store import Store
 from p2pcast.transport.dial import dial
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
@@ -49,7 +49,7 @@ class Corrupting(Node):
         return bytes([found[0] ^ 1]) + bytes(found[1:])
 
 
-class Member:
+class Member(QuietOwner):
     """The smallest owner of a node: stores what comes, wants what its parent has, goes to the next candidate when the parent is lost."""
 
     def __init__(self, maker, root: Path, number: int, *, stripes=1, tls=None, kind: type[Node] = Watched, bare=False):
@@ -161,11 +161,6 @@ class Member:
     def accept_link(self, link: Link, hello) -> None:
         link.owner = self.downstream
         self.downstream.accept(link)
-
-    def on_link_event(self, link, stripe, event) -> None: ...
-    def on_link_read(self, link, payload_bytes) -> None: ...
-    def on_link_writable(self, link, stripe) -> None: ...
-    def on_link_closed(self, link, error) -> None: ...
 
     # -- the trainer's part, and looking at the result
 
