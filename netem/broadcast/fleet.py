@@ -277,13 +277,17 @@ class Fleet:
     def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
         """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""
         told: dict[str, dict[str, Any]] = {}
-        with events(self._net, host, LIMIT_S, LIMIT_S) as every:
-            for kind, facts in every:
-                if facts.get("version") == version:
-                    told[kind] = facts
-                    if kind == last:
-                        return told
-        raise LocalError(f"{host} told of no {last} of {version}")
+        why = "the stream ended"
+        try:
+            with events(self._net, host, LIMIT_S, LIMIT_S) as every:
+                for kind, facts in every:
+                    if facts.get("version") == version:
+                        told[kind] = facts
+                        if kind == last:
+                            return told
+        except OSError as error:
+            why = str(error)
+        raise self._daemons.daemons[host].failure(f"{host} told of no {last} of {version}: {why}")
 
 
 def _received(events: dict[str, dict[str, Any]]) -> float:
