@@ -20,7 +20,7 @@ from typing import Any
 
 from netem.description import Bursts, Host, Link, Network, Way
 from netem.namespaces import Namespaces
-from netem.shaping import FRAME_BYTES, most_packets
+from netem.shaping import FRAME_BYTES
 
 TOLERANCE = 0.05
 RTT_SLACK_S = 0.001
@@ -48,8 +48,6 @@ LOSSLESS_PACKETS = 1000
 LOSS_PACKETS_S = 4000.0
 LOSS_SHARE = 0.3
 """Of the rate, at most: a queue that overflows would be taken for loss."""
-FILLED = 0.8
-"""Of what a queue may hold, by number, what is on the way at once: small packets fill one sooner than they take up its rate."""
 SMALL_BYTES = 100
 HEADER_BYTES = 28
 """IPv4 and UDP."""
@@ -214,7 +212,7 @@ def _pair(net: Namespaces, network: Network, pair: Pair, rtt_s: float | None, pa
     up, down = network.path(sender, receiver)
     with _sockets(net, sender, receiver) as (one, _):
         sides = [*((link, link.up_bps) for link in up), *((link, link.down_bps) for link in down)]
-        pace = min(_pace(network, link, rate_bps) for link, rate_bps in sides)
+        pace = min(_pace(rate_bps) for _, rate_bps in sides)
         before = net.received(receiver)
         for _sent in _sending(one, SMALL_BYTES, pace, packets, SMALL_BURST_PACKETS):
             pass
@@ -227,15 +225,11 @@ def _pair(net: Namespaces, network: Network, pair: Pair, rtt_s: float | None, pa
     return Measured(sender, receiver, there, asked_rtt_s, rate_bps, rtt_s, loss, error, rtt_error_s((*up, *down)))
 
 
-def _pace(network: Network, link: Link, rate_bps: float | None) -> float:
-    """Small packets a second that a link lets through, but for what it is to lose."""
+def _pace(rate_bps: float | None) -> float:
+    """Small packets a second that a link of that rate lets through, but for what it is to lose."""
     if rate_bps is None:
         return LOSS_PACKETS_S
-    pace = min(LOSS_PACKETS_S, LOSS_SHARE * rate_bps / 8 / (SMALL_BYTES + HEADER_BYTES + FRAME_BYTES))
-    if link.delay_s:
-        most = most_packets(rate_bps, link, link.queue_s or network.queue_s, network.mtu)
-        pace = min(pace, FILLED * most / (link.delay_s + link.jitter_s))
-    return pace
+    return min(LOSS_PACKETS_S, LOSS_SHARE * rate_bps / 8 / (SMALL_BYTES + HEADER_BYTES + FRAME_BYTES))
 
 
 def _rate(net: Namespaces, one: socket.socket, receiver: str, asked: Way) -> float | None:

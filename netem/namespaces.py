@@ -226,7 +226,7 @@ def _sides(network: Network, name: str, switch: int, holders: dict[str, int]) ->
     near = (switch, _port(network, name))
     rates = (link.up_bps, link.down_bps)
     return [
-        (holder, device, shaping(device, rate_bps, link, queue_s, network.mtu))
+        (holder, device, shaping(device, rate_bps, link, queue_s))
         for (holder, device), rate_bps in zip((far, near), rates, strict=True)
     ]
 

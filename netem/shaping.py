@@ -1,12 +1,12 @@
 """Links in the words of `tc`. Pure.
 
-A device that only sends at a rate gets a token bucket. One that also delays or loses gets netem, which keeps the rate itself, and lets packets go in slots of
-half a millisecond: one timer for each packet would take a kernel in user space more time than it has. What is lost does not count against the rate.
+A device that only sends at a rate gets a token bucket. One that also delays or loses gets netem, and the bucket behind it, so that the queue is counted in bytes and holds what waits
+for the rate alone. (netem's own rate has one queue for what is on the way and what waits, counted in packets: acknowledgements on a long way fill it, and who sends is told of what was
+dropped, as no router would.) Packets leave netem in slots of half a millisecond: one timer for each would take a kernel in user space more time than it has.
+What is lost does not count against the rate.
 """
 
 from __future__ import annotations
-
-from math import ceil
 
 from netem.description import Bursts, Link
 
@@ -18,15 +18,17 @@ MIN_QUEUE_BYTES = 64_000
 FRAME_BYTES = 14
 """Ethernet, which `tc` counts too."""
 SLOT_S = 0.0005
-MAX_PACKETS = 1_000_000
-"""That netem may hold where no rate says how many they are."""
+MOST_PACKETS = 1_000_000
+"""On the way at once: any number."""
 
 
-def shaping(device: str, rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> list[str]:
+def shaping(device: str, rate_bps: float | None, link: Link, queue_s: float) -> list[str]:
     """Lines for `tc -batch` that make a device without qdisc send as ``link`` would; ``rate_bps`` is the link's in that direction."""
-    if not link.only_rates:
-        return [f"qdisc add dev {device} root {impairment(rate_bps, link, queue_s, mtu)}"]
-    return [] if rate_bps is None else [f"qdisc add dev {device} root {bucket(rate_bps, queue_s)}"]
+    rate = [] if rate_bps is None else [bucket(rate_bps, queue_s)]
+    if link.only_rates:
+        return [f"qdisc add dev {device} root {each}" for each in rate]
+    first = f"qdisc add dev {device} root handle 1: {impairment(link)}"
+    return [first, *(f"qdisc add dev {device} parent 1:1 handle 2: {each}" for each in rate)]
 
 
 def bucket(rate_bps: float, queue_s: float) -> str:
@@ -35,8 +37,8 @@ def bucket(rate_bps: float, queue_s: float) -> str:
     return f"tbf rate {rate_bps:.0f}bit burst {burst} limit {burst + queue}"
 
 
-def impairment(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> str:
-    words = [f"netem limit {most_packets(rate_bps, link, queue_s, mtu)}"]
+def impairment(link: Link) -> str:
+    words = [f"netem limit {MOST_PACKETS}"]
     slotted = link.delay_s > SLOT_S
     if link.delay_s:
         # A packet that comes alone waits for a slot of its own.
@@ -49,19 +51,9 @@ def impairment(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> 
         words.append(f"loss {_percent(link.loss)}")
     if link.reorder:
         words.append(f"reorder {_percent(link.reorder)}")
-    if rate_bps is not None:
-        words.append(f"rate {rate_bps:.0f}bit")
     if slotted:
         words.append(f"slot {SLOT_S * 1e6:.0f}us {SLOT_S * 1e6:.0f}us")
     return " ".join(words)
-
-
-def most_packets(rate_bps: float | None, link: Link, queue_s: float, mtu: int) -> int:
-    """netem's own queue holds what is on the way as well as what waits for the rate; it is counted in packets, whole ones here: small ones fill it sooner."""
-    if rate_bps is None:
-        return MAX_PACKETS
-    queue_bytes = max(MIN_QUEUE_BYTES, rate_bps * queue_s / 8)
-    return ceil((rate_bps * (link.delay_s + link.jitter_s) / 8 + queue_bytes) / (mtu + FRAME_BYTES))
 
 
 def _percent(share: float) -> str:

@@ -38,8 +38,8 @@ def test_each_host_has_an_address_of_its_own() -> None:
 
 
 def test_a_link_without_a_rate_is_left_alone() -> None:
-    assert shaping("eth0", None, Link(), 0.05, 1500) == []
-    (line,) = shaping("eth0", 100e6, Link(), 0.05, 1500)
+    assert shaping("eth0", None, Link(), 0.05) == []
+    (line,) = shaping("eth0", 100e6, Link(), 0.05)
     assert line == "qdisc add dev eth0 root tbf rate 100000000bit burst 50000 limit 675000"
 
 
