@@ -24,7 +24,7 @@ from typing import IO, Any
 from p2pcast.errors import LocalError, UsageError
 
 KERNEL = "linux.uml"
-MEMORY_MIB = 1536
+MEMORY_MIB = 3072
 """As much of this machine's memory as the guest has touched is taken, in /dev/shm or the folder for temporary files."""
 PREFIX = "p2pcast-uml-"
 """Of work folders; the process id comes next."""
