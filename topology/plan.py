@@ -225,7 +225,7 @@ class _Planner:
         hop_s = self.network.near_rtt_s / 2 + self.network.hop_s
         hop_s += ideal_s(min(self.network.piece_bytes, self.payload_bytes), max(middle_bps, DEFAULT_PEER_BPS))
         sizes = Counter(m.region for m in self.table.values())
-        small = [r for r, size in sizes.items() if r != self.network.root_region and (size - 1) * hop_s <= room_s]
+        small = [r for r, size in sizes.items() if r not in ("", self.network.root_region) and (size - 1) * hop_s <= room_s]
         return set(sorted(small, key=lambda region: (-sizes[region], region))[: max(1, LOOKED_AT // len(self.table))])
 
     def _region_of(self, peer: str) -> str:

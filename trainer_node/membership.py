@@ -38,7 +38,8 @@ MAX_HISTORY = 4096
 
 
 class Membership:
-    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule. ``region``: the hub's own."""
+    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule. ``region``: the hub's own;
+    of those that name none, hub or peers, nothing is taken to share a way."""
 
     def __init__(self, incarnation: int, uplink_bps: float, chains: int | None = None, region: str = "") -> None:
         self._network = Network(root_region=region)
@@ -112,7 +113,7 @@ class Membership:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
         plan = admit(
             self.plan, member, chains=self._number_of_chains(), region_of=self._region_of,
-            apart=self._chains is None and peer.region != self._network.root_region, epoch=self._next(),
+            apart=self._chains is None and peer.region not in ("", self._network.root_region), epoch=self._next(),
         )  # fmt: skip
         self._touch(peer.ident)
         self.plan = self._mended(plan, now)

@@ -472,6 +472,16 @@ def test_a_trunk_that_peers_share_does_not_have_them_fed_one_by_one(began):
     assert set(entered.values()) == {1}
 
 
+@pytest.mark.parametrize("region", ["", "eu"])
+def test_peers_that_name_no_region_share_no_way_whatever_the_hub_names(region):
+    members = Membership(1, 350e6, region=region)
+    for name in "abcdefghijkl":
+        members.join(peer(name), 0.0)
+    assert sorted(map(len, members.plan.chains)) == [4, 4, 4]
+    members.replan(0.0)
+    assert sorted(map(len, members.plan.chains)) == [4, 4, 4]
+
+
 def test_a_hub_with_a_region_feeds_its_neighbours_as_many_ways_as_its_link_allows():
     apart, beside = (Membership(1, 350e6, region=region) for region in ("", "lab"))
     for members in (apart, beside):
