@@ -60,7 +60,7 @@ def make_plan(
     """A plan that reaches every member once.
 
     With a `previous` plan: those gone are cut out, newcomers appended at the shortest chains' tails, and the rest stays as it is, unless that
-    predicts a gain above `GAMMA`; when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
+    predicts a gain above `GAMMA`, or a region is entered more than once and need not be (see above: that needs no gain); when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
     matter, ties go by id. `anew`: whether all may be dealt anew, where no repair brings that gain. `links`: who may feed whom, where not everybody may.
     `most`: the hub is to feed no more, even where that would be no slower.
 
