@@ -6,7 +6,6 @@ what to do; it is fit to be shown to the remote side, so it never holds a secret
 
 from __future__ import annotations
 
-EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_REFUSED = 3

@@ -30,7 +30,7 @@ PIECE_BYTES = 64 * KIB
 ANCHOR_PIECE_BYTES = MIB
 """Anchors are long, so their latency a hop matters less than their number of hashes."""
 BATCH_PIECES = 64
-"""At most this many pieces are vouched for by one signature (4 MiB of a delta)."""
+"""At most this many pieces are vouched for by one signature: 4 MiB of a delta, 1 MiB of one that is cut finest."""
 BATCH_CELLS = 4096
 """At most this many directory entries in one batch."""
 MAX_SIGNED_BYTES = 512 * KIB

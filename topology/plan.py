@@ -41,6 +41,8 @@ SMALL = 16
 """Members at most for whom every number of chains is tried."""
 ENTRY_S = 0.25
 """Less than this, and a tenth of the time that a payload takes anyway, is not worth sending it once more over a way between regions."""
+LOOKED_AT = 50_000
+"""Peers to look at, with all of them looked at for each region that is to be entered once: 50 regions of a fleet of 1000. It is the same ones the next time, else plans would not settle."""
 
 
 def make_plan(
@@ -58,7 +60,7 @@ def make_plan(
     """A plan that reaches every member once.
 
     With a `previous` plan: those gone are cut out, newcomers appended at the shortest chains' tails, and the rest stays as it is, unless that
-    predicts a gain above `GAMMA`; when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
+    predicts a gain above `GAMMA`, or a region is entered more than once and need not be (see above: that needs no gain); when nothing has to change, `previous` itself is returned. Deterministic: the order of `members` does not
     matter, ties go by id. `anew`: whether all may be dealt anew, where no repair brings that gain. `links`: who may feed whom, where not everybody may.
     `most`: the hub is to feed no more, even where that would be no slower.
 
@@ -174,7 +176,8 @@ class _Planner:
         untried = list(repairs)
         while untried:
             candidate = self.mended(untried.pop(0)(plan))
-            if candidate.parent == plan.parent:
+            # Asked before regions are gathered too: that takes time, and few candidates are better.
+            if candidate.parent == plan.parent or not _improves(self.predict(candidate), before):
                 continue
             candidate, after = self._entered_once(candidate)
             if _improves(after, before):
@@ -190,32 +193,40 @@ class _Planner:
         """
         if self.most is not None or not self.table:
             return plan, self.predict(plan)
-        root_region = self.network.root_region
-        every = ways_in(plan, self._region_of, root_region)
-        waiting = [region for region, ways in every.items() if len(ways) > 1]
+        middle = median(self.rates.values())
+        near = self._near(middle)
+        every = self._ways_in(plan)
+        waiting = [region for region in every if region in near and len(every[region]) > 1]
         if not waiting:
             return plan, self.predict(plan)
-        sizes = Counter(m.region for m in self.table.values())
-        middle = median(self.rates.values())
-        room_s = (GAMMA - 1) * ideal_s(self.payload_bytes, middle) + ENTRY_S
-        hop_s = self.network.near_rtt_s / 2 + self.network.hop_s
-        hop_s += ideal_s(min(self.network.piece_bytes, self.payload_bytes), max(middle, DEFAULT_PEER_BPS))
         flowing = replace(self, network=replace(self.network, piece_bytes=0))
         floors_s = {p: GAMMA * ideal_s(self.payload_bytes, min(rate, middle)) + ENTRY_S for p, rate in self.rates.items()}
         before = flowing.predict(plan)
         while waiting:
             region = waiting.pop(0)
-            if (sizes[region] - 1) * hop_s > room_s:
-                continue
             candidate = self.mended(gather(plan, every[region], self._region_of, self.rates))
-            ways_left = ways_in(candidate, self._region_of, root_region)
+            ways_left = self._ways_in(candidate)
             if sum(map(len, ways_left.values())) >= sum(map(len, every.values())):
                 continue
             after = flowing.predict(candidate)
             if all(time_s <= max(before.times_s[p], floors_s[p]) for p, time_s in after.times_s.items()):
                 plan, before, every = candidate, after, ways_left
-                waiting = [region for region, ways in every.items() if len(ways) > 1]
+                # Those refused so far may find a place now, after those that wait: from the first again each time, it took the square of the regions.
+                left = [region for region in waiting if len(every[region]) > 1]
+                waiting = left + [region for region in every if region in near and len(every[region]) > 1 and region not in left]
         return plan, self.predict(plan)
+
+    def _ways_in(self, plan: Plan) -> dict[str, list[str]]:
+        return ways_in(plan, self._region_of, self.network.root_region)
+
+    def _near(self, middle_bps: float) -> set[str]:
+        """The regions so small that a chain through each is no wait: of those, as many as there is time for, those with the most peers."""
+        room_s = (GAMMA - 1) * ideal_s(self.payload_bytes, middle_bps) + ENTRY_S
+        hop_s = self.network.near_rtt_s / 2 + self.network.hop_s
+        hop_s += ideal_s(min(self.network.piece_bytes, self.payload_bytes), max(middle_bps, DEFAULT_PEER_BPS))
+        sizes = Counter(m.region for m in self.table.values())
+        small = [r for r, size in sizes.items() if r not in ("", self.network.root_region) and (size - 1) * hop_s <= room_s]
+        return set(sorted(small, key=lambda region: (-sizes[region], region))[: max(1, LOOKED_AT // len(self.table))])
 
     def _region_of(self, peer: str) -> str:
         return self.table[peer].region

@@ -271,11 +271,11 @@ def level(plan: Plan, chains: int) -> Plan:
 
 
 def ways_in(plan: Plan, region_of: Callable[[str], str], root_region: str) -> dict[str, list[str]]:
-    """Of each region but the hub's, those of its peers that are fed from outside, parents before children."""
+    """Of each region but the hub's, those of its peers that are fed from outside, parents before children. Who names no region is in none."""
     ways: dict[str, list[str]] = {}
     for peer in plan.order:
         region, above = region_of(peer), plan.parent[peer]
-        if region != root_region and region != (root_region if above == ROOT else region_of(above)):
+        if region and region != root_region and region != (root_region if above == ROOT else region_of(above)):
             ways.setdefault(region, []).append(peer)
     return ways
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.codec.choice import PEER_CORES, Way
 from p2pcast.relay.lag import Inflow
+from p2pcast.transport.striping import FEWEST
 from topology.blame import Blame
 from topology.laggards import Laggards, Patience, Stragglers
 from topology.mending import Links, mend
@@ -38,10 +40,11 @@ MAX_HISTORY = 4096
 
 
 class Membership:
-    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule. ``region``: the hub's own."""
+    """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule. ``region``: the hub's own;
+    of those that name none, hub or peers, nothing is taken to share a way."""
 
     def __init__(self, incarnation: int, uplink_bps: float, chains: int | None = None, region: str = "") -> None:
-        self._network = Network(root_region=region)
+        self._region = region
         self._incarnation = incarnation
         self._counter = 0
         self._uplink_bps = uplink_bps
@@ -80,6 +83,12 @@ class Membership:
         self.blame = Blame()
 
     @property
+    def _network(self) -> Network:
+        """A hop takes a piece on each stripe in use, which share its rate: as large as they are for the size that plans are made for, on as many stripes as carry
+        pieces as a rule (`relay.lanes`). On narrow ways those are two, and hops are shorter than is taken here."""
+        return Network(piece_bytes=FEWEST * piece_bytes(self.sizes.bytes), root_region=self._region)
+
+    @property
     def uplink_bps(self) -> float:
         """The hub's own rate, as stated or measured."""
         return self._uplink_bps
@@ -112,7 +121,7 @@ class Membership:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
         plan = admit(
             self.plan, member, chains=self._number_of_chains(), region_of=self._region_of,
-            apart=self._chains is None and peer.region != self._network.root_region, epoch=self._next(),
+            apart=self._chains is None and peer.region not in ("", self._region), epoch=self._next(),
         )  # fmt: skip
         self._touch(peer.ident)
         self.plan = self._mended(plan, now)

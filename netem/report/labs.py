@@ -9,7 +9,6 @@ from netem.report.text import Loss, Section, figure, table
 
 Document = Mapping[str, Any]
 SYSTEM, TIME, OURS = "system", "all_s", "p2pcast"
-APART: Final = (TIME, SYSTEM)
 SHOWN: Final = 40
 """Rows of a table; the JSON has all."""
 NOTED: Final = 6

@@ -100,11 +100,6 @@ class Assembly:
         """Pieces vouched for without a gap from the first on."""
         return self._linked_pieces
 
-    @property
-    def cells_bytes(self) -> int:
-        """Where the directory ends in the log so far; the small files begin there once it is complete."""
-        return self._linked_bytes
-
     def piece_hash(self, piece: int) -> bytes | None:
         """BLAKE3 of a piece, or None while no batch vouches for it."""
         known = self._of_piece[piece] if 0 <= piece < len(self._of_piece) else None

@@ -109,17 +109,3 @@ def encode_flat32(changes: Changes, sizes: Sequence[int]) -> bytes:
     wide = gaps >= 0x7FFFFFFF
     narrow = np.where(wide, 0x7FFFFFFF, gaps).astype("<i4").tobytes()
     return _join([narrow, gaps[wide].astype("<u8").tobytes(), b"".join(v.tobytes() for _, v in changes)])
-
-
-def decode_flat32(blob: bytes, sizes: Sequence[int], dtypes: Sequence[Any]) -> Changes:
-    """Undo ``encode_flat32``."""
-    narrow, wide, values = _split(blob)
-    gaps = np.frombuffer(narrow, "<i4").astype(np.int64)
-    gaps[gaps == 0x7FFFFFFF] = np.frombuffer(wide, "<u8").astype(np.int64)
-    everywhere = np.cumsum(gaps)
-    ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
-    cuts = np.searchsorted(everywhere, ends).tolist()
-    positions = [
-        everywhere[a:b] - (end - size) for a, b, end, size in zip([0, *cuts[:-1]], cuts, ends.tolist(), sizes, strict=True)
-    ]
-    return _with_values(positions, values, dtypes)

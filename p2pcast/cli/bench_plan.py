@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from rich.table import Table
 from p2pcast.cli.options import Rate, console, documented, handed_over
 
 REPEATS = 5
+SMALL_REGION = 5
+"""Peers in each, where there are many regions."""
+MIXED_BPS = (25e6, 50e6, 100e6, 200e6)
 
 
 @click.command("plan")
@@ -21,7 +26,8 @@ REPEATS = 5
 @click.option("--uplink", type=Rate(), default="30gbit", show_default=True, help="The hub's; peers have 100 Mbit/s each.")
 @documented
 def plan(peers: int, regions: int, uplink: float, as_json: bool, output: Path | None) -> None:
-    """What the hub's decisions about a large fleet take: a plan from nothing, a plan anew, a join, a death, a whole fleet that joins."""
+    """What the hub's decisions about a large fleet take: a plan from nothing, a plan anew, a join, a death, a whole fleet that joins; and plans where there is a
+    region for each five peers, of mixed rates."""
     rows = measure(peers, regions, uplink)
     document: dict[str, Any] = {"peers": peers, "regions": regions, "uplink_bps": uplink, "rows": rows}
     if handed_over(document, output, as_json=as_json):
@@ -45,6 +51,14 @@ def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]
     chains = number_of_chains(uplink_bps, [100e6], peers)
     newcomer, dying = Member("newcomer", "r0"), members[peers // 2].id
 
+    rates = random.Random(0).choices(MIXED_BPS, k=2 * peers)
+    many = f"{-(-peers // SMALL_REGION)} regions, mixed rates"
+    mixed, changed = (
+        [replace(m, region=f"r{i // SMALL_REGION}", bps=bps) for i, (m, bps) in enumerate(zip(members, some, strict=True))]
+        for some in (rates[:peers], rates[peers:])
+    )
+    entered = make_plan(mixed, uplink_bps, epoch=(1, 1))
+
     def everybody() -> None:
         fleet = Membership(1, uplink_bps)
         for m in members:
@@ -60,6 +74,9 @@ def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]
     return [
         _timed("plan from nothing", lambda: make_plan(members, uplink_bps, epoch=(1, 1))),
         _timed("plan anew", lambda: make_plan(members, uplink_bps, epoch=(1, 2), previous=first)),
+        _timed(f"plan from nothing, {many}", lambda: make_plan(mixed, uplink_bps, epoch=(1, 1))),
+        _timed(f"plan anew, {many}", lambda: make_plan(mixed, uplink_bps, epoch=(1, 2), previous=entered)),
+        _timed(f"plan anew, {many} that all changed", lambda: make_plan(changed, uplink_bps, epoch=(1, 2), previous=entered)),
         _timed("one joins", lambda: admit(first, newcomer, chains=chains, epoch=(1, 2))),
         _timed("one dies", lambda: excise(first, [dying], epoch=(1, 2))),
         _timed("whom that concerns, and what they are told", tell),

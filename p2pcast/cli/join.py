@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     help="When late: ask the hub for one delta in place of many where that saves time, or always; take those that it keeps; none.",
 )
 @click.option(
-    "--region", default="", help="Label of the site; links inside one are taken to be short, the way there to be shared."
+    "--region",
+    default="",
+    help="Label of the site; links inside one are taken to be short, the way there to be shared; without it, none is.",
 )
 @click.option("--name", help="Name in status; the host's by default.")
 @click.option(

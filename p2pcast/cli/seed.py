@@ -25,7 +25,7 @@ from p2pcast.errors import UsageError
     help="This side's upload rate, which decides the number of chains.  [default: measured; 1gbit until then]",
 )
 @click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
-@click.option("--region", default="", help="Label of this site: peers that join with another one are taken to share a way there.")
+@click.option("--region", default="", help="Label of this site: peers that name another one are taken to share the way there.")
 @click.option(
     "--commit",
     type=click.Choice(["auto", "manual", "barrier"]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.records import HASH_BYTES
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.relay.catchup import Edge
@@ -37,7 +38,7 @@ class Excerpt:
 
 def directory_bytes(size: int, *, anchor: bool, cells: int) -> int:
     """Of the signed directory of an artifact of ``size`` bytes in a state of ``cells``."""
-    pieces = -(-size // _piece_bytes(anchor=anchor))
+    pieces = -(-size // _piece_bytes(size, anchor=anchor))
     return pieces * HASH_BYTES + -(-pieces // limits.BATCH_PIECES) * BATCH_BYTES + cells * ENTRY_BYTES
 
 
@@ -45,7 +46,7 @@ def expected_bytes(edge: Edge, cells: Collection[Cell], layout: Layout) -> int:
     """Of the directory and the pieces in which ``cells`` lie, of an artifact of ``edge.bytes``. Of an anchor that is exact; in a delta each cell is taken for
     its share of the whole, and a piece more."""
     anchor = edge.base is None
-    piece = _piece_bytes(anchor=anchor)
+    piece = _piece_bytes(edge.bytes, anchor=anchor)
     whole = directory_bytes(edge.bytes, anchor=anchor, cells=len(layout.cells))
     if anchor:
         touched = {n for c in cells for n in range(c.offset // piece, -(-(c.offset + c.nbytes) // piece))}
@@ -54,5 +55,6 @@ def expected_bytes(edge: Edge, cells: Collection[Cell], layout: Layout) -> int:
     return whole + min(edge.bytes, int(edge.bytes * share) + len(cells) * piece)
 
 
-def _piece_bytes(*, anchor: bool) -> int:
-    return limits.ANCHOR_PIECE_BYTES if anchor else limits.PIECE_BYTES
+def _piece_bytes(size: int, *, anchor: bool) -> int:
+    """Of a delta about: it was cut for the size that was expected."""
+    return limits.ANCHOR_PIECE_BYTES if anchor else piece_bytes(size)

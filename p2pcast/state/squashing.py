@@ -8,9 +8,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-from p2pcast import limits
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.packer import Packer
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.records import DELTA, FileEntry, Open, RunKey, run_id
 from p2pcast.codec.squash import needs_base, squash
 from p2pcast.errors import IntegrityError, UsageError
@@ -29,9 +29,8 @@ def make_squash(
     manifest, layout = last.manifest, last.layout
     assert manifest is not None
     assert first.base is not None
-    record = Open(
-        secrets.token_bytes(16), first.base, DELTA, layout.layout_id, limits.PIECE_BYTES, run_id(key.public), manifest.version
-    )
+    piece = piece_bytes(sum(part.assembly.manifest.log for part in parts if part.assembly.manifest is not None))
+    record = Open(secrets.token_bytes(16), first.base, DELTA, layout.layout_id, piece, run_id(key.public), manifest.version)
     links, packer, batches = Links(parts), Packer(key, record, layout), []
     log = store.begin(record, layout)
     try:

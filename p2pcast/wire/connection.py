@@ -26,7 +26,7 @@ HEADER_BYTES = HEADER.size
 SCRATCH_BYTES = 64 * 1024
 """What a connection costs that has not shown a token."""
 ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
-"""A child's buffer: one read brings up to four pieces of a delta, and their payloads stay where they came to lie."""
+"""A child's buffer: one read brings up to four pieces of 64 KiB, more of a small delta's, and their payloads stay where they came to lie."""
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]

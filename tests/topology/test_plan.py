@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.model import Network, predict, time_to_last_s
+from topology.model import Network, Prediction, predict, predict_at, time_to_last_s
 from topology.plan import make_plan
 from topology.rebuild import moves, validate
 from topology.tree import ROOT, FullError, LoopError, Member, Plan, PlanError
@@ -354,6 +354,28 @@ def test_a_way_more_is_used_where_somebody_would_wait_for_it() -> None:
     slow = [replace(members[0], bps=10 * MBIT), *members[1:3]]
     plan = make_plan(slow, 400 * MBIT, epoch=(1, 1))
     assert plan.children("p00000") == ()
+
+
+@pytest.mark.parametrize(("n", "regions"), [(300, 100), (1000, 200)])
+def test_many_regions_are_planned_in_as_many_looks_as_there_are_regions(
+    n: int, regions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(0)
+    members = [
+        Member(f"p{i:04}", f"r{i % regions}", rng.choice([25, 50, 100, 200]) * MBIT, rng.uniform(20, 100)) for i in range(n)
+    ]
+    looks: list[Plan] = []
+
+    def counted(plan: Plan, *rest: object) -> Prediction:
+        looks.append(plan)
+        return predict_at(plan, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("topology.plan.predict_at", counted)
+    plan = make_plan(members, 3000 * MBIT, epoch=(1, 1))
+    assert len(looks) <= 2 * regions
+    looks.clear()
+    assert make_plan(members, 3000 * MBIT, epoch=(1, 2), previous=plan) is plan
+    assert len(looks) <= 2 * regions
 
 
 def test_the_hubs_own_region_and_a_number_of_chains_that_was_told_are_left_alone() -> None:

@@ -99,6 +99,7 @@ def test_what_the_end_of_a_region_feeds_elsewhere_takes_the_newcomers_place() ->
     where = {"v2": "va", "v1": "va", "f": "eu", "o": "ohio"}
     plan = Plan((1, 1), {"o": ROOT, "v2": "o", "f": "v2", "v1": ROOT})
     assert ways_in(plan, where.__getitem__, "") == {"ohio": ["o"], "va": ["v1", "v2"], "eu": ["f"]}
+    assert ways_in(plan, lambda peer: "" if peer == "o" else where[peer], "va") == {"eu": ["f"]}
     assert ways_in(plan, where.__getitem__, "va") == {"ohio": ["o"], "eu": ["f"]}
     gathered = gather(plan, ["v1", "v2"], where.__getitem__, {"v1": 1e6, "v2": 2e6})
     assert dict(gathered.parent) == {"o": ROOT, "v2": "o", "v1": "v2", "f": ROOT}

@@ -39,6 +39,18 @@ def same(left, right):
     return all(a.tolist() == c.tolist() and b.tolist() == d.tolist() for (a, b), (c, d) in zip(left, right, strict=True))
 
 
+def decode_flat32(blob, sizes, dtypes):
+    """What ``pulse.encode_flat32`` says: its sizes are compared, and nobody else reads it."""
+    narrow, wide, values = pulse._split(blob)
+    gaps = np.frombuffer(narrow, "<i4").astype(np.int64)
+    gaps[gaps == 0x7FFFFFFF] = np.frombuffer(wide, "<u8").astype(np.int64)
+    everywhere = np.cumsum(gaps)
+    ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+    cuts = np.searchsorted(everywhere, ends).tolist()
+    places = zip([0, *cuts[:-1]], cuts, ends.tolist(), sizes, strict=True)
+    return pulse._with_values([everywhere[a:b] - (end - size) for a, b, end, size in places], values, dtypes)
+
+
 @given(shapes=SHAPES, seed=st.integers(0, 1 << 32), density=st.sampled_from([0.0, 0.0005, 0.02, 1.0]))
 @settings(max_examples=60, deadline=None)
 def test_pulse_loses_nothing(shapes, seed, density):
@@ -50,7 +62,7 @@ def test_pulse_loses_nothing(shapes, seed, density):
         changes.append((positions, rng.integers(0, 1 << 16, positions.size, dtype=np.uint16)))
     dtypes = [np.dtype("<u2")] * len(shapes)
     assert same(pulse.decode_coo(pulse.encode_coo(changes, shapes), shapes, dtypes), changes)
-    assert same(pulse.decode_flat32(pulse.encode_flat32(changes, sizes), sizes, dtypes), changes)
+    assert same(decode_flat32(pulse.encode_flat32(changes, sizes), sizes, dtypes), changes)
 
 
 def test_pulse_escapes_rows_and_columns_that_do_not_fit():
@@ -63,7 +75,7 @@ def test_pulse_escapes_rows_and_columns_that_do_not_fit():
 def test_pulse_of_nothing():
     changes = [(np.empty(0, np.int64), np.empty(0, "<u2"))]
     assert same(pulse.decode_coo(pulse.encode_coo(changes, [(5,)]), [(5,)], ["<u2"]), changes)
-    assert same(pulse.decode_flat32(pulse.encode_flat32(changes, [5]), [5], ["<u2"]), changes)
+    assert same(decode_flat32(pulse.encode_flat32(changes, [5]), [5], ["<u2"]), changes)
 
 
 @given(shapes=SHAPES, seed=st.integers(0, 1 << 32), density=st.sampled_from([0.0, 0.0005, 0.02, 1.0]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from p2pcast import limits
+from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
+from p2pcast.artifact.records import HASH_BYTES
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.catchup import Edge
 from p2pcast.relay.excerpt import directory_bytes, expected_bytes
@@ -30,10 +32,17 @@ def test_of_an_anchor_the_pieces_in_which_they_lie():
 
 
 def test_of_a_delta_their_share_and_never_more_than_all():
-    delta = Edge(b"d", ONE, TWO, 80 * DELTA)
-    assert beyond_directory(delta, 3) == 11 * DELTA
-    assert beyond_directory(delta, *range(8)) == 80 * DELTA
+    delta = Edge(b"d", ONE, TWO, 800 * DELTA)
+    assert beyond_directory(delta, 3) == 101 * DELTA
+    assert beyond_directory(delta, *range(8)) == 800 * DELTA
     assert beyond_directory(Edge(b"s", ONE, TWO, 100), 3) == 100
+
+
+def test_small_deltas_have_smaller_pieces():
+    delta = Edge(b"d", ONE, TWO, 80 * DELTA)
+    assert beyond_directory(delta, 3) == 10 * DELTA + LEAST_PIECE_BYTES
+    pieces = 80 * DELTA // LEAST_PIECE_BYTES
+    assert directory_bytes(delta.bytes, anchor=False, cells=0) >= pieces * HASH_BYTES
 
 
 def test_the_way_of_the_fewest_bytes_then_artifacts():
