@@ -6,15 +6,14 @@ A child by plan is pushed what opens here; one that pulls is told what is held, 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from functools import partial
 
 from p2pcast import limits
 from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
-from p2pcast.relay.feed import ChildFeeds, Do, Feed, Send
+from p2pcast.relay.child import Child
+from p2pcast.relay.feed import Do, Feed, Send
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.lanes import Lanes, at_first
 from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.node import Node
 from p2pcast.relay.pieces import indices_of, ranges_of
@@ -22,40 +21,18 @@ from p2pcast.relay.reading_ahead import ReadAhead
 from p2pcast.relay.smoothing import Inflow
 from p2pcast.relay.yielding import WINDOW_S, Throughput, trickle_bytes_s
 from p2pcast.transport.link import Link
-from p2pcast.transport.sockets import congestion_of
 from p2pcast.transport.stripe import Stripe
-from p2pcast.transport.striping import LOSS_BLIND
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Body, Type
 
 BURST_BYTES = 128 * limits.KIB
-"""Handed to one stripe in one write: two pieces of a delta."""
+"""Handed to one stripe in one write: two of the largest pieces of a delta."""
 CHILD_SILENCE_S = 15.0
 """A child that has said nothing for so long is gone; the hub has long planned around it."""
 HAVE_S = 0.2
 """Between two words to a child that pulls about what has come in here."""
 MAX_PULLS = 16
 """Others that may pull from one node at a time; more are sent to look elsewhere."""
-
-
-@dataclass(slots=True, eq=False)
-class Child:
-    link: Link
-    heard_at: float
-    feeds: ChildFeeds = field(default_factory=ChildFeeds)
-    attached: bool = False
-    live: bool = False
-    wishes: dict[bytes, list[int]] = field(default_factory=dict)
-    """Artifacts that it wants and that are not here yet, with what it holds of them."""
-    spared: set[bytes] = field(default_factory=set)
-    """Artifacts that it has, or gets from elsewhere: not pushed."""
-    eased: int | None = None
-    """Bytes per second that it takes for now, if it pulls."""
-    told_at: float = 0.0
-    lanes: Lanes | None = None
-    """None: all its stripes are used, whatever comes."""
-    alive_at: float = 0.0
-    bytes_sent: int = 0
 
 
 class Downstream:
@@ -101,8 +78,10 @@ class Downstream:
             self.node.look()
             if active and now - measured >= WINDOW_S:
                 measured = now
-                self._smooth()
-                self._suit()
+                for child in list(self.children.values()):
+                    child.hold(self._inflow)
+                    if child.suit():
+                        self._pump_all(child)
                 self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
                 every_s = ALIVE_ACTIVE_S if child.feeds else ALIVE_IDLE_S
@@ -228,7 +207,7 @@ class Downstream:
         child.attached = True
         child.live = body["live"]
         if body.get("reserve", False):
-            self._reserve(child)
+            child.reserve()
         child.feeds.apart = not child.live and child.link.expected > 1
         child.feeds.layouts = frozenset(body["layouts"])
         child.spared = set(body.get("spare", ()))
@@ -310,32 +289,6 @@ class Downstream:
                 if number or not child.feeds.apart:
                     stripe.pace(least)
 
-    def _smooth(self) -> None:
-        """What is passed on leaves not much faster than it comes in (relay.smoothing)."""
-        for child in self.children.values():
-            if child.live and (most := self._inflow.most_bytes_s(child.feeds.waiting_bytes)) is not None:
-                for stripe in child.link.stripes.values():
-                    stripe.pace(most)
-
-    @staticmethod
-    def _reserve(child: Child) -> None:
-        """Of its stripes as many are used as are needed."""
-        # All are alike; that the first is there is the child's duty, and not to be relied on.
-        congestion = congestion_of(next((stripe.socket for stripe in child.link.stripes.values()), None))
-        child.link.in_use = at_first(child.link.expected, congestion)
-        child.lanes = Lanes() if congestion in LOSS_BLIND else None
-
-    def _suit(self) -> None:
-        """Links use as many of their stripes as their ways have turned out to need."""
-        for child in self.children.values():
-            link = child.link
-            if child.lanes is None or not child.feeds:
-                continue
-            infos = [info for stripe in link.carriers if (info := stripe.info()) is not None]
-            before, link.in_use = link.in_use, child.lanes.look(link.in_use, link.expected, infos)
-            if link.in_use > before:
-                self._pump_all(child)
-
     # -- sending
 
     def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
@@ -346,10 +299,20 @@ class Downstream:
             child.link.close(error)
 
     def _pump_all(self, child: Child) -> None:
-        if child.attached:
-            for stripe in child.link.carriers:
-                if stripe.writable and not self._pump(child, stripe) and not child.feeds.apart:
-                    break
+        """Each burst goes where the least waits: a stripe that makes up for losses, or is held to less, holds up nothing that another could send."""
+        if not child.attached:
+            return
+        while child.feeds.waiting and (stripe := child.emptiest()) is not None:
+            parts: list[bytes | memoryview] = []
+            more = self._gather(child, stripe, parts)
+            if parts:
+                stripe.write(*parts)
+            if not more:
+                break
+        # What is on none but the first: what opens and seals.
+        first = child.link.stripes.get(0)
+        if first is not None and first.writable:
+            self._pump(child, first)
 
     def _pump(self, child: Child, stripe: Stripe) -> bool:
         """Fill a stripe. False when there is nothing left to send, or it has to be read first."""

@@ -9,9 +9,12 @@ from typing import Final
 
 WINDOW_S: Final = 0.25
 """A rate is of so much time at least: what comes in less is bursts."""
+ROUND_TRIPS: Final = 4
+"""And of so many: a loss holds up what is behind it for one or two, and then it is all there. To be moved takes as many."""
 CATCH_UP_S: Final = 0.3
-"""Who would take longer than this to draw level with its parent says so at once, and again after each window, instead of with its next report. On
-an ordinary hop that is above what is under way, up to a round trip of a quarter of a second."""
+CATCH_UP_ROUND_TRIPS: Final = 1.2
+"""Who would take longer than either to draw level with its parent says so at once, and again after each window, instead of with its next report. On
+an ordinary hop that is above what is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Lag:
         self.inflow: Inflow | None = None
         """As of the last look; None until a window has passed."""
         self._points: deque[tuple[float, int]] = deque()
+        self._rtt_s = 0.0
         self._told_at = -math.inf
 
     def begin(self, now: float, got_bytes: int) -> None:
@@ -45,19 +49,20 @@ class Lag:
     @property
     def lags(self) -> bool:
         """It would take long to draw level with the parent at this inflow."""
-        return self.inflow is not None and 8.0 * self.inflow.behind_bytes > CATCH_UP_S * self.inflow.bps
+        catch_up_s = max(CATCH_UP_S, CATCH_UP_ROUND_TRIPS * self._rtt_s)
+        return self.inflow is not None and 8.0 * self.inflow.behind_bytes > catch_up_s * self.inflow.bps
 
-    def look(self, now: float, got_bytes: int, behind_bytes: int) -> bool:
-        """Whether the hub should hear of it at once."""
-        points = self._points
-        while len(points) > 1 and now - points[1][0] >= WINDOW_S:
+    def look(self, now: float, got_bytes: int, behind_bytes: int, rtt_s: float = 0.0) -> bool:
+        """Whether the hub should hear of it at once. ``rtt_s``: to the parent and back."""
+        points, window_s, self._rtt_s = self._points, max(WINDOW_S, ROUND_TRIPS * rtt_s), rtt_s
+        while len(points) > 1 and now - points[1][0] >= window_s:
             points.popleft()
         since, had = points[0]
         points.append((now, got_bytes))
-        if now - since < WINDOW_S:
+        if now - since < window_s:
             return False
         self.inflow = Inflow(got_bytes - had, now - since, behind_bytes)
-        if not self.lags or now - self._told_at < WINDOW_S:
+        if not self.lags or now - self._told_at < window_s:
             return False
         self._told_at = now
         return True

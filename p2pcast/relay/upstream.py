@@ -186,7 +186,7 @@ class Upstream:
                     self._watch.deaf(now)
                     self.lag.begin(now, self.bytes_received)
                     continue
-                if self._active and self.lag.look(now, self.bytes_received, self._behind_bytes()):
+                if self._active and self.lag.look(now, self.bytes_received, self._behind_bytes(), self._watch.rtt_s or 0.0):
                     self.on_lag()
                 held = {
                     h: x.artifact.held.count if x is not None and x.source is self else 1 << 62 for h, x in self.handles.items()

@@ -7,7 +7,7 @@
 - SO_RCVLOWAT, on links that bring pieces (``gather``): the kernel wakes the process for the rest of a piece, not for each few packets of it, which costs as much as all that is done
   with the piece.
 - TCP_USER_TIMEOUT, once a connection is closed (``hasten``): with bytes queued for somebody who has vanished it would stay in the kernel for a quarter of an hour. Not before: links fall
-  silent and are left long before (relay.liveness), and of a connection that says little, on a way that loses much, kernels have been seen to end it within a second.
+  silent and are left long before (relay.liveness), and of a connection that says little, on a way that loses much, kernels have been seen to end it long before the time was over.
 - Congestion control: what was asked for, else BBR where the kernel has it and lets us: one packet lost in a thousand costs it nothing, and CUBIC most of a long way's rate.
 - Buffers are left to the kernel, which grows them with the window up to tcp_wmem and tcp_rmem. A size that is set switches that off, and without
   CAP_NET_ADMIN it is capped by net.core.wmem_max, 208 KiB as a rule: less than a long way needs.
@@ -18,7 +18,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ USER_TIMEOUT_S = 30.0
 """Twice what a silent child is given."""
 KEEP_IDLE_S, KEEP_INTERVAL_S = 60, 10
 """The first after so much silence, others after an unanswered one, nine as a rule."""
+SIOCOUTQNSD = 0x894B
 SO_MAX_PACING_RATE = 47
 """Linux's, which Python does not name."""
 MIN_PACE, MAX_PACE = 1024, (1 << 31) - 1
@@ -145,6 +148,14 @@ def _refusal(congestion: str) -> str | None:
         except UnicodeEncodeError:
             return "is not known here"
     return None
+
+
+def unsent_bytes(descriptor: int) -> int:
+    """What lies in the kernel and has not been sent; 0 where it does not say."""
+    try:
+        return int.from_bytes(fcntl.ioctl(descriptor, SIOCOUTQNSD, bytes(_INT_BYTES)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def gather(descriptor: int, low_bytes: int) -> None:

@@ -17,14 +17,14 @@ from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
 from p2pcast.transport.security import explain, secure
-from p2pcast.transport.sockets import Sockets, gather, hasten, pace
+from p2pcast.transport.sockets import Sockets, gather, hasten, pace, unsent_bytes
 from p2pcast.transport.tcp_info import TcpInfo, read
 from p2pcast.wire.connection import Connection, Established, Event
 
 HANDSHAKE_S = 10.0
 """A connection that has not shown a token by then is closed."""
 WRITE_HIGH_BYTES = 128 * KIB
-"""Queued in user space for one stripe: two pieces of a delta."""
+"""Queued in user space for one stripe: two of the largest pieces of a delta."""
 WRITE_LOW_BYTES = 64 * KIB
 
 GATHER_LEAST_BYTES, GATHER_MOST_BYTES = 4 * KIB, 64 * KIB
@@ -88,6 +88,13 @@ class Stripe(asyncio.BufferedProtocol):
     def socket(self) -> Any:
         """None when there is none, or none any more."""
         return None if self._closed or self._transport is None else self._transport.get_extra_info("socket")
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written here and has not been sent."""
+        if self._transport is None or self._descriptor < 0:
+            return 0
+        return self._transport.get_write_buffer_size() + unsent_bytes(self._descriptor)
 
     def info(self) -> TcpInfo | None:
         """What the kernel says of this connection; None where it says nothing."""

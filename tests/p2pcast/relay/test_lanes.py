@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.relay import downstream as module
+from p2pcast.relay import child as module
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.lanes import NARROW, NARROW_BPS, TELLING, TELLING_ROUND_TRIPS, Lanes, at_first
 from p2pcast.relay.node import Node

@@ -1,0 +1,76 @@
+"""A child as its parent knows it: what it wants, and how much is sent to it over which of its stripes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from p2pcast.relay.feed import ChildFeeds
+from p2pcast.relay.lanes import Lanes, at_first
+from p2pcast.relay.restraint import Restraint
+from p2pcast.relay.smoothing import Inflow
+from p2pcast.transport.link import Link
+from p2pcast.transport.sockets import congestion_of
+from p2pcast.transport.stripe import Stripe
+from p2pcast.transport.striping import LOSS_BLIND
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    link: Link
+    heard_at: float
+    feeds: ChildFeeds = field(default_factory=ChildFeeds)
+    attached: bool = False
+    live: bool = False
+    wishes: dict[bytes, list[int]] = field(default_factory=dict)
+    """Artifacts that it wants and that are not here yet, with what it holds of them."""
+    spared: set[bytes] = field(default_factory=set)
+    """Artifacts that it has, or gets from elsewhere: not pushed."""
+    eased: int | None = None
+    """Bytes per second that it takes for now, if it pulls."""
+    told_at: float = 0.0
+    lanes: Lanes | None = None
+    """None: all its stripes are used, whatever comes."""
+    restraint: Restraint = field(default_factory=Restraint)
+    alive_at: float = 0.0
+    bytes_sent: int = 0
+
+    def reserve(self) -> None:
+        """Of its stripes as many are used as are needed."""
+        # All are alike; that the first is there is the child's duty, and not to be relied on.
+        congestion = congestion_of(next((stripe.socket for stripe in self.link.stripes.values()), None))
+        self.link.in_use = at_first(self.link.expected, congestion)
+        self.lanes = Lanes() if congestion in LOSS_BLIND else None
+
+    def suit(self) -> bool:
+        """Now and then while there is something to send: use as many of the stripes as the way has turned out to need. True when they have become more."""
+        if self.lanes is None or not self.feeds:
+            return False
+        infos = [info for stripe in self.link.carriers if (info := stripe.info()) is not None]
+        self.restraint.look(infos)
+        before, self.link.in_use = self.link.in_use, self.lanes.look(self.link.in_use, self.link.expected, infos)
+        return self.link.in_use > before
+
+    def hold(self, inflow: Inflow) -> None:
+        """What is passed on by plan leaves not much faster than it comes in (relay.smoothing), and than its way has carried (relay.restraint)."""
+        if not self.live:
+            return
+        most, held = inflow.most_bytes_s(self.feeds.waiting_bytes), self.restraint.most_bytes_s
+        if self.lanes is not None and (most is not None or held is not None):
+            limits_bytes_s = [limit for limit in (most, held) if limit is not None]
+            most = int(min(limits_bytes_s) / self.link.in_use)
+        if most is not None:
+            for stripe in self.link.stripes.values():
+                stripe.pace(most)
+
+    def emptiest(self) -> Stripe | None:
+        """Of the stripes that take more, the first on which nothing waits to be sent, else that on which the least does; None: all are full. Not each in turn: of a
+        connection with little on the way the kernel is late to see what was lost."""
+        least, found = 0, None
+        for stripe in self.link.carriers:
+            if not stripe.writable or (self.feeds.apart and not stripe.number):
+                continue
+            if not (unsent := stripe.unsent_bytes):
+                return stripe
+            if found is None or unsent < least:
+                least, found = unsent, stripe
+        return found
