@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 
 from p2pcast.cli import main
-from p2pcast.relay.downstream import Child, Downstream
+from p2pcast.relay.child import Child
+from p2pcast.relay.downstream import Downstream
 from p2pcast.transport.stripe import Stripe
 
 MUTE, GARBAGE, HONEST = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
