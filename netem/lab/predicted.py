@@ -1,7 +1,8 @@
 """What the model of trees (``topology.flow``), by which p2pcast compares its plans, says of a broadcast on an emulated network. Pure.
 
 Of a link's rate, payload gets what headers leave; as many pieces as a link has stripes in use share its rate, so each takes as many times as long; those that a trunk leads to, or from, share it.
-That is arithmetic, nothing is fitted. Each pair of hosts has the round trip that the network's description gives it.
+Each hop adds its delay, and a round trip more: of a version's last packets some are lost, wherever connections search for what a way carries, and come again so much later. That round
+trip is what was measured (docs/measurements.md, chains over long ways); the rest is arithmetic. Each pair of hosts has the round trip that the network's description gives it.
 
 Connections are taken to be open and warm, as they are from one version to the next: BBR, by which p2pcast sends, begins again at the rate that it knew, however long it rested (unlike
 CUBIC, there is no slow start after idleness). Processors are taken to cost nothing: what encodes, proves and passes on. So a first version, and one that is through within a few
@@ -145,16 +146,16 @@ class Tree:
         return last_s
 
     def _hops_s(self, peer: str, payload_bytes: int, limits: Mapping[str, float]) -> float:
-        """What the hops down to a peer add: of each its delay, and below the first, which is the flow itself, the pieces that a link's stripes hold at a time. What a relay
-        sends on a stripe is held to little more than what comes in."""
+        """What the hops down to a peer add: of each its delay and a round trip for what is lost at the end, and below the first, which is the flow itself, the pieces that a link's
+        stripes hold at a time. What a relay sends is held to little more than what comes in."""
         total_s, narrowest_bps, piece = 0.0, 0.0, piece_bytes(payload_bytes)
         for above, below in pairwise(self.way(peer)):
-            total_s += self.network.way(above, below).delay_s
+            total_s += 2 * self.network.way(above, below).delay_s + self.network.way(below, above).delay_s
             if above == HUB:
                 narrowest_bps = limits[below]
                 continue
             at_once = min(self._stripes[below], -(-payload_bytes // piece))
-            total_s += 8.0 * min(piece, payload_bytes) * max(at_once / limits[below], 1 / (HEADROOM * narrowest_bps))
+            total_s += 8.0 * min(piece, payload_bytes) * at_once / min(limits[below], HEADROOM * narrowest_bps)
             narrowest_bps = min(narrowest_bps, limits[below])
         return total_s
 

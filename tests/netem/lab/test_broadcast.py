@@ -29,11 +29,11 @@ def test_a_trees_shape_and_its_delays() -> None:
 
 
 def test_a_chain_is_predicted_as_a_pipeline() -> None:
-    """The payload once at what headers leave of the rate, for each hop its delay, and for each but the first a piece."""
+    """The payload once at what headers leave of the rate, for each hop its delay and a round trip, and for each but the first a piece."""
     bps = 20e6 * CHAIN.share
     assert 0.94 < CHAIN.share < 0.97
     predicted_s = CHAIN.predicted_s(10 * MIB)
-    assert predicted_s == pytest.approx(80 * MIB / bps + 3 * 0.1 + 2 * 8 * PIECE / bps, rel=1e-6)
+    assert predicted_s == pytest.approx(80 * MIB / bps + 3 * (0.1 + 0.2) + 2 * 8 * PIECE / bps, rel=1e-6)
     assert CHAIN.predicted_s(10 * MIB, [Event(1.0, "stop", "b", 1)]) is None
     slowed = CHAIN.predicted_s(10 * MIB, [Event(0.5, "degrade", "b", 1, Link(2e6, 2e6, 0.05))])
     assert slowed is not None and predicted_s is not None and slowed > 2 * predicted_s  # noqa: PT018
@@ -55,9 +55,9 @@ def test_those_that_a_trunk_leads_to_share_it() -> None:
     relayed = Tree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 2}).predicted_s(10 * MIB)
     each = Tree(network, {"a": HUB, "b": HUB}).predicted_s(10 * MIB)
     alone_s = 80 * MIB / (5e6 * CHAIN.share)
-    held_s = 8 * PIECE / (1.25 * 5e6 * CHAIN.share)
+    held_s = 2 * 8 * PIECE / (1.25 * 5e6 * CHAIN.share)
     assert held_s > 2 * 8 * PIECE / (20e6 * CHAIN.share)
-    assert relayed == pytest.approx(alone_s + 0.2 + 0.1 + held_s, rel=1e-6), "what a is sent is held to what came in"
+    assert relayed == pytest.approx(alone_s + 3 * (0.2 + 0.1) + held_s, rel=1e-6), "what a is sent is held to what came in"
     assert each == pytest.approx(2 * alone_s, rel=0.05)
 
 
