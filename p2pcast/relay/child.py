@@ -13,6 +13,11 @@ from p2pcast.transport.sockets import congestion_of
 from p2pcast.transport.stripe import Stripe
 from p2pcast.transport.striping import LOSS_BLIND
 
+FAR_S = 0.05
+"""Round trip from which on it pays to make sure that the last packets are missed soon."""
+TRAIL_ROUND_TRIPS = 2.0
+"""For so long after a piece its stripe is reminded: what is lost has been asked for again by then."""
+
 
 @dataclass(slots=True, eq=False)
 class Child:
@@ -31,6 +36,10 @@ class Child:
     lanes: Lanes | None = None
     """None: all its stripes are used, whatever comes."""
     restraint: Restraint = field(default_factory=Restraint)
+    rtt_s: float = 0.0
+    """The slowest of its stripes in use, as of the last look."""
+    carried: dict[Stripe, float] = field(default_factory=dict)
+    """Stripe → when it was last given a piece."""
     alive_at: float = 0.0
     bytes_sent: int = 0
 
@@ -43,9 +52,12 @@ class Child:
 
     def suit(self) -> bool:
         """Now and then while there is something to send: use as many of the stripes as the way has turned out to need. True when they have become more."""
-        if self.lanes is None or not self.feeds:
+        if not self.feeds:
             return False
         infos = [info for stripe in self.link.carriers if (info := stripe.info()) is not None]
+        self.rtt_s = max((info.rtt_s for info in infos), default=0.0)
+        if self.lanes is None:
+            return False
         self.restraint.look(infos)
         before, self.link.in_use = self.link.in_use, self.lanes.look(self.link.in_use, self.link.expected, infos)
         return self.link.in_use > before
@@ -61,6 +73,13 @@ class Child:
         if most is not None:
             for stripe in self.link.stripes.values():
                 stripe.pace(most)
+
+    def trailing(self, now: float) -> list[Stripe]:
+        """Stripes on a long way that have carried pieces, and no more are behind them. If the last of these are lost, the other side finds them missing by what comes after: without
+        that our kernel finds out after two round trips by itself, and sends them again a third one later."""
+        late = now - TRAIL_ROUND_TRIPS * self.rtt_s
+        self.carried = {stripe: at for stripe, at in self.carried.items() if at > late and not stripe.closed}
+        return [] if self.rtt_s < FAR_S else [stripe for stripe in self.carried if not stripe.unsent_bytes]
 
     def emptiest(self) -> Stripe | None:
         """Of the stripes that take more, the first on which nothing waits to be sent, else that on which the least does; None: all are full. Not each in turn: of a

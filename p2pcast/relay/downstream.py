@@ -73,8 +73,8 @@ class Downstream:
         active, measured = False, 0.0
         while True:
             await self._bell.wait(ALIVE_ACTIVE_S if active else ALIVE_IDLE_S / 2)
-            active = any(child.feeds for child in self.children.values())
             now = loop.time()
+            active = any(child.feeds or child.carried for child in self.children.values())
             self.node.look()
             if active and now - measured >= WINDOW_S:
                 measured = now
@@ -84,11 +84,7 @@ class Downstream:
                         self._pump_all(child)
                 self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
-                every_s = ALIVE_ACTIVE_S if child.feeds else ALIVE_IDLE_S
-                if child.attached and now - child.alive_at >= every_s * 0.9:
-                    child.alive_at = now
-                    high = [[feed.handle, feed.artifact.held.count] for feed in child.feeds if not feed.asked]
-                    child.link.send(Type.ALIVE, {"high": high})
+                self._keep_alive(child, now)
                 if now - child.told_at >= HAVE_S:
                     child.told_at = now
                     for feed in child.feeds:
@@ -96,6 +92,19 @@ class Downstream:
                             self._tell(child, feed, ranges_of(sorted(feed.news)))
                 if now - child.heard_at > CHILD_SILENCE_S:
                     child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
+
+    def _keep_alive(self, child: Child, now: float) -> None:
+        """On the first stripe, and where something may have been lost and nothing follows."""
+        trailing = child.trailing(now) if child.carried else []
+        every_s = ALIVE_ACTIVE_S if child.feeds or trailing else ALIVE_IDLE_S
+        if not child.attached or now - child.alive_at < every_s * 0.9:
+            return
+        child.alive_at = now
+        body = {"high": [[feed.handle, feed.artifact.held.count] for feed in child.feeds if not feed.asked]}
+        child.link.send(Type.ALIVE, body)
+        for stripe in trailing:
+            if stripe.number:
+                stripe.write(stripe.connection.send(Type.ALIVE, body))
 
     # -- the node's side
 
@@ -344,6 +353,7 @@ class Downstream:
                     self._ahead.begin(child.link, feeds, partial(self._pump_all, child))
                     return False
                 size = len(payload)
+                child.carried[stripe] = self._loop.time()
                 parts += (connection.piece_header(send.handle, send.index, size), payload)
                 child.bytes_sent += size
                 room -= size

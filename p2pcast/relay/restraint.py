@@ -2,7 +2,7 @@
 
 BBR takes a loss for chance, and every eighth round trip it sends a quarter more than it has found, each connection for itself. Over a long way that is more than a short queue holds: four
 connections at 10 Mbit/s and 300 ms, with a queue of 50 ms, sent 28 % of all again. What the way carries is known by then. So a link that loses much is held, all its stripes together,
-to a little more than it got through; while it then loses little, to more and more, since the way may have more to give.
+to what got through; while it then loses little, to more and more, since the way may have more to give.
 Loss that stays, though the link is held, is the way's own: for a while it is left to BBR.
 """
 
@@ -25,10 +25,10 @@ MUCH: Final = 0.03
 """Of what is sent, sent again: the link is held."""
 LITTLE: Final = 0.01
 """The way may carry more."""
-ROOM: Final = 1.02
-"""Times what got through: so much is lost at the most, where the way carries no more."""
-GROWTH: Final = 0.005
-"""From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 16."""
+SHARE: Final = 0.98
+"""Of the most that got through, by which a link begins to be held: that is the best of several measurements, each of which is off by some percent."""
+GROWTH: Final = 0.003
+"""From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 21."""
 STRIKES: Final = 24
 """Measurements in a row of much loss under restraint, more than are remembered: it is not our doing."""
 LEFT_ALONE: Final = 64
@@ -75,7 +75,7 @@ class Restraint:
             if self._strikes == STRIKES:
                 self.most_bytes_s, self._strikes, self._left_alone = UNHELD_BYTES_S, 0, LEFT_ALONE
             elif (most := max(self._rates)) > 0:
-                self.most_bytes_s = ROOM * most
+                self.most_bytes_s = SHARE * most
         else:
             self._strikes = 0
             self._quiet = self._quiet + 1 if lost < LITTLE else 0

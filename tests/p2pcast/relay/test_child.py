@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2pcast.relay.child import Child
+from p2pcast.relay.child import FAR_S, TRAIL_ROUND_TRIPS, Child
 from p2pcast.relay.lanes import Lanes
 from p2pcast.relay.smoothing import HEADROOM, UNHELD_BYTES_S, Inflow
 from p2pcast.transport.link import Link, QuietOwner
 
 
-@dataclass
+@dataclass(eq=False)
 class Lane:
     number: int
     unsent_bytes: int = 0
     writable: bool = True
     rate: int | None = None
+    closed: bool = False
 
     def pace(self, rate: int | None) -> None:
         self.rate = rate
@@ -79,3 +80,23 @@ def test_where_loss_holds_each_stripe_back_none_is_given_a_share() -> None:
     inflow.came(2_000_000, 2.0)
     child.hold(inflow)
     assert {lane.rate for lane in lanes} == {int(HEADROOM * 1e6)}
+
+
+def test_on_long_ways_stripes_are_reminded_of_while_their_last_packets_may_be_missing() -> None:
+    done, busy, gone = lanes = Lane(0), Lane(1, unsent_bytes=9), Lane(2, closed=True)
+    child = child_of(*lanes)
+    child.rtt_s, child.carried = 0.2, dict.fromkeys(lanes, 10.0)
+    assert child.trailing(10.1) == [done]
+    assert set(child.carried) == {done, busy}
+    busy.unsent_bytes = 0
+    assert child.trailing(10.0 + 0.9 * TRAIL_ROUND_TRIPS * child.rtt_s) == [done, busy]
+    assert child.trailing(10.1 + TRAIL_ROUND_TRIPS * child.rtt_s) == []
+    assert child.carried == {}
+    assert gone.closed
+
+
+def test_on_short_ways_the_kernel_is_soon_enough() -> None:
+    lane = Lane(0)
+    child = child_of(lane)
+    child.rtt_s, child.carried = 0.9 * FAR_S, {lane: 10.0}
+    assert child.trailing(10.01) == []

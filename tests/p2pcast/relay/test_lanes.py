@@ -259,3 +259,21 @@ async def test_who_attaches_over_another_stripe_than_the_first_is_served_all_the
         assert end.downstream.children[link].attached
         assert link.in_use == used
     end.node.close()
+
+
+async def test_on_a_long_way_each_stripe_is_heard_of_behind_its_last_piece(pair, maker, monkeypatch) -> None:
+    monkeypatch.setattr(module.Child, "suit", lambda self: setattr(self, "rtt_s", LIMIT_S))
+    others, event = asyncio.Event(), Upstream.on_link_event
+
+    def heard(self, link, stripe, said) -> None:
+        event(self, link, stripe, said)
+        if isinstance(said, Message) and said.type is Type.ALIVE and stripe.number:
+            others.set()
+
+    monkeypatch.setattr(Upstream, "on_link_event", heard)
+    parent, child, attach = pair
+    await attach(4)
+    parent.publish(maker.make(STATE))
+    await child.whole.wait()
+    others.clear()
+    await others.wait()
