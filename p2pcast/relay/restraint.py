@@ -19,14 +19,12 @@ TELLING_S: Final = 0.5
 TELLING_ROUND_TRIPS: Final = 4
 """Of one measurement: the longer of the two."""
 MEASURED: Final = 16
-"""Measurements of which the best counts: any may fall into one of BBR's pauses, or a rest of the sender's. Of a way that comes to carry less BBR knows soon enough by itself; what
-is prevented here is that it searches for more."""
+"""Measurements that are remembered, of which the best fifth is left out, and then the best counts: many fall into one of BBR's pauses, or a rest of the sender's, and some say too
+much, when what was held up is acknowledged at once. Of a way that comes to carry less BBR knows soon enough by itself; what is prevented here is that it searches for more."""
 MUCH: Final = 0.03
 """Of what is sent, sent again: the link is held."""
 LITTLE: Final = 0.01
 """The way may carry more."""
-SHARE: Final = 0.98
-"""Of the most that got through, by which a link begins to be held: that is the best of several measurements, each of which is off by some percent."""
 GROWTH: Final = 0.003
 """From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 21."""
 STRIKES: Final = 24
@@ -74,8 +72,8 @@ class Restraint:
             self._strikes += self._held
             if self._strikes == STRIKES:
                 self.most_bytes_s, self._strikes, self._left_alone = UNHELD_BYTES_S, 0, LEFT_ALONE
-            elif (most := max(self._rates)) > 0:
-                self.most_bytes_s = SHARE * most
+            elif (carried := sorted(self._rates)[-1 - len(self._rates) // 5]) > 0:
+                self.most_bytes_s = carried
         else:
             self._strikes = 0
             self._quiet = self._quiet + 1 if lost < LITTLE else 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.relay.restraint import LEFT_ALONE, LITTLE, MEASURED, MUCH, SHARE, STRIKES, TELLING_S, Restraint
+from p2pcast.relay.restraint import LEFT_ALONE, LITTLE, MEASURED, MUCH, STRIKES, TELLING_S, Restraint
 from p2pcast.relay.smoothing import UNHELD_BYTES_S
 from p2pcast.transport.tcp_info import TcpInfo
 
@@ -106,4 +106,4 @@ def test_stripes_that_come_into_use_begin_a_new_measurement() -> None:
     restraint = Restraint()
     restraint.look([one, one])
     restraint.look([lost, lost])
-    assert restraint.most_bytes_s == pytest.approx(SHARE * 2 * 10**6)
+    assert restraint.most_bytes_s == pytest.approx(2 * 10**6)
