@@ -35,6 +35,8 @@ class Child:
     told_at: float = 0.0
     lanes: Lanes | None = None
     """None: all its stripes are used, whatever comes."""
+    searching: bool = False
+    """Our kernel takes losses on this link for chance, and searches for more on each stripe by itself."""
     restraint: Restraint = field(default_factory=Restraint)
     rtt_s: float = 0.0
     """The slowest of its stripes in use, as of the last look."""
@@ -43,12 +45,14 @@ class Child:
     alive_at: float = 0.0
     bytes_sent: int = 0
 
-    def reserve(self) -> None:
-        """Of its stripes as many are used as are needed."""
+    def meet(self, *, reserve: bool) -> None:
+        """It has attached. ``reserve``: of its stripes as many are to be used as are needed."""
         # All are alike; that the first is there is the child's duty, and not to be relied on.
         congestion = congestion_of(next((stripe.socket for stripe in self.link.stripes.values()), None))
-        self.link.in_use = at_first(self.link.expected, congestion)
-        self.lanes = Lanes() if congestion in LOSS_BLIND else None
+        self.searching = congestion in LOSS_BLIND
+        if reserve:
+            self.link.in_use = at_first(self.link.expected, congestion)
+            self.lanes = Lanes() if self.searching else None
 
     def suit(self) -> bool:
         """Now and then while there is something to send: use as many of the stripes as the way has turned out to need. True when they have become more."""
@@ -56,9 +60,10 @@ class Child:
             return False
         infos = [info for stripe in self.link.carriers if (info := stripe.info()) is not None]
         self.rtt_s = max((info.rtt_s for info in infos), default=0.0)
+        if self.searching:
+            self.restraint.look(infos)
         if self.lanes is None:
             return False
-        self.restraint.look(infos)
         before, self.link.in_use = self.link.in_use, self.lanes.look(self.link.in_use, self.link.expected, infos)
         return self.link.in_use > before
 
@@ -67,7 +72,7 @@ class Child:
         if not self.live:
             return
         most, held = inflow.most_bytes_s(self.feeds.waiting_bytes), self.restraint.most_bytes_s
-        if self.lanes is not None and (most is not None or held is not None):
+        if self.searching and (most is not None or held is not None):
             limits_bytes_s = [limit for limit in (most, held) if limit is not None]
             most = int(min(limits_bytes_s) / self.link.in_use)
         if most is not None:

@@ -215,8 +215,7 @@ class Downstream:
             return
         child.attached = True
         child.live = body["live"]
-        if body.get("reserve", False):
-            child.reserve()
+        child.meet(reserve=body.get("reserve", False))
         child.feeds.apart = not child.live and child.link.expected > 1
         child.feeds.layouts = frozenset(body["layouts"])
         child.spared = set(body.get("spare", ()))

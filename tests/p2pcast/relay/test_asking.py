@@ -101,6 +101,7 @@ class Paced:
     """A stripe that takes nothing, and remembers how fast it may send."""
 
     writable = False
+    socket = None
     acked_bytes = 0
     rate: int | None = None
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from p2pcast.relay.child import FAR_S, TRAIL_ROUND_TRIPS, Child
-from p2pcast.relay.lanes import Lanes
 from p2pcast.relay.smoothing import HEADROOM, UNHELD_BYTES_S, Inflow
 from p2pcast.transport.link import Link, QuietOwner
 
@@ -57,7 +56,7 @@ def test_the_first_stripe_of_one_that_pulls_carries_no_pieces_and_those_not_in_u
 def test_a_limit_is_for_all_stripes_in_use_together() -> None:
     lanes = [Lane(n) for n in range(8)]
     child, inflow = child_of(*lanes, in_use=4), Inflow()
-    child.lanes = Lanes()
+    child.searching = True
     child.hold(inflow)
     assert {lane.rate for lane in lanes} == {None}, "nothing is known"
     inflow.came(2_000_000, 2.0)

@@ -36,6 +36,7 @@ class Paced:
     """A stripe that takes nothing, and remembers how fast it may send."""
 
     writable = False
+    socket = None
     acked_bytes = 0
 
     def __init__(self) -> None:
