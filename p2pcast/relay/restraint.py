@@ -19,14 +19,14 @@ TELLING_S: Final = 0.5
 TELLING_ROUND_TRIPS: Final = 4
 """Of one measurement: the longer of the two."""
 MEASURED: Final = 16
-"""Measurements that are remembered, of which the best fifth is left out, and then the best counts: many fall into one of BBR's pauses, or a rest of the sender's, and some say too
+"""Measurements that are remembered, of which the second best counts: many fall into one of BBR's pauses, or a rest of the sender's, and one may say too
 much, when what was held up is acknowledged at once. Of a way that comes to carry less BBR knows soon enough by itself; what is prevented here is that it searches for more."""
 MUCH: Final = 0.03
 """Of what is sent, sent again: the link is held."""
 LITTLE: Final = 0.01
 """The way may carry more."""
-GROWTH: Final = 0.003
-"""From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 21."""
+GROWTH: Final = 0.005
+"""From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 17."""
 STRIKES: Final = 24
 """Measurements in a row of much loss under restraint, more than are remembered: it is not our doing."""
 LEFT_ALONE: Final = 64
@@ -72,7 +72,7 @@ class Restraint:
             self._strikes += self._held
             if self._strikes == STRIKES:
                 self.most_bytes_s, self._strikes, self._left_alone = UNHELD_BYTES_S, 0, LEFT_ALONE
-            elif (carried := sorted(self._rates)[-1 - len(self._rates) // 5]) > 0:
+            elif (carried := max(sorted(self._rates)[:-1], default=0.0)) > 0:
                 self.most_bytes_s = carried
         else:
             self._strikes = 0

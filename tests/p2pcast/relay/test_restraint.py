@@ -99,11 +99,14 @@ def test_whatever_the_kernel_says(looks) -> None:
 
 def test_stripes_that_come_into_use_begin_a_new_measurement() -> None:
     restraint = Restraint()
-    one, lost = said(0, 0, 0, 0), said(1.0, 10**6, 2 * 10**6, 10**6)
+    one, lost, more = (said(n, n * 10**6, 2 * n * 10**6, n * 10**6) for n in range(3))
     restraint.look([one])
     restraint.look([lost, lost])
+    restraint.look([more])
     assert restraint.most_bytes_s is None
     restraint = Restraint()
-    restraint.look([one, one])
-    restraint.look([lost, lost])
+    for each in (one, lost):
+        restraint.look([each, each])
+        assert restraint.most_bytes_s is None, "one measurement may say too much"
+    restraint.look([more, more])
     assert restraint.most_bytes_s == pytest.approx(2 * 10**6)
