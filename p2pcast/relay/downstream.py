@@ -310,13 +310,8 @@ class Downstream:
         """Each burst goes where the least waits: a stripe that makes up for losses, or is held to less, holds up nothing that another could send."""
         if not child.attached:
             return
-        while child.feeds.waiting and (stripe := child.emptiest()) is not None:
-            parts: list[bytes | memoryview] = []
-            more = self._gather(child, stripe, parts)
-            if parts:
-                stripe.write(*parts)
-            if not more:
-                break
+        while child.feeds.waiting and (stripe := child.emptiest()) is not None and self._burst(child, stripe):
+            pass
         # What is on none but the first: what opens and seals.
         first = child.link.stripes.get(0)
         if first is not None and first.writable:
@@ -325,13 +320,17 @@ class Downstream:
     def _pump(self, child: Child, stripe: Stripe) -> bool:
         """Fill a stripe. False when there is nothing left to send, or it has to be read first."""
         while stripe.writable:
-            parts: list[bytes | memoryview] = []
-            more = self._gather(child, stripe, parts)
-            if parts:
-                stripe.write(*parts)
-            if not more:
+            if not self._burst(child, stripe):
                 return False
         return True
+
+    def _burst(self, child: Child, stripe: Stripe) -> bool:
+        """One write. False when there is nothing behind it yet."""
+        parts: list[bytes | memoryview] = []
+        more = self._gather(child, stripe, parts)
+        if parts:
+            stripe.write(*parts)
+        return more
 
     def _gather(self, child: Child, stripe: Stripe, parts: list[bytes | memoryview]) -> bool:
         """Frames for one write. False when there is nothing behind them yet."""

@@ -145,8 +145,8 @@ async def test_a_source_that_takes_what_it_is_asked_for_and_sends_nothing(run, m
     """It says that it is alive: what it owes is asked of others all the same."""
     monkeypatch.setattr("p2pcast.relay.scattering.STALL_S", 0.5)
     mute = run.peers["c"]
-    pump = mute.downstream._pump
-    monkeypatch.setattr(mute.downstream, "_pump", lambda child, stripe: child.live and pump(child, stripe))
+    burst = mute.downstream._burst
+    monkeypatch.setattr(mute.downstream, "_burst", lambda child, stripe: child.live and burst(child, stripe))
     late = Late(run, monkeypatch)
     await run.live("0.2")
     late.sound()
