@@ -18,6 +18,8 @@ MIN_QUEUE_BYTES = 64_000
 FRAME_BYTES = 14
 """Ethernet, which `tc` counts too."""
 SLOT_S = 0.0005
+SLOTTED_S = 0.004
+"""Delay from which on there are slots: one of half a millisecond that makes up for a slot is no delay at all, if the packet finds one open."""
 MOST_PACKETS = 1_000_000
 """On the way at once: any number."""
 
@@ -39,7 +41,7 @@ def bucket(rate_bps: float, queue_s: float) -> str:
 
 def impairment(link: Link) -> str:
     words = [f"netem limit {MOST_PACKETS}"]
-    slotted = link.delay_s > SLOT_S
+    slotted = link.delay_s >= SLOTTED_S
     if link.delay_s:
         # A packet that comes alone waits for a slot of its own.
         delay_s = link.delay_s - (SLOT_S if slotted else 0)

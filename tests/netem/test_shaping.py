@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from netem.description import Bursts, Host, Link, Network, way
-from netem.shaping import SLOT_S, shaping
+from netem.shaping import SLOTTED_S, shaping
 from p2pcast.errors import UsageError
 
 
@@ -34,8 +34,8 @@ def test_delay_and_loss_are_netem_and_the_rate_a_bucket_behind_it() -> None:
     ]
 
 
-def test_a_delay_below_a_slot_has_none() -> None:
-    assert "slot" not in words(Link(delay_s=SLOT_S / 2))[0]
+def test_a_short_delay_has_no_slots() -> None:
+    assert "slot" not in words(Link(delay_s=0.9 * SLOTTED_S))[0]
 
 
 def test_the_queue_holds_what_waits_for_the_rate_and_not_what_is_on_the_way() -> None:
