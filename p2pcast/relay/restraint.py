@@ -21,12 +21,14 @@ TELLING_ROUND_TRIPS: Final = 4
 MEASURED: Final = 16
 """Measurements that are remembered, of which the second best counts: many fall into one of BBR's pauses, or a rest of the sender's, and one may say too
 much, when what was held up is acknowledged at once. Of a way that comes to carry less BBR knows soon enough by itself; what is prevented here is that it searches for more."""
-MUCH: Final = 0.03
+ENOUGH: Final = 8
+"""Measurements before a link is held at all: while BBR still searches for its rate, it loses much and has carried little."""
+MUCH: Final = 0.04
 """Of what is sent, sent again: the link is held."""
-LITTLE: Final = 0.01
-"""The way may carry more."""
-GROWTH: Final = 0.005
-"""From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 17."""
+LITTLE: Final = 0.02
+"""The way may carry more. Above what ways lose by themselves."""
+GROWTH: Final = 0.01
+"""From one measurement to the next, and as much more with each further one in a row: near what was too much it grows slowly, and doubles in 12."""
 STRIKES: Final = 24
 """Measurements in a row of much loss under restraint, more than are remembered: it is not our doing."""
 LEFT_ALONE: Final = 64
@@ -72,7 +74,7 @@ class Restraint:
             self._strikes += self._held
             if self._strikes == STRIKES:
                 self.most_bytes_s, self._strikes, self._left_alone = UNHELD_BYTES_S, 0, LEFT_ALONE
-            elif (carried := max(sorted(self._rates)[:-1], default=0.0)) > 0:
+            elif len(self._rates) >= ENOUGH and (carried := sorted(self._rates)[-2]) > 0:
                 self.most_bytes_s = carried
         else:
             self._strikes = 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.relay.restraint import LEFT_ALONE, LITTLE, MEASURED, MUCH, STRIKES, TELLING_S, Restraint
+from p2pcast.relay.restraint import ENOUGH, LEFT_ALONE, LITTLE, MEASURED, MUCH, STRIKES, TELLING_S, Restraint
 from p2pcast.relay.smoothing import UNHELD_BYTES_S
 from p2pcast.transport.tcp_info import TcpInfo
 
@@ -99,14 +99,13 @@ def test_whatever_the_kernel_says(looks) -> None:
 
 def test_stripes_that_come_into_use_begin_a_new_measurement() -> None:
     restraint = Restraint()
-    one, lost, more = (said(n, n * 10**6, 2 * n * 10**6, n * 10**6) for n in range(3))
+    one, lost, *more = (said(n, n * 10**6, 2 * n * 10**6, n * 10**6) for n in range(ENOUGH + 1))
     restraint.look([one])
     restraint.look([lost, lost])
-    restraint.look([more])
+    restraint.look([lost])
     assert restraint.most_bytes_s is None
     restraint = Restraint()
-    for each in (one, lost):
+    for each in (one, lost, *more):
+        assert restraint.most_bytes_s is None, "a few measurements say little"
         restraint.look([each, each])
-        assert restraint.most_bytes_s is None, "one measurement may say too much"
-    restraint.look([more, more])
     assert restraint.most_bytes_s == pytest.approx(2 * 10**6)
