@@ -3,7 +3,8 @@
 BBR takes a loss for chance, and every eighth round trip it sends a quarter more than it has found, each connection for itself. Over a long way that is more than a short queue holds: four
 connections at 10 Mbit/s and 300 ms, with a queue of 50 ms, sent 28 % of all again. What the way carries is known by then. So a link that loses much is held, all its stripes together,
 to what got through; while it then loses little, to more and more, since the way may have more to give.
-Loss that stays, though the link is held, is the way's own: for a while it is left to BBR.
+Loss that stays, though the link is held, is the way's own: for a while it is left to BBR. So are wide ways: at 50 Mbit/s, 150 ms and 0.5 % of loss four connections carry 0.83 of the
+way and send a third of it again, and 0.74 to 0.77 held, with a quarter sent again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from p2pcast.relay.lanes import NARROW_BPS
 from p2pcast.relay.smoothing import UNHELD_BYTES_S
 from p2pcast.transport.tcp_info import TcpInfo
 
@@ -74,7 +76,7 @@ class Restraint:
             self._strikes += self._held
             if self._strikes == STRIKES:
                 self.most_bytes_s, self._strikes, self._left_alone = UNHELD_BYTES_S, 0, LEFT_ALONE
-            elif len(self._rates) >= ENOUGH and (carried := sorted(self._rates)[-2]) > 0:
+            elif len(self._rates) >= ENOUGH and 0 < 8 * (carried := sorted(self._rates)[-2]) < NARROW_BPS:
                 self.most_bytes_s = carried
         else:
             self._strikes = 0

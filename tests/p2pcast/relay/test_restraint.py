@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.relay.lanes import NARROW_BPS
 from p2pcast.relay.restraint import ENOUGH, LEFT_ALONE, LITTLE, MEASURED, MUCH, STRIKES, TELLING_S, Restraint
 from p2pcast.relay.smoothing import UNHELD_BYTES_S
 from p2pcast.transport.tcp_info import TcpInfo
@@ -79,6 +80,10 @@ def test_loss_that_is_the_way_s_own_is_left_to_the_kernel() -> None:
     assert UNHELD_BYTES_S in held, "held for a while, in vain"
     at = held.index(UNHELD_BYTES_S)
     assert set(held[at : at + LEFT_ALONE]) == {UNHELD_BYTES_S}, "and again only much later"
+
+
+def test_wide_ways_are_left_alone() -> None:
+    assert set(Way(carries=NARROW_BPS / 8).go(60)) == {None}
 
 
 def test_far_ways_are_measured_for_longer() -> None:
