@@ -31,8 +31,8 @@ PREFIX = "p2pcast-uml-"
 ROOT = Path(__file__).parent.parent
 TAIL_LINES = 4
 LOOK_S = 0.5
-SILENCE_S = 900.0
-"""A guest that has said nothing for so long hangs. One result may be of many versions, on slow links and a busy machine."""
+SILENCE_S = 600.0
+"""A guest that has said nothing for so long hangs. One result may be of ten versions, on slow links and a busy machine."""
 
 INIT = """#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH='{path}' PYTHONDONTWRITEBYTECODE=1 HOME=/dev/shm TMPDIR=/dev/shm
