@@ -27,14 +27,14 @@ from netem.broadcast.daemons import Daemons
 from netem.broadcast.figures import Ran, left_out, row
 from netem.broadcast.fleet import Fleet, Setup
 from netem.broadcast.folders import own_folder
-from netem.broadcast.rivals import HUB, RIVALS, MissingError, peers_of
+from netem.broadcast.rivals import HUB, RIVALS, peers_of
 from netem.lab.emulated import emulated
 from netem.lab.networks import Event, events_of
 from netem.lab.predicted import Tree
 from netem.lab.tables import filled
 from netem.lab.timeline import Timeline
 from netem.namespaces import Namespaces
-from p2pcast.errors import UsageError
+from p2pcast.errors import LocalError, UsageError
 
 P2PCAST: Final = "p2pcast"
 PLAINTEXT: Final = "p2pcast, plaintext"
@@ -199,7 +199,8 @@ def _rival(net: Namespaces, given: Given, system: str, folder: Path) -> dict[str
     _idle(net)
     try:
         ran = RIVALS[system](net, round(given.payload_mib * MIB), given.rounds, chains, folder)
-    except MissingError as error:
+    except LocalError as error:
+        # Not installed, or it has come to nothing: the others are compared all the same.
         return left_out(system, len(peers), str(error))
     above = {peer: peers[at - chains] if at >= chains and system == "chain" else HUB for at, peer in enumerate(peers)}
     return _row(net, ran, Tree(net.network, above), None)
