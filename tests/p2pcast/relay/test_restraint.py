@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.relay.lanes import NARROW_BPS
-from p2pcast.relay.restraint import ENOUGH, LEFT_ALONE, LITTLE, MEASURED, MUCH, STRIKES, TELLING_S, Restraint
+from p2pcast.relay.restraint import ENOUGH, LEFT_ALONE, LITTLE, MEASURED, MUCH, NARROW_BPS, STRIKES, TELLING_S, Restraint
 from p2pcast.relay.smoothing import UNHELD_BYTES_S
 from p2pcast.transport.tcp_info import TcpInfo
 
