@@ -103,7 +103,7 @@ def test_whatever_the_kernel_says(looks) -> None:
 
 def test_stripes_that_come_into_use_begin_a_new_measurement() -> None:
     restraint = Restraint()
-    one, lost, *more = (said(n, n * 10**6, 2 * n * 10**6, n * 10**6) for n in range(ENOUGH + 1))
+    one, lost, *more = (said(n, n * 10**5, 2 * n * 10**5, n * 10**5) for n in range(ENOUGH + 1))
     restraint.look([one])
     restraint.look([lost, lost])
     restraint.look([lost])
@@ -112,4 +112,4 @@ def test_stripes_that_come_into_use_begin_a_new_measurement() -> None:
     for each in (one, lost, *more):
         assert restraint.most_bytes_s is None, "a few measurements say little"
         restraint.look([each, each])
-    assert restraint.most_bytes_s == pytest.approx(2 * 10**6)
+    assert restraint.most_bytes_s == pytest.approx(2 * 10**5)
