@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from p2pcast.relay.lag import CATCH_UP_S, WINDOW_S, Lag
+from topology.laggards import STRAGGLES
 
 EVERY_S = 0.05
 
@@ -41,6 +42,21 @@ def test_one_that_falls_behind_says_so_soon_and_once_a_window(share):
     assert lag.lags
     assert lag.inflow is not None
     assert lag.inflow.bps == pytest.approx(share * 100e6, rel=0.01)
+
+
+@pytest.mark.parametrize(("rtt_s", "slow"), [(0.0, True), (0.3, False)], ids=["near", "far"])
+def test_a_loss_on_a_long_way_makes_nobody_slow(rtt_s, slow):
+    """What is behind it is held up for a round trip of 0.3 s, and then it is all there."""
+    lag, bps, seen = Lag(), 10e6, []
+    lag.begin(0.0, 0)
+    for look in range(1, 101):
+        now = look * EVERY_S
+        came_s = 3.0 if 3.0 <= now < 3.3 else now
+        lag.look(now, int(came_s * bps / 8), int((now - came_s) * bps / 8), rtt_s)
+        if lag.inflow is not None:
+            seen.append(lag.inflow.bps)
+    assert (min(seen) * STRAGGLES < bps) is slow
+    assert not lag.lags
 
 
 def test_a_rate_is_of_a_whole_window():
