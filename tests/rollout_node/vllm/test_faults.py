@@ -413,17 +413,23 @@ def gone_after(peer: Peer, last: str) -> Iterator[None]:
     server.resume, server.finish = resume, finish  # type: ignore[method-assign]
 
 
+async def order(http: aiohttp.ClientSession, server: Server, what: str) -> None:
+    """By somebody who is not p2pcast."""
+    async with http.post(f"{server.url}/{what}") as answer:
+        assert answer.status == 200, await answer.text()
+
+
 async def test_a_pause_of_somebody_else_is_left_alone(server: Server, run: Any, peer: Peer, truth: Truth) -> None:
     advance(run)
     async with aiohttp.ClientSession() as http:
-        await http.post(server.url + "/pause?mode=keep&clear_cache=false")
+        await order(http, server, "pause?mode=keep&clear_cache=false")
         await peer.install()
         assert await paused(server)
         await peer.vanish()
         await peer.come_back()
         await peer.install()
         assert await paused(server)
-        await http.post(server.url + "/resume")
+        await order(http, server, "resume")
     assert await answers(server) == truth[1]
 
 
@@ -444,18 +450,18 @@ async def test_an_orchestrator_that_pauses_by_itself(server: Server, run: Any, p
             assert not await paused(server)
             with pytest.raises(RetryableError, match="not paused"):
                 await installer.commit(run.version)
-            await http.post(server.url + "/pause?mode=keep&clear_cache=false")
+            await order(http, server, "pause?mode=keep&clear_cache=false")
             report = await installer.commit(run.version)
             assert report.dense
             assert (installer.ready, installer.committed, installer.commit_needs_shadow) == (True, SECOND, False)
             assert await paused(server)
-            await http.post(server.url + "/resume")
+            await order(http, server, "resume")
         assert await unmixed(server, client, *truth[:2]) <= 1
         advance(run)
         async with asking(server) as client:
             await installer.stage(run.version, run.shadow.path)
             assert not installer.commit_needs_shadow
-            await http.post(server.url + "/pause?mode=keep&clear_cache=false")
+            await order(http, server, "pause?mode=keep&clear_cache=false")
             faults.make("commit-raises")
             with pytest.raises(P2PCastError):
                 await installer.commit(run.version)
@@ -464,7 +470,7 @@ async def test_an_orchestrator_that_pauses_by_itself(server: Server, run: Any, p
             await installer.stage(run.version, run.shadow.path)
             await installer.commit(run.version)
             assert await paused(server)
-            await http.post(server.url + "/resume")
+            await order(http, server, "resume")
         assert await unmixed(server, client, *truth[1:]) <= 1
     assert await peer.holds(THIRD, run.digests)
     assert await answers(server) == truth[2]
