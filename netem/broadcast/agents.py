@@ -16,7 +16,7 @@ from typing import Any
 from netem.description import Emulated
 from p2pcast.errors import LocalError
 
-ANSWER_S = 300.0
+ANSWER_S = 150.0
 """The slowest rival's broadcast takes a fraction of this."""
 END_S = 5.0
 MODULE = "netem.broadcast.contenders"

@@ -32,11 +32,14 @@ TORRENT_SETTINGS: dict[str, Any] = {
     "tick_interval": 50, "allow_multiple_connections_per_ip": True, "smooth_connects": False,
     "request_queue_time": 1, "max_out_request_queue": 64, "max_allowed_in_request_queue": 2000, "whole_pieces_threshold": 1,
     "initial_picker_threshold": 0, "piece_extent_affinity": False, "send_buffer_watermark": 256 << 10,
-    "send_buffer_low_watermark": 64 << 10, "suggest_mode": 0, "predictive_piece_announce": 50, "alert_mask": 0,
+    "send_buffer_low_watermark": 64 << 10, "suggest_mode": 0, "close_redundant_connections": False,
+    "predictive_piece_announce": 50, "alert_mask": 0,
 }  # fmt: skip
 """Everybody connected to everybody and unchoked, no choosing of peers by timers of seconds, small pieces that are announced before they are hashed."""
 TORRENT_PIECE_BYTES = 64 << 10
 TORRENT_POLL_S = 0.005
+TORRENT_AGAIN_S = 2.0
+"""Two that call each other at once may both hang up, and neither calls again: who is missing is called again."""
 
 
 ELSEWHERE = {
@@ -188,10 +191,7 @@ def torrent(settings: dict[str, Any]) -> None:
                 add.flags = lt.torrent_flags.upload_mode | (lt.torrent_flags.seed_mode if "seed" in order else 0)
                 handle = session.add_torrent(add)
                 if "torrent" in order:
-                    for host in settings["peers"]:
-                        handle.connect_peer((host, PORT))
-                while handle.status().num_peers < len(settings["peers"]) and "torrent" in order:
-                    time.sleep(TORRENT_POLL_S)
+                    _torrent_met(handle, settings["peers"])
                 say(torrent=document.hex() if "seed" in order else "")
                 continue
             assert handle is not None
@@ -199,6 +199,19 @@ def torrent(settings: dict[str, Any]) -> None:
             while not handle.status().is_seeding:
                 time.sleep(TORRENT_POLL_S)
             say(done_s=time.time())
+
+
+def _torrent_met(handle: Any, others: list[str]) -> None:
+    """Returns when it is connected to all of them."""
+    again_s = 0.0
+    while handle.status().num_peers < len(others):
+        if time.monotonic() >= again_s:
+            met = {peer.ip[0] for peer in handle.get_peer_info()}
+            for host in others:
+                if host not in met:
+                    handle.connect_peer((host, PORT))
+            again_s = time.monotonic() + TORRENT_AGAIN_S
+        time.sleep(TORRENT_POLL_S)
 
 
 if __name__ == "__main__":
