@@ -38,7 +38,6 @@ CORES = [
     "p2pcast/relay/scattering.py",
     "p2pcast/relay/yielding.py",
     "p2pcast/relay/smoothing.py",
-    "p2pcast/relay/restraint.py",
     "p2pcast/mirror/doubts.py",
     "p2pcast/mirror/names.py",
     "p2pcast/mirror/plan.py",

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from p2pcast.relay.feed import ChildFeeds
 from p2pcast.relay.lanes import Lanes, at_first
-from p2pcast.relay.restraint import Restraint
 from p2pcast.relay.smoothing import Inflow
 from p2pcast.transport.link import Link
 from p2pcast.transport.sockets import congestion_of
@@ -37,7 +36,6 @@ class Child:
     """None: all its stripes are used, whatever comes."""
     searching: bool = False
     """Our kernel takes losses on this link for chance, and searches for more on each stripe by itself."""
-    restraint: Restraint = field(default_factory=Restraint)
     rtt_s: float = 0.0
     """The slowest of its stripes in use, as of the last look."""
     carried: dict[Stripe, float] = field(default_factory=dict)
@@ -60,24 +58,20 @@ class Child:
             return False
         infos = [info for stripe in self.link.carriers if (info := stripe.info()) is not None]
         self.rtt_s = max((info.rtt_s for info in infos), default=0.0)
-        if self.searching:
-            self.restraint.look(infos)
         if self.lanes is None:
             return False
         before, self.link.in_use = self.link.in_use, self.lanes.look(self.link.in_use, self.link.expected, infos)
         return self.link.in_use > before
 
     def hold(self, inflow: Inflow) -> None:
-        """What is passed on by plan leaves not much faster than it comes in (relay.smoothing), and than its way has carried (relay.restraint)."""
-        if not self.live:
+        """What is passed on by plan leaves not much faster than it comes in (relay.smoothing)."""
+        most = inflow.most_bytes_s(self.feeds.waiting_bytes) if self.live else None
+        if most is None:
             return
-        most, held = inflow.most_bytes_s(self.feeds.waiting_bytes), self.restraint.most_bytes_s
-        if self.searching and (most is not None or held is not None):
-            limits_bytes_s = [limit for limit in (most, held) if limit is not None]
-            most = int(min(limits_bytes_s) / self.link.in_use)
-        if most is not None:
-            for stripe in self.link.stripes.values():
-                stripe.pace(most)
+        if self.searching:
+            most = int(most / self.link.in_use)
+        for stripe in self.link.stripes.values():
+            stripe.pace(most)
 
     def trailing(self, now: float) -> list[Stripe]:
         """Stripes on a long way that have carried pieces, and no more are behind them. If the last of these are lost, the other side finds them missing by what comes after: without

@@ -18,7 +18,7 @@ SIZE = 232
 class TcpInfo:
     """Bytes count payload from the beginning of the connection. ``retransmitted_bytes``: sent again, of ``sent_bytes``. ``window_packets``: that
     congestion control lets be on the way; ``delivery_bps``: the last rate at which packets were acknowledged; ``busy_s``: how long there was something to send, or on
-    its way; ``held_back_s``: how much of that the other side's receive buffer, or this side's send buffer, was full; ``delivered_packets``: acknowledged, also before those that are missing."""
+    its way; ``held_back_s``: how much of that the other side's receive buffer, or this side's send buffer, was full."""
 
     rtt_s: float
     min_rtt_s: float
@@ -31,7 +31,6 @@ class TcpInfo:
     delivery_bps: float
     busy_s: float = 0.0
     held_back_s: float = 0.0
-    delivered_packets: int = 0
 
 
 def parse(raw: bytes) -> TcpInfo:
@@ -57,7 +56,6 @@ def parse(raw: bytes) -> TcpInfo:
         delivery_bps=u64(160) * 8.0,
         busy_s=u64(168) / 1e6,
         held_back_s=(u64(176) + u64(184)) / 1e6,
-        delivered_packets=u32(192),
     )
 
 
