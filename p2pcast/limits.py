@@ -26,11 +26,11 @@ MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
 
 # -- artifacts
 PIECE_BYTES = 64 * KIB
-"""Unit of hashing and forwarding: small, because a chain of k hops adds k pieces to the time to the last peer. Small deltas have smaller ones (artifact.piece_size)."""
+"""Unit of hashing and forwarding: small, because a chain of k hops adds k pieces to the time to the last peer. Small artifacts have smaller ones (artifact.piece_size)."""
 ANCHOR_PIECE_BYTES = MIB
-"""Anchors are long, so their latency a hop matters less than their number of hashes."""
+"""Anchors are long, so their latency a hop matters less than their number of hashes; small ones are cut finer too."""
 BATCH_PIECES = 64
-"""At most this many pieces are vouched for by one signature: 4 MiB of a delta, 1 MiB of one that is cut finest."""
+"""At most this many pieces are vouched for by one signature: 4 MiB of a delta, 1 MiB of what is cut finest."""
 BATCH_CELLS = 4096
 """At most this many directory entries in one batch."""
 MAX_SIGNED_BYTES = 512 * KIB

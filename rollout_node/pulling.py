@@ -248,9 +248,8 @@ class Pulling:
             return
         if holding is not None:
             holding.idle = False
-        piece = limits.ANCHOR_PIECE_BYTES if wish.anchor else limits.PIECE_BYTES
         # Deltas are decoded as they come; of anchors, several that pull at once take different parts, and have something to exchange.
-        self._scattering.want(artifact, piece if holding is None else holding.open.piece, random.random() if wish.anchor else 0.0)
+        self._scattering.want(artifact, random.random() if wish.anchor else 0.0)
         wish.wanted = True
         self._know(artifact)
         for source in self.sources:
@@ -270,7 +269,7 @@ class Pulling:
             needless = (
                 i for i in range(holding.assembly.pieces) if i in held or (wish.pieces is not None and i not in wish.pieces)
             )
-            self._scattering.directory(artifact, holding.assembly.pieces, needless)
+            self._scattering.directory(artifact, holding.assembly.pieces, holding.open.piece, needless)
 
     def _seek(self, now: float) -> None:
         for artifact, wish in self._wishes.items():

@@ -36,25 +36,20 @@ class Excerpt:
         return frozenset(piece for offset, size in spans for piece in assembly.pieces_of(offset, size))
 
 
-def directory_bytes(size: int, *, anchor: bool, cells: int) -> int:
-    """Of the signed directory of an artifact of ``size`` bytes in a state of ``cells``."""
-    pieces = -(-size // _piece_bytes(size, anchor=anchor))
+def directory_bytes(size: int, piece: int, cells: int) -> int:
+    """Of the signed directory of an artifact of ``size`` bytes, in pieces of ``piece``, of a state of ``cells``."""
+    pieces = -(-size // piece)
     return pieces * HASH_BYTES + -(-pieces // limits.BATCH_PIECES) * BATCH_BYTES + cells * ENTRY_BYTES
 
 
 def expected_bytes(edge: Edge, cells: Collection[Cell], layout: Layout) -> int:
     """Of the directory and the pieces in which ``cells`` lie, of an artifact of ``edge.bytes``. Of an anchor that is exact; in a delta each cell is taken for
-    its share of the whole, and a piece more."""
+    its share of the whole, and a piece more, of the size for which it would be cut today."""
     anchor = edge.base is None
-    piece = _piece_bytes(edge.bytes, anchor=anchor)
-    whole = directory_bytes(edge.bytes, anchor=anchor, cells=len(layout.cells))
+    piece = piece_bytes(layout.nbytes if anchor else edge.bytes, anchor=anchor)
+    whole = directory_bytes(edge.bytes, piece, len(layout.cells))
     if anchor:
         touched = {n for c in cells for n in range(c.offset // piece, -(-(c.offset + c.nbytes) // piece))}
         return whole + min(edge.bytes, len(touched) * piece)
     share = sum(cell.nbytes for cell in cells) / max(1, layout.nbytes)
     return whole + min(edge.bytes, int(edge.bytes * share) + len(cells) * piece)
-
-
-def _piece_bytes(size: int, *, anchor: bool) -> int:
-    """Of a delta about: it was cut for the size that was expected."""
-    return limits.ANCHOR_PIECE_BYTES if anchor else piece_bytes(size)

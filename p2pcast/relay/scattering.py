@@ -62,15 +62,15 @@ Instruction = Ask | Recall | Leave
 
 @dataclass(slots=True)
 class _Pulled:
-    piece_bytes: int
     begin: float
     """Where to begin, as a share of the whole: of equally rare pieces different nodes take different ones."""
     free: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
     """Neither held nor asked for."""
     rarity: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """How many sources hold it."""
+    piece_bytes: int = 0
     known: bool = False
-    """The directory is here."""
+    """The directory is here, and with it what is said above."""
     sealing: Source | None = None
     """Who was asked for it."""
 
@@ -110,16 +110,16 @@ class Scattering:
 
     # -- what is pulled
 
-    def want(self, artifact: bytes, piece_bytes: int, begin: float = 0.0) -> None:
+    def want(self, artifact: bytes, begin: float = 0.0) -> None:
         """``begin``: from 0 to 1."""
-        self._pulled.setdefault(artifact, _Pulled(piece_bytes, begin))
+        self._pulled.setdefault(artifact, _Pulled(begin))
 
-    def directory(self, artifact: bytes, pieces: int, held: Iterable[int]) -> None:
+    def directory(self, artifact: bytes, pieces: int, piece_bytes: int, held: Iterable[int]) -> None:
         """It has come; ``held``: what is here already."""
         pulled = self._pulled[artifact]
         if pulled.known:
             return
-        pulled.known, pulled.sealing = True, None
+        pulled.known, pulled.sealing, pulled.piece_bytes = True, None, piece_bytes
         pulled.free = np.ones(pieces, np.bool_)
         pulled.free[np.fromiter(held, np.int64)] = False
         pulled.rarity = np.zeros(pieces, np.int32)
@@ -291,11 +291,13 @@ class Scattering:
         ranked = sorted(self._sources.items(), key=lambda item: (item[1].done_in_s(), item[0]))
         for source, one in ranked:
             for artifact, pulled in self._pulled.items():
+                if not pulled.known:
+                    continue
                 window = one.window_bytes(pulled.piece_bytes)
                 room = int((window - one.asked_bytes) // pulled.piece_bytes)
                 # A quarter of the window at a time: others get their turn, and asking does not cost more than sending.
                 run = max(1, int(window / pulled.piece_bytes) // 4)
-                if pulled.known and room >= min(run, 2) and (pieces := self._rarest(one, artifact, pulled, min(run, room))):
+                if room >= min(run, 2) and (pieces := self._rarest(one, artifact, pulled, min(run, room))):
                     return source, artifact, pieces
         return None
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.records import ANCHOR, DELTA, FileEntry, Manifest, Open, RunKey, run_id
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import P2PCastError
@@ -260,7 +260,8 @@ class Store:
         files: dict[str, bytes],
     ) -> Stored:
         """A whole state as an anchor folder, signed. ``digests``: u64 a cell. Raises LocalError, and IntegrityError if ``words_of`` lies."""
-        record = Open(artifact, None, ANCHOR, layout.layout_id, limits.ANCHOR_PIECE_BYTES, run_id(key.public), version)
+        piece = piece_bytes(layout.nbytes, anchor=True)
+        record = Open(artifact, None, ANCHOR, layout.layout_id, piece, run_id(key.public), version)
         final, part = self.root / "anchors" / str(version), self.root / "partial" / artifact.hex()
         try:
             tail = anchor_folder.write(part, key, record, layout, words_of, digests, files)

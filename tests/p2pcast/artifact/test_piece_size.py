@@ -11,6 +11,8 @@ from p2pcast.limits import GIB, MIB, MIN_PIECE_BYTES, PIECE_BYTES
 
 def test_sizes() -> None:
     assert [piece_bytes(size * MIB) >> 10 for size in (0, 1, 8, 15, 16, 31, 32, 1024)] == [16, 16, 16, 16, 32, 32, 64, 64]
+    anchors = [piece_bytes(size * MIB, anchor=True) >> 10 for size in (0, 8, 16, 64, 256, 511, 512, 65536)]
+    assert anchors == [16, 16, 32, 128, 512, 512, 1024, 1024]
 
 
 @given(st.integers(0, 64 * GIB))

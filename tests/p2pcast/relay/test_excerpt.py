@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2pcast import limits
-from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
+from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES, piece_bytes
 from p2pcast.artifact.records import HASH_BYTES
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.catchup import Edge
@@ -11,20 +11,19 @@ from p2pcast.relay.excerpt import directory_bytes, expected_bytes
 from p2pcast.state.replay import way_to
 from p2pcast.version import Version
 
-ANCHOR, DELTA = limits.ANCHOR_PIECE_BYTES, limits.PIECE_BYTES
+ANCHOR, DELTA = LEAST_PIECE_BYTES, limits.PIECE_BYTES
 LAYOUT = Layout([Tensor(f"w{n}", "BF16", (3 * ANCHOR // 4,)) for n in range(8)])
 """8 cells of one and a half pieces of an anchor."""
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
 
 
 def beyond_directory(edge: Edge, *cells: int) -> int:
-    directory = directory_bytes(edge.bytes, anchor=edge.base is None, cells=8)
-    return expected_bytes(edge, [LAYOUT.cells[n] for n in cells], LAYOUT) - directory
+    return expected_bytes(edge, [LAYOUT.cells[n] for n in cells], LAYOUT) - expected_bytes(edge, [], LAYOUT)
 
 
 def test_of_an_anchor_the_pieces_in_which_they_lie():
     whole = Edge(b"a", None, ONE, LAYOUT.nbytes)
-    assert beyond_directory(whole) == 0
+    assert expected_bytes(whole, [], LAYOUT) == directory_bytes(LAYOUT.nbytes, ANCHOR, cells=8)
     assert beyond_directory(whole, 0) == 2 * ANCHOR
     assert beyond_directory(whole, 0, 1) == 3 * ANCHOR  # the piece in the middle counts once
     assert beyond_directory(whole, 1, 6) == 4 * ANCHOR
@@ -42,7 +41,7 @@ def test_small_deltas_have_smaller_pieces():
     delta = Edge(b"d", ONE, TWO, 80 * DELTA)
     assert beyond_directory(delta, 3) == 10 * DELTA + LEAST_PIECE_BYTES
     pieces = 80 * DELTA // LEAST_PIECE_BYTES
-    assert directory_bytes(delta.bytes, anchor=False, cells=0) >= pieces * HASH_BYTES
+    assert directory_bytes(delta.bytes, piece_bytes(delta.bytes), cells=0) >= pieces * HASH_BYTES
 
 
 def test_the_way_of_the_fewest_bytes_then_artifacts():

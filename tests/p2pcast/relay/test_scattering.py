@@ -42,7 +42,7 @@ class World:
 
     def want(self, artifact: bytes, pieces: int, *, held: set[int] = frozenset(), begin: float = 0.0) -> None:
         self.pieces[artifact], self.held[artifact] = pieces, set(held)
-        self.scattering.want(artifact, PIECE, begin)
+        self.scattering.want(artifact, begin)
 
     def source(self, name: bytes, has: dict[bytes, set[int]], bytes_s: float = 1e6, *, sealed: bool = True) -> None:
         self.has[name], self.bytes_s[name], self.queue[name] = has, bytes_s, []
@@ -79,7 +79,7 @@ class World:
         if isinstance(instruction, Ask):
             if instruction.seal:
                 self.scattering.directory(
-                    instruction.artifact, self.pieces[instruction.artifact], self.held[instruction.artifact]
+                    instruction.artifact, self.pieces[instruction.artifact], PIECE, self.held[instruction.artifact]
                 )
             for piece in indices_of(instruction.pieces, 1 << 20):
                 key = instruction.artifact, piece
