@@ -209,6 +209,9 @@ class Emulated(Protocol):
     def connect(self, name: str, address: tuple[str, int], timeout_s: float) -> socket:
         """A TCP connection from that host to ``address`` as it is seen there, in the hands of this process. Raises OSError."""
 
+    def passed(self, name: str) -> tuple[int, int]:
+        """Bytes that have come over the link of that host, or that trunk, and that have gone over it, headers and all."""
+
 
 def star(hub: Link, peers: int, peer: Link, congestion: str | None = None) -> Network:
     """A hub and ``peers`` alike: ``hub``, ``p1``, ``p2`` …"""

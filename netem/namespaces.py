@@ -73,7 +73,6 @@ class Namespaces:
         return int(values[names.index("InReceives")])
 
     def passed(self, name: str) -> tuple[int, int]:
-        """Bytes that have come over the link of that host, or that trunk, and that have gone over it, headers and all."""
         port = f"{_port(self.network, name)}:"
         counted = Path(f"/proc/{self._switch}/net/dev").read_text().splitlines()
         words = next(line.split() for line in counted if line.split()[0] == port)

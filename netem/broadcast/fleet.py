@@ -270,9 +270,9 @@ class Fleet:
         """Of the hub and each peer that is there, as they show them in their status."""
         return {host: list(self._get(host, "/status", HTTP_S)["links"]) for host in (HUB, *self.there)}
 
-    def duplicate_bytes(self) -> int:
-        """What peers that are there have been sent twice, since they started."""
-        return sum(int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there)
+    def twice_bytes(self) -> dict[str, int]:
+        """What each peer that is there has been sent twice, since it started."""
+        return {peer: int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there}
 
     def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
         """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""

@@ -6,7 +6,7 @@ What every peer ends with is compared with the hub's, bit for bit, after the clo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -73,7 +73,11 @@ def _rounds(hubs: Agents, agents: Agents, rounds: int, begin: Callable[[int], No
                 raise IntegrityError(f"{host} ended with other bytes than the hub's state {number}")
         came.append(max(facts["received_bytes"] for facts in peers.values()))
         sent.append(max(facts["sent_bytes"] for facts in peers.values()))
-    return ran, {"changed_share": CHANGED, "moved_bytes": round(median(came)), "peer_sent_bytes": round(median(sent))}
+    return ran, _moved(came, sent)
+
+
+def _moved(came: Sequence[int], sent: Sequence[int]) -> dict[str, Any]:
+    return {"changed_share": CHANGED, "moved_bytes": round(median(came)), "peer_sent_bytes": round(median(sent))}
 
 
 class StateFleet(Fleet):
@@ -103,14 +107,19 @@ def p2pcast(net: Emulated, state_bytes: int, rounds: int, uplink_bps: float, fol
         fleet.start()
         for _ in range(WARM_UP):
             fleet.publish()
-        every = [fleet.publish() for _ in range(rounds)]
+        every, came, sent = [], [], []
+        for _ in range(rounds):
+            before = {peer: net.passed(peer) for peer in peers_of(net)}
+            every.append(fleet.publish())
+            after = {peer: net.passed(peer) for peer in peers_of(net)}
+            came.append(max(after[peer][0] - count for peer, (count, _) in before.items()))
+            sent.append(max(after[peer][1] - count for peer, (_, count) in before.items()))
         status = fleet.status()
     ran = [replace(each, times_s=[each.staged_s or max(each.times_s)]) for each in every]
     settings = {
         "codec": status["last"]["codec"],
         "chains": status["chains"],
-        "changed_share": CHANGED,
-        "moved_bytes": fleet.sent_bytes,
+        **_moved(came, sent),
     }
     return Ran("p2pcast, whole state", state_bytes, ran, settings)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -49,10 +51,12 @@ def calibrated(net: Namespaces) -> dict[str, Any]:
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """``{experiment, cases: [{number, argument}]}``: what the experiment yields for each, with its ``case``; then ``{case, done}`` or ``{case, failed: why}``.
 
-    The next case is tried also where one has failed. A network that was measured for one case is not measured again for the next. Raises UsageError.
+    The next case is tried also where one has failed, for whatever reason. A network that was measured for one case is not measured again for the next. Raises UsageError, while there is no row that
+    would be lost with it.
     """
     work = experiment(argument["experiment"])
     known: dict[str, dict[str, Any]] = {}
+    rows = 0
     for case in argument["cases"]:
         number, given = case["number"], dict(case["argument"])
         network = json.dumps(given.get("network"), sort_keys=True)
@@ -63,11 +67,15 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for said in saying:
                     if "off" in said and not said["off"]:
                         known[network] = {**said, "again": True}
+                    rows += "row" in said
                     yield {"case": number, **said}
-        except UsageError:
-            raise
         except P2PCastError as error:
+            if isinstance(error, UsageError) and not rows:
+                raise
             yield {"case": number, "failed": str(error)}
+        except Exception as error:  # noqa: BLE001 - a bug of ours, or a machine that is not what it was: what is known by now is not lost for it
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            yield {"case": number, "failed": f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"}
         else:
             yield {"case": number, "done": True}
 

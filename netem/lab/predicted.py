@@ -24,7 +24,6 @@ from netem.lab.networks import Event
 from netem.shaping import FRAME_BYTES
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import UsageError
-from p2pcast.limits import PIECE_BYTES
 from p2pcast.relay.smoothing import HEADROOM
 from topology.flow import Flow
 from topology.model import Network
@@ -35,8 +34,9 @@ from trainer_node.simulator import Scenario
 TCP_IP_BYTES: Final = 52
 """IPv4, TCP and its timestamps."""
 PIECE_HEADER_BYTES: Final = 16
-"""Of a piece's frame, and its share of the batch that vouches for it: a hash."""
+"""Of a piece's frame."""
 HASH_BYTES: Final = 32
+"""Of a piece, in the batch that vouches for it, which goes out on each stripe."""
 
 
 @dataclass(frozen=True)
@@ -106,27 +106,29 @@ class Tree:
             raise UsageError("hosts: no link has a rate, so there is nothing to compare times with")
         return min(rates)
 
-    @property
-    def share(self) -> float:
-        """Of a rate on the wire, what payload gets."""
-        packets = (self.network.mtu - TCP_IP_BYTES) / (self.network.mtu + FRAME_BYTES)
-        return packets * PIECE_BYTES / (PIECE_BYTES + PIECE_HEADER_BYTES + HASH_BYTES)
+    def share(self, payload_bytes: int) -> float:
+        """Of a rate on the wire, what a payload of so many bytes gets."""
+        packets, piece = (self.network.mtu - TCP_IP_BYTES) / (self.network.mtu + FRAME_BYTES), piece_bytes(payload_bytes)
+        return packets * piece / (piece + PIECE_HEADER_BYTES + HASH_BYTES * self.stripes)
 
     def predicted_s(self, payload_bytes: int, events: Sequence[Event] = ()) -> float | None:
-        """Until the last peer has it all. None where the model can't say: of frozen ones, whose kernels go on receiving, of those that join, whose processes have to start, of
-        those that are cut off for good, and of what befalls trunks."""
-        blows = _blows(events, self.share)
+        """Until the last peer has it all. None where the model can't say: of links that are as fast as the machine, of frozen peers, whose kernels go on receiving, of those that join, whose
+        processes have to start, of those that are cut off for good, of delays that change, and of what befalls trunks."""
+        share = self.share(payload_bytes)
+        blows = _blows(events, share)
         if blows is None or any(blow.peer not in self.above for blow in blows):
             return None
         ways = Ways(root_region=HUB, network=self.network)
-        limits = {peer: self._peer_bps(peer) * self.share for peer in self.above}
-        uplink_bps = self._bps(HUB)
+        limits = {peer: bps * share for peer in self.above if (bps := self._peer_bps(peer)) is not None}
+        uplink_bps = self.network.link(HUB).up_bps
+        if uplink_bps is None or len(limits) < len(self.above):
+            return None
         if not events:
-            return self._flowing(payload_bytes, uplink_bps * self.share, limits, ways)
+            return self._flowing(payload_bytes, uplink_bps * share, limits, ways)
         if len(set(limits.values())) > 1:
             return None
         scenario = Scenario(
-            peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=uplink_bps * self.share,
+            peers=0, regions=1, payload_bytes=payload_bytes, uplink_bps=uplink_bps * share,
             peer_bps=next(iter(limits.values())), network=self._alike(payload_bytes),
         )  # fmt: skip
         links = {peer: ROOT if above == HUB else above for peer, above in self.above.items()}
@@ -164,13 +166,7 @@ class Tree:
         longest_s = max(2 * self.network.way(above, peer).delay_s for peer, above in self.above.items())
         return Network(near_rtt_s=longest_s, far_rtt_s=longest_s, piece_bytes=self.stripes * piece_bytes(payload_bytes))
 
-    def _bps(self, host: str) -> float:
-        up_bps = self.network.link(host).up_bps
-        if up_bps is None:
-            raise UsageError(f"hosts: the link of {host} has no rate, so nothing can be predicted")
-        return up_bps
-
-    def _peer_bps(self, peer: str) -> float:
+    def _peer_bps(self, peer: str) -> float | None:
         """What it takes in and passes on: the model has one rate for both. Beyond a trunk it is no more than its part of what that carries."""
         feeder = self.above[peer]
         rates = [self.network.way(feeder, peer).rate_bps]
@@ -183,16 +179,20 @@ class Tree:
                 None if down_bps is None else down_bps / self._in[here],
             ]
         rates += [self.network.link(peer).up_bps] if peer in self.above.values() else []
-        known = [rate for rate in rates if rate is not None]
-        return min(known)
+        return min((rate for rate in rates if rate is not None), default=None)
 
 
 def _blows(events: Sequence[Event], share: float) -> list[Blow] | None:
     """None where some can't be replayed."""
     blows = []
     for at, event in enumerate(events):
-        if event.do in ("kill", "degrade"):
-            blows.append(Blow(event.at_s, event.place, _degraded(event, share)))
+        if event.do == "kill":
+            blows.append(Blow(event.at_s, event.place, None))
+        elif event.do == "degrade":
+            rates = [] if event.link is None else [bps for bps in (event.link.up_bps, event.link.down_bps) if bps is not None]
+            if not rates:
+                return None
+            blows.append(Blow(event.at_s, event.place, min(rates) * share))
         elif event.do == "cut":
             healed = next((e.at_s for e in events[at:] if e.do == "heal" and e.place == event.place), None)
             if healed is None:
@@ -201,11 +201,3 @@ def _blows(events: Sequence[Event], share: float) -> list[Blow] | None:
         elif event.do != "heal" or not any(e.do == "cut" and e.place == event.place for e in events[:at]):
             return None
     return blows
-
-
-def _degraded(event: Event, share: float) -> float | None:
-    """None for one that is killed."""
-    if event.link is None:
-        return None
-    rates = [rate for rate in (event.link.up_bps, event.link.down_bps) if rate is not None]
-    return min(rates) * share

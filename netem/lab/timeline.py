@@ -17,7 +17,6 @@ from netem.broadcast.fleet import Fleet
 from netem.broadcast.rivals import HUB
 from netem.lab.networks import Event
 from netem.namespaces import DEVICE, Namespaces
-from p2pcast.limits import PIECE_BYTES
 
 SAMPLE_S: Final = 0.02
 LINKS: Final = ("cut", "heal", "degrade")
@@ -113,14 +112,16 @@ class Watch:
             for host, path in self._paths.items():
                 self._seen[host].append((now, _bytes_in(path)))
 
-    def silences_s(self, since_s: float, until_s: Mapping[str, float]) -> dict[str, float]:
+    def silences_s(self, since_s: float, until_s: Mapping[str, float], piece_bytes: int) -> dict[str, float]:
         """Of each of these peers the longest time without a piece, from ``since_s`` until it had everything (Unix times)."""
-        return {host: longest_silence_s(self._seen[host], since_s, end_s) for host, end_s in until_s.items() if end_s > since_s}
+        return {
+            host: longest_silence_s(self._seen[host], since_s, end_s, piece_bytes)
+            for host, end_s in until_s.items()
+            if end_s > since_s
+        }
 
 
-def longest_silence_s(
-    seen: Sequence[tuple[float, int]], since_s: float, until_s: float, enough_bytes: int = PIECE_BYTES
-) -> float:
+def longest_silence_s(seen: Sequence[tuple[float, int]], since_s: float, until_s: float, enough_bytes: int) -> float:
     """The longest time within which fewer than ``enough_bytes`` came. ``seen``: (when, bytes so far)."""
     longest_s, mark_s, counted = 0.0, since_s, None
     for at_s, count in seen:

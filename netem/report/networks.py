@@ -53,7 +53,7 @@ def broadcast(document: Document) -> Section:
         changed = next((r["settings"]["changed_share"] for r in whole if "changed_share" in r["settings"]), None)
         blocks += [
             f"A state of {state / MIB:.3g} MiB of which {share(changed)} has changed, wherever it is, until everybody has the new one; rivals that know of no deltas, and p2pcast on the same states "
-            "(it finds, codes and signs the delta within that time; bytes are its artifact's, theirs what came over the link, headers included):",
+            "(it finds, codes and signs the delta within that time). Bytes are what came over one peer's link, and left by it, headers included:",
             table(
                 ["system", "peers", "time to the last, s", "MB to a peer", "MB from a peer", "CPU s, all"],
                 (

@@ -34,18 +34,21 @@ from netem.lab.predicted import Tree
 from netem.lab.tables import filled
 from netem.lab.timeline import Timeline
 from netem.namespaces import Namespaces
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import LocalError, UsageError
+from p2pcast.limits import MIB
 
 P2PCAST: Final = "p2pcast"
 PLAINTEXT: Final = "p2pcast, plaintext"
 SYSTEMS: Final = (P2PCAST, PLAINTEXT, *RIVALS)
+CHAINED: Final = ("chain", "shardcast")
+"""Rivals that are set up in chains; the others are fed by the hub."""
 TMPFS: Final = Path("/dev/shm")
 CROWDED: Final = 0.9
 """Share of the machine's processors in use: above it times are theirs in part."""
 IDLE_S: Final = 0.4
 IDLE_ROUND_TRIPS: Final = 4
 """Before each version: longer than TCP's retransmission timer, so windows are what they are between versions of a trainer that computes for longer."""
-MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             raise UsageError(f"hosts: one must be called {HUB!r}")
         if unknown := set(given.absent) - set(peers_of(net)):
             raise UsageError(f"parameters.absent: there is no host {min(unknown)!r}")
+        # Of links that are as fast as the machine there is no ideal to compare with.
+        _ = Tree(net.network, dict.fromkeys(peers_of(net), HUB)).peer_bps
         yield calibrated
         if calibrated["off"]:
             return
@@ -148,7 +153,7 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
         for version in range(1, given.rounds + 1):
             _idle(net)
             due = [event for event in events if event.version == version]
-            tree = _tree(net, fleet)
+            tree, twice = _tree(net, fleet), fleet.twice_bytes()
             began: list[float] = []
 
             def during(began_s: float, due: list[Event] = due, began: list[float] = began) -> None:
@@ -166,15 +171,20 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
                 for host in net.network.hosts
                 if host.name in done.by_peer_s and not befallen & {host.name, host.region}
             }
-            silences = watch.silences_s(struck_s, done_s)
+            silences = watch.silences_s(struck_s, done_s, piece_bytes(ran.payload_bytes))
             made |= {
                 "peers": len(done.by_peer_s),
                 "version": version,
                 "events": "; ".join(f"{event.do} {event.place} at {event.at_s:g} s" for event in due),
                 "silence_s": round(max(silences.values(), default=0.0), 3),
-                "twice_bytes": fleet.duplicate_bytes(),
+                "twice_bytes": sent_twice(twice, fleet.twice_bytes()),
             }
             yield made
+
+
+def sent_twice(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+    """By all together, between two looks; counts begin anew with a process."""
+    return sum(count - (was if (was := before.get(peer, 0)) <= count else 0) for peer, count in after.items())
 
 
 def _tree(net: Namespaces, fleet: Fleet) -> Tree:
@@ -202,7 +212,7 @@ def _rival(net: Namespaces, given: Given, system: str, folder: Path) -> dict[str
     except LocalError as error:
         # Not installed, or it has come to nothing: the others are compared all the same.
         return left_out(system, len(peers), str(error))
-    above = {peer: peers[at - chains] if at >= chains and system == "chain" else HUB for at, peer in enumerate(peers)}
+    above = {peer: peers[at - chains] if at >= chains and system in CHAINED else HUB for at, peer in enumerate(peers)}
     return _row(net, ran, Tree(net.network, above), None)
 
 

@@ -28,13 +28,15 @@ from netem.broadcast.fleet import Fleet, Setup
 from netem.broadcast.inside import HTTP_PORT
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Link
-from netem.lab.experiments.broadcast import MIB
+from netem.lab.experiments.broadcast import sent_twice
 from netem.lab.experiments.fanout import SHARE, rates, sampled, shape
 from netem.lab.scenario import filled, network_of
 from netem.lab.swarm import folders
 from netem.lab.timeline import Timeline
 from netem.namespaces import Namespaces, namespaces
+from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import LocalError, UsageError
+from p2pcast.limits import MIB
 from p2pcast.relay.yielding import SHARE as YIELDED
 from topology.tree import ROOT
 from trainer_node.replay import Blow, replay
@@ -110,7 +112,7 @@ class _Training:
         self._net, self._fleet, self._given = net, fleet, given
         self._ideal_s = 8 * given.payload_mib * MIB / peer_bps
         self._undisturbed_s = 0.0
-        self._struck_s = 0.0
+        self._began_s = self._struck_s = 0.0
         self._replaced_s = 0.0
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -134,7 +136,7 @@ class _Training:
         kind, _, place = fault.partition(" ")
         chain = longest_chain(fleet.parents())
         victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
-        link = self._net.network.link(victim)
+        link, twice = self._net.network.link(victim), fleet.twice_bytes()
         if fault == IDLE:
             self._blow(kind, victim, link)
             self._replace(kind)
@@ -143,9 +145,11 @@ class _Training:
         else:
             with self._timeline.watching() as watch:
                 done = fleet.publish(during=self._during(kind, victim, link))
-            began_s = self._struck_s - STRUCK_AT * self._ideal_s
+            began_s = self._began_s
             survivors = {peer: s for peer, s in done.by_peer_s.items() if peer not in (victim, given.spare)}
-            silences = watch.silences_s(self._struck_s, {peer: began_s + s for peer, s in survivors.items()})
+            silences = watch.silences_s(
+                self._struck_s, {peer: began_s + s for peer, s in survivors.items()}, piece_bytes(fleet.sent_bytes)
+            )
             facts = {"survivors_s": max(survivors.values()), "delay_s": max(survivors.values()) - self._undisturbed_s}
             facts["silence_s"] = max(silences.values(), default=0.0)
             if kind == "kill":
@@ -153,8 +157,9 @@ class _Training:
             elif kind == "slow":
                 facts["recovery_s"] = began_s + max(done.times_s) - self._struck_s
             made = self._row(fault, "broadcast", facts)
+        made["twice_bytes"] = sent_twice(twice, fleet.twice_bytes())
         self._mend(kind, victim, link)
-        return made | {"twice_bytes": fleet.duplicate_bytes()}
+        return made
 
     def _replacement(self, ready_s: float) -> dict[str, float]:
         recovery_s = ready_s - self._struck_s
@@ -173,6 +178,7 @@ class _Training:
 
     def _during(self, kind: str, victim: str, link: Link) -> Callable[[float], None]:
         def during(began_s: float) -> None:
+            self._began_s = began_s
             time.sleep(max(0.0, began_s + STRUCK_AT * self._ideal_s - time.time()))
             self._blow(kind, victim, link)
             self._replace(kind)

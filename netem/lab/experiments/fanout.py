@@ -17,12 +17,13 @@ from netem.broadcast.rivals import HUB, bare_tree, peers_of
 from netem.description import Host, Network
 from netem.lab.emulated import CALIBRATED
 from netem.lab.experiments import broadcast
-from netem.lab.experiments.broadcast import CROWDED, MIB
+from netem.lab.experiments.broadcast import CROWDED
 from netem.lab.predicted import Tree
 from netem.lab.scenario import filled, network_of
 from netem.lab.streamed import streamed
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.errors import UsageError
+from p2pcast.limits import MIB
 from topology.model import Network as Model
 from topology.model import predict
 from topology.plan import make_plan
@@ -33,9 +34,10 @@ TREE: Final = "tree"
 STAR: Final = "star"
 FORMULA: Final = "p2pcast by formula"
 """p2pcast, told to have as many chains as the paper's formula has: the uplink ÷ a worker's rate."""
+PAPER_BYTES: Final = 16_400_000_000
 NEAR: Final = Model(near_rtt_s=0.0, far_rtt_s=0.0)
-SHARE: Final = Tree(Network((Host("hub"),)), {}).share
-"""Of a link's rate, what headers leave."""
+SHARE: Final = Tree(Network((Host("hub"),)), {}).share(PAPER_BYTES)
+"""Of a link's rate, what headers leave to the paper's payload."""
 LOOKED_AT: Final = 3
 """Peers whose links are measured: all are alike, and made alike."""
 
@@ -52,7 +54,7 @@ class Given:
     chains: int = 0
     simulate: tuple[int, ...] = ()
     simulate_at: int = 0
-    paper_bytes: float = 16.4e9
+    paper_bytes: float = PAPER_BYTES
     paper_uplink_bps: float = 300e6
     paper_peer_bps: float = 100e6
 

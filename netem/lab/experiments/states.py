@@ -67,7 +67,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             made = row(ran, peers, peer_bps)
             settings = made.pop("settings")
             del made["every_over_ideal"]
-            moved = {"moved_mb": settings["moved_bytes"] / 1e6, "peer_sent_mb": settings.get("peer_sent_bytes", 0) / 1e6}
+            moved = {"moved_mb": settings["moved_bytes"] / 1e6, "peer_sent_mb": settings["peer_sent_bytes"] / 1e6}
             yield {"row": made | moved | {"system": given.system, "options": settings.get("options")}}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from netem.broadcast.rivals import HUB
 from netem.description import Host, Link, Network, Region
-from netem.lab.experiments.broadcast import Given, results
+from netem.lab.experiments.broadcast import Given, results, sent_twice
 from netem.lab.networks import Event
 from netem.lab.predicted import Tree
 from netem.lab.timeline import longest_silence_s
@@ -17,6 +17,7 @@ from p2pcast.limits import MIB
 PIECE = piece_bytes(10 * MIB)
 FAST = Link(20e6, 20e6, 0.05)
 CHAIN = Tree(Network(tuple(Host(name, FAST) for name in (HUB, "a", "b", "c"))), {"a": HUB, "b": "a", "c": "b"})
+SHARE = CHAIN.share(10 * MIB)
 
 
 def test_a_trees_shape_and_its_delays() -> None:
@@ -30,8 +31,8 @@ def test_a_trees_shape_and_its_delays() -> None:
 
 def test_a_chain_is_predicted_as_a_pipeline() -> None:
     """The payload once at what headers leave of the rate, for each hop its delay and a round trip, and for each but the first a piece."""
-    bps = 20e6 * CHAIN.share
-    assert 0.94 < CHAIN.share < 0.97
+    bps = 20e6 * SHARE
+    assert 0.94 < SHARE < 0.97
     predicted_s = CHAIN.predicted_s(10 * MIB)
     assert predicted_s == pytest.approx(80 * MIB / bps + 3 * (0.1 + 0.2) + 2 * 8 * PIECE / bps, rel=1e-6)
     assert CHAIN.predicted_s(10 * MIB, [Event(1.0, "stop", "b", 1)]) is None
@@ -52,11 +53,14 @@ def test_what_can_be_replayed_is_predicted_and_the_rest_is_not() -> None:
 def test_those_that_a_trunk_leads_to_share_it() -> None:
     regions = (Region("far", Link(5e6, 5e6, 0.1)),)
     network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions)
-    relayed = Tree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 2}).predicted_s(10 * MIB)
+    tree = Tree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 2})
+    relayed = tree.predicted_s(10 * MIB)
     each = Tree(network, {"a": HUB, "b": HUB}).predicted_s(10 * MIB)
-    alone_s = 80 * MIB / (5e6 * CHAIN.share)
-    held_s = 2 * 8 * PIECE / (1.25 * 5e6 * CHAIN.share)
-    assert held_s > 2 * 8 * PIECE / (20e6 * CHAIN.share)
+    share = tree.share(10 * MIB)
+    alone_s = 80 * MIB / (5e6 * share)
+    held_s = 2 * 8 * PIECE / (1.25 * 5e6 * share)
+    assert held_s > 2 * 8 * PIECE / (20e6 * share)
+    assert share < SHARE, "a hash of each piece on each stripe"
     assert relayed == pytest.approx(alone_s + 3 * (0.2 + 0.1) + held_s, rel=1e-6), "what a is sent is held to what came in"
     assert each == pytest.approx(2 * alone_s, rel=0.05)
 
@@ -71,10 +75,10 @@ def test_a_trunk_is_a_limit_too() -> None:
 def test_silence_is_the_longest_time_without_a_piece() -> None:
     seen = [(0.1 * at, 100_000 * at) for at in range(11)] + [(1.0 + 0.1 * at, 1_000_000 + 500 * at) for at in range(1, 11)]
     seen += [(2.0 + 0.1 * at, 1_005_000 + 100_000 * at) for at in range(1, 11)]
-    assert longest_silence_s(seen, 0.0, 3.0) == pytest.approx(1.1)
-    assert longest_silence_s(seen, 0.0, 0.95) == pytest.approx(0.1)
-    assert longest_silence_s(seen, 1.5, 3.0) == pytest.approx(0.6)
-    assert longest_silence_s([], 1.0, 3.0) == 2.0
+    assert longest_silence_s(seen, 0.0, 3.0, 65536) == pytest.approx(1.1)
+    assert longest_silence_s(seen, 0.0, 0.95, 65536) == pytest.approx(0.1)
+    assert longest_silence_s(seen, 1.5, 3.0, 65536) == pytest.approx(0.6)
+    assert longest_silence_s([], 1.0, 3.0, 65536) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -98,3 +102,17 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made(
 
 def test_systems_are_p2pcast_unless_said() -> None:
     assert Given(4.0).systems == ("p2pcast",)
+
+
+def test_of_links_without_a_rate_nothing_is_predicted() -> None:
+    free, above = Link(None, None, 0.05), {"a": HUB, "b": "a"}
+    assert Tree(Network((Host(HUB, FAST), Host("a", free), Host("b", free))), above).predicted_s(MIB) is None
+    assert Tree(Network((Host(HUB, free), Host("a", FAST), Host("b", FAST))), above).predicted_s(MIB) is None
+    delayed = Event(0.5, "degrade", "b", 1, Link(None, None, 0.2))
+    assert CHAIN.predicted_s(MIB, [delayed]) is None
+
+
+def test_what_was_sent_twice_between_two_looks() -> None:
+    assert sent_twice({"a": 5, "b": 7}, {"a": 5, "b": 9, "c": 1}) == 3
+    assert sent_twice({"a": 5}, {"a": 2}) == 2, "it has been started anew"
+    assert sent_twice({"a": 5, "b": 7}, {"a": 5}) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -269,3 +270,26 @@ def test_a_case_that_fails_does_not_keep_the_next_from_its_turn(monkeypatch: pyt
     assert measured == [1]
     with pytest.raises(UsageError, match="no experiment"):
         list(results({"experiment": "none", "cases": []}))
+
+
+def test_one_case_that_breaks_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error of ours too; and what makes no sense ends all only while nothing is lost by it."""
+
+    def work(argument: dict[str, int]) -> Iterator[dict[str, object]]:
+        if argument["n"] == 2:
+            raise KeyError("bytes_duplicate")
+        if argument["n"] == 3:
+            raise UsageError("no sense")
+        yield {"row": argument}
+
+    def said(*numbers: int) -> list[dict[str, object]]:
+        asked = [{"number": n, "argument": {"n": n}} for n in numbers]
+        return list(results({"experiment": "any", "cases": asked}))
+
+    monkeypatch.setattr("netem.lab.emulated.experiment", lambda name: work)
+    first, done, broken, strange, last, _ = said(1, 2, 3, 4)
+    assert (first["row"], done["done"], last["row"]) == ({"n": 1}, True, {"n": 4})
+    assert re.fullmatch(r"KeyError: 'bytes_duplicate' \(test_run\.py:\d+\)", str(broken["failed"]))
+    assert strange == {"case": 3, "failed": "no sense"}
+    with pytest.raises(UsageError, match="no sense"):
+        said(3, 1)
