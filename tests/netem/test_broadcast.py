@@ -52,6 +52,13 @@ def test_folders_of_the_dead_are_swept_and_ours_goes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}1"]
 
 
+def test_the_folder_of_one_that_had_our_number_is_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}{os.getpid()}" / "logs").mkdir(parents=True)
+    with own_folder(tmp_path) as folder:
+        assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("rival", ["chain", "star"])
 def test_a_rival_reaches_every_peer(rival: str, tmp_path: Path) -> None:
