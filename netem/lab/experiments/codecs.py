@@ -59,7 +59,8 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     versions = trained(given.learning_rate, given.copies)
     layout, old = _flat(next(versions))
     _, new = _flat(next(versions))
-    with own_folder(TMPFS) as folder, namespaces(network_of(argument)) as net, Agents(net, MODULE) as agents:
+    network = network_of(argument)
+    with own_folder(TMPFS) as folder, namespaces(network) as net, Agents(net, MODULE) as agents:
         write(folder, layout, old, new)
         peer = _started(net, agents, folder)
         costs = {name: _cost(agents, name, old.nbytes) for name in given.formats}
@@ -74,14 +75,14 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if calibration["off"]:
                 continue
             state = State(old.nbytes, max(cell.nbytes for cell in layout.cells))
-            way = Way(rate * wire_share(net.network.mtu), 1, 1, proof=False)
+            way = Way(rate * wire_share(network.mtu), 1, 1, proof=False)
             measured = {
                 name: None if expected_s(name, cost, way, state) > given.limit_s else _times(agents, name, given.rounds)
                 for name, cost in costs.items()
             }
             yield from rows(costs, way, state, rate, measured)
     for rate in rates:
-        way = Way(rate * wire_share(1500), given.paper_cores, given.paper_cores)
+        way = Way(rate * wire_share(network.mtu), given.paper_cores, given.paper_cores)
         yield from rows(costs, way, State(round(given.paper_bytes), 2 * CELL_WORDS), rate, {})
 
 

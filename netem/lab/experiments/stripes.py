@@ -15,8 +15,9 @@ from typing import Any
 from netem.description import Way
 from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
+from netem.lab.streamed import wire_share
 from netem.lab.tables import filled
-from netem.stripes.run import PAYLOAD_SHARE, judged
+from netem.stripes.run import judged
 from netem.stripes.sweep import ENDS, Sweep, ends, link, settings
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, MIB
@@ -52,7 +53,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     rows = together(made)
     judgement = judged(given, rows)
     for row in rows:
-        yield {"row": _row(row, judgement, PAYLOAD_SHARE * given.rate_bps)}
+        yield {"row": _row(row, judgement, wire_share(given.mtu) * given.rate_bps)}
 
 
 def together(links: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -89,7 +90,7 @@ def _sweep(argument: Mapping[str, Any]) -> tuple[Sweep, int]:
     rtt_s = there.delay_s + network.way(*reversed(ENDS)).delay_s
     sweep = Sweep(
         there.rate_bps, rtt_s, there.loss, round(parameters.payload_mib * MIB), parameters.stripes, parameters.congestion, (None,),
-        parameters.rounds, parameters.limit,
+        parameters.rounds, parameters.limit, network.mtu,
     )  # fmt: skip
     return sweep, parameters.links
 
