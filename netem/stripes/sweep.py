@@ -102,8 +102,8 @@ def link(
         parent.tell(prepare=True)
         parent.answer("prepared")
         time.sleep(IDLE_S + IDLE_ROUND_TRIPS * given.rtt_s)
+        child.tell(wait=limit_s)
         parent.tell(publish=True)
-        child.tell(wait=limit_s, fresh=True)
         began, received = parent.answer("began"), child.answer("received")
         goodputs.append(8 * received["bytes"] / (received["at"] - began))
         left = received["left"]
