@@ -125,7 +125,7 @@ def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given
     swarm.timeline([peer])
     for rate in rates:
         run.at(rate)
-        yield _fast(run, [_next(run, tensors) for tensors in islice(versions, given.rounds)], rate)
+        yield _fast([_next(run, tensors) for tensors in islice(versions, given.rounds)], rate)
     for tensors in islice(versions, given.behind - swarm.step):
         _next(run, tensors)
     for rate in rates:
@@ -150,7 +150,7 @@ def _next(run: _Run, tensors: Tensors) -> tuple[int, float, float]:
     return run.received() - before, line.received_s[run.peer], line.staged_s[run.peer]
 
 
-def _fast(run: _Run, taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
+def _fast(taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
     nbytes, received, ready = (median(values) for values in zip(*taken, strict=True))
     return Path(FAST, rate, 1, round(nbytes), received, ready)
 
