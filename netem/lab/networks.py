@@ -37,6 +37,8 @@ class Event:
 
 
 def network_of(argument: Mapping[str, Any]) -> Network:
+    if "network" not in argument:
+        raise UsageError("hosts is missing: this experiment has a network")
     table = Table(argument["network"], "network")
     regions: list[Region] = []
     for each in table.tables("regions"):

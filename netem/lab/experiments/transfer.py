@@ -19,7 +19,7 @@ from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
 from netem.lab.payloads import FORMATS, measured
 from netem.lab.streamed import wire_share
-from netem.lab.tables import filled
+from netem.lab.tables import bounded, filled, some
 from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
@@ -36,7 +36,7 @@ GIGA: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Given:
     """``sends``: a format, and then a number of stripes and a congestion control, or nothing: what a peer would choose. ``steps``: whose deltas go as one payload.
     ``gbps``: the paper's rate, of which the child's link gets the part ÷ ``rate_scale``; 0: its rate is the scenario's. ``paper_dense_gb``: the paper's dense payload."""
 
@@ -51,6 +51,12 @@ class Parameters:
     sizes: tuple[int, ...] = ()
     """Of the formats, in their order; ``prepared`` puts them in."""
 
+    def check(self) -> None:
+        some(self, "sends")
+        list(map(_send, self.sends))
+        bounded(self, learning_rate=(1e-9, 1), steps=(1, 1000), rounds=(1, 1000), limit=(1, 10_000))
+        bounded(self, gbps=(0, 1e6), rate_scale=(1e-6, 1e6), paper_dense_gb=(0, 1e6))
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -63,12 +69,8 @@ class Send:
 
 def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
     """The argument with what takes a whole machine: sizes, from training. And with the rate that follows from the paper's. Raises UsageError, LocalError."""
-    given = filled(Parameters, argument["parameters"], "parameters")
-    list(map(_send, given.sends))
-    if given.steps < 1 or given.rounds < 1 or given.limit < 1 or given.rate_scale <= 0 or not 0 < given.learning_rate < 1:
-        raise UsageError(
-            "parameters.steps, rounds and limit must be 1 or more, rate_scale above 0, and learning_rate between 0 and 1"
-        )
+    given = filled(Given, argument["parameters"], "parameters")
+    given.check()
     ready = copy.deepcopy(dict(argument))
     ready["parameters"]["sizes"] = [measured(given.learning_rate, given.steps).sizes[name] for name in FORMATS]
     if given.gbps:
@@ -79,7 +81,7 @@ def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Parameters, argument["parameters"], "parameters")
+    given = filled(Given, argument["parameters"], "parameters")
     network = network_of(argument)
     if {host.name for host in network.hosts} != set(ENDS):
         raise UsageError(f"the experiment transfer has two hosts, {' and '.join(ENDS)}")
@@ -113,7 +115,7 @@ def _own(congestion: str | None) -> str:
 
 def _send(words: str) -> Send:
     """Raises UsageError."""
-    payload, *rest = words.split()
+    payload, *rest = words.split() or [""]
     if payload not in FORMATS:
         raise UsageError(f"parameters.sends: {payload!r} is no format; there are {', '.join(FORMATS)}")
     if not rest:
@@ -126,7 +128,7 @@ def _send(words: str) -> Send:
     return Send(payload, int(rest[0]), rest[1])
 
 
-def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
+def _sweep(given: Given, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
     size = sizes[send.payload]
     limit = max(given.limit, LEAST_S * way.rate_bps / (8 * size))
     rounds = min(given.rounds, ceil(ENOUGH_S * way.rate_bps / (8 * size)))
@@ -135,7 +137,7 @@ def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) ->
 
 
 def _row(
-    given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, share: float, carried: Mapping[str, Any]
+    given: Given, send: Send, sizes: Mapping[str, int], way: Way, share: float, carried: Mapping[str, Any]
 ) -> dict[str, Any]:
     """``share``: of the wire, what is payload."""
     size = sizes[send.payload]
@@ -163,7 +165,7 @@ def _predicted_s(size: int, stripes: int, congestion: str, way: Way, share: floa
     return chain_time_s(size, [rate_bps], PIECE_BYTES, [way.rtt_s])
 
 
-def _at_paper_scale(given: Parameters, sizes: Mapping[str, int], share: float) -> Iterator[dict[str, Any]]:
+def _at_paper_scale(given: Given, sizes: Mapping[str, int], share: float) -> Iterator[dict[str, Any]]:
     if not given.paper_dense_gb or not given.gbps:
         return
     for payload in dict.fromkeys(_send(words).payload for words in given.sends):

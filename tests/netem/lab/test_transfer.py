@@ -8,7 +8,7 @@ import pytest
 
 from netem.lab import emulated, payloads
 from netem.lab.experiments import transfer
-from netem.lab.experiments.transfer import Parameters
+from netem.lab.experiments.transfer import Given
 from netem.lab.payloads import FORMATS, Payloads
 from netem.lab.run import load
 from netem.lab.scenario import cases
@@ -62,7 +62,7 @@ def test_a_window_that_loss_allows_is_what_is_predicted() -> None:
 
 
 def test_rows_at_the_papers_scale_are_marked() -> None:
-    given = Parameters(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
+    given = Given(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
     rows = list(transfer._at_paper_scale(given, SIZES, 0.5))
     assert [(row["payload"], row["bytes"], row["simulated"]) for row in rows] == [
         ("dense", 10_000_000_000, True),
