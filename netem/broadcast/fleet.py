@@ -285,10 +285,11 @@ class Fleet:
         return sum(int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there)
 
     def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
-        """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""
+        """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time). One that was just started is given time to answer."""
         told: dict[str, dict[str, Any]] = {}
         why = "the stream ended"
         try:
+            self._until(lambda: self._answers(host), f"answer of {host}")
             with events(self._net, host, LIMIT_S, LIMIT_S) as every:
                 for kind, facts in every:
                     if facts.get("version") == version:
@@ -298,6 +299,13 @@ class Fleet:
         except OSError as error:
             why = str(error)
         raise self._daemons.daemons[host].failure(f"{host} told of no {last} of {version}: {why}")
+
+    def _answers(self, host: str) -> bool:
+        try:
+            self._net.connect(host, ("127.0.0.1", HTTP_PORT), HTTP_S).close()
+        except ConnectionRefusedError:
+            return False
+        return True
 
 
 def _received(events: dict[str, dict[str, Any]]) -> float:
