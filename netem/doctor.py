@@ -1,6 +1,6 @@
-"""What network emulation this machine can do, found out by doing it.
+"""What network emulation this machine can do: what this kernel makes is found out by making it; user-mode Linux is looked for, and not booted.
 
-Promises: everything is tried in a network namespace of its own that is removed again, also on failure; all that is made is named ``p2pcast-…``; what a
+Promises: what is made is made in a network namespace of its own that is removed again, also on failure; all that is made is named ``p2pcast-…``; what a
 killed doctor left behind is removed by the next one; nothing outside that namespace is touched. ``probe`` asks the machine, all else is pure.
 """
 
@@ -15,6 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from netem.namespaces import NEEDED
+from netem.uml import KERNEL as UML
+
 COMMAND_S = 10.0
 """For any one command: they take milliseconds."""
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -25,12 +28,11 @@ PREFIX = "p2pcast-doctor-"
 """Then the process id: so the namespace of a doctor that was killed can be told from that of one at work."""
 LINKS = ("p2pcast-a", "p2pcast-b")
 """The ends of the veth pair: names of links may have 15 characters."""
+BRIDGE = "p2pcast-c"
 
 QDISCS = {
     "tbf": ["tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"],
-    "htb": ["htb", "default", "1"],
     "netem": ["netem", "delay", "10ms", "loss", "1%"],
-    "fq": ["fq"],
 }
 """Name → how it is asked for."""
 KERNEL = "a kernel built with it (distributions' own kernels are; container hosts' often are not)"
@@ -60,11 +62,11 @@ class Backend:
 
 
 NEEDS = {
-    "native": ("rate, delay, loss and reordering, by this kernel", ("root", "namespaces", "veth", "netem")),
+    "native": ("rate, delay, loss and reordering, by this kernel", ("root", "namespaces", "veth", "bridge", "tbf", "netem")),
     "uml": ("the same, by a kernel that runs as a process (one CPU)", ("user-mode-linux",)),
-    "rate": ("rates only, by this kernel", ("root", "namespaces", "veth", "tbf")),
+    "rate": ("rates only, by this kernel", ("root", "namespaces", "veth", "bridge", "tbf")),
 }
-"""Backends, best first: name → what it gives, the checks that it needs."""
+"""Backends, best first: name → what it gives, the checks that it needs. Every rate is a token bucket, behind netem too."""
 
 Command = Callable[[list[str]], "subprocess.CompletedProcess[str]"]
 
@@ -81,14 +83,13 @@ def chosen(every: Iterable[Backend]) -> str:
 
 
 def probe() -> list[Check]:
-    """Try everything, in the order of dependence. Takes a second or so; needs no rights, but finds more with them."""
+    """Try, or look for, everything, in the order of dependence. Takes a second or so; needs no rights, but finds more with them."""
     root = os.geteuid() == 0
     return [
         Check("root", root, "this process is root" if root else "this process is not root", "" if root else "run it as root"),
         *_kernel(root),
         _congestion("bbr"),
         _user_mode_linux(),
-        _binary("iperf3", "-v", "iperf3"),
     ]
 
 
@@ -109,12 +110,12 @@ def _why(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _kernel(root: bool) -> Iterator[Check]:
-    """Namespaces, veth and the qdiscs, each tried inside a namespace of our own."""
-    names = ["namespaces", "veth", *QDISCS]
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    """Namespaces, veth, a bridge and the qdiscs, each tried inside a namespace of our own."""
+    names = ["namespaces", "veth", "bridge", *QDISCS]
+    missing = [tool for tool in NEEDED if shutil.which(tool) is None]
     if missing or not root:
         reason = f"there is no {' and no '.join(missing)} command" if missing else "only root can try"
-        install = "apt-get install iproute2" if missing else "run it as root"
+        install = "apt-get install iproute2 util-linux" if missing else "run it as root"
         yield from (Check(name, False, reason, install) for name in names)
         return
     sweep(run)
@@ -132,9 +133,10 @@ def _inside(space: str) -> Iterator[Check]:
     made = run(["ip", "-n", space, "link", "add", one, "type", "veth", "peer", "name", other])
     if made.returncode:
         yield Check("veth", False, _why(made), KERNEL)
-        yield from (Check(name, False, "there is no link to put it on", "veth") for name in QDISCS)
+        yield from (Check(name, False, "there is no link to try it on", "veth") for name in ("bridge", *QDISCS))
         return
     yield Check("veth", True, f"linked {one} and {other}")
+    yield _bridge(space, one)
     for name, words in QDISCS.items():
         added = run(["tc", "-n", space, "qdisc", "replace", "dev", one, "root", "handle", "1:", *words])
         shown = run(["tc", "-n", space, "qdisc", "show", "dev", one])
@@ -145,6 +147,14 @@ def _inside(space: str) -> Iterator[Check]:
         else:
             yield Check(name, True, f"in place on {one}")
         run(["tc", "-n", space, "qdisc", "del", "dev", one, "root"])
+
+
+def _bridge(space: str, port: str) -> Check:
+    for words in (["add", BRIDGE, "type", "bridge"], ["set", port, "master", BRIDGE]):
+        done = run(["ip", "-n", space, "link", *words])
+        if done.returncode:
+            return Check("bridge", False, _why(done), KERNEL)
+    return Check("bridge", True, f"{port} is a port of {BRIDGE}")
 
 
 class ProbeError(Exception):
@@ -189,33 +199,26 @@ def _congestion(name: str) -> Check:
 # -- programs
 
 
-def _binary(name: str, version_flag: str, package: str) -> Check:
-    path = shutil.which(name)
-    if path is None:
-        return Check(name, False, f"there is no {name} command", f"apt-get install {package}")
-    try:
-        done = run([path, version_flag])
-    except OSError as error:
-        return Check(name, False, f"{path} does not run: {error}", f"apt-get install --reinstall {package}")
-    if done.returncode:
-        return Check(name, False, f"{path} does not run: {_why(done)}", f"apt-get install --reinstall {package}")
-    lines = (done.stdout or done.stderr).splitlines()
-    return Check(name, True, f"{path}: {lines[0] if lines else 'runs'}")
-
-
 def _user_mode_linux() -> Check:
-    """The kernel as a process, and the modules that have to be put into it."""
+    """The kernel as a process says its version; the modules that have to be put into it are looked for."""
     name, install = "user-mode-linux", "apt-get install user-mode-linux"
-    binary = _binary("linux.uml", "--version", "user-mode-linux")
-    if not binary.ok:
-        return Check(name, False, binary.reason, binary.install)
-    version = re.search(r"\d\S*", binary.reason.rpartition(":")[2])
+    path = shutil.which(UML)
+    if path is None:
+        return Check(name, False, f"there is no {UML} command", install)
+    reinstall = "apt-get install --reinstall user-mode-linux"
+    try:
+        done = run([path, "--version"])
+    except OSError as error:
+        return Check(name, False, f"{path} does not run: {error}", reinstall)
+    if done.returncode:
+        return Check(name, False, f"{path} does not run: {_why(done)}", reinstall)
+    version = re.search(r"\d\S*", done.stdout or done.stderr)
     modules = UML_MODULES / (version[0] if version else "")
-    found = {path.name.partition(".")[0] for path in modules.rglob("*.ko*")}
+    found = {file.name.partition(".")[0] for file in modules.rglob("*.ko*")}
     missing = [module for module in UML_NEEDED if module not in found]
     if missing:
         return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
-    return Check(name, True, f"{binary.reason}, with {' and '.join(UML_NEEDED)}")
+    return Check(name, True, f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}")
 
 
 def document(checks: list[Check]) -> Mapping[str, object]:

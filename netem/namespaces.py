@@ -148,24 +148,33 @@ def namespaces(network: Network, *, only_rates: bool = True) -> Iterator[Namespa
 
 @contextmanager
 def namespace() -> Iterator[int]:
-    """The process that holds a new one."""
+    """The process that holds a new one. Raises LocalError where none can be had: never is it this machine's own that is given."""
     # In a session of its own: Ctrl-C is for whoever made the network, who ends what runs inside first.
     words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
     holder = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        ours, path = os.readlink("/proc/self/ns/net"), Path(f"/proc/{holder.pid}/ns/net")
         deadline = time.monotonic() + COMMAND_S
-        while holder.poll() is None and path.readlink() == Path(ours) and time.monotonic() < deadline:
+        while holder.poll() is None and not (apart := _apart(holder.pid)) and time.monotonic() < deadline:
             time.sleep(0.002)
         if holder.poll() is not None:
             assert holder.stderr is not None
             raise LocalError(f"no network namespace can be made here: {holder.stderr.read().strip()} (only root may)")
+        if not apart:
+            raise LocalError(f"the holder of a new network namespace is still in this machine's own after {COMMAND_S:g} s")
         yield holder.pid
     finally:
         holder.kill()
         holder.wait()
         assert holder.stderr is not None
         holder.stderr.close()
+
+
+def _apart(pid: int) -> bool:
+    """Whether that process is in another network namespace than this one; false where it has just ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    except OSError:
+        return False
 
 
 def _build(network: Network, switch: int, holders: dict[str, int], segments: int) -> None:

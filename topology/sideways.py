@@ -27,8 +27,8 @@ def sideways(plan: Plan, peer: str, limit: int = NEIGHBOURS) -> tuple[str, ...]:
     return tuple(islice((other for other in window if other not in above and other not in plan.leaves), limit))
 
 
-def concerned(before: Plan, after: Plan, touched: Iterable[str], backups: int) -> set[str]:
-    """Peers of `after` whose parent, first `backups` ancestors behind it, or neighbours may be others than in `before`; perhaps a few more.
+def concerned(before: Plan, after: Plan, touched: Iterable[str]) -> set[str]:
+    """Peers of `after` whose parent, ancestors behind it, or neighbours may be others than in `before`; perhaps a few more.
 
     `touched`: who came, went, has another parent, or has become a leaf or ceased to be one. Takes time in proportion to them and to chains' lengths.
     """

@@ -56,7 +56,7 @@ class Guide:
         """To whom the newest plan says something new: those near what changed, all once there is news of who reaches whom."""
         plan, reach, now = self._membership.plan, self._membership.reach, time.monotonic()
         peers = self._membership.peers
-        moved, near = self._membership.news(BACKUPS)
+        moved, near = self._membership.news()
         self._fleet.planned(
             plan.epoch, [[peers[p].name, "hub" if above == ROOT else peers[above].name] for p, above in moved.items()]
         )

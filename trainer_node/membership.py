@@ -298,8 +298,8 @@ class Membership:
             self._touched = None
         return mended
 
-    def news(self, backups: int) -> tuple[dict[str, str], set[str]]:
-        """Since this was last asked: who has come to another parent, and who may have to be told something new of its place, its first ``backups``
+    def news(self) -> tuple[dict[str, str], set[str]]:
+        """Since this was last asked: who has come to another parent, and who may have to be told something new of its place, its
         ancestors or its neighbours."""
         before, after, touched = self._told, self.plan, self._touched
         self._told, self._touched = after, set()
@@ -309,7 +309,7 @@ class Membership:
             touched = {peer for peer, _ in before.parent.items() ^ after.parent.items()} | (before.leaves ^ after.leaves)
         places = {peer: after.parent[peer] for peer in sorted(touched) if peer in after}
         moved = {peer: above for peer, above in places.items() if before.parent.get(peer) != above}
-        return moved, concerned(before, after, touched, backups)
+        return moved, concerned(before, after, touched)
 
     def _touch(self, *idents: str) -> None:
         if self._touched is not None:

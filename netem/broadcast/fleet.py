@@ -67,9 +67,11 @@ class Fleet:
         self.setup = setup
         hosts = peers_of(net)
         early = len(hosts) - setup.late
-        self._late = hosts[early:]
-        self.there = [host for host in hosts[:early] if host not in setup.absent]
-        """Hosts whose peer is expected to get what is published."""
+        self._early, self._late = hosts[:early], hosts[early:]
+        self._running: set[str] = set()
+        """Those of the early ones whose processes run, and do not stand still."""
+        self._frozen: set[str] = set()
+        self._cut: set[str] = set()
         self.fetching: list[float] = []
         """Of each broadcast beside which some caught up: the share of them that was still at it when it ended."""
         self._net, self._daemons = net, daemons
@@ -80,6 +82,11 @@ class Fleet:
         self.sent_bytes = 0
         """Of the newest version's artifact."""
         (folder / "train").mkdir()
+
+    @property
+    def there(self) -> list[str]:
+        """Hosts whose peer is expected to get what is published: it runs, does not stand still, and can be reached."""
+        return [host for host in self._early if host in self._running and host not in self._cut]
 
     # -- daemons
 
@@ -94,8 +101,10 @@ class Fleet:
             words += ["--chains", str(self.setup.chains)]
         self._daemon(HUB, "seed", self._folder / "train", "--listen", f"0.0.0.0:{HUB_PORT}", *words)
         self._until(token.exists, "the hub's token")
-        for peer in self.there:
-            self._join(peer)
+        for peer in self._early:
+            if peer not in self.setup.absent:
+                self._join(peer)
+                self._running.add(peer)
         self._until_live(self.there)
 
     def _join(self, peer: str) -> None:
@@ -145,35 +154,36 @@ class Fleet:
     def kill(self, peer: str) -> None:
         """Its machine is gone, in a moment; what it had on disk is not."""
         self._strike(peer, signal.SIGKILL)
+        self._frozen.discard(peer)
 
     def freeze(self, peer: str) -> None:
         self._strike(peer, signal.SIGSTOP)
+        self._frozen.add(peer)
 
     def thaw(self, peer: str) -> None:
-        self._daemons.daemons[peer].signal(signal.SIGCONT)
-        self._back(peer)
+        """Nothing is left to go on of one that was killed while it stood still."""
+        if peer in self._frozen:
+            self._frozen.remove(peer)
+            self._daemons.daemons[peer].signal(signal.SIGCONT)
+            self._daemons.daemons[peer].expected = False
+            self._running.add(peer)
 
     def join(self, peer: str) -> None:
         """A newcomer, or one that was killed and comes back with what it had."""
         self._join(peer)
-        self._back(peer)
+        self._running.add(peer)
 
     def expect(self, peer: str, *, there: bool) -> None:
-        """Whether a peer that could not be reached, or can again, is waited for."""
+        """Whether a host can be reached, or no longer. Its peer is waited for while it can be, and while there is one that runs."""
         if there:
-            self._back(peer)
-        elif peer in self.there:
-            self.there.remove(peer)
+            self._cut.discard(peer)
+        else:
+            self._cut.add(peer)
 
     def _strike(self, peer: str, number: signal.Signals) -> None:
         self._daemons.daemons[peer].expected = True
         self._daemons.daemons[peer].signal(number)
-        self.expect(peer, there=False)
-
-    def _back(self, peer: str) -> None:
-        self._daemons.daemons[peer].expected = False
-        if peer not in self.there:
-            self.there.append(peer)
+        self._running.discard(peer)
 
     def _installed(self, peer: str) -> Path:
         return self._folder / "peers" / peer
@@ -275,10 +285,11 @@ class Fleet:
         return {peer: int(self._get(peer, "/status", HTTP_S)["bytes_duplicate"]) for peer in self.there}
 
     def _events(self, host: str, last: str, version: str) -> dict[str, dict[str, Any]]:
-        """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time)."""
+        """What it has told of that version until the event ``last``, which is waited for, by kind; ``time``: when (Unix time). One that was just started is given time to answer."""
         told: dict[str, dict[str, Any]] = {}
         why = "the stream ended"
         try:
+            self._until(lambda: self._answers(host), f"answer of {host}")
             with events(self._net, host, LIMIT_S, LIMIT_S) as every:
                 for kind, facts in every:
                     if facts.get("version") == version:
@@ -288,6 +299,13 @@ class Fleet:
         except OSError as error:
             why = str(error)
         raise self._daemons.daemons[host].failure(f"{host} told of no {last} of {version}: {why}")
+
+    def _answers(self, host: str) -> bool:
+        try:
+            self._net.connect(host, ("127.0.0.1", HTTP_PORT), HTTP_S).close()
+        except ConnectionRefusedError:
+            return False
+        return True
 
 
 def _received(events: dict[str, dict[str, Any]]) -> float:

@@ -78,11 +78,13 @@ def _rows(bench: Bench, system: str, peers: int) -> list[dict[str, Any]]:
     uplink, link = Link(bench.uplink_bps, bench.uplink_bps), Link(bench.peer_bps, bench.peer_bps)
     late = bench.late if system == "p2pcast" else 0
     with ExitStack() as owned:
-        folder = owned.enter_context(own_folder(bench.folder or Path(tempfile.gettempdir())))
+        below = bench.folder or Path(tempfile.gettempdir())
+        folder = owned.enter_context(own_folder(below))
         network = star(uplink, peers + late, link, bench.congestion)
         net = owned.enter_context(rate_network(network))
         try:
-            memory = owned.enter_context(own_folder(TMPFS)) if os.access(TMPFS, os.W_OK) else folder
+            apart = below.resolve() != TMPFS and os.access(TMPFS, os.W_OK)
+            memory = owned.enter_context(own_folder(TMPFS)) if apart else folder
             if system in ("p2pcast", PLAINTEXT):
                 plaintext = system == PLAINTEXT
                 ran = p2pcast(net, bench.payload_bytes, bench.rounds, bench.uplink_bps, folder, memory, late, plaintext=plaintext)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from netem.broadcast.rivals import HUB
 from netem.description import MAX_QUEUE_S, Bursts, Host, Link, Network, Region
 from netem.lab.tables import Table
 from p2pcast.errors import UsageError
@@ -18,7 +19,15 @@ MAX_AT_S: Final = 3600.0
 MAX_COUNT: Final = 200
 DO: Final = ("cut", "heal", "degrade", "kill", "stop", "continue", "join")
 TO_LINKS: Final = ("cut", "heal", "degrade")
-"""What a region's trunk can suffer too."""
+"""What a region's trunk can suffer too, and the hub's link."""
+RUNS, STANDS, GONE = "runs", "stands still", "does not run"
+TO_PEERS: Final = {
+    "kill": ((RUNS, STANDS), GONE),
+    "stop": ((RUNS,), STANDS),
+    "continue": ((STANDS,), RUNS),
+    "join": ((GONE,), RUNS),
+}
+"""What befalls a peer's processes → how it may find them, and how it leaves them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class Event:
 
 
 def network_of(argument: Mapping[str, Any]) -> Network:
+    if "network" not in argument:
+        raise UsageError("hosts is missing: this experiment has a network")
     table = Table(argument["network"], "network")
     regions: list[Region] = []
     for each in table.tables("regions"):
@@ -62,10 +73,27 @@ def network_of(argument: Mapping[str, Any]) -> Network:
 
 
 def events_of(argument: Mapping[str, Any]) -> list[Event]:
-    """In the order of their versions and times."""
+    """In the order of their versions and times. A peer that comes later is among the parameters' ``absent``, where an experiment knows these."""
     network = network_of(argument)
     events = [_event(table, network) for table in Table({"events": argument.get("events", [])}).tables("events")]
-    return sorted(events, key=lambda event: (event.version or 0, event.at_s))
+    ordered = sorted(enumerate(events, 1), key=lambda each: (each[1].version or 0, each[1].at_s))
+    absent = argument.get("parameters", {}).get("absent", ())
+    states = {name: GONE for name in (absent if isinstance(absent, list | tuple) else [absent]) if isinstance(name, str)}
+    for number, event in ordered:
+        _befall(states, event, f"events[{number}].do is {event.do!r}")
+    return [event for _, event in ordered]
+
+
+def _befall(states: dict[str, str], event: Event, called: str) -> None:
+    """``states``: of peers, where they do not just run."""
+    if event.do not in TO_PEERS:
+        return
+    if event.place == HUB:
+        raise UsageError(f"{called}: {HUB!r} is no peer; its link can be meant, by {', '.join(TO_LINKS)}")
+    found, (fit, after) = states.get(event.place, RUNS), TO_PEERS[event.do]
+    if found not in fit:
+        raise UsageError(f"{called}: the peer of {event.place} {found} by then")
+    states[event.place] = after
 
 
 def _event(table: Table, network: Network) -> Event:

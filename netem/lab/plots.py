@@ -35,7 +35,10 @@ def draw(plots: Sequence[Plot], document: Mapping[str, Any], folder: Path) -> li
             continue
         figure = Figure(INCHES, layout="constrained")
         axes = figure.add_subplot()
-        (_bars if plot.kind == "bar" else _lines)(axes, plot, ours, theirs)
+        if plot.kind == "bar":
+            _bars(axes, ours, theirs)
+        else:
+            _lines(axes, plot, ours, theirs)
         axes.set_title(plot.title)
         axes.set_xlabel(plot.x_label or document["columns"].get(plot.x, plot.x))
         axes.set_ylabel(plot.y_label or document["columns"].get(plot.y, plot.y))
@@ -76,7 +79,7 @@ def _lines(axes: Any, plot: Plot, ours: Series, theirs: Series) -> None:
         axes.set_xscale("log")
 
 
-def _bars(axes: Any, plot: Plot, ours: Series, theirs: Series) -> None:
+def _bars(axes: Any, ours: Series, theirs: Series) -> None:
     places = list(dict.fromkeys(x for shown in (ours, theirs) for points in shown.values() for x in points))
     if all(isinstance(x, int | float) for x in places):
         places.sort()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,7 +22,8 @@ from netem.doctor import Backend
 from netem.lab.emulated import WORK, experiment, prepared
 from netem.lab.holds import judged
 from netem.lab.machine import machine, versions
-from netem.lab.scenario import Case, Scenario, cases, parse
+from netem.lab.networks import events_of
+from netem.lab.scenario import Case, Scenario, cases, filled, parse
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.store.files import reason
 
@@ -68,8 +71,9 @@ def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callab
     every = list(cases(scenario))
     if strange := [number for number in only if not 1 <= number <= len(every)]:
         raise UsageError(f"there is no case {strange[0]}: {scenario.name} has {len(every)}")
-    experiment(scenario.experiment)
     wanted = [case for case in every if not only or case.number in only]
+    for case in wanted:
+        checked(scenario.experiment, case)
     began, clock = datetime.now(UTC), time.monotonic()
     on = machine()
     rows: list[Said] = []
@@ -98,6 +102,21 @@ def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callab
         "columns": scenario.columns, "reference": list(scenario.reference),
         "holds": [judged(hold, rows, scenario.sweep) for hold in scenario.holds],
     }  # fmt: skip
+
+
+def checked(name: str, case: Case) -> None:
+    """Whether an experiment's parameters make sense, as its ``Given`` has them. Raises UsageError that names the key, and the case."""
+    form = getattr(import_module(experiment(name).__module__), "Given", None)
+    if form is None:
+        return
+    try:
+        given = filled(form, case.argument["parameters"], "parameters")
+        check = getattr(given, "check", None)
+        if check is not None:
+            # What befalls hosts, where that makes a difference.
+            check(*([events_of(case.argument)] if signature(check).parameters else []))
+    except UsageError as error:
+        raise UsageError(f"case {case.number}: {error}") from None
 
 
 def _said(

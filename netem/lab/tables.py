@@ -122,3 +122,27 @@ def filled(form: type[T], content: Mapping[str, Any], place: str) -> T:
             values[field.name] = kind_of(given, kind, called)
     table.close()
     return form(**values)
+
+
+def bounded(given: object, **limits: tuple[float, float]) -> None:
+    """Each of these fields of what was ``filled``, or each value that it lists, is from the one to the other. Raises UsageError that names the key."""
+    for key, (least, most) in limits.items():
+        listed = getattr(given, key)
+        for value in listed if isinstance(listed, tuple) else (listed,):
+            if not least <= value <= most:
+                raise UsageError(f"parameters.{key} is {value:g}: it must be from {least:g} to {most:g}")
+
+
+def some(given: object, *keys: str) -> None:
+    """Each of these fields lists something. Raises UsageError that names the key."""
+    for key in keys:
+        if not getattr(given, key):
+            raise UsageError(f"parameters.{key} is empty: there would be nothing to try")
+
+
+def rates_of(texts: Sequence[str], key: str) -> list[float]:
+    """In bits per second. Raises UsageError that names the key."""
+    try:
+        return [parse_rate(text) for text in texts]
+    except UsageError as error:
+        raise UsageError(f"parameters.{key}: {error}") from None

@@ -1,8 +1,8 @@
 """``python -m netem.stripes.ends parent|child SETTINGS``: one end of a p2pcast link, at one host.
 
-Speaks in lines of JSON on stdin and stdout. A parent that is told to ``open`` makes a version ready, coded, signed and stored, and listens; ``publish`` lets it go at once. A child that is
-told to ``open`` attaches, and for each ``wait`` says when it had verified the whole version. The clock is the machine's, the same at both ends.
-Everything is what daemons use: listener, dial, node, feed and store; staging is left out.
+Speaks in lines of JSON on stdin and stdout. The first order of a link says what it is to be like; at it a parent listens, and a child attaches. Told to ``prepare``, a parent makes a version
+ready, coded, signed and stored; ``publish`` lets it go at once. For each ``wait`` a child says when it had verified the whole version, and how much of it had come by then. ``close`` ends the
+link; another may follow. The clock is the machine's, the same at both ends. Everything is what daemons use: listener, dial, node, feed and store; staging is left out.
 """
 
 from __future__ import annotations
@@ -111,15 +111,17 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     watching = asyncio.ensure_future(upstream.run())
     await upstream.attached.wait()
     say(attached=True)
+    # Whatever has come since the version before is of this one, also what came before the order was read.
+    before = 0
     while (told := await heard()) and "close" not in told:
-        before = upstream.bytes_received if told["fresh"] else 0
         whole = asyncio.ensure_future(end.complete.wait())
         await asyncio.wait([watching, whole], timeout=told["wait"], return_when=asyncio.FIRST_COMPLETED)
         at, done = loop.time(), whole.done()
         whole.cancel()
         end.complete.clear()
+        came, before = upstream.bytes_received - before, upstream.bytes_received
         left = str(watching.result() or "the link was closed") if watching.done() else None
-        say(received={"at": at, "whole": done, "bytes": upstream.bytes_received - before, "left": left})
+        say(received={"at": at, "whole": done, "bytes": came, "left": left})
     link.abort()
     await asyncio.wait([watching])
     await _finish(end, running)

@@ -8,14 +8,13 @@ from statistics import median
 from typing import Any
 
 from netem.backend import results
+from netem.lab.streamed import wire_share
 from netem.stripes.sweep import Sweep
 from p2pcast.relay.lanes import at_first
 from p2pcast.transport.sockets import window_bytes
 from p2pcast.transport.striping import Way, stripes
 
 WORK = "netem.stripes.sweep:sweep"
-PAYLOAD_SHARE = 1448 / 1514
-"""Of what `tc` counts: the rest is headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def judged(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     """``best``: the most that anything gave that was tried; ``choice``: what p2pcast chose by itself, and what it gave; ``rule``: what it would begin with."""
     usual = [row for row in rows if row["buffer_bytes"] is None]
     goodput = {(r["congestion"], r["stripes"]): median(r["goodputs_bps"]) for r in usual if not r["chosen"]}
-    ceiling = sweep.rate_bps * PAYLOAD_SHARE
+    ceiling = sweep.rate_bps * wire_share(sweep.mtu)
     by_congestion = {}
     for congestion in dict.fromkeys(name for name, _ in goodput):
         of_it = {number: bps for (name, number), bps in goodput.items() if name == congestion}

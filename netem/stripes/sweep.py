@@ -28,7 +28,8 @@ IDLE_ROUND_TRIPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One way, and the links tried on it. ``limit``: of the time that the payload takes at the full rate, for a version; what has come by then counts."""
+    """One way, and the links tried on it. ``limit``: of the time that the payload takes at the full rate, for a version; what has come by then counts. ``mtu``: bytes of
+    an IP packet."""
 
     rate_bps: float
     rtt_s: float
@@ -39,6 +40,7 @@ class Sweep:
     buffers: tuple[int | None, ...]
     rounds: int
     limit: float
+    mtu: int = 1500
 
     @property
     def ideal_s(self) -> float:
@@ -53,7 +55,7 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         settled(name)
     # All of the way lies before the receiver, but for the acknowledgements' half.
     access = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
-    with namespaces(Network((Host("parent"), Host("child", access)))) as net:
+    with namespaces(Network((Host("parent"), Host("child", access)), given.mtu)) as net:
         calibration = calibrated(net)
         yield calibration
         if calibration["off"]:
@@ -100,8 +102,8 @@ def link(
         parent.tell(prepare=True)
         parent.answer("prepared")
         time.sleep(IDLE_S + IDLE_ROUND_TRIPS * given.rtt_s)
+        child.tell(wait=limit_s)
         parent.tell(publish=True)
-        child.tell(wait=limit_s, fresh=True)
         began, received = parent.answer("began"), child.answer("received")
         goodputs.append(8 * received["bytes"] / (received["at"] - began))
         left = received["left"]

@@ -67,7 +67,7 @@ def measure(peers: int, regions: int, uplink_bps: float) -> list[dict[str, Any]]
     after = excise(first, [dying], epoch=(1, 2))
 
     def tell() -> None:
-        for peer in concerned(first, after, {dying, *first.children(dying)}, BACKUPS):
+        for peer in concerned(first, after, {dying, *first.children(dying)}):
             after.backups(peer, BACKUPS)
             sideways(after, peer)
 

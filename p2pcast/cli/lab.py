@@ -13,7 +13,10 @@ import click
 from p2pcast.cli.options import PATH, console, write_document
 from p2pcast.errors import EXIT_FAILED, LocalError, UsageError
 
-DOCTOR = {"name": "doctor", "what": "what network emulation this machine can do, each thing tried for real"}
+DOCTOR = {
+    "name": "doctor",
+    "what": "what network emulation this machine can do: its kernel's parts tried for real, user-mode Linux looked for",
+}
 """Of what `p2pcast lab NAME` runs, what is no scenario."""
 RESULT = "result.json"
 
@@ -66,7 +69,7 @@ def list_command(as_json: bool) -> None:
 @lab.command()
 @JSON
 def doctor(as_json: bool) -> None:
-    """Try what network emulation needs: namespaces, links, qdiscs, programs. Leaves nothing behind."""
+    """Try what network emulation needs: namespaces, links, a bridge, qdiscs; look for user-mode Linux. Leaves nothing behind."""
     from netem.doctor import backends, chosen, document, probe
 
     checks = probe()

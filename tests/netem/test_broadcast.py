@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from netem.broadcast.daemons import Daemon, Daemons
 from netem.broadcast.figures import Ran, Round, left_out, quantile, row
-from netem.broadcast.fleet import check
+from netem.broadcast.fleet import Fleet, Setup, check
 from netem.broadcast.folders import PREFIX, own_folder
-from netem.broadcast.rivals import RIVALS, MissingError
+from netem.broadcast.rivals import HUB, RIVALS, MissingError
 from netem.description import Link, star
 from netem.rate import rate_network
 from p2pcast.errors import IntegrityError
@@ -50,6 +54,13 @@ def test_folders_of_the_dead_are_swept_and_ours_goes(tmp_path: Path) -> None:
     with own_folder(tmp_path) as folder:
         assert {path.name for path in tmp_path.iterdir()} == {folder.name, f"{PREFIX}1"}
     assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}1"]
+
+
+def test_the_folder_of_one_that_had_our_number_is_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}{os.getpid()}" / "logs").mkdir(parents=True)
+    with own_folder(tmp_path) as folder:
+        assert list(folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.root
@@ -111,3 +122,49 @@ def test_a_peer_that_installed_anything_else_is_found(tmp_path: Path) -> None:
     check(saved, saved)
     with pytest.raises(IntegrityError, match="installed"):
         check(saved, installed)
+
+
+class Sleepers(Daemons):
+    """Processes that only sleep: who is waited for does not depend on what they do."""
+
+    def start(self, name: str, words: Sequence[str | Path], space: str | None = None) -> Daemon:
+        self.daemons[name] = Daemon(name, os.posix_spawnp("sleep", ["sleep", "infinity"], os.environ), Path())
+        return self.daemons[name]
+
+
+@pytest.fixture
+def sleepers(tmp_path: Path) -> Iterator[Sleepers]:
+    daemons = Sleepers(tmp_path)
+    yield daemons
+    for daemon in daemons.daemons.values():
+        daemon.signal(signal.SIGKILL)
+        os.waitpid(daemon.pid, 0)
+
+
+def test_who_does_not_run_is_not_waited_for_when_its_way_is_healed(tmp_path: Path, sleepers: Sleepers) -> None:
+    net: Any = SimpleNamespace(network=star(Link(), 5, Link()), space=lambda host: None)
+    peers = [host.name for host in net.network.hosts if host.name != HUB]
+    late, killed, frozen, struck, usual = peers
+    fleet = Fleet(net, sleepers, tmp_path, tmp_path, Setup(1, absent=frozenset([late])))
+    for peer in (killed, frozen, struck, usual):
+        fleet.join(peer)
+    for peer in peers:
+        fleet.expect(peer, there=False)
+    assert fleet.there == []
+    fleet.kill(killed)
+    fleet.freeze(frozen)
+    fleet.freeze(struck)
+    fleet.kill(struck)
+    for peer in peers:
+        fleet.expect(peer, there=True)
+    assert fleet.there == [usual]
+    assert {name for name, daemon in sleepers.daemons.items() if daemon.expected} == {killed, frozen, struck}
+    fleet.thaw(struck)
+    fleet.thaw(frozen)
+    assert fleet.there == [frozen, usual]
+    assert {name for name, daemon in sleepers.daemons.items() if daemon.expected} == {killed, struck}
+    fleet.expect(late, there=False)
+    fleet.join(late)
+    assert late not in fleet.there, "it is waited for when it can be reached"
+    fleet.expect(late, there=True)
+    assert fleet.there == [late, frozen, usual]

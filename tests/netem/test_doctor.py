@@ -11,8 +11,9 @@ import pytest
 
 from netem import doctor
 from netem.doctor import Check, backends, chosen
+from netem.namespaces import NEEDED
 
-ALL = ("root", "namespaces", "veth", "tbf", "htb", "netem", "fq", "bbr", "user-mode-linux", "iperf3")
+ALL = ("root", "namespaces", "veth", "bridge", "tbf", "netem", "bbr", "user-mode-linux")
 
 
 def without(*names: str) -> list[Check]:
@@ -26,10 +27,13 @@ def without(*names: str) -> list[Check]:
         (("netem",), "uml"),
         (("veth",), "uml"),
         (("root",), "uml"),
+        (("bridge",), "uml"),
+        (("tbf",), "uml"),
         (("netem", "user-mode-linux"), "rate"),
         (("netem", "tbf", "user-mode-linux"), "none"),
         (("namespaces", "user-mode-linux"), "none"),
-        (("iperf3", "bbr", "fq", "htb"), "native"),
+        (("bridge", "user-mode-linux"), "none"),
+        (("bbr",), "native"),
         (ALL, "none"),
     ],
 )
@@ -116,8 +120,8 @@ def test_user_mode_linux_needs_its_modules(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_program_that_does_not_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    script(tmp_path / "iperf3", "echo broken >&2; exit 3\n")
-    (check,) = [c for c in doctor.probe() if c.name == "iperf3"]
+    script(tmp_path / "linux.uml", "echo broken >&2; exit 3\n")
+    (check,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]
     assert not check.ok
     assert "broken" in check.reason
     assert "apt-get install" in check.install
@@ -128,7 +132,7 @@ def test_without_iproute2_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     checks = {c.name: c for c in doctor.probe()}
     assert tuple(checks) == ALL
     assert not checks["veth"].ok
-    assert "ip" in checks["veth"].reason
+    assert all(f"no {tool}" in checks["veth"].reason for tool in NEEDED)
 
 
 @pytest.mark.root

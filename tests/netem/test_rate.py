@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from netem import namespaces
 from netem.description import Host, Link, Network, star
 from netem.rate import rate_network
 from netem.shaping import shaping
-from p2pcast.errors import UsageError
+from p2pcast.errors import LocalError, UsageError
 
 
 def test_a_network_that_cannot_be() -> None:
@@ -29,6 +30,17 @@ def test_a_network_that_cannot_be() -> None:
 
 def test_what_this_backend_has_not_is_refused() -> None:
     with pytest.raises(UsageError, match="neither delay nor loss"), rate_network(Network((Host("a", Link(delay_s=0.1)),))):
+        pass
+
+
+def test_a_holder_that_stays_where_it_was_is_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made at hosts would be made on this machine itself."""
+    script = tmp_path / "setpriv"
+    script.write_text("#!/bin/sh\nexec sleep infinity\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(namespaces, "COMMAND_S", 0.05)
+    with pytest.raises(LocalError, match="still in this machine's own"), namespaces.namespace():
         pass
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +14,7 @@ from netem.stripes.sweep import Sweep
 from p2pcast.cli import cli
 from p2pcast.transport.striping import FEWEST
 
-WAY = Sweep(80e6, 0.0, 0.0, 1 << 20, (3,), ("reno",), (None, 65536), 1, 60.0)
+WAY = Sweep(80e6, 0.0, 0.0, 1 << 20, (3,), ("reno",), (None, 65536), 2, 60.0)
 
 
 @pytest.mark.root
@@ -30,7 +30,7 @@ def test_links_carry_versions_and_are_gone_afterwards(monkeypatch: pytest.Monkey
     for row in rows:
         assert row["whole"]
         assert row["left"] is None
-        assert len(row["goodputs_bps"]) == 1
+        assert len(row["goodputs_bps"]) == 2
         assert all(0 < bps < 80e6 for bps in row["goodputs_bps"])
         assert row["congestion"] == "reno"
 
@@ -73,6 +73,11 @@ def test_the_rule_is_compared_with_the_best() -> None:
     assert said["choice"] == {"congestion": "bbr", "stripes": 4, "to_best": 0.9, "to_single_cubic": 3.6}
     assert said["by_congestion"]["cubic"]["rule_to_best"] == 1.0
     assert said["by_congestion"]["bbr"]["of_ceiling"]["1"] == pytest.approx(30 / 95.6, abs=0.001)
+
+
+def test_small_packets_leave_less_to_payload() -> None:
+    said = judged(replace(LONG, mtu=576), [row("cubic", 1, 10)])
+    assert said["by_congestion"]["cubic"]["of_ceiling"]["1"] == pytest.approx(10 / 88.8, abs=0.001)
 
 
 def test_what_was_not_tried_is_not_judged() -> None:

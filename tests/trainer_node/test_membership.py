@@ -411,11 +411,11 @@ def test_the_news_is_all_that_is_new(actions):
             members.heard(ident(name), 1.0)
         else:
             members.replan(0.0)
-        moved, concerned = members.news(2)
+        moved, concerned = members.news()
         assert moved.keys() <= concerned
         told |= moved
         assert told == dict(members.plan.parent)
-        assert members.news(2) == ({}, set())
+        assert members.news() == ({}, set())
 
 
 def fleet_of(peers: int, *versions: int) -> tuple[Membership, list[int]]:

@@ -27,7 +27,7 @@ from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
 from netem.lab.predicted import Tree
 from netem.lab.swarm import Swarm, swarm
-from netem.lab.tables import filled
+from netem.lab.tables import bounded, filled
 from netem.lab.weights import TENSOR_BYTES, Tensors, nbytes
 from netem.namespaces import Namespaces
 from p2pcast.errors import UsageError
@@ -43,7 +43,7 @@ IDLE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Given:
     """``full_every``: the first version that counts and every so many after it are full; 0: none is. ``warm_up``: versions before those. ``chains``: 0 is p2pcast's own choice. ``paper_gib``, ``paper_delta_gib``, ``paper_gbps``: the
     paper's checkpoint, its delta, and what a trunk is taken to carry; 0: nothing is worked out."""
 
@@ -65,12 +65,13 @@ class Parameters:
             )
         if not 0 <= self.warm_up <= 100:
             raise UsageError(f"parameters.warm_up is {self.warm_up}: it must be from 0 to 100")
+        bounded(self, engine_pause_ms=(0, 60_000), paper_gib=(0, 1e6), paper_delta_gib=(0, 1e6), paper_gbps=(0, 1e6))
         if not 0 < self.changed_share < 1:
             raise UsageError(f"parameters.changed_share is {self.changed_share:g}: it must be between 0 and 1")
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Parameters, argument["parameters"], "parameters")
+    given = filled(Given, argument["parameters"], "parameters")
     given.check()
     network = network_of(argument)
     if HUB not in (host.name for host in network.hosts) or not network.regions:
@@ -84,7 +85,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {"row": row}
 
 
-def states(given: Parameters, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
+def states(given: Given, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
     """The kind of each version and what it holds, from what everybody begins with: those to warm up with, and then those that count."""
     random = np.random.default_rng(seed)
     tensors = max(1, round(given.state_mib * MIB) // TENSOR_BYTES)
@@ -111,7 +112,7 @@ def _tensors(words: npt.NDArray[np.uint16]) -> Tensors:
     return {f"w{n:05}": ("BF16", (row.size,), row) for n, row in enumerate(words)}
 
 
-def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, Any]]:
+def _rows(net: Namespaces, run: Swarm, given: Given) -> Iterator[dict[str, Any]]:
     versions = states(given)
     run.save(next(versions)[1])
     up_bps = net.network.link(HUB).up_bps
@@ -186,7 +187,7 @@ def entries(tree: Tree) -> dict[str, int]:
     return {region.name: crossing.count(region.name) for region in tree.network.regions}
 
 
-def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
+def whole(rows: list[dict[str, Any]], given: Given) -> dict[str, Any]:
     """Of several versions."""
     keys = [key for key in rows[0] if key.startswith("bytes")]
     sent = {key: sum(row[key] for row in rows) for key in keys}
@@ -199,7 +200,7 @@ def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Parameters) -> Iterator[dict[str, Any]]:
+def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Given) -> Iterator[dict[str, Any]]:
     """A full checkpoint and a delta of the paper's size, and a delta as small as ours were."""
     shares = [row["bytes"] / (given.state_mib * MIB) for row in rows if row["kind"] == DELTA]
     gib = {"full, the paper's": given.paper_gib, "delta, the paper's": given.paper_delta_gib}

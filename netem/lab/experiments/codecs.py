@@ -14,19 +14,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from netem.broadcast.agents import Agents
+from netem.broadcast.agents import ANSWER_S, Agents
 from netem.broadcast.folders import own_folder
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Link
 from netem.lab.coded import OURS, PORT, write
-from netem.lab.scenario import filled, network_of
+from netem.lab.scenario import network_of
 from netem.lab.streamed import streamed, wire_share
 from netem.lab.swarm import TMPFS
+from netem.lab.tables import bounded, filled, rates_of, some
 from netem.lab.weights import Tensors, trained
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.codec.choice import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import parse_rate
 from p2pcast.errors import UsageError
 from p2pcast.limits import CELL_WORDS
 
@@ -50,16 +50,24 @@ class Given:
     paper_bytes: float = 14e9
     paper_cores: int = PEER_CORES
 
+    def check(self) -> None:
+        some(self, "rates", "formats")
+        rates_of(self.rates, "rates")
+        if strange := [name for name in self.formats if name not in FORMATS]:
+            raise UsageError(f"parameters.formats: there is no {strange[0]!r}, but {', '.join(FORMATS)}")
+        bounded(self, learning_rate=(1e-9, 1), copies=(1, 64), rounds=(1, 1000), limit_s=(0, ANSWER_S / 2))
+        bounded(self, paper_bytes=(1, 1e15), paper_cores=(1, 1024))
+
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     given = filled(Given, argument["parameters"], "parameters")
-    if strange := [name for name in given.formats if name not in FORMATS]:
-        raise UsageError(f"parameters.formats: there is no {strange[0]!r}, but {', '.join(FORMATS)}")
-    rates = [parse_rate(rate) for rate in given.rates]
+    given.check()
+    rates = rates_of(given.rates, "rates")
     versions = trained(given.learning_rate, given.copies)
     layout, old = _flat(next(versions))
     _, new = _flat(next(versions))
-    with own_folder(TMPFS) as folder, namespaces(network_of(argument)) as net, Agents(net, MODULE) as agents:
+    network = network_of(argument)
+    with own_folder(TMPFS) as folder, namespaces(network) as net, Agents(net, MODULE) as agents:
         write(folder, layout, old, new)
         peer = _started(net, agents, folder)
         costs = {name: _cost(agents, name, old.nbytes) for name in given.formats}
@@ -74,14 +82,14 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if calibration["off"]:
                 continue
             state = State(old.nbytes, max(cell.nbytes for cell in layout.cells))
-            way = Way(rate * wire_share(net.network.mtu), 1, 1, proof=False)
+            way = Way(rate * wire_share(network.mtu), 1, 1, proof=False)
             measured = {
                 name: None if expected_s(name, cost, way, state) > given.limit_s else _times(agents, name, given.rounds)
                 for name, cost in costs.items()
             }
             yield from rows(costs, way, state, rate, measured)
     for rate in rates:
-        way = Way(rate * wire_share(1500), given.paper_cores, given.paper_cores)
+        way = Way(rate * wire_share(network.mtu), given.paper_cores, given.paper_cores)
         yield from rows(costs, way, State(round(given.paper_bytes), 2 * CELL_WORDS), rate, {})
 
 

@@ -19,8 +19,9 @@ from netem.lab.emulated import CALIBRATED
 from netem.lab.experiments import broadcast
 from netem.lab.experiments.broadcast import CROWDED
 from netem.lab.predicted import Tree
-from netem.lab.scenario import filled, network_of
+from netem.lab.scenario import network_of
 from netem.lab.streamed import streamed
+from netem.lab.tables import bounded, filled
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.errors import UsageError
 from p2pcast.limits import MIB
@@ -58,9 +59,17 @@ class Given:
     paper_uplink_bps: float = 300e6
     paper_peer_bps: float = 100e6
 
+    def check(self) -> None:
+        if self.system not in (known := (*broadcast.SYSTEMS, TREE, FORMULA)):
+            raise UsageError(f"parameters.system: there is no {self.system!r}, but {', '.join(known)}")
+        bounded(self, payload_mib=(0.25, 1024), rounds=(1, 100), warm_up=(0, 100), chains=(0, 10_000))
+        bounded(self, simulate=(1, 100_000), simulate_at=(0, 100_000))
+        bounded(self, paper_bytes=(1, 1e15), paper_uplink_bps=(1, 1e15), paper_peer_bps=(1, 1e15))
+
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     given = filled(Given, argument["parameters"], "parameters")
+    given.check()
     network = network_of(argument)
     uplink_bps, peer_bps = rates(network)
     called = given.system

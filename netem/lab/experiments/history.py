@@ -16,9 +16,10 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from netem.broadcast.rivals import HUB, peers_of
-from netem.lab.scenario import filled, network_of
+from netem.lab.scenario import network_of
 from netem.lab.streamed import streamed
 from netem.lab.swarm import Swarm, swarm
+from netem.lab.tables import bounded, filled
 from netem.namespaces import namespaces
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.demo.processes import Processes
@@ -43,8 +44,9 @@ class Given:
     pulse_delta: float = 108e6 / 14e9
 
     def check(self) -> None:
-        if not (1 <= self.versions <= 10_000 and self.group >= 1 and self.hidden % 128 == 0):
-            raise UsageError("parameters.versions must be from 1 to 10000, group at least 1, hidden a multiple of 128")
+        bounded(self, versions=(1, 10_000), learning_rate=(1e-9, 1), hidden=(128, 8192), group=(1, 10_000), pulse_delta=(0, 1))
+        if self.hidden % 128:
+            raise UsageError(f"parameters.hidden is {self.hidden}: it must be a multiple of 128")
         if late := [point for point in self.points if not 1 <= point <= self.versions]:
             raise UsageError(f"parameters.points: {late[0]} is no version of 1 to {self.versions}")
 

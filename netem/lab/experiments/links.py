@@ -13,12 +13,12 @@ WAYS = ("rate_bps", "rtt_s", "loss")
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Given:
     """None."""
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    filled(Parameters, argument["parameters"], "parameters")
+    filled(Given, argument["parameters"], "parameters")
     with emulated(argument) as (_, calibrated):
         yield calibrated
     for measured in calibrated["calibration"]:

@@ -15,8 +15,9 @@ from typing import Any
 from netem.description import Way
 from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
-from netem.lab.tables import filled
-from netem.stripes.run import PAYLOAD_SHARE, judged
+from netem.lab.streamed import wire_share
+from netem.lab.tables import bounded, filled, some
+from netem.stripes.run import judged
 from netem.stripes.sweep import ENDS, Sweep, ends, link, settings
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, MIB
@@ -24,7 +25,7 @@ from p2pcast.transport.sockets import settled
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Given:
     """``rounds``: versions over a link. ``limit``: a version is cut off after so many times what it takes at the full rate."""
 
     payload_mib: float = 12.0
@@ -33,6 +34,10 @@ class Parameters:
     links: int = 1
     rounds: int = 3
     limit: float = 4.0
+
+    def check(self) -> None:
+        some(self, "stripes", "congestion")
+        bounded(self, stripes=(1, MAX_STRIPES), links=(1, 1000), rounds=(1, 10_000), limit=(1, 10_000), payload_mib=(0.01, 1024))
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -52,7 +57,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     rows = together(made)
     judgement = judged(given, rows)
     for row in rows:
-        yield {"row": _row(row, judgement, PAYLOAD_SHARE * given.rate_bps)}
+        yield {"row": _row(row, judgement, wire_share(given.mtu) * given.rate_bps)}
 
 
 def together(links: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -74,22 +79,18 @@ def together(links: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _sweep(argument: Mapping[str, Any]) -> tuple[Sweep, int]:
     """The sweep, and how many links each setting gets. Raises UsageError."""
-    parameters = filled(Parameters, argument["parameters"], "parameters")
+    parameters = filled(Given, argument["parameters"], "parameters")
+    parameters.check()
     network = network_of(argument)
     if {host.name for host in network.hosts} != set(ENDS):
         raise UsageError(f"the experiment stripes has two hosts, {' and '.join(ENDS)}")
     there: Way = network.way(*ENDS)
     if there.rate_bps is None:
         raise UsageError("the experiment stripes needs a way with a rate")
-    if (
-        not all(1 <= number <= MAX_STRIPES for number in parameters.stripes)
-        or min(parameters.links, parameters.rounds, parameters.limit) < 1
-    ):
-        raise UsageError(f"parameters.stripes must be from 1 to {MAX_STRIPES}, links, rounds and limit 1 or more")
     rtt_s = there.delay_s + network.way(*reversed(ENDS)).delay_s
     sweep = Sweep(
         there.rate_bps, rtt_s, there.loss, round(parameters.payload_mib * MIB), parameters.stripes, parameters.congestion, (None,),
-        parameters.rounds, parameters.limit,
+        parameters.rounds, parameters.limit, network.mtu,
     )  # fmt: skip
     return sweep, parameters.links
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from netem.broadcast.rivals import HUB, peers_of
 from netem.description import Link
-from netem.lab.scenario import filled, network_of
+from netem.lab.scenario import network_of
 from netem.lab.streamed import streamed
 from netem.lab.swarm import Swarm, swarm
+from netem.lab.tables import bounded, filled, rates_of, some
 from netem.lab.weights import Tensors, nbytes, trained
 from netem.namespaces import Namespaces, namespaces
 from p2pcast.bench.codec import Dataset, speeds
 from p2pcast.codec.choice import PEER_CORES, Cost, State, Way, predict
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import parse_rate
 from p2pcast.errors import UsageError
 from p2pcast.limits import CELL_WORDS, MIB
 
@@ -33,7 +33,7 @@ FAST, COLD, SLOW, MISSED = "fast path", "cold start", "slow path", "missed versi
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Given:
     """``rates``: of the peer's link, one after the other. ``rounds``: fast paths at each, of which medians count. ``behind``: versions after the whole state in a slow
     path, and those that are missed. ``paper_bytes``: of the paper's model, ``paper_bps``: of its link, ``paper_cores``: of hosts with a GPU; rows for these are worked out from what was measured."""
 
@@ -45,6 +45,16 @@ class Parameters:
     paper_bytes: float = 14e9
     paper_bps: float = 400e6
     paper_cores: int = PEER_CORES
+
+    def check(self) -> None:
+        some(self, "rates")
+        rates_of(self.rates, "rates")
+        bounded(self, learning_rate=(1e-9, 1), copies=(1, 64), rounds=(1, 100), behind=(2, 1000))
+        bounded(self, paper_bytes=(1, 1e15), paper_bps=(1, 1e15), paper_cores=(1, 1024))
+        if self.behind < len(self.rates) * self.rounds + 1:
+            raise UsageError(
+                f"parameters.behind must be at least {len(self.rates) * self.rounds + 1}: rates × rounds, and one to warm up"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +70,9 @@ class Path:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Parameters, argument["parameters"], "parameters")
-    rates = [parse_rate(rate) for rate in given.rates]
-    if given.behind < len(rates) * given.rounds + 1:
-        raise UsageError(
-            f"parameters.behind must be at least {len(rates) * given.rounds + 1}: rates × rounds, and one to warm up"
-        )
+    given = filled(Given, argument["parameters"], "parameters")
+    given.check()
+    rates = rates_of(given.rates, "rates")
     versions = trained(given.learning_rate, given.copies)
     first = next(versions)
     state_bytes = nbytes(first)
@@ -111,7 +118,7 @@ class _Run:
         return int(self.swarm.get(self.peer)["bytes_received"])
 
 
-def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Parameters) -> Iterator[Path]:
+def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Given) -> Iterator[Path]:
     swarm, peer = run.swarm, run.peer
     swarm.save(next(versions))
     swarm.hub()
@@ -125,7 +132,7 @@ def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given
     swarm.timeline([peer])
     for rate in rates:
         run.at(rate)
-        yield _fast(run, [_next(run, tensors) for tensors in islice(versions, given.rounds)], rate)
+        yield _fast([_next(run, tensors) for tensors in islice(versions, given.rounds)], rate)
     for tensors in islice(versions, given.behind - swarm.step):
         _next(run, tensors)
     for rate in rates:
@@ -150,7 +157,7 @@ def _next(run: _Run, tensors: Tensors) -> tuple[int, float, float]:
     return run.received() - before, line.received_s[run.peer], line.staged_s[run.peer]
 
 
-def _fast(run: _Run, taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
+def _fast(taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
     nbytes, received, ready = (median(values) for values in zip(*taken, strict=True))
     return Path(FAST, rate, 1, round(nbytes), received, ready)
 
@@ -172,7 +179,7 @@ def _caught_up(run: _Run, name: str, rate: float) -> Path:
     return Path(name, rate, len(heard), run.received(), max(heard) - joined, ready.time_s - joined)
 
 
-def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Parameters) -> Iterator[Path]:
+def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Given) -> Iterator[Path]:
     """The same paths of the paper's model over its link, worked out. Bytes grow with the state, and take as long as they took here beside the bare rate. A delta
     is encoded, carried and decoded as ``p2pcast.codec.choice`` has it, by one core's speed of here on ``paper_cores`` at either end; a whole state is checked as it comes."""
     grown = given.paper_bytes / state_bytes

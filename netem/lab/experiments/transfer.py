@@ -18,8 +18,8 @@ from typing import Any, Final
 from netem.lab.emulated import emulated
 from netem.lab.networks import network_of
 from netem.lab.payloads import FORMATS, measured
-from netem.lab.tables import filled
-from netem.stripes.run import PAYLOAD_SHARE
+from netem.lab.streamed import wire_share
+from netem.lab.tables import bounded, filled, some
 from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
@@ -36,7 +36,7 @@ GIGA: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Given:
     """``sends``: a format, and then a number of stripes and a congestion control, or nothing: what a peer would choose. ``steps``: whose deltas go as one payload.
     ``gbps``: the paper's rate, of which the child's link gets the part ÷ ``rate_scale``; 0: its rate is the scenario's. ``paper_dense_gb``: the paper's dense payload."""
 
@@ -51,6 +51,12 @@ class Parameters:
     sizes: tuple[int, ...] = ()
     """Of the formats, in their order; ``prepared`` puts them in."""
 
+    def check(self) -> None:
+        some(self, "sends")
+        list(map(_send, self.sends))
+        bounded(self, learning_rate=(1e-9, 1), steps=(1, 1000), rounds=(1, 1000), limit=(1, 10_000))
+        bounded(self, gbps=(0, 1e6), rate_scale=(1e-6, 1e6), paper_dense_gb=(0, 1e6))
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -63,12 +69,8 @@ class Send:
 
 def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
     """The argument with what takes a whole machine: sizes, from training. And with the rate that follows from the paper's. Raises UsageError, LocalError."""
-    given = filled(Parameters, argument["parameters"], "parameters")
-    list(map(_send, given.sends))
-    if given.steps < 1 or given.rounds < 1 or given.limit < 1 or given.rate_scale <= 0 or not 0 < given.learning_rate < 1:
-        raise UsageError(
-            "parameters.steps, rounds and limit must be 1 or more, rate_scale above 0, and learning_rate between 0 and 1"
-        )
+    given = filled(Given, argument["parameters"], "parameters")
+    given.check()
     ready = copy.deepcopy(dict(argument))
     ready["parameters"]["sizes"] = [measured(given.learning_rate, given.steps).sizes[name] for name in FORMATS]
     if given.gbps:
@@ -79,7 +81,7 @@ def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Parameters, argument["parameters"], "parameters")
+    given = filled(Given, argument["parameters"], "parameters")
     network = network_of(argument)
     if {host.name for host in network.hosts} != set(ENDS):
         raise UsageError(f"the experiment transfer has two hosts, {' and '.join(ENDS)}")
@@ -90,7 +92,8 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         there.delay_s + network.way(*reversed(ENDS)).delay_s, there.rate_bps, _own(network.congestion), window_bytes(), there.loss
     )
     sizes = dict(zip(FORMATS, given.sizes, strict=True))
-    yield from ({"row": row} for row in _at_paper_scale(given, sizes))
+    share = wire_share(network.mtu)
+    yield from ({"row": row} for row in _at_paper_scale(given, sizes, share))
     with emulated(argument) as (net, calibrated):
         yield calibrated
         if calibrated["off"]:
@@ -100,7 +103,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for words in given.sends:
                 send = _send(words)
                 sweep = _sweep(given, send, sizes, way)
-                row = _row(given, send, sizes, way, link(net, agents, sweep, send.stripes, sweep.congestion[0], None))
+                row = _row(given, send, sizes, way, share, link(net, agents, sweep, send.stripes, sweep.congestion[0], None))
                 first_s = first_s or row["seconds"]
                 yield {"row": {"send": words, **row, "to_first": round(row["seconds"] / first_s, 4)}}
 
@@ -112,7 +115,7 @@ def _own(congestion: str | None) -> str:
 
 def _send(words: str) -> Send:
     """Raises UsageError."""
-    payload, *rest = words.split()
+    payload, *rest = words.split() or [""]
     if payload not in FORMATS:
         raise UsageError(f"parameters.sends: {payload!r} is no format; there are {', '.join(FORMATS)}")
     if not rest:
@@ -125,7 +128,7 @@ def _send(words: str) -> Send:
     return Send(payload, int(rest[0]), rest[1])
 
 
-def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
+def _sweep(given: Given, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
     size = sizes[send.payload]
     limit = max(given.limit, LEAST_S * way.rate_bps / (8 * size))
     rounds = min(given.rounds, ceil(ENOUGH_S * way.rate_bps / (8 * size)))
@@ -133,16 +136,19 @@ def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) ->
     return Sweep(way.rate_bps, way.rtt_s, way.loss, size, (), (congestion,), (None,), rounds, limit)
 
 
-def _row(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, carried: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    given: Given, send: Send, sizes: Mapping[str, int], way: Way, share: float, carried: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``share``: of the wire, what is payload."""
     size = sizes[send.payload]
     goodput_bps = median(carried["goodputs_bps"])
     stripes, congestion = carried["stripes"], carried["congestion"]
-    seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, stripes, congestion, way)
+    seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, stripes, congestion, way, share)
     row = {
         "payload": send.payload, "stripes": stripes, "congestion": congestion, "simulated": False,
         "rate_mbps": round(way.rate_bps / 1e6, 3), "rtt_ms": round(way.rtt_s * 1e3, 3), "loss": round(way.loss, 6),
         "bytes": size, "of_dense": round(size / sizes["dense"], 5), "seconds": round(seconds, 4),
-        "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4), "of_ceiling": round(goodput_bps / way.rate_bps / PAYLOAD_SHARE, 4),
+        "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4), "of_ceiling": round(goodput_bps / way.rate_bps / share, 4),
         "predicted_s": round(predicted_s, 4), "predicted_over_measured": round(predicted_s / seconds, 4),
         "retransmitted": round(carried["retransmitted"], 5), "whole": carried["whole"],
     }  # fmt: skip
@@ -151,20 +157,20 @@ def _row(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, carr
     return row
 
 
-def _predicted_s(size: int, stripes: int, congestion: str, way: Way) -> float:
-    rate_bps = way.rate_bps * PAYLOAD_SHARE
+def _predicted_s(size: int, stripes: int, congestion: str, way: Way, share: float) -> float:
+    rate_bps = way.rate_bps * share
     if way.loss and way.rtt_s and congestion not in LOSS_BLIND:
         window = lossy_window(congestion, way.rtt_s, way.loss) * SEGMENT_BYTES
         rate_bps = min(rate_bps, stripes * 8 * window / way.rtt_s)
     return chain_time_s(size, [rate_bps], PIECE_BYTES, [way.rtt_s])
 
 
-def _at_paper_scale(given: Parameters, sizes: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def _at_paper_scale(given: Given, sizes: Mapping[str, int], share: float) -> Iterator[dict[str, Any]]:
     if not given.paper_dense_gb or not given.gbps:
         return
     for payload in dict.fromkeys(_send(words).payload for words in given.sends):
         size = given.paper_dense_gb * GIGA * sizes[payload] / sizes["dense"]
-        seconds = chain_time_s(size, [given.gbps * GIGA * PAYLOAD_SHARE], PIECE_BYTES, [0.0])
+        seconds = chain_time_s(size, [given.gbps * GIGA * share], PIECE_BYTES, [0.0])
         yield {
             "send": payload, "payload": payload, "simulated": True, "rate_mbps": given.gbps * 1e3, "bytes": round(size),
             "of_dense": round(sizes[payload] / sizes["dense"], 5), "seconds": round(seconds, 4), "at_scale_s": round(seconds, 4),

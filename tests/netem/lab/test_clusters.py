@@ -10,7 +10,7 @@ import pytest
 
 from netem.lab import emulated
 from netem.lab.experiments import clusters
-from netem.lab.experiments.clusters import DELTA, FULL, Parameters, at_scale, entries, states, whole
+from netem.lab.experiments.clusters import DELTA, FULL, Given, at_scale, entries, states, whole
 from netem.lab.networks import network_of
 from netem.lab.predicted import Tree
 from netem.lab.run import load
@@ -29,7 +29,7 @@ REGIONS: dict[str, Any] = {
 
 
 def test_every_so_many_versions_all_words_are_new() -> None:
-    made = list(islice(states(Parameters(0.5, 6, full_every=3)), 8))
+    made = list(islice(states(Given(0.5, 6, full_every=3)), 8))
     assert [kind for kind, _ in made] == [FULL, FULL, FULL, DELTA, DELTA, FULL, DELTA, DELTA], "the second is to warm up with"
     words = [np.concatenate([row for _, _, row in tensors.values()]) for _, tensors in made]
     for (kind, _), old, new in zip(made[1:], words, words[1:], strict=False):
@@ -40,13 +40,13 @@ def test_every_so_many_versions_all_words_are_new() -> None:
 
 
 def test_without_full_ones_only_the_first_is() -> None:
-    assert [kind for kind, _ in islice(states(Parameters(0.25, 3)), 4)] == [FULL, DELTA, DELTA, DELTA]
+    assert [kind for kind, _ in islice(states(Given(0.25, 3)), 4)] == [FULL, DELTA, DELTA, DELTA]
 
 
 def test_those_to_warm_up_with_are_full_where_some_are() -> None:
-    made = islice(states(Parameters(0.25, 6, full_every=3, warm_up=2)), 6)
+    made = islice(states(Given(0.25, 6, full_every=3, warm_up=2)), 6)
     assert [kind for kind, _ in made] == [FULL, FULL, FULL, FULL, DELTA, DELTA]
-    assert [kind for kind, _ in islice(states(Parameters(0.25, 6, full_every=3, warm_up=0)), 3)] == [FULL, FULL, DELTA]
+    assert [kind for kind, _ in islice(states(Given(0.25, 6, full_every=3, warm_up=0)), 3)] == [FULL, FULL, DELTA]
 
 
 def test_a_plan_enters_a_region_as_often_as_somebody_is_fed_from_outside() -> None:
@@ -62,7 +62,7 @@ def row(kind: str, size: int) -> dict[str, Any]:
 
 def test_bytes_and_standing_still_are_summed() -> None:
     rows = [row(FULL, 1 << 20), row(DELTA, 1 << 10)]
-    summed = whole(rows, Parameters(1.0, 2))
+    summed = whole(rows, Given(1.0, 2))
     assert (summed["bytes"], summed["bytes_east"]) == ((1 << 20) + (1 << 10), (2 << 20) + (2 << 10))
     assert summed["of_full"] == pytest.approx(0.5005, abs=1e-4)
     assert (summed["blocking_s"], summed["background_s"], summed["background_share"]) == (4.0, 0.02, 0.005)
@@ -70,7 +70,7 @@ def test_bytes_and_standing_still_are_summed() -> None:
 
 def test_the_papers_sizes_are_marked_and_cross_trunks_as_ours_did() -> None:
     tree = Tree(network_of({"network": REGIONS}), {"e1": "hub", "e2": "hub", "w": "hub"})
-    given = Parameters(1.0, 2, paper_gib=1.0, paper_gbps=10)
+    given = Given(1.0, 2, paper_gib=1.0, paper_gbps=10)
     made = list(at_scale(tree, [row(DELTA, 1 << 10)], given))
     assert [each["bytes"] for each in made] == [1 << 30, 1 << 20]
     assert all(each["simulated"] and each["bytes_east"] == 2 * each["bytes"] for each in made)
@@ -88,7 +88,7 @@ def test_what_makes_no_sense_is_said(wrong: dict[str, Any]) -> None:
 def test_the_scenarios_are_what_the_experiment_takes() -> None:
     for name in ("sparrowrl-relay", "fireworks-clusters"):
         for case in cases(load(name)):
-            filled(Parameters, case.argument["parameters"], "parameters").check()
+            filled(Given, case.argument["parameters"], "parameters").check()
 
 
 @pytest.mark.root

@@ -57,6 +57,38 @@ def test_a_network_is_read() -> None:
     assert not case.only_rates
 
 
+def _event(do: str, at_s: float, host: str = "p1") -> str:
+    return f"[[events]]\ndo = '{do}'\nat_s = {at_s}\nversion = 1\nhost = '{host}'\n"
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (_event("kill", 1, "hub"), r"events\[1\].do is 'kill': 'hub' is no peer"),
+        (_event("stop", 1, "hub"), r"events\[1\].do is 'stop': 'hub' is no peer"),
+        (_event("continue", 1, "hub"), r"events\[1\].do is 'continue': 'hub' is no peer"),
+        (_event("join", 1, "hub"), r"events\[1\].do is 'join': 'hub' is no peer"),
+        (_event("join", 1), r"events\[1\].do is 'join': the peer of p1 runs by then"),
+        (_event("join", 2) + _event("kill", 3), r"events\[1\].do is 'join': the peer of p1 runs"),
+        (_event("kill", 1) + _event("join", 2) + _event("join", 3), r"events\[3\].do is 'join': the peer of p1 runs"),
+        (_event("stop", 2) + _event("kill", 1), r"events\[1\].do is 'stop': the peer of p1 does not run"),
+        (_event("stop", 1) + _event("join", 2), r"events\[2\].do is 'join': the peer of p1 stands still"),
+        (_event("continue", 1), r"events\[1\].do is 'continue': the peer of p1 runs"),
+        (_event("kill", 1) + "[parameters]\nabsent = ['p1']\n", r"events\[1\].do is 'kill': the peer of p1 does not run"),
+    ],
+)
+def test_what_cannot_befall_a_process_is_refused(events: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse("s", HEAD + NETWORK + events)
+
+
+def test_processes_end_stand_still_and_come_back() -> None:
+    events = [("kill", 1), ("join", 2), ("stop", 3), ("continue", 4), ("stop", 5), ("kill", 6), ("join", 7)]
+    words = "".join(_event(do, at_s) for do, at_s in reversed(events)) + _event("cut", 8, "hub") + _event("join", 0, "p2")
+    (case,) = cases(parse("s", HEAD + NETWORK + words + "[parameters]\nabsent = ['p2']\n"))
+    assert [event.do for event in events_of(case.argument)] == ["join", *(do for do, _ in events), "cut"]
+
+
 def test_the_sweep_is_a_product_and_reaches_everything() -> None:
     sweep = """
 [sweep]

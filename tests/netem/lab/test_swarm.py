@@ -8,7 +8,8 @@ import pytest
 
 from netem.description import Link, star
 from netem.lab.experiments.history import Given
-from netem.lab.experiments.sync import COLD, FAST, SLOW, Parameters, Path, at_scale, row
+from netem.lab.experiments.sync import COLD, FAST, SLOW, Path, at_scale, row
+from netem.lab.experiments.sync import Given as Paths
 from netem.lab.swarm import swarm
 from netem.lab.weights import nbytes, noise
 from netem.namespaces import namespaces
@@ -29,7 +30,7 @@ def test_paths_at_the_papers_scale() -> None:
         Path(FAST, 40e6, 1, 800_000, 0.3, 0.4),
         Path(SLOW, 40e6, 10, 187_200_000, 39.6, 41.0),
     ]
-    grown = {path.name: path for path in at_scale(paths, 180_000_000, Cost(3e9, 3e9, 0.0), Parameters())}
+    grown = {path.name: path for path in at_scale(paths, 180_000_000, Cost(3e9, 3e9, 0.0), Paths())}
     assert grown[COLD].bytes == 14_000_000_000
     assert grown[COLD].ready_s == pytest.approx(280 * 38 / 36)
     assert grown[FAST].bytes == pytest.approx(62.2e6, rel=0.01)

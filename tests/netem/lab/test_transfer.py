@@ -8,7 +8,7 @@ import pytest
 
 from netem.lab import emulated, payloads
 from netem.lab.experiments import transfer
-from netem.lab.experiments.transfer import Parameters
+from netem.lab.experiments.transfer import Given
 from netem.lab.payloads import FORMATS, Payloads
 from netem.lab.run import load
 from netem.lab.scenario import cases
@@ -56,19 +56,19 @@ def test_what_makes_no_sense_is_said_before_anything_is_made(parameters: dict[st
 
 def test_a_window_that_loss_allows_is_what_is_predicted() -> None:
     lossy = Way(0.1, 80e6, "cubic", 4e6, 0.01)
-    one, four = (transfer._predicted_s(1_000_000, n, "cubic", lossy) for n in (1, 4))
+    one, four = (transfer._predicted_s(1_000_000, n, "cubic", lossy, 0.95) for n in (1, 4))
     assert one > 2 * four
-    assert transfer._predicted_s(1_000_000, 1, "bbr", lossy) < four
+    assert transfer._predicted_s(1_000_000, 1, "bbr", lossy, 0.95) < four
 
 
 def test_rows_at_the_papers_scale_are_marked() -> None:
-    given = Parameters(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
-    rows = list(transfer._at_paper_scale(given, SIZES))
+    given = Given(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
+    rows = list(transfer._at_paper_scale(given, SIZES, 0.5))
     assert [(row["payload"], row["bytes"], row["simulated"]) for row in rows] == [
         ("dense", 10_000_000_000, True),
         ("ours", 500_000_000, True),
     ]
-    assert rows[0]["seconds"] == pytest.approx(80 / 0.9564, rel=0.01)
+    assert rows[0]["seconds"] == pytest.approx(80 / 0.5, rel=0.01)
 
 
 @pytest.mark.root
