@@ -23,7 +23,7 @@ HOPELESS: Final = 4.0
 STRAGGLES: Final = 1.5
 """In mid-broadcast: below the fleet's median flow by this factor. Less is left to the next planning: moving costs a re-attachment."""
 BEHIND_S: Final = 0.3
-"""And behind its parent by what flows in this time: so much does not gather in one hiccup, and a hop's own length is far below it."""
+"""And behind its parent by what flows in this time, at least: so much does not gather in one hiccup, and the length of a short hop is far below it."""
 LOOKS: Final = 2
 """Reports in a row, a quarter of a second apart at least: a process that was not scheduled for a while has not become slow."""
 HEAD_LOOKS: Final = 6
@@ -98,9 +98,18 @@ class Stragglers:
     def forget(self, peer: str) -> None:
         self._flows.pop(peer, None)
 
-    def found(self, plan: Plan, peer: str, now_s: float, bps: float, behind_bytes: int, uplink_bps: float = math.inf) -> bool:
+    def found(
+        self,
+        plan: Plan,
+        peer: str,
+        now_s: float,
+        bps: float,
+        behind_bytes: int,
+        uplink_bps: float = math.inf,
+        span_s: float = 0.0,
+    ) -> bool:
         """A report of one that receives from its parent in the plan: whether it holds others up. Who gets nothing at all does not: it has lost its parent.
-        `uplink_bps`: the hub's."""
+        `uplink_bps`: the hub's; `span_s`: of how long it tells, some round trips, which to be moved takes as well. So nobody is moved before it has cost as much as a move."""
         was = self._flows.get(peer)
         flow = self._flows[peer] = _Flow(bps, behind_bytes, 0 if was is None else was.slow)
         if now_s - self._usual_at_s >= USUAL_S:
@@ -114,7 +123,7 @@ class Stragglers:
             return False
         if plan.parent[peer] == ROOT and flow.slow < HEAD_LOOKS and self._heads_bps(plan) > FULL * uplink_bps:
             return False
-        return 8.0 * behind_bytes > BEHIND_S * self._usual_bps
+        return 8.0 * behind_bytes > max(BEHIND_S, span_s) * self._usual_bps
 
     def _heads_bps(self, plan: Plan) -> float:
         """What the hub sends; of heads that have not told, the usual."""

@@ -21,7 +21,7 @@ from topology.model import DEFAULT_PEER_BPS, Network, median_bps, number_of_chai
 from topology.plan import make_plan
 from topology.rates import Rate, assumed_bps, settle
 from topology.reach import Reach
-from topology.rebuild import GAMMA, admit, adopt, excise, lower, straighten
+from topology.rebuild import admit, adopt, excise, lower, straighten
 from topology.score import Score, Transfers, score
 from topology.sideways import concerned
 from topology.sizes import Sizes
@@ -78,8 +78,6 @@ class Membership:
         self._strayed = False
         """Somebody has moved by itself since the last planning: what that spoilt is repaired at the next, or before that by ``repair``."""
         self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
-        self._lowered: set[str] = set()
-        """Taken out of the way in a broadcast: leaves until they have recovered."""
         self.blame = Blame()
 
     @property
@@ -140,7 +138,6 @@ class Membership:
             del self._history[next(iter(self._history))]
         self._samples.pop(ident, None)
         self._stragglers.forget(ident)
-        self._lowered.discard(ident)
         self._suspects.discard(ident)
         self.reach.leave(ident)
         self._touch(ident, *self.plan.children(ident))
@@ -208,7 +205,7 @@ class Membership:
         if self.peers[ident].parent != above:
             return False  # what it says is of another parent
         bps = inflow.bps
-        if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes, self._uplink_bps):
+        if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes, self._uplink_bps, inflow.span_s):
             return False
         if above != ROOT and max(len(self._fed.get(above, ())), len(self.plan.children(above))) > 1:
             # Its parent feeds two, by the plan or because one has not left yet, and each gets a part: that is no fault of theirs.
@@ -224,10 +221,9 @@ class Membership:
         else:
             self._outrun.add(above)
         self._stragglers.forget(ident)
-        self._lowered.add(ident)
         self._rates[ident] = self.rate(ident).own(bps)
         self._middle_bps = None
-        member = Member(ident, self.peers[ident].region, leaf=True)
+        member = Member(ident, self.peers[ident].region, leaf=ident in self._leaves(now))
         self._touch(ident, *self.plan.children(ident))
         self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
@@ -253,12 +249,11 @@ class Membership:
         self._settle()
         strayed, self._strayed = self._strayed, False
         bps = self._bps()
-        was = self._laggards.detached | self._lowered
+        was = self._laggards.detached
         self._laggards.look(bps)
-        self._lowered = {p for p in self._lowered if (bps[p] or 0.0) * GAMMA < self._middle()}
         plan = self._made(now)
         if not self._patience.wanted(plan is not self.plan):
-            if not strayed and was == self._laggards.detached | self._lowered:
+            if not strayed and was == self._laggards.detached:
                 return False
             plan = self._made(now, anew=False)
         return self._follow(plan)
@@ -349,7 +344,7 @@ class Membership:
 
     def _leaves(self, now: float) -> AbstractSet[str]:
         """Who is to feed nobody, for whatever reason."""
-        return self._laggards.detached | self._lowered | self._suspects | self.blame.muted(now)
+        return self._laggards.detached | self._suspects | self.blame.muted(now)
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:
         rated = score(peer.transfers, now)

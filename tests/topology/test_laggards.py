@@ -73,6 +73,17 @@ def test_who_gets_nothing_has_lost_its_parent_and_holds_up_nobody() -> None:
     assert run(Stragglers(), TWO, 3, dict.fromkeys("acde", 100.0) | {"b": 0.0}, {"b": 9.0}) == []
 
 
+def test_over_a_long_way_a_move_costs_more_and_so_does_falling_behind() -> None:
+    stragglers, found = Stragglers(), []
+    for look in range(8):
+        for peer in TWO.order:
+            mbit = 30 if peer in "bc" else 100
+            behind_bytes = look * 2_500_000 if peer == "b" else 0  # 0.2 s more at each look
+            if stragglers.found(TWO, peer, float(look), mbit * MBIT, behind_bytes, span_s=1.1):
+                found.append((look, peer))
+    assert found[0] == (6, "b")
+
+
 def test_what_was_said_of_one_version_does_not_count_for_the_next() -> None:
     stragglers = Stragglers()
     run(stragglers, TWO, 1, dict.fromkeys("abcde", 100.0), {})
