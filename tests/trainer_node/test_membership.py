@@ -260,7 +260,7 @@ def test_whoever_falls_behind_is_out_of_the_way_at_once():
         members.began()
         for name in "abcdefg":
             members.transferred(
-                ident(name), 4.0 + version, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (20e6 if name in "eg" else 100e6)
+                ident(name), 4.0 + version, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (40e6 if name in "eg" else 100e6)
             )
         members.replan(4.5 + version)
     assert members.plan.depth_of(ident("e")) >= 6, "who stays slow is last"
