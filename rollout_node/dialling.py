@@ -172,7 +172,9 @@ class Dialling:
                 # Somebody has accepted: it is there, and busy. To be dialled by it would not make it less so.
                 await failed.wait()
             # Whoever is dialled has to say how many, and knows no round trip.
-            return await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
+            link = await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
+            link.reserve = not isinstance(stripes, int)
+            return link
 
         attempts: list[Callable[[], Coroutine[Any, Any, Link]]] = [dial, be_dialled] if likely else [be_dialled, dial]
         try:

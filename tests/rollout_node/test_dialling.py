@@ -11,7 +11,7 @@ from p2pcast.errors import RefusedError
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
-from p2pcast.transport.dial import UnreachableError, dial_any
+from p2pcast.transport.dial import Stripes, UnreachableError, dial_any
 from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Type
@@ -21,6 +21,10 @@ from rollout_node.dialling import Dialling
 
 TOKEN = Token(bytes(16), bytes(20))
 STRIPES = 3
+
+
+def suited(rtt_s: float) -> int:
+    return 4
 
 
 class Quiet:
@@ -95,10 +99,10 @@ def nobody() -> tuple[str, int]:
         return ("127.0.0.1", int(probe.getsockname()[1]))
 
 
-async def reach(child: Peer, place) -> Upstream:
+async def reach(child: Peer, place, stripes: Stripes = STRIPES) -> Upstream:
     upstream = Upstream(child.node, live=True)
     async with asyncio.timeout(60):
-        upstream.link = await child.dialling.reach(upstream, place, STRIPES)
+        upstream.link = await child.dialling.reach(upstream, place, stripes)
     return upstream
 
 
@@ -139,6 +143,16 @@ async def test_one_that_is_thought_out_of_reach_is_called_first(pair) -> None:
     assert upstream.link.remote == parent.identity.node
     assert child.said == [(Type.CALL, {"node": parent.identity.node, "stripes": STRIPES})]
     await attaches(upstream, child, parent)
+
+
+@pytest.mark.parametrize(("likely", "stripes"), [(True, STRIPES), (True, suited), (False, STRIPES), (False, suited)])
+async def test_whoever_dials_stripes_are_a_reserve_unless_their_number_was_stated(pair, likely, stripes) -> None:
+    child, parent = pair
+    child.asks = parent
+    upstream = await reach(child, child.knows(parent, likely=likely, ways=[parent.at] if likely else []), stripes)
+    assert upstream.link.dialled == likely
+    assert upstream.link.reserve == (stripes is suited)
+    upstream.link.close()
 
 
 async def test_one_that_turns_out_to_be_out_of_reach_is_called_and_reported(pair) -> None:
