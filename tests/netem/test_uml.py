@@ -157,7 +157,7 @@ def test_a_path_with_blanks_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_backend_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     from netem.doctor import Check
 
-    names = ("root", "namespaces", "veth", "netem", "user-mode-linux")
+    names = ("root", "namespaces", "veth", "bridge", "tbf", "netem", "user-mode-linux")
 
     def having(*good: str) -> None:
         monkeypatch.setattr(backend, "probe", lambda: [Check(name, name in good, "") for name in names])
@@ -166,7 +166,7 @@ def test_the_backend_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None
     assert backend.chosen() == "native"
     having("user-mode-linux")
     assert backend.chosen() == "uml"
-    with pytest.raises(LocalError, match="native lacks root, namespaces, veth, netem"):
+    with pytest.raises(LocalError, match="native lacks root, namespaces, veth, bridge, tbf, netem"):
         backend.chosen("native")
     having()
     with pytest.raises(LocalError, match=r"native lacks .*uml lacks user-mode-linux.*apt-get install"):
