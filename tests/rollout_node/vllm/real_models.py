@@ -35,7 +35,7 @@ BITS = {"BF16": 0x0180, "F32": 0x01800000}
 def engine(case: str) -> LLM:
     folder, _, dtype = case.rpartition("=")
     dtype, _, quantization = dtype.partition(":")
-    sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "enable_prefix_caching": False}
+    sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "enable_prefix_caching": False, "num_gpu_blocks_override": 16}
     how: Any = {"dtype": dtype, "quantization": quantization or None, "enforce_eager": True, "skip_tokenizer_init": True}
     return LLM(folder, **how, **sizes)
 
