@@ -107,14 +107,17 @@ def run(scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callab
 def checked(name: str, case: Case) -> None:
     """Whether an experiment's parameters make sense, as its ``Given`` has them. Raises UsageError that names the key, and the case."""
     form = getattr(import_module(experiment(name).__module__), "Given", None)
-    if form is None:
-        return
+    check = getattr(form, "check", None)
+    # Besides the instance: what befalls hosts, where that makes a difference.
+    knows = check is not None and len(signature(check).parameters) > 1
     try:
+        if case.argument["events"] and not knows:
+            raise UsageError(f"events: nothing can befall hosts in experiment {name!r}")
+        if form is None:
+            return
         given = filled(form, case.argument["parameters"], "parameters")
-        check = getattr(given, "check", None)
         if check is not None:
-            # What befalls hosts, where that makes a difference.
-            check(*([events_of(case.argument)] if signature(check).parameters else []))
+            check(given, *([events_of(case.argument)] if knows else []))
     except UsageError as error:
         raise UsageError(f"case {case.number}: {error}") from None
 

@@ -94,11 +94,14 @@ def test_a_scenario_from_a_file_of_ones_own(tmp_path: Path) -> None:
 
 def test_what_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(TWO.format(rate="50mbit") + "colour = 'red'\n")
+    eventful = tmp_path / "eventful.toml"
+    eventful.write_text(TWO.format(rate="50mbit") + "[[events]]\ndo = 'cut'\nat_s = 1\nversion = 1\nhost = 'a'\n")
     for words, why in (
         (["nothing"], "there is no scenario 'nothing'"),
         ([str(tmp_path / "mine.toml")], r"nothing is known of plots[1].colour"),
         (["smoke", "--backend", "rate"], "asks for delay or loss"),
         (["smoke", "--set", "mtu"], "write KEY=VALUE"),
+        ([str(eventful)], "case 1: events: nothing can befall hosts in experiment 'links'"),
     ):
         said = lab(*words)
         assert said.returncode == 2
