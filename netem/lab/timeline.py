@@ -75,9 +75,9 @@ class Timeline:
             self._cut.discard(place)
             net.heal(place)
             net.reshape(place, self._described.link(place))
-        for peer in [host.name for host in self._described.hosts if place in (host.name, host.region)]:
-            if peer != HUB:
-                self._fleet.expect(peer, there=event.do == "heal")
+        for host in self._described.hosts:
+            if host.name != HUB and place in (host.name, host.region):
+                self._fleet.expect(host.name, there=self._cut.isdisjoint((host.name, host.region)))
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:

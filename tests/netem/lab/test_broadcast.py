@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import call, create_autospec
+
 import pytest
 
+from netem.broadcast.fleet import Fleet
 from netem.broadcast.rivals import HUB
 from netem.description import Host, Link, Network, Region
 from netem.lab.experiments.broadcast import Given, results, sent_twice
 from netem.lab.networks import Event
 from netem.lab.predicted import Tree
-from netem.lab.timeline import longest_silence_s
+from netem.lab.timeline import Timeline, longest_silence_s
+from netem.namespaces import Namespaces
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import UsageError
 from p2pcast.limits import MIB
@@ -70,6 +74,15 @@ def test_a_trunk_is_a_limit_too() -> None:
     tree = Tree(Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions), {"a": HUB, "b": "a"})
     assert tree.peer_bps == 5e6
     assert tree.half_rtts_s == pytest.approx(0.2 + 0.1)
+
+
+def test_who_is_cut_off_twice_is_waited_for_once_both_are_healed() -> None:
+    net, fleet = create_autospec(Namespaces, instance=True), create_autospec(Fleet, instance=True)
+    net.network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST)), regions=(Region("far", FAST),))
+    with Timeline(net, fleet) as timeline:
+        for do, place in (("cut", "a"), ("cut", "far"), ("heal", "far"), ("heal", "a")):
+            timeline.apply(Event(0.0, do, place))
+    assert fleet.expect.mock_calls == [call("a", there=there) for there in (False, False, False, True)]
 
 
 def test_silence_is_the_longest_time_without_a_piece() -> None:
