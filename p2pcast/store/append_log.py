@@ -1,0 +1,123 @@
+"""A small append-only file of JSON records, one a line: what a daemon must never forget, and cannot afford to write again as a whole.
+
+Promises: a record is durable when ``append`` returns, at the cost of one write and one fsync, however long the file is; after a crash the file holds every record
+that was appended before, and the torn last line is cut off at the next start. Damage anywhere else is refused by name, because a record that is skipped in
+silence (an eviction, a version's number) would be undone.
+
+    each line: CRC-32 of the JSON text in 8 hexadecimal digits, a space, the JSON text of one object, a newline
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from p2pcast import limits
+from p2pcast.errors import LocalError
+from p2pcast.store import disk
+from p2pcast.store.files import atomic_write, explained, fsync_dir
+
+Record = dict[str, Any]
+
+MAX_FILE_BYTES = 256 * limits.MIB
+"""Read whole at the start; owners call ``rewrite`` long before."""
+MODE = 0o600
+
+
+class AppendLog:
+    """``records``: what the file held when it was opened, oldest first, then what was appended. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        """Open, or wait for the first record to make the file. Raises LocalError: unreadable, or damaged before its last line."""
+        self.path = path
+        self.records: list[Record] = []
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._size = 0
+        if path.exists():
+            self._read()
+
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """Durable when it returns, all of them or, after a crash, the first few. Raises LocalError; then none of them counts."""
+        data = b"".join(map(_line, records))
+        with self._lock:
+            with explained("write", self.path):
+                fresh = self._fd < 0 and not self.path.exists()
+                if self._fd < 0:
+                    self._fd = disk.create(self.path, os.O_WRONLY | os.O_NOFOLLOW, MODE)
+                try:
+                    disk.write_at(self._fd, self.path, [data], self._size)
+                    disk.sync(self._fd, self.path)
+                except OSError:
+                    # A part of a line must not stay in front of the next record.
+                    disk.resize(self._fd, self.path, self._size)
+                    raise
+            if fresh:
+                fsync_dir(self.path.parent)
+            self._size += len(data)
+            self.records.extend(dict(r) for r in records)
+
+    def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Put ``records`` in place of all that the file holds, in one step. Raises LocalError; then the file is as before."""
+        kept = [dict(r) for r in records]
+        data = b"".join(map(_line, kept))
+        with self._lock:
+            atomic_write(self.path, data, MODE)
+            self._close()
+            self._size, self.records = len(data), kept
+
+    def close(self) -> None:
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> None:
+        with explained("read", self.path):
+            if self.path.stat().st_size > MAX_FILE_BYTES:
+                raise LocalError(f"{self.path} is larger than {MAX_FILE_BYTES} bytes: restore it from a copy")
+            data = self.path.read_bytes()
+        for number, line in enumerate(data.splitlines(keepends=True), 1):
+            record = _record(line)
+            if record is None:
+                if self._size + len(line) < len(data):
+                    raise LocalError(f"{self.path} is damaged in line {number}: restore it from a copy")
+                self._cut_off()
+                return
+            self.records.append(record)
+            self._size += len(line)
+
+    def _cut_off(self) -> None:
+        """A crash tore the last line: its ``append`` never returned."""
+        with explained("write", self.path):
+            self._fd = disk.create(self.path, os.O_WRONLY | os.O_NOFOLLOW, MODE)
+            disk.resize(self._fd, self.path, self._size)
+            disk.sync(self._fd, self.path)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    # ASCII alone: no other line break than the one at the end.
+    text = json.dumps(record, sort_keys=True).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _record(line: bytes) -> Record | None:
+    """None for a line that is torn or damaged."""
+    if not line.endswith(b"\n") or line[8:9] != b" ":
+        return None
+    text = line[9:-1]
+    try:
+        if int(line[:8], 16) != zlib.crc32(text):
+            return None
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
