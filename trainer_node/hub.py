@@ -229,6 +229,8 @@ class Hub(QuietOwner):
     async def _close(self) -> None:
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
+        # First of all: peers that this end takes away are expected back by the next process.
+        self.recall.close()
         await self.http.stop()
         self.intake.close()
         self.keeping.close()
@@ -238,7 +240,6 @@ class Hub(QuietOwner):
             session.link.close()
         self.downstream.close()
         self.node.close()
-        self.recall.close()
         self.numbers.close()
         self.staging.close()
         if self.publishing.shadow is not None:
