@@ -139,6 +139,8 @@ EVENTS_AT_ONCE = 256
 """Events in one write to a reader."""
 MAX_EVENT_TEXT = 1000
 """Characters of one text in an event; errors are shorter."""
+MAX_FAILURES_KEPT = 16
+"""Failures of background tasks that a daemon shows; it counts all. The first ones are the cause of the others."""
 MAX_READERS = 64
 """Readers of /events at one time: each may have 64 KiB and a few events under way."""
 MAX_WAITERS = 256

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.tasks import spawn
 from p2pcast.version import Version
 from rollout_node.install_frames import LENGTH, pack, unpack
 
@@ -166,7 +167,7 @@ class InstallSocket:
             self._serving.discard(task)
             sock.close()  # here, for a task that is cancelled before it began closes nothing
 
-        task = asyncio.create_task(self._serve(sock), name="install-connection")
+        task = spawn(self._serve(sock), "install-connection")
         self._serving.add(task)
         task.add_done_callback(done)
 

@@ -29,6 +29,7 @@ from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
 from p2pcast.store.store import Store, Stored
+from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.roles import ENROL
@@ -76,17 +77,17 @@ class Hub(QuietOwner):
         self.config = config
         self.view = HubView(self)
         self.events = Events()
+        self.tasks = Tasks(self.events)
         self.fleet = Fleet(self.events)
         self.sessions: dict[str, Session] = {}
         self.sealing = Sealing(self)
         self.outgoing = Outgoing(self)
-        self._tasks: set[asyncio.Task[None]] = set()
         self.broadcast = Broadcast()
         self.uplink = Uplink()
         """What plans were last sent by."""
 
     async def run(self) -> None:
-        with state_lock(self.config.state):
+        with state_lock(self.config.state), self.tasks.watching():
             await self._open()
             try:
                 await self._serve()
@@ -157,6 +158,7 @@ class Hub(QuietOwner):
             self.events,
             self.view.waits(),
             only_here=frozenset({"token/create"}),
+            healthy=self.tasks.healthy,
         )
 
     def _recall_sizes(self) -> None:
@@ -173,7 +175,7 @@ class Hub(QuietOwner):
         await self.staging.run(warm_up)
         await self.publishing.restore()
         await self.outgoing.begin_from(self.config.base)
-        async with asyncio.TaskGroup() as group:
+        async with self.tasks.group() as group:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
@@ -218,8 +220,8 @@ class Hub(QuietOwner):
         await self.http.stop()
         self.intake.close()
         self.keeping.close()
-        self.commits.close()
         await self.listener.stop()
+        await self.tasks.end()
         for session in list(self.sessions.values()):
             session.link.close()
         self.downstream.close()
@@ -279,7 +281,7 @@ class Hub(QuietOwner):
         return self.keeping.ask(base)
 
     def renew(self, session: Session, request: bytes) -> None:
-        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}")
+        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}", vital=False)
 
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:
@@ -307,10 +309,8 @@ class Hub(QuietOwner):
     async def blocking(self, work: Callable[..., Any], *args: Any) -> Any:
         return await self.staging.run(work, *args)
 
-    def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None:
+        self.tasks.later(work, name, vital=vital)
 
     def named(self, peer: str) -> tuple[str, str] | None:
         found = [(i, s.peer.name) for i, s in self.sessions.items() if s.peer is not None and peer in (i, s.peer.name)]

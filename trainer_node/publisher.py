@@ -242,9 +242,11 @@ class Publisher:
 
     def _give_up(self, handle: Handle, error: BaseException) -> None:
         """This rank has nothing to send for this version: the others must not wait for it."""
-        self._uplink.abandon(self._serial, _reason(error))
-        self._serial += 1
-        handle.finish(error)
+        try:
+            self._uplink.abandon(self._serial, _reason(error))
+            self._serial += 1
+        finally:
+            handle.finish(error)
 
     # -- in a thread
 
@@ -265,9 +267,11 @@ class Publisher:
         try:
             self._deliver(handle, uplink, serial, plan, resume)
         except BaseException as error:  # noqa: BLE001
-            if serial not in uplink.heard.aborted:
-                uplink.abandon(serial, _reason(error))
-            handle.finish(error)
+            try:
+                if serial not in uplink.heard.aborted:
+                    uplink.abandon(serial, _reason(error))
+            finally:
+                handle.finish(error)
         else:
             handle.finish()
 
