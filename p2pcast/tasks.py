@@ -50,9 +50,9 @@ class Failure:
 
 
 def unexpected(error: BaseException) -> BaseException | None:
-    """The part of ``error`` that is no P2PCastError and no cancellation; None when there is none."""
+    """``error``, or the first one of a group, that is no P2PCastError and no cancellation; None when there is none."""
     if isinstance(error, BaseExceptionGroup):
-        return error.split((P2PCastError, asyncio.CancelledError))[1]
+        return next((found for inner in error.exceptions if (found := unexpected(inner)) is not None), None)
     return None if isinstance(error, P2PCastError | asyncio.CancelledError) else error
 
 
@@ -207,6 +207,8 @@ class Tasks:
             return False  # a connection that broke: its protocol is told
         task = context.get("task") or context.get("future")
         name = task.get_name() if isinstance(task, asyncio.Task) else str(context.get("message", "callback"))
+        if (transport := context.get("transport")) is not None and (peer := transport.get_extra_info("peername")):
+            name += f" (connection with {peer[0] if isinstance(peer, tuple) else peer})"
         if threading.get_ident() == self._thread:
             self.fail(name, error)
         else:  # a task that was collected by another thread

@@ -247,6 +247,8 @@ class Uplink:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
                         await self._stop.wait()
+        except Exception as error:
+            self._failed(loop, {"message": "the publisher's thread failed", "exception": error})
         finally:
             await self._part_from(link)
 
