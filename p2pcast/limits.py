@@ -115,6 +115,10 @@ MAX_SPAN_NAME = 64
 """Name of an engine that spans hosts, in characters."""
 MAX_MEMBERS = 256
 """Hosts of one engine beside its lead's."""
+MAX_CLAIMS = 4096
+"""Engine names that a hub keeps for leads that are away."""
+CLAIM_S = 600.0
+"""For so long the name of an engine over hosts is kept for a lead that is away: longer than a machine takes to start again."""
 MAX_KEPT_REPORTS_BYTES = 2 * 16 * MIB
 """Workers' reports that a member keeps while its lead is out of reach: an audit's, and another."""
 MAX_REPORT_ITEMS = 2 * MIB

@@ -114,7 +114,7 @@ class Peer(QuietOwner):
     async def _join(self) -> None:
         """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
-        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": []})
+        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": [], "members": None})
         self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
         self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
@@ -175,6 +175,8 @@ class Peer(QuietOwner):
             self.member = Member(name, self, identity, client)
         elif role == "lead":
             self.lead = Lead(name, self.socket, self.control.changed)
+            if (named := self.memory["members"]) is not None and named[0] == name:
+                self.lead.members_are(bytes.fromhex(node) for node in named[1])
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
         self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
         atomic_write(config.state / bearer.FILE, f"{self.bearer}\n".encode(), 0o600)

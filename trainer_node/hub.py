@@ -103,7 +103,9 @@ class Hub(QuietOwner):
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
         self.key = RunKey.load_or_create(state / "run.key")
-        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
+        self.memory = Memory(
+            state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}, "leads": {}}
+        )
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
         self.ident = node_id(self.memory)
         self.admission = Admission(
@@ -149,6 +151,7 @@ class Hub(QuietOwner):
         self.hearing = Hearing(
             self, self.ident, self.sessions, self.membership, self.guide, self.broadcast, self.fleet, self.commits
         )
+        self.hearing.recall_leads(self.memory["leads"])
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
@@ -283,6 +286,9 @@ class Hub(QuietOwner):
     def renew(self, session: Session, request: bytes) -> None:
         self.later(self.admission.renew(session.link, request), f"renew {session.link.name}", vital=False)
 
+    def leads_changed(self, claims: dict[str, str]) -> None:
+        self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
+
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:
             self.mirroring.complain(objects)
@@ -324,6 +330,7 @@ class Hub(QuietOwner):
         for node in nodes:
             if (session := self.sessions.get(node.hex())) is not None:
                 session.farewell = True
+        self.hearing.evicted(nodes)
         error = RefusedError("this node was evicted from the run")
         self.listener.drop(nodes, error)
         for link in [link for link in self.downstream.children if link.remote in nodes]:

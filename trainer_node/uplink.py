@@ -247,7 +247,7 @@ class Uplink:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
                         await self._stop.wait()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
             self._failed(loop, {"message": "the publisher's thread failed", "exception": error})
         finally:
             await self._part_from(link)

@@ -336,6 +336,7 @@ SINCE: dict[Type, dict[str, Check]] = {
     Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
     Type.WELCOME: {"bearer": text(128)},
+    Type.ENGINE: {"members": row(node, limits.MAX_MEMBERS)},
     Type.REPORT: {
         "held": row(artifact, limits.MAX_HELD),
         "dropped": row(artifact, limits.MAX_HELD),
