@@ -55,7 +55,7 @@ class Spans:
         elif role == "lead":
             self._leads[called] = ident, place
             self._claims[called] = ident, now
-            for old in [e for e in self._claims if e not in self._leads][: len(self._claims) - MAX_CLAIMS]:
+            for old in [e for e in self._claims if e not in self._leads][: max(0, len(self._claims) - MAX_CLAIMS)]:
                 del self._claims[old]
 
     def _check_claim(self, called: str, ident: str, name: str, now: float) -> None:
