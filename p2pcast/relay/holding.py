@@ -47,8 +47,10 @@ class Holding:
     """Some of its pieces are fetched, for whoever asked for them: it never becomes whole, leads nowhere, and nobody is offered it."""
     had_bytes: int = 0
     """Of it, by that earlier process."""
+    confirmed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the hub is known to hold its version on its disk (``Assembly.confirmed``), or once it was aborted."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the owner once it is sealed in the store."""
+    """Set by the owner once it is sealed in the store, or once it was aborted, or its sealing failed."""
     unsealed: P2PCastError | None = None
     """Why it never will be durable."""
     proof: asyncio.Future[bool] | None = None
@@ -66,6 +68,12 @@ class Holding:
         """Sealing failed: whoever waits for it is told."""
         self.unsealed = error
         self.durable.set()
+
+    def end(self) -> None:
+        """It was aborted, or given up: whoever waits for more of it is woken, and looks at ``aborted``."""
+        self.aborted = True
+        for waited_for in (self.progress, self.confirmed, self.durable):
+            waited_for.set()
 
     @property
     def open(self) -> Open:
