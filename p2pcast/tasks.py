@@ -5,7 +5,7 @@ on whose work it was:
 
 | what failed | with | then |
 |---|---|---|
-| the daemon's own work (``Tasks.group``, ``Tasks.later``) | an exception that is no P2PCastError | the daemon ends with exit code 1; its last line names the task |
+| the daemon's own work (``Tasks.group``, ``Tasks.later``) | an exception that is no P2PCastError; a loop that ends by itself | the daemon ends with exit code 1; its last line names the task |
 | the same, of ``Tasks.later`` | LocalError | the daemon goes on, and ``/healthz`` answers 503 with the reason |
 | the same, of ``Tasks.later`` | another P2PCastError | log and event alone: it concerns others |
 | work for one connection (``vital=False``, ``spawn``), a callback, a thread | an exception that is no P2PCastError | the connection ends, ``/healthz`` answers 503 with the reason |
@@ -234,12 +234,15 @@ class Group:
     def __init__(self, tasks: Tasks, group: asyncio.TaskGroup) -> None:
         self._tasks, self._group = tasks, group
 
-    def create_task(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        return self._group.create_task(self._part(work, name), name=name)
+    def create_task(self, work: Coroutine[Any, Any, None], *, name: str, ends: bool = False) -> asyncio.Task[None]:
+        """``ends``: whether the work may come to an end while the daemon goes on."""
+        return self._group.create_task(self._part(work, name, ends), name=name)
 
-    async def _part(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _part(self, work: Coroutine[Any, Any, None], name: str, ends: bool) -> None:
         try:
             await work
+            if not ends:
+                raise RuntimeError("it ended by itself")
         except Exception as error:
             if unexpected(error) is None:
                 raise

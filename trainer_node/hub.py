@@ -190,7 +190,7 @@ class Hub(QuietOwner):
         await self.staging.run(warm_up)
         await self.publishing.restore()
         async with self.tasks.group() as group:
-            group.create_task(self.recall.run(self.config.recall_s), name="recall")
+            group.create_task(self.recall.run(self.config.recall_s), name="recall", ends=True)
             # As long as nothing is published, peers can only join.
             await self.outgoing.begin_from(self.config.base)
             group.create_task(self.node.run(), name="node")

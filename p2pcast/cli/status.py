@@ -107,6 +107,8 @@ def _hub_heading(document: dict[str, Any]) -> str:
         line += _trouble(mirror)
     for folder, why in document.get("skipped", {}).items():
         line += f"\nskipped {folder}: {why}"
+    for failure in document.get("failures", []):
+        line += f"\nunhealthy, restart the hub: task {failure['task']!r} failed: {failure['why']}"
     return line
 
 

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from p2pcast.daemon import Memory
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
@@ -234,17 +233,22 @@ async def test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_t
         assert len(await expectation.wait(DEADLINE_S)) == 1
 
 
-async def test_a_lead_knows_its_members_without_the_hub(swarm):
+async def test_a_lead_knows_its_members_without_the_hub(swarm, monkeypatch):
     lead, member = await pair(swarm)
-    await swarm.until(lambda: lead.memory["members"] == ["big", [member.ident.hex()]], "it is written")
-    lead.lead.members_are([])
-    assert Memory(lead.config.state / "peer.json", {})["members"] == ["big", [member.ident.hex()]]
+    await swarm.until(lambda: lead.memory["members"] is not None, "it is told")
+    await swarm.down(lead)
+    monkeypatch.setattr(Spans, "rosters", lambda self: iter(()))
+    lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
+    assert lead.lead.status()["named"] == [member.ident.hex()]
+    await met(swarm, lead)
+    assert not lead.lead._anybody
 
 
 async def test_a_hub_that_names_nobody_is_an_older_one(swarm, monkeypatch):
     monkeypatch.setattr(Spans, "rosters", lambda self: iter(()))
     lead, _ = await pair(swarm)
     assert lead.lead.status()["named"] is None
+    assert lead.lead._anybody
 
 
 async def test_the_place_of_a_lead_that_is_away_is_kept_also_by_a_hub_that_was_restarted(swarm):

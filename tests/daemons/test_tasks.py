@@ -215,6 +215,17 @@ async def test_a_certificate_that_a_peer_fails_to_take_ends_it(faulty, states, m
     await ends(faulty, peer, "certificate")
 
 
+async def test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connections_own(faulty, states, monkeypatch):
+    hub, _, peer = await begun(faulty, states, "a")
+
+    def absent(*_: object) -> None:
+        raise FileNotFoundError(2, "by a test")
+
+    monkeypatch.setattr(hub.hearing, "asked", absent)
+    peer.control.send(Type.SQUASH, {"base": [0, 1]})
+    await unhealthy(faulty, hub, "127.0.0.1", "FileNotFoundError")
+
+
 @pytest.mark.parametrize("plaintext", [True, False])
 async def test_a_message_that_a_hub_fails_to_handle_costs_its_link_and_is_told(faulty, states, monkeypatch, plaintext):
     faulty.plaintext = plaintext

@@ -63,6 +63,20 @@ OWNED = [
         IN_DAEMONS + "test_the_process_ends_with_one_line_that_names_the_task",
     ),
     Mutation(
+        OWN_WORK,
+        TASKS,
+        "            if not ends:",
+        "            if False:",
+        IN_TASKS + "test_a_loop_of_the_daemon_that_ends_by_itself_is_a_failure",
+    ),
+    Mutation(
+        ONE_LINK,
+        "p2pcast/transport/stripe.py",
+        '            raise RuntimeError(f"{type(error).__name__}: {error}") from error',
+        "            raise",
+        IN_DAEMONS + "test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connections_own",
+    ),
+    Mutation(
         ONE_LINK,
         "p2pcast/http.py",
         "        healthy, why = self._healthy()",

@@ -90,6 +90,21 @@ def test_a_bug_in_a_loop_of_the_daemon_is_named(run):
     run(work())
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_loop_of_the_daemon_that_ends_by_itself_is_a_failure(run, ends):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        async with tasks.group() as group:
+            group.create_task(asyncio.sleep(0), name="keepalives", ends=ends)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            raise LocalError("the end of the test")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(work())
+    assert ("'keepalives' failed: RuntimeError: it ended by itself" in str(caught.value.exceptions)) is not ends
+
+
 def test_an_expected_error_of_a_loop_stays_what_it_is(run):
     async def work() -> None:
         tasks = Tasks(Events())
