@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pcast.cli.status import table
 from p2pcast.errors import LocalError
 from p2pcast.relay import reading_ahead
 from p2pcast.store import writeback
@@ -47,7 +48,9 @@ async def unhealthy(swarm, daemon, task: str, why: str = "Bug") -> None:
     await swarm.until(lambda: not daemon.tasks.healthy()[0], f"{daemon} is unhealthy")
     code, text = await swarm.get(daemon, "/healthz")
     assert (code, task in text, "Traceback" in text, "by a test" in text) == (503, True, False, False)
-    [failure, *_] = (await swarm.status(daemon))["failures"]
+    status = await swarm.status(daemon)
+    [failure, *_] = status["failures"]
+    assert f"unhealthy, to be restarted: task {failure['task']!r} failed" in table(status).renderables[0]
     assert (task in failure["task"], why in failure["why"]) == (True, True)
     assert next(e for e in daemon.events.after(0, 10_000)[1] if e.kind == "task_failed").facts["task"] == failure["task"]
     _, metrics = await swarm.get(daemon, "/metrics")
