@@ -277,7 +277,7 @@ async def test_an_installers_thread_that_fails_makes_its_peer_unready_and_relayi
 # -- the process
 
 
-def test_the_process_ends_with_one_line_that_names_the_task(tmp_path: Path, states):
+def test_the_process_ends_with_one_line_that_names_the_task(tmp_path: Path, tmpfs: Path, states):
     """Exit code 1; the traceback is in the log before it."""
     state = states.first()
     (tmp_path / "checkpoints").mkdir()
@@ -294,6 +294,7 @@ def test_the_process_ends_with_one_line_that_names_the_task(tmp_path: Path, stat
         ]
     )
     options = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--plaintext", "--state", str(tmp_path / "state")]
+    options += ["--shadow", str(tmpfs / "shadow")]
     command = [sys.executable, "-c", program, "seed", str(tmp_path / "checkpoints"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr

@@ -58,8 +58,8 @@ OWNED = [
     Mutation(
         OWN_WORK,
         TASKS,
-        "            raise self._tasks.fail(name, error, fatal=True) from error",
-        "            raise",
+        "            self._fatal.set_exception(_ended(self._first))",
+        "            self._fatal.set_exception(RuntimeError(self._first.why))",
         IN_DAEMONS + "test_the_process_ends_with_one_line_that_names_the_task",
     ),
     Mutation(
