@@ -168,13 +168,6 @@ OWNED = [
         AT_A_LEAD + "test_no_rank_is_claimed_by_two_members",
     ),
     Mutation(
-        ENGINES,
-        LEAD,
-        "        for seat in [s for s in self._links if s.link.remote == link.remote and not s.incarnation]:",
-        "        for seat in []:",
-        AT_A_LEAD + "test_one_node_takes_one_seat",
-    ),
-    Mutation(
         PLACE,
         SPANS,
         '        if known is None and claimant not in ("", ident) and now - since < CLAIM_S:',
