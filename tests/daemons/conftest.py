@@ -202,7 +202,7 @@ class Swarm:
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait([task])
         error = task.exception()
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         assert error is not None
         return error
