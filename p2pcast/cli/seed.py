@@ -74,6 +74,14 @@ from p2pcast.errors import UsageError
     show_default=True,
     help="How long a certificate is in force. Renewed after a third of it; so two thirds of it may the hub be away.",
 )
+@click.option(
+    "--recall",
+    type=click.FloatRange(0, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait after a restart, before the first new version, for peers to show versions that this state lacks. Ends early when the last process's peers are back.",
+)
 @plaintext
 def seed(
     checkpoints: Path | None,
@@ -97,6 +105,7 @@ def seed(
     mirror_rate: float | None,
     congestion: str | None,
     certificate_days: float,
+    recall: float,
     plaintext: bool,
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
@@ -136,6 +145,7 @@ def seed(
         sockets=settled(congestion),
         plaintext=plaintext,
         certificate_s=86400 * certificate_days,
+        recall_s=recall,
     )
 
     keep_freed_memory()
