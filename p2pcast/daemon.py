@@ -69,7 +69,7 @@ class Memory:
     """A daemon's small facts, in one JSON file that is replaced whole."""
 
     def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._changing = threading.Lock()
         self.facts = dict(defaults)
         if path.exists():
@@ -86,7 +86,16 @@ class Memory:
         """Durable when it returns; from any thread. Raises LocalError."""
         with self._changing:
             self.facts |= facts
-            atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
+            self._write()
+
+    def forget(self, *keys: str) -> None:
+        """Durable when it returns; what is unknown is no fault. Raises LocalError."""
+        with self._changing:
+            self.facts = {key: fact for key, fact in self.facts.items() if key not in keys}
+            self._write()
+
+    def _write(self) -> None:
+        atomic_write(self.path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
 
 
 def node_id(memory: Memory) -> bytes:

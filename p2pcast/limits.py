@@ -137,6 +137,8 @@ EVENTS_KEPT = 4096
 """Events that a reader may come back for: an hour of a busy hub, about 2 MiB."""
 EVENTS_AT_ONCE = 256
 """Events in one write to a reader."""
+MAX_SKIPPED = 256
+"""Checkpoint folders that /status names as skipped; a trainer may spoil any number of them."""
 MAX_EVENT_TEXT = 1000
 """Characters of one text in an event; errors are shorter."""
 MAX_READERS = 64

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,9 @@ CHECK_DEADLINE_S = 10.0
 STAGE_S = 1800.0
 """The shadow is held still for one installer for so long at most: time for 140 GB at 80 MB/s. One that hangs must not stop the others for ever.
 An audit may take as long."""
+
+KEPT = 256
+"""Commits that are remembered."""
 
 _TURN, _COMMIT, _CALLBACK = "turn", "commit", "before_commit"
 _SHOWN = 3
@@ -74,8 +78,10 @@ class Runner:
         self.waits_for: str | None = None
         """``turn`` (--rolling), ``commit`` (by whoever drives it) or ``before_commit`` (deferred by the user's callback)."""
         self.report: CommitReport | None = None
-        self.versions: list[Version] = []
-        """Committed by this process, in order."""
+        self.versions: deque[Version] = deque(maxlen=KEPT)
+        """Committed by this process, in order: the newest."""
+        self.commits = 0
+        """By this process."""
         self._owner = owner
         self._turns = turns or Turns()
         self._callbacks = callbacks or Callbacks()
@@ -274,6 +280,7 @@ class Runner:
             await self._callbacks.after(str(version), str(error) or type(error).__name__)
             raise
         self.versions.append(version)
+        self.commits += 1
         logger.info("%s: version %s committed, pause %.1f ms", installer.name, version, 1e3 * self.report.pause_s)
         await self._callbacks.after(str(version), None)
 

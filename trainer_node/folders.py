@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.daemon import Memory
 from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
+from trainer_node.past import Past
 from trainer_node.publishing import Published, Publishing
 from trainer_node.watcher import Damaged, Found, watch
 
@@ -41,12 +41,10 @@ class FoldersOwner(Protocol):
 
 
 class Folders:
-    """``memory``: the hub's, of what was published."""
-
-    def __init__(self, owner: FoldersOwner, publishing: Publishing, memory: Memory, staging: Staging) -> None:
+    def __init__(self, owner: FoldersOwner, publishing: Publishing, past: Past, staging: Staging) -> None:
         self._owner = owner
         self._publishing = publishing
-        self._memory = memory
+        self._past = past
         self._staging = staging
 
     async def run(self, checkpoints: Path) -> None:
@@ -55,7 +53,7 @@ class Folders:
             async for event in events:
                 if isinstance(event, Damaged):
                     self._owner.skip(event.path.name, event.reason)
-                elif self._memory["published"].get(str(event.step)) != event.fingerprint:
+                elif self._past[event.step].folder != event.fingerprint:
                     await self._take(event)
 
     async def _take(self, found: Found) -> None:
@@ -73,10 +71,10 @@ class Folders:
                 owner.skip(found.path.name, str(error))
 
     async def _publish(self, found: Found) -> None:
-        owner, publishing, step = self._owner, self._publishing, str(found.step)
+        owner, publishing = self._owner, self._publishing
         checkpoint = await self._staging.run(Checkpoint.open, found.path)
-        same = await publishing.unchanged(found.step, checkpoint, self._memory["marks"].get(step))
-        facts = {"published": self._memory["published"] | {step: found.fingerprint}}
+        same = await publishing.unchanged(found.step, checkpoint, self._past[found.step].mark)
+        mark = None
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
         else:
@@ -86,6 +84,6 @@ class Folders:
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s does not travel: %s", found.path.name, path, why)
             await owner.went_out(done)
-            facts["marks"] = self._memory["marks"] | {step: publishing.mark_of(version)}
+            mark = publishing.mark_of(version)
         owner.not_skipped(found.path.name)
-        await self._staging.run(self._memory.update, **facts)
+        await self._staging.run(self._past.note, found.step, folder=found.fingerprint, mark=mark)

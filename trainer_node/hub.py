@@ -55,9 +55,12 @@ from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership
 from trainer_node.mirroring import Mirroring
 from trainer_node.outgoing import Outgoing
 from trainer_node.pace import Pace, laggards
+from trainer_node.past import FILE as PUBLISHED
+from trainer_node.past import Past
 from trainer_node.publishing import Publishing
 from trainer_node.sealing import Sealing
 from trainer_node.session import Session
+from trainer_node.watcher import steps_there
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -102,7 +105,9 @@ class Hub(QuietOwner):
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
         self.key = RunKey.load_or_create(state / "run.key")
-        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
+        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None})
+        self.past = Past(state / PUBLISHED, self._steps_there)
+        self.past.move_from(self.memory)
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
         self.ident = node_id(self.memory)
         self.admission = Admission(
@@ -144,7 +149,10 @@ class Hub(QuietOwner):
             self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
         identity, tls = self.admission.identity, self.admission.tls
         self.listener = Listener(self, identity, None if tls is None else tls.server, sockets=self.config.sockets)
-        self.guide = Guide(self.membership, self.sessions, self.fleet, self.events, identity, None if tls is None else tls.client)
+        client = None if tls is None else tls.client
+        self.guide = Guide(
+            self.membership, self.sessions, self.fleet, self.events, identity, client, self.node.holdings.__contains__
+        )
         self.hearing = Hearing(
             self, self.ident, self.sessions, self.membership, self.guide, self.broadcast, self.fleet, self.commits
         )
@@ -158,6 +166,9 @@ class Hub(QuietOwner):
             self.view.waits(),
             only_here=frozenset({"token/create"}),
         )
+
+    def _steps_there(self) -> set[int]:
+        return set() if self.config.checkpoints is None else steps_there(self.config.checkpoints)
 
     def _recall_sizes(self) -> None:
         """Of the state and of its deltas, from what an earlier process stored."""
@@ -184,7 +195,7 @@ class Hub(QuietOwner):
             if self.mirroring is not None:
                 group.create_task(self.mirroring.run(), name="mirror")
             if self.config.checkpoints is not None:
-                folders = Folders(self.outgoing, self.publishing, self.memory, self.staging)
+                folders = Folders(self.outgoing, self.publishing, self.past, self.staging)
                 group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
 
     def _write_addresses(self) -> None:
@@ -225,6 +236,7 @@ class Hub(QuietOwner):
         self.downstream.close()
         self.node.close()
         self.staging.close()
+        self.past.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
 
@@ -238,6 +250,11 @@ class Hub(QuietOwner):
         """What the store holds has changed."""
         if self.mirroring is not None:
             self.mirroring.news.ring()
+
+    def dropped(self, artifacts: list[bytes]) -> None:
+        for artifact in artifacts:
+            self.guide.sources.gone(artifact)
+        self.send_all(Type.CATALOG, {"artifacts": [], "dropped": artifacts})
 
     # -- KeepingOwner
 

@@ -253,6 +253,7 @@ class Keeping:
             return None
         path = self._path()
         made = [(e.base, e.version) for e in self._edges() if e.base is not None]
+        self._failed = {span for span in self._failed if span[0] in path}
         return next(((r.base, r.version) for r in due(path, made, self._rungs) if (r.base, r.version) not in self._failed), None)
 
     def _way(self, base: Version, version: Version) -> list[Holding]:

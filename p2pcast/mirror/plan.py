@@ -107,8 +107,13 @@ class Inventory:
             elif tail is not None:
                 self.tails.pop(tail, None)
             elif part is not None:
-                size, _ = self.parts.get(part[0], {}).pop(part[1], (0, 0.0))
+                parts = self.parts.get(part[0], {})
+                size, _ = parts.pop(part[1], (0, 0.0))
                 self._held[part[0]] = self._held.get(part[0], 0) - size
+                if not parts:
+                    # A run has more artifacts than are ever there at one time.
+                    self.parts.pop(part[0], None)
+                    del self._held[part[0]]
 
 
 def uploads(here: Mapping[bytes, Edge], mirror: Inventory) -> list[Edge]:

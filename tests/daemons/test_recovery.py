@@ -212,13 +212,13 @@ async def test_old_folders_that_look_new_are_not_published_again(swarm, states, 
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
     await swarm.until(lambda: "0.2" not in swarm.versions(), "it is let go")
-    seen = dict(swarm.hub.memory["published"])
+    seen = {step: swarm.hub.past[step].folder for step in swarm.steps}
     await swarm.down(swarm.hub)
     kept = dict(swarm.steps)
     for step, (state, files) in kept.items():
         swarm.publish(step, state, files)
     await swarm.hub_up()
-    await swarm.until(lambda: all(swarm.hub.memory["published"][k] != seen[k] for k in seen), "the hub has looked at all again")
+    await swarm.until(lambda: all(swarm.hub.past[k].folder != seen[k] for k in seen), "the hub has looked at all again")
     assert str(swarm.hub.publishing.head) == "0.4"
 
 

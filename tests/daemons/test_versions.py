@@ -177,8 +177,8 @@ async def test_the_same_step_again_is_nothing_new(swarm, states):
     swarm.publish(2, states.trained(state, 2))
     await swarm.live("0.2")
     swarm.publish(1, state)  # other inodes and times, the same weights
-    told = swarm.hub.memory["published"]["1"]
-    await swarm.until(lambda: swarm.hub.memory["published"]["1"] != told, "the hub has looked at step_1 again")
+    told = swarm.hub.past[1].folder
+    await swarm.until(lambda: swarm.hub.past[1].folder != told, "the hub has looked at step_1 again")
     assert swarm.versions() == ["0.1", "0.2"]
     assert swarm.hub.outgoing.skipped == {}
 
