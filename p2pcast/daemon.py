@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import hashlib
 import json
@@ -143,6 +144,12 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
+
+
+def name_fatal_signals() -> None:
+    """A process that ends by SIGBUS (its shadow was cut short in tmpfs, by its own user) or SIGSEGV says so, with every thread's stack, on stderr."""
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
+        faulthandler.enable()
 
 
 def raise_descriptor_limit() -> None:

@@ -116,10 +116,10 @@ def diff(
     state = changed = 0
 
     def code_one(cell: Cell) -> tuple[int, Encoded | None]:
-        words = was.words(cell)
+        words = was.lent(cell)
         seen(cell.nbytes, layout.nbytes)
         before = digest(words, cell)
-        coded = code(cell, words, now.words(cell), before, codec)
+        coded = code(cell, words, now.lent(cell), before, codec)
         return before if coded is None else coded.after, coded
 
     with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
@@ -261,7 +261,7 @@ def squash_files(
             ]
             if not links:
                 return None
-            return squash(cell, links, base=None if held is None else held.words(cell), codec=codec)
+            return squash(cell, links, base=None if held is None else held.lent(cell), codec=codec)
 
         with P2pdWriter(out, key, _open(key, layout, start, version), layout) as writer:
             for coded in ordered_map(join, layout.cells, workers=workers or cores(), name="squash"):
@@ -324,7 +324,7 @@ def cell_digests(checkpoint: Checkpoint, layout: Layout, *, seen: Seen = _unseen
 
     def one(cell: Cell) -> int:
         seen(cell.nbytes, layout.nbytes)
-        return digest(checkpoint.words(cell), cell)
+        return digest(checkpoint.lent(cell), cell)
 
     return ordered_map(one, layout.cells, workers=workers or cores(), name="digest")
 

@@ -70,7 +70,7 @@ def look_at_delta(file: P2pdFile, base: Checkpoint | None, learning_rate: float 
                 return Look(cell, FLAT, len(payload), sparsity.count_steps(cell.words, decode_flat(payload, cell)[1]))
             counted = sparsity.count_unread(cell.words, sparsity.stated_changes(placed.codec, payload))
             return Look(cell, placed.codec, len(payload), counted)
-        old = base.words(cell)
+        old = base.lent(cell)
         positions, new, nbytes = np.empty(0, np.uint32), old[:0], 0
         if placed is not None:
             payload, nbytes = file.read_cell(placed), placed.bytes
@@ -94,7 +94,7 @@ def look_at_folders(
     thresholds = _thresholds(learning_rate)
 
     def look(cell: Cell) -> Look:
-        was, now, dtype = old.words(cell), new.words(cell), layout.tensors[cell.tensor].dtype
+        was, now, dtype = old.lent(cell), new.lent(cell), layout.tensors[cell.tensor].dtype
         seen(cell.nbytes, layout.nbytes)
         coded = offline.code(cell, was, now, digest(was, cell), codec)
         positions = np.empty(0, np.uint32) if coded is None else np.flatnonzero(was != now).astype(np.uint32)

@@ -17,7 +17,7 @@ from p2pcast.state.staging import Staging
 from p2pcast.version import Version
 from trainer_node.past import Past
 from trainer_node.publishing import Published, Publishing
-from trainer_node.watcher import Damaged, Found, watch
+from trainer_node.watcher import Damaged, Found, check_checkpoint, watch
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -68,7 +68,7 @@ class Folders:
             elif isinstance(error, LocalError) and owner.broken():
                 raise
             else:
-                owner.skip(found.path.name, str(error))
+                owner.skip(found.path.name, await self._staging.run(_why, found.path, error))
 
     async def _publish(self, found: Found) -> None:
         owner, publishing = self._owner, self._publishing
@@ -87,3 +87,12 @@ class Folders:
             mark = publishing.mark_of(version)
         owner.not_skipped(found.path.name)
         await self._staging.run(self._past.note, found.step, folder=found.fingerprint, mark=mark)
+
+
+def _why(path: Path, error: P2PCastError) -> str:
+    """Why a folder could not be published. What is wrong with it by now comes first, in the words that the watcher finds for it: so it is said once."""
+    try:
+        check_checkpoint(path)
+    except P2PCastError as found:
+        return str(found)
+    return str(error)

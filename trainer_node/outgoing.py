@@ -112,9 +112,12 @@ class Outgoing:
         await self._owner.pace.until_near()
 
     def skip(self, name: str, why: str) -> None:
-        # Named again, it is among the newest.
+        why = why[: limits.MAX_EVENT_TEXT]
+        if self.skipped.get(name) == why:
+            return
+        # Named again for another reason, it is among the newest.
         self.skipped.pop(name, None)
-        self.skipped[name] = why[: limits.MAX_EVENT_TEXT]
+        self.skipped[name] = why
         if len(self.skipped) > limits.MAX_SKIPPED:
             del self.skipped[next(iter(self.skipped))]
         self._owner.events.emit("skipped", folder=name, why=why)

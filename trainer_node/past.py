@@ -120,7 +120,9 @@ class Past:
         except LocalError:
             there = None
         kept = settled(self._known, there, KEPT_GONE)
-        self._log.rewrite(_record(step, one.folder, one.mark) | ({"gone": True} if one.gone else {}) for step, one in kept.items())
+        self._log.rewrite(
+            _record(step, one.folder, one.mark) | ({"gone": True} if one.gone else {}) for step, one in kept.items()
+        )
         self._known = kept
         self._full_at = len(kept) + GROWTH + sum(one.folder is not None and not one.gone for one in kept.values())
 

@@ -120,7 +120,14 @@ def join(
     plaintext: bool,
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it. Without HUB, follow the run's mirror (--from) alone."""
-    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.daemon import (
+        default_shadow,
+        keep_freed_memory,
+        name_fatal_signals,
+        raise_descriptor_limit,
+        state_home,
+        until_told,
+    )
     from p2pcast.transport.sockets import settled
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
@@ -167,6 +174,7 @@ def join(
 
     keep_freed_memory()
     raise_descriptor_limit()
+    name_fatal_signals()
 
     async def work() -> None:
         peer = Peer(config)

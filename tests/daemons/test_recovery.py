@@ -8,11 +8,14 @@ import shutil
 
 import pytest
 
+from p2pcast import limits
 from p2pcast.errors import LocalError, RefusedError
+from p2pcast.relay import upstream
 from p2pcast.store import disk, retention
 from p2pcast.store.journal import Kind
 from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
+from rollout_node.telling import Telling
 from topology import sizes
 from trainer_node import keeping
 
@@ -409,3 +412,33 @@ async def test_a_hub_that_died_in_mid_version_aborts_it_everywhere(swarm, states
     await swarm.live("0.2")
     await swarm.until(lambda: list((swarm.folder / "a" / "partial").iterdir()) == [], "nothing is left of the other one")
     assert all(not h.idle for h in back.node.holdings.values())
+
+
+async def test_a_link_that_outlasts_many_versions_remembers_the_last_few(swarm, states, monkeypatch):
+    monkeypatch.setattr(upstream, "MAX_HANDLES", 3)
+    monkeypatch.setattr(limits, "MAX_CATALOG", 4)
+    await started(swarm, states, "a", steps=9)
+    (above,) = swarm.peers["a"].node.upstreams
+    assert len(above.handles) == 3
+    assert len(above.offers) <= 4
+    assert swarm.peers["a"].node.bytes_duplicate == 0
+
+
+async def test_the_hub_remembers_nothing_of_artifacts_that_it_never_had(swarm, states, monkeypatch):
+    """Whatever a peer claims to hold, and however often it asks for what nobody has."""
+    said = []
+    news = Telling._news
+
+    def lies(telling):
+        said.extend(os.urandom(16) for _ in range(50))
+        return news(telling) | {"held": said[-50:]}
+
+    monkeypatch.setattr(Telling, "_news", lies)
+    await started(swarm, states, "a", steps=2)
+    for _ in range(20):
+        swarm.peers["a"].seek(os.urandom(16), [])
+    count = len(said)
+    await swarm.until(lambda: len(said) > count + 100, "it has said more")
+    sources, held = swarm.hub.guide.sources, swarm.hub.node.holdings.keys()
+    assert sources._whole.keys() | sources._parts.keys() <= held
+    assert all(mine <= held for mine in sources._held.values())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from p2pcast.checkpoint import Checkpoint
 from p2pcast.errors import IntegrityError
 
 
@@ -202,6 +205,32 @@ async def test_damaged_and_vanishing_folders_are_skipped(swarm, states):
     swarm.publish(2, states.trained(state, 2))  # mended; it comes after step 3 and so begins a branch
     await swarm.live("1.2")
     await swarm.until(lambda: swarm.hub.outgoing.skipped == {}, "it is no longer named, once the hub is through with it")
+
+
+@pytest.mark.parametrize("left", [0, 3, -1])
+async def test_a_checkpoint_that_is_cut_short_while_it_is_read_is_skipped(swarm, states, monkeypatch, left):
+    """By another process, between the check and the reading; a map of the file would end this one. ``left``: cells whose bytes stay, or all bytes but the last."""
+    state = states.first()
+    await swarm.hub_up()
+    await swarm.peer_up("a")
+    swarm.publish(1, state)
+    await swarm.live("0.1")
+    lent = Checkpoint.lent
+
+    def cut(checkpoint, cell):
+        weights = checkpoint.folder / "model.safetensors"
+        if checkpoint.folder.name == "step_2":
+            size = f"-{1}" if left < 0 else str(left * cell.nbytes)
+            subprocess.run(["truncate", "--no-create", "--size", size, weights], check=True)
+        return lent(checkpoint, cell)
+
+    monkeypatch.setattr(Checkpoint, "lent", cut)
+    swarm.publish(2, states.trained(state, 2))
+    await swarm.until(lambda: "step_2" in swarm.hub.outgoing.skipped, "it is named")
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+    assert swarm.versions("delta") == ["0.3"]
+    assert [e.facts["folder"] for e in swarm.hub.events.after(0)[1] if e.kind == "skipped"] == ["step_2"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast import offline
+from p2pcast import offline, sparsity
 from p2pcast.artifact import Open, RunKey, run_id
 from p2pcast.artifact.p2pd import HEADER, P2pdFile, P2pdWriter
 from p2pcast.checkpoint import Checkpoint
@@ -308,3 +308,34 @@ def test_an_anchor_can_not_be_squashed(tmp_path: Path, make_checkpoint: Make) ->
         writer.seal(5)
     with pytest.raises(UsageError, match="anchor"):
         offline.squash_files([tmp_path / "a"], tmp_path / "s")
+
+
+@pytest.mark.parametrize("what", ["diff old", "diff new", "apply", "squash", "verify", "inspect delta", "inspect folders"])
+def test_a_folder_that_is_cut_short_meanwhile_is_an_error(pair: tuple[Path, Table, Table], what: str) -> None:
+    """By another process, after the header was checked; a map of the file would end this one."""
+    top, _, _ = pair
+    folder = top / ("new" if what in ("diff new", "verify", "inspect folders") else "old")
+
+    def seen(count: int, total: int) -> None:
+        os.truncate(folder / "model.safetensors", 400)
+
+    def inspected() -> None:
+        with P2pdFile.open(top / "d") as file:
+            list(sparsity.look_at_delta(file, Checkpoint.open(top / "old"), None, seen=seen))
+
+    def compared() -> None:
+        was, now = Checkpoint.open(top / "old"), Checkpoint.open(top / "new")
+        list(sparsity.look_at_folders(was, now, was.layout(cell_words=50), "auto", None, seen=seen))
+
+    work = {
+        "diff": lambda: offline.diff(top / "old", top / "new", top / "out", seen=seen, cell_words=50, workers=1),
+        "apply": lambda: offline.apply_file(top / "old", top / "d", top / "out", seen=seen, workers=1),
+        "squash": lambda: offline.squash_files([top / "d"], top / "out", base=top / "old", codec="flat", seen=seen, workers=1),
+        "verify": lambda: offline.verify_folder(top / "new", top / "d", seen=seen, workers=1),
+        "inspect delta": inspected,
+        "inspect folders": compared,
+    }
+    before = sorted(os.listdir(top))
+    with pytest.raises(LocalError, match=f"{folder.name}/model.safetensors: it was cut short while it was read"):
+        work.get(what, work["diff"])()
+    assert sorted(os.listdir(top)) == before

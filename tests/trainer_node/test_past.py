@@ -133,7 +133,13 @@ def test_what_is_forgotten_is_old_and_without_a_folder(known: dict[int, Known], 
 
 def test_what_version_0_1_0_kept_is_taken_over_once(tmp_path: Path) -> None:
     file = tmp_path / "hub.json"
-    old = {"node": "00" * 16, "incarnation": 3, "target": [0, 2], "published": {"1": "a", "2": "b"}, "marks": {"2": "m", "3": "n"}}
+    old = {
+        "node": "00" * 16,
+        "incarnation": 3,
+        "target": [0, 2],
+        "published": {"1": "a", "2": "b"},
+        "marks": {"2": "m", "3": "n"},
+    }
     file.write_text(json.dumps(old))
     for _ in range(2):
         memory = Memory(file, {"node": "", "incarnation": 0, "target": None})

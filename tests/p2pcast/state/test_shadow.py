@@ -414,3 +414,31 @@ def test_a_limit_on_file_sizes_is_one_clear_error(world, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.glob("*.safetensors")) == []
+
+
+def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(world, tmp_path):
+    """Nobody but its own user can do that; every pass over the shadow is a pass over a map."""
+    with world.filled(tmp_path, world.state(1)):
+        pass
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import mmap, os, pathlib, sys\n"
+            "from p2pcast.daemon import name_fatal_signals\n"
+            "from p2pcast.state.shadow import MODEL_NAME, _mapped\n"
+            "path = pathlib.Path(sys.argv[1]) / MODEL_NAME\n"
+            "name_fatal_signals()\n"
+            "found = _mapped(path, path.stat().st_size)\n"
+            "os.truncate(path, 0)\n"
+            "found[0]",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGBUS
+    assert "Bus error" in ended.stderr
+    with pytest.raises(IntegrityError, match="must be made anew"):
+        Shadow.open(tmp_path, world.layout)
