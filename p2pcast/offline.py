@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from p2pcast.artifact.assembly import Placed
 from p2pcast.artifact.p2pd import P2pdFile, P2pdWriter
 from p2pcast.artifact.records import DELTA, ID_BYTES, FileEntry, Open, RunKey, run_id
 from p2pcast.checkpoint import Checkpoint, write_folder
-from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode
+from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode, encode_whole
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.squash import needs_base, squash
@@ -134,8 +134,13 @@ def diff(
 
 
 def code(cell: Cell, old: npt.NDArray[Any], new: npt.NDArray[Any], before: int, codec: str) -> Encoded | None:
-    """As ``codec.cell.encode``, but never in more bytes than the cell has."""
+    """As ``codec.cell.encode``, but never in more bytes than the cell has; and ``auto`` tries every codec, whatever it takes."""
     coded = encode(cell, old, new, before=before, codec=codec)
+    if coded is not None and codec == "auto":
+        other = encode(cell, old, new, before=before, codec="context")
+        coded = other if other is not None and len(other.payload) < len(coded.payload) else coded
+        whole, payload = encode_whole(new, at_most=len(coded.payload))
+        return coded if payload is None else replace(coded, codec=whole, payload=payload)
     if coded is not None and coded.codec != RAW and len(coded.payload) > cell.nbytes:
         coded = encode(cell, old, new, before=before, codec="raw")
     return coded

@@ -194,15 +194,15 @@ WEARING_OUT = [
     Mutation(
         "hundreds of thousands of versions",
         PAST,
-        "if step in newest or not absent or",
-        "if step in newest or",
+        "absent = one.folder is None or (there is not None and step not in there)",
+        "absent = True",
         PAST_TEST + "test_what_still_lies_there_is_never_forgotten",
     ),
     Mutation(
         "hundreds of thousands of versions",
         PAST,
-        "not (one.folder is None or one.gone)",
-        "False",
+        "if step in newest or not absent or",
+        "if step in newest or",
         PAST_TEST + "test_a_folder_that_is_away_for_a_moment_costs_nothing",
     ),
     Mutation(
