@@ -61,6 +61,9 @@ MAX_WAYS = 8
 """Addresses at which one node may be found: two families, advertised, observed and its own, with room to spare."""
 MAX_SOURCES = 64
 """Nodes that may be named to one that pulls, or that it has done with."""
+MAX_KEPT = 1000
+"""Deltas, and anchors, that a user may have a store keep, versions between anchors, and a peer's deltas since its anchor: with as many squashes, a store
+fits one message (MAX_CATALOG)."""
 MAX_HELD = 1024
 """Artifacts that one report may name: ten times what a peer keeps."""
 MAX_GARBLED = 64

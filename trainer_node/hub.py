@@ -118,7 +118,7 @@ class Hub(QuietOwner):
             plaintext=self.config.plaintext,
             lifetime_s=self.config.certificate_s,
         )
-        self.store = Store(state, self.key.public)
+        self.store = Store(state, self.key.public, counts=self.config.counts)
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self.sealing, self.ident, self.key.public)
@@ -133,7 +133,9 @@ class Hub(QuietOwner):
         self.publishing = Publishing(
             self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing, self.membership.sizes
         )
-        self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
+        self.keeping = Keeping(
+            self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else (), anchor_every=self.config.anchor_every
+        )
         self.pace = Pace(
             self.config.max_lag,
             lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
@@ -146,7 +148,7 @@ class Hub(QuietOwner):
         self.mirroring: Mirroring | None = None
         if self.config.mirror is not None:
             objects = Objects(self.config.mirror, run_folder(self.token.run))
-            self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
+            self.mirroring = Mirroring(self, objects, self.config.mirror_bps, self.config.counts)
         identity, tls = self.admission.identity, self.admission.tls
         self.listener = Listener(self, identity, None if tls is None else tls.server, sockets=self.config.sockets)
         client = None if tls is None else tls.client

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pcast.store.retention import DEFAULT as KEPT
+from p2pcast.store.retention import Counts
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
 from trainer_node.admission import LIFETIME_S
@@ -36,6 +38,10 @@ class HubConfig:
     """No version begins while a peer is more versions behind than this."""
     squashes: bool = True
     """Squashed deltas are kept ready for late peers, and made for those that ask."""
+    anchor_every: int | None = None
+    """Versions between whole states; None: ``retention.ANCHOR_EVERY``."""
+    counts: Counts = KEPT
+    """What stays on disk, and on the mirror."""
     token_file: Path | None = None
     mirror: str | None = None
     """URL of an object store that is to hold a copy of the run."""

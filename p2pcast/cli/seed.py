@@ -7,8 +7,10 @@ from pathlib import Path
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext
+from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention
 from p2pcast.errors import UsageError
+from p2pcast.limits import MAX_KEPT
+from p2pcast.store.retention import ANCHOR_EVERY, Counts
 
 
 @click.command()
@@ -50,13 +52,20 @@ from p2pcast.errors import UsageError
     type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
     show_default=True,
-    help="auto: for each version, the one that is predicted to be at the last peer first.",
+    help="Codec of changed cells; auto: for each version, the quickest to the last peer, or fewer bytes in hardly more time.",
 )
 @click.option(
     "--max-lag",
     type=click.IntRange(0),
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
+@click.option(
+    "--anchor-every",
+    type=click.IntRange(1, MAX_KEPT),
+    metavar="N",
+    help=f"Versions between the whole states that the hub writes for peers that come late.  [default: {ANCHOR_EVERY}]",
+)
+@retention
 @click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
@@ -91,6 +100,9 @@ def seed(
     barrier_quorum: float | None,
     codec: str,
     max_lag: int | None,
+    anchor_every: int | None,
+    keep_deltas: int | None,
+    keep_anchors: int | None,
     token_file: Path | None,
     no_squashes: bool,
     mirror: str | None,
@@ -136,6 +148,8 @@ def seed(
         barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,
         codec=codec,
         max_lag=max_lag,
+        anchor_every=anchor_every,
+        counts=Counts(keep_deltas, keep_anchors),
         token_file=token_file or (folder / "token"),
         squashes=not no_squashes,
         mirror=mirror,

@@ -13,6 +13,7 @@ from p2pcast.errors import LocalError, RefusedError
 from p2pcast.relay import upstream
 from p2pcast.store import disk, retention
 from p2pcast.store.journal import Kind
+from p2pcast.store.retention import Counts
 from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
 from rollout_node.telling import Telling
@@ -210,8 +211,8 @@ async def test_the_hub_restarts_without_its_shadow(swarm, states, tmpfs):
 
 async def test_old_folders_that_look_new_are_not_published_again(swarm, states, monkeypatch):
     """Another mount, other inodes: the hub restarts and all fingerprints differ, of versions too that retention has removed."""
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 1)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
     await swarm.until(lambda: "0.2" not in swarm.versions(), "it is let go")
@@ -290,8 +291,8 @@ async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states,
 @pytest.mark.parametrize("every", [2, 100])
 async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, every):
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", every)
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 1)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     state = await started(swarm, states, "a", steps=5)
     late = await swarm.peer_up("b")
     await swarm.live("0.5", late)
@@ -442,3 +443,24 @@ async def test_the_hub_remembers_nothing_of_artifacts_that_it_never_had(swarm, s
     sources, held = swarm.hub.guide.sources, swarm.hub.node.holdings.keys()
     assert sources._whole.keys() | sources._parts.keys() <= held
     assert all(mine <= held for mine in sources._held.values())
+
+
+async def test_a_user_sets_what_stays_on_disk(swarm, states):
+    state = states.first()
+    await swarm.hub_up(anchor_every=2, counts=Counts(2, 1), squashes=False)
+    peer = await swarm.peer_up("a", counts=Counts(1, 1, 3))
+    for step in range(1, 8):
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")
+        state = states.trained(state, step)
+    await swarm.until(lambda: swarm.versions("anchor")[-1:] == ["0.7"], "a whole state is written every two versions")
+    await swarm.until(lambda: len(swarm.versions("delta")) == 2, "two deltas stay")
+    assert swarm.versions("delta") == ["0.6", "0.7"]
+    assert set(swarm.versions("anchor")) == {"0.5", "0.7"}, "the one that the older delta starts from, and the newest"
+    await swarm.until(
+        lambda: sum(s.base is not None for s in peer.store.artifacts.values()) <= 2, "its first anchor is too far back"
+    )
+    await swarm.down(peer)
+    shutil.rmtree(swarm.tmpfs / "a")
+    back = await swarm.peer_up("a", counts=Counts(1, 1, 3))
+    await swarm.live("0.7", back)

@@ -220,6 +220,20 @@ WEARING_OUT = [
         RECOVERY + "test_a_link_that_outlasts_many_versions_remembers_the_last_few",
     ),
     Mutation(
+        "hundreds of thousands of versions",
+        "p2pcast/store/retention.py",
+        "if counts.chain is None or len(chain) <= counts.chain else set()",
+        "if True else set()",
+        "tests/p2pcast/store/test_retention.py::test_a_chain_that_is_too_long_is_let_go",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        "p2pcast/store/retention.py",
+        "kept |= {a.id for a in every if a.base is None and a.version in begun}",
+        "kept |= set()",
+        "tests/p2pcast/store/test_retention.py::test_anchors_that_kept_deltas_start_from_stay_beyond_their_number",
+    ),
+    Mutation(
         "artifacts that nobody has",
         "trainer_node/hearing.py",
         "if self.guide.knows(artifact)]",
