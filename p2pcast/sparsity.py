@@ -145,12 +145,11 @@ def mean_update(rows: Iterable[Row]) -> float | None:
 
 
 def _mean(counted: Counted) -> float | None:
-    """Mean |new − old|, where values are known and not beyond bounds."""
-    return (
-        counted.moved / counted.words
-        if counted.magnitudes is not None and counted.words and math.isfinite(counted.moved)
-        else None
-    )
+    """Mean |new − old|, where values are known; None beyond f64."""
+    if counted.magnitudes is None or not counted.words:
+        return None
+    mean = counted.moved / counted.words * sparsity.MOVE_UNIT
+    return mean if math.isfinite(mean) else None
 
 
 def _shares(row: Row) -> dict[str, Any]:
