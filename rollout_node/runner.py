@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,7 +77,7 @@ class Runner:
         self.waits_for: str | None = None
         """``turn`` (--rolling), ``commit`` (by whoever drives it) or ``before_commit`` (deferred by the user's callback)."""
         self.report: CommitReport | None = None
-        self.versions: deque[Version] = deque(maxlen=KEPT)
+        self.versions: list[Version] = []
         """Committed by this process, in order: the newest."""
         self.commits = 0
         """By this process."""
@@ -279,7 +278,7 @@ class Runner:
         except Exception as error:
             await self._callbacks.after(str(version), str(error) or type(error).__name__)
             raise
-        self.versions.append(version)
+        self.versions = [*self.versions, version][-KEPT:]
         self.commits += 1
         logger.info("%s: version %s committed, pause %.1f ms", installer.name, version, 1e3 * self.report.pause_s)
         await self._callbacks.after(str(version), None)
