@@ -127,7 +127,9 @@ class Hub(QuietOwner):
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
         uplink_bps = self.config.uplink_bps or DEFAULT_UPLINK_BPS
-        self.membership = Membership(self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region)
+        self.membership = Membership(
+            self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region, self.config.peer_cap_bps
+        )
         self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.publishing = Publishing(

@@ -28,6 +28,8 @@ class HubConfig:
     uplink_bps: float | None = None
     """Stated; else it is measured, and until then taken for `DEFAULT_UPLINK_BPS`."""
     chains: int | None = None
+    peer_cap_bps: float | None = None
+    """The most that a peer may send, which is full speed in scores; None: the fastest peer's rate."""
     region: str = ""
     """Peers that join with another label are taken to share the way into theirs."""
     commit: str = "auto"

@@ -27,6 +27,11 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     help="This side's upload rate, which decides the number of chains.  [default: measured; 1gbit until then]",
 )
 @click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
+@click.option(
+    "--peer-cap",
+    type=Rate(),
+    help="Rate of a peer that counts as full speed in its score.  [default: the fastest peer's, 100mbit at least]",
+)
 @click.option("--region", default="", help="Label of this site: peers that name another one are taken to share the way there.")
 @click.option(
     "--commit",
@@ -94,6 +99,7 @@ def seed(
     shadow: Path | None,
     uplink: float | None,
     chains: int | None,
+    peer_cap: float | None,
     region: str,
     commit: str,
     barrier_timeout: float | None,
@@ -142,6 +148,7 @@ def seed(
         http=http,
         uplink_bps=uplink,
         chains=chains,
+        peer_cap_bps=peer_cap,
         region=region,
         commit=commit,
         barrier_timeout_s=30.0 if barrier_timeout is None else barrier_timeout,
