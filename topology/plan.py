@@ -41,8 +41,8 @@ SMALL = 16
 """Members at most for whom every number of chains is tried."""
 ENTRY_S = 0.25
 """Less than this, and a tenth of the time that a payload takes anyway, is not worth sending it once more over a way between regions."""
-STAND_BACK = 8
-"""Members that a planning moves behind others because of their standing: each takes a prediction of the whole plan."""
+STAND_BACK = 16
+"""Moves behind others that a planning tries because of standings: each takes a prediction of the whole plan."""
 LOOKED_AT = 50_000
 """Peers to look at, with all of them looked at for each region that is to be entered once: 50 regions of a fleet of 1000. It is the same ones the next time, else plans would not settle."""
 
@@ -198,14 +198,18 @@ class _Planner:
         wrong = misplaced(best, self.table)
         most_s = GAMMA * min(before.cost_s, self.fresh(best.epoch)[1].cost_s) if wrong else 0.0
         plan = tried = best
-        asked: set[str] = set()
-        while (left := [peer for peer in misplaced(tried, self.table) if peer not in asked]) and len(asked) < STAND_BACK:
-            asked.add(left[0])
+        refused: set[str] = set()
+        for _ in range(STAND_BACK):
+            left = [peer for peer in misplaced(tried, self.table) if peer not in refused]
+            if not left:
+                break
             candidate = self.mended(stand_back(tried, self.table[left[0]], self._region_of))
-            if self.predict(candidate).cost_s <= most_s:
-                # One behind a head may have to go, too, before there is anything gained.
-                tried = candidate
-                plan = tried if len(misplaced(tried, self.table)) < len(misplaced(plan, self.table)) else plan
+            if self.predict(candidate).cost_s > most_s:
+                refused.add(left[0])
+                continue
+            # One behind a head may have to go, too, before there is anything gained.
+            tried = candidate
+            plan = tried if len(misplaced(tried, self.table)) < len(misplaced(plan, self.table)) else plan
         fewer = len(misplaced(plan, self.table)) < len(misplaced(base, self.table))
         return plan if fewer or plan is best or _improves(self.predict(plan), self.predict(base)) else base
 

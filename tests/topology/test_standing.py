@@ -134,7 +134,7 @@ def test_plans_with_poor_standings_settle_reach_everybody_and_cost_no_time(data)
     assert plan == make_plan(list(reversed(poor)), uplink, epoch=(2, 0), previous=plan)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(3, 12), st.data())
 def test_among_equals_nobody_of_poor_standing_is_in_front(count, data):
     standing = data.draw(st.lists(st.sampled_from([0, 0, 1, 2]), min_size=count, max_size=count))
