@@ -172,6 +172,13 @@ WEARING_OUT = [
     ),
     Mutation(
         "cuts short a file",
+        "p2pcast/state/shadow.py",
+        "if path.exists() and path.stat().st_size > nbytes:",
+        "if False:",
+        "tests/p2pcast/state/test_shadow.py::test_a_smaller_shadow_takes_nothing_away_from_who_maps_the_one_before",
+    ),
+    Mutation(
+        "cuts short a file",
         "p2pcast/daemon.py",
         "        faulthandler.enable()",
         "        pass",

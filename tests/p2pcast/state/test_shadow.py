@@ -442,3 +442,29 @@ def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(w
     assert "Bus error" in ended.stderr
     with pytest.raises(IntegrityError, match="must be made anew"):
         Shadow.open(tmp_path, world.layout)
+
+
+def test_a_smaller_shadow_takes_nothing_away_from_who_maps_the_one_before(tmp_path):
+    """In a process of its own: where it fails, that one ends by SIGBUS."""
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import pathlib, sys\n"
+            "from p2pcast.codec.layout import Layout, Tensor\n"
+            "from p2pcast.state.shadow import Shadow\n"
+            "folder = pathlib.Path(sys.argv[1])\n"
+            "large, small = (Layout([Tensor('w', 'BF16', (words,))]) for words in (100_000, 10))\n"
+            "before = Shadow.create(folder, large)\n"
+            "view = before.words(large.cells[0])\n"
+            "before.close()\n"
+            "with Shadow.create(folder, small) as after:\n"
+            "    assert view[-1] == 0\n"
+            "    assert after.words(small.cells[0]).size == 10\n",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended
