@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from p2pcast import limits
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.errors import IntegrityError
 
@@ -231,6 +232,18 @@ async def test_a_checkpoint_that_is_cut_short_while_it_is_read_is_skipped(swarm,
     await swarm.live("0.3")
     assert swarm.versions("delta") == ["0.3"]
     assert [e.facts["folder"] for e in swarm.hub.events.after(0)[1] if e.kind == "skipped"] == ["step_2"]
+
+
+async def test_the_newest_skipped_folders_are_named(swarm, states, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_SKIPPED", 2)
+    await swarm.hub_up()
+    for step in range(1, 6):
+        folder = swarm.checkpoints / f"step_{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"x" * 7)
+        (folder / "STABLE").touch()
+        await swarm.until(lambda step=step: f"step_{step}" in swarm.hub.outgoing.skipped, "it is named")
+    assert list(swarm.hub.outgoing.skipped) == ["step_4", "step_5"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -241,6 +241,13 @@ WEARING_OUT = [
         "tests/p2pcast/store/test_retention.py::test_anchors_that_kept_deltas_start_from_stay_beyond_their_number",
     ),
     Mutation(
+        "hundreds of thousands of versions",
+        "trainer_node/outgoing.py",
+        "if len(self.skipped) > limits.MAX_SKIPPED:",
+        "if False:",
+        "tests/daemons/test_versions.py::test_the_newest_skipped_folders_are_named",
+    ),
+    Mutation(
         "artifacts that nobody has",
         "trainer_node/hearing.py",
         "if self.guide.knows(artifact)]",
