@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import hashlib
 import json
@@ -69,7 +70,7 @@ class Memory:
     """A daemon's small facts, in one JSON file that is replaced whole."""
 
     def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._changing = threading.Lock()
         self.facts = dict(defaults)
         if path.exists():
@@ -86,7 +87,16 @@ class Memory:
         """Durable when it returns; from any thread. Raises LocalError."""
         with self._changing:
             self.facts |= facts
-            atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
+            self._write()
+
+    def forget(self, *keys: str) -> None:
+        """Durable when it returns; what is unknown is no fault. Raises LocalError."""
+        with self._changing:
+            self.facts = {key: fact for key, fact in self.facts.items() if key not in keys}
+            self._write()
+
+    def _write(self) -> None:
+        atomic_write(self.path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
 
 
 def node_id(memory: Memory) -> bytes:
@@ -134,6 +144,12 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
+
+
+def name_fatal_signals() -> None:
+    """A process that ends by SIGBUS (its shadow was cut short in tmpfs, by its own user) or SIGSEGV says so, with every thread's stack, on stderr."""
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
+        faulthandler.enable()
 
 
 def raise_descriptor_limit() -> None:

@@ -149,7 +149,7 @@ class Peer(QuietOwner):
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
         key = await self.heeding.key()
-        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True))
+        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True, counts=config.counts))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self.receiving, self.ident, key)

@@ -15,8 +15,9 @@ from rich.console import Console
 from p2pcast.addresses import parse_address
 from p2pcast.daemon import parse_rate
 from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_STRIPES
+from p2pcast.limits import MAX_KEPT, MAX_STRIPES
 from p2pcast.store.files import atomic_write
+from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 from p2pcast.version import Version
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,6 +85,23 @@ class VersionType(click.ParamType[Version | str]):
             return Version.parse(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+def retention(function: F) -> F:
+    """``--keep-deltas``, ``--keep-anchors``."""
+    deltas = click.option(
+        "--keep-deltas",
+        type=click.IntRange(1, MAX_KEPT),
+        metavar="N",
+        help=f"Deltas that stay on disk: the newest N, and those that the newest version needs.  [default: {KEEP_DELTAS}]",
+    )
+    anchors = click.option(
+        "--keep-anchors",
+        type=click.IntRange(1, MAX_KEPT),
+        metavar="N",
+        help=f"Whole states that stay on disk: the newest N, and those that kept deltas start from.  [default: {KEEP_ANCHORS}]",
+    )
+    return deltas(anchors(function))
 
 
 def congestion(function: F) -> F:

@@ -427,6 +427,9 @@ def _mapped(path: Path, nbytes: int) -> mmap.mmap:
 def _allocated(path: Path, nbytes: int, head: bytes) -> None:
     """Make the file, with room for all of it, and write its first bytes. Raises LocalError when there is no room."""
     with explained("create", path):
+        # Never made smaller: whoever still maps the one before, an engine or a view of ours, would end by SIGBUS.
+        if path.exists() and path.stat().st_size > nbytes:
+            disk.unlink(path)
         fd = disk.create(path, os.O_RDWR)
         try:
             disk.resize(fd, path, nbytes)
