@@ -25,6 +25,7 @@ from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
+from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
@@ -101,6 +102,8 @@ class Hub(QuietOwner):
             raise UsageError(
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
+        claim(state, self.config.shadow)
+        await asyncio.to_thread(sweep)
         self.key = RunKey.load_or_create(state / "run.key")
         self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
         self.memory.update(incarnation=self.memory["incarnation"] + 1)

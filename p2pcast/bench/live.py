@@ -312,7 +312,7 @@ def bench_live(options: Options) -> dict[str, Any]:
         bench = LiveBench(options, work, processes)
         checks = asyncio.run(unwrapped(bench.run()))
         document = _document(bench, checks) | {"elapsed_s": round(time.monotonic() - began_s, 1)}
-        atomic_write(work.root / "result.json", json.dumps(document, indent=1).encode())
+        atomic_write(work.root / "result.json", json.dumps(document, indent=1).encode(), None)
         if document["verdict"] == "PASS" and not options.keep:
             processes.stop_all()
             work.slim()

@@ -120,7 +120,14 @@ def join(
     plaintext: bool,
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it. Without HUB, follow the run's mirror (--from) alone."""
-    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.daemon import (
+        default_shadow,
+        keep_freed_memory,
+        keep_to_ourselves,
+        raise_descriptor_limit,
+        state_home,
+        until_told,
+    )
     from p2pcast.transport.sockets import settled
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
@@ -165,6 +172,7 @@ def join(
         plaintext=plaintext,
     )
 
+    keep_to_ourselves()
     keep_freed_memory()
     raise_descriptor_limit()
 

@@ -126,7 +126,7 @@ def handed_over(document: dict[str, Any], output: Path | None, *, as_json: bool)
 def write_document(document: dict[str, Any], file: Path | None) -> None:
     """Raises LocalError."""
     if file is not None:
-        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n")
+        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n", None)
 
 
 def read_token(file: Path | None) -> str:

@@ -103,7 +103,14 @@ def seed(
 
     Without CHECKPOINTS, only what a trainer's own processes publish (trainer_node.Publisher) goes out; with it, both do.
     """
-    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.daemon import (
+        default_shadow,
+        keep_freed_memory,
+        keep_to_ourselves,
+        raise_descriptor_limit,
+        state_home,
+        until_told,
+    )
     from p2pcast.transport.sockets import settled
     from trainer_node.hub import Hub
     from trainer_node.hub_config import HubConfig
@@ -138,6 +145,7 @@ def seed(
         certificate_s=86400 * certificate_days,
     )
 
+    keep_to_ourselves()
     keep_freed_memory()
     raise_descriptor_limit()
 

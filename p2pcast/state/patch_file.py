@@ -110,7 +110,7 @@ class PatchWriter:
         head = (MAGIC, self._layout.layout_id, b.branch, v.branch, b.step, v.step)
         self._write(_HEADER.pack(*head, self._end, len(index), 0, state), 0)
         with explained("write", self.path):
-            os.fchmod(self._fd, 0o444)  # engines map this file
+            os.fchmod(self._fd, 0o400)  # engines map this file, by descriptors
             disk.rename(self._part, self.path)
         self._close()
 
@@ -156,7 +156,7 @@ class PatchFile:
     def open(cls, path: Path, layout: Layout) -> PatchFile:
         """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (not there)."""
         with explained("open", path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return cls.open_fd(fd, layout, str(path))
         finally:

@@ -346,7 +346,7 @@ def small_disk(tmp_path):
         pytest.skip("mounting a tmpfs needs root")
     folder = tmp_path / "small"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k,mode=700", "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("this container may not mount a tmpfs")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
