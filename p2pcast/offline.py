@@ -182,9 +182,7 @@ def apply_file(
                     f"wrong base: {base}: every cell that {delta} changes is as it should be, another one is not; nothing was written"
                 )
 
-        write_folder(
-            out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state, modes=disk.USERS
-        )
+        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state, modes=disk.USERS)
         return file.manifest.version
 
 

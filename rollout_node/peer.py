@@ -187,6 +187,7 @@ class Peer(QuietOwner):
             self.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=config.state.resolve() / bearer.FILE,
         )
 
     def hub(self) -> tuple[bytes, str, int]:

@@ -32,6 +32,7 @@ from p2pcast.store.ladder import RUNGS
 from p2pcast.store.store import Store, Stored
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust import bearer
 from p2pcast.trust.roles import ENROL
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT
@@ -159,6 +160,7 @@ class Hub(QuietOwner):
             self.admission.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=state.resolve() / bearer.FILE,
             only_here=frozenset({"token/create"}),
         )
 

@@ -129,6 +129,13 @@ def write_document(document: dict[str, Any], file: Path | None) -> None:
         atomic_write(file, json.dumps(document, indent=1).encode() + b"\n", None)
 
 
+BEARER_FILE = click.option(
+    "--bearer-file",
+    type=PATH,
+    help="A copy of the daemon's STATE/http.token; or P2PCAST_HTTP_TOKEN.  [default: found by --state]",
+)
+
+
 def read_token(file: Path | None) -> str:
     """From the file, else from the environment; never from argv. Raises UsageError."""
     if file is None:

@@ -105,7 +105,13 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
         moved = set_aside(found) if repair else []
         rotten = _shadow_faults(found, shadow or default_shadow(state), repair)
     left_over: list[dict[str, Any]] = [
-        {"path": str(left.folder), "bytes": left.nbytes, "why": left.why, "proved": left.proved, "removed": repair and remove(left)}
+        {
+            "path": str(left.folder),
+            "bytes": left.nbytes,
+            "why": left.why,
+            "proved": left.proved,
+            "removed": repair and remove(left),
+        }
         for left in leftovers()
     ]
     document = _document(found) | {

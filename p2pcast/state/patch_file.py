@@ -78,7 +78,11 @@ class PatchWriter:
         self._end = HEADER_BYTES
         self._rows: dict[int, tuple[int, ...]] = {}
         with explained("write", path):
-            self._fd = disk.create(self._part, os.O_RDWR | os.O_TRUNC)
+            try:
+                self._fd = disk.create(self._part, os.O_RDWR | os.O_EXCL)
+            except FileExistsError:  # of a staging that failed; never written to, for it may have another name elsewhere
+                disk.unlink(self._part)
+                self._fd = disk.create(self._part, os.O_RDWR | os.O_EXCL)
 
     def add(self, patch: Patch) -> None:
         """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""

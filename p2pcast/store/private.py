@@ -84,7 +84,9 @@ def check_shared(path: Path) -> int:
     if found.st_uid not in _trusted():
         raise LocalError(f"{path} belongs to user {found.st_uid}, who could replace what is written there; choose another folder")
     if found.st_mode & stat.S_IWOTH:
-        raise LocalError(f"all users of this machine may write to {path}, and replace what is written there; run: chmod o-w {path}")
+        raise LocalError(
+            f"all users of this machine may write to {path}, and replace what is written there; run: chmod o-w {path}"
+        )
     return stat.S_IMODE(found.st_mode) & 0o755 | stat.S_IRWXU
 
 
@@ -142,4 +144,6 @@ def _link(path: Path) -> LocalError:
 
 
 def _strange(path: Path) -> LocalError:
-    return LocalError(f"{path} is a link, no plain file, or another user's; somebody else put it there: look at it, then remove it")
+    return LocalError(
+        f"{path} is a link, no plain file, or another user's; somebody else put it there: look at it, then remove it"
+    )

@@ -141,7 +141,6 @@ class CommandInstaller:
             how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
             raise LocalError(f"{self.name}: version {version} not committed: {how}{_last_lines(log)}")
 
-
     def _command(self) -> list[str]:
         """With the umask that the user started the peer with, not with the peer's own, so that others may read what the command writes."""
         if (mask := users_umask()) < 0:

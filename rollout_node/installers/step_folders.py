@@ -189,7 +189,7 @@ class StepFolders:
                 target = part / path
                 disk.make_folder(target.parent)
                 _write_synced(target, contents, mode)
-            _copy_synced(shadow, part / MODEL, mode, cancelled)
+            _copy_synced(shadow, part / MODEL, cancelled, mode)
             _write_synced(part / STABLE, _stable(version), mode)
             for folder, _, _ in os.walk(part, topdown=False):
                 os.chmod(folder, self._mode)
@@ -269,7 +269,7 @@ def _write_synced(path: Path, data: bytes, mode: int) -> None:
         os.close(fd)
 
 
-def _copy_synced(source: Path, target: Path, mode: int, cancelled: threading.Event) -> None:
+def _copy_synced(source: Path, target: Path, cancelled: threading.Event, mode: int = disk.PRIVATE.file) -> None:
     """Copy inside the kernel: shared blocks where the file system has them, else from page cache to page cache."""
     with source.open("rb", buffering=0) as src, open(disk.create(target, os.O_WRONLY | os.O_EXCL), "wb", buffering=0) as dst:
         os.fchmod(dst.fileno(), mode)
