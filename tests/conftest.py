@@ -88,7 +88,7 @@ def p2pcast() -> Run:
 
 
 _AS_NOBODY = """
-import json, os, pathlib, socket, sys, urllib.error, urllib.request
+import encodings.idna, json, os, socket, sys, urllib.error, urllib.request
 os.setgroups([]); os.setgid(65534); os.setuid(65534); os.umask(0)
 """
 
@@ -99,7 +99,9 @@ def stranger() -> Run:
 
     def run(code: str, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", _AS_NOBODY + code, *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", check=check)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+        assert not (check and done.returncode), done.stderr
+        return done
 
     return run
 
