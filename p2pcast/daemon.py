@@ -26,7 +26,7 @@ from p2pcast.store.files import atomic_write, explained
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 TMPFS = Path("/dev/shm")
-STATE_MARKS = ("lock", "hub.json", "peer.json", "run.key")
+STATE_MARKS = ("lock", "hub.json", "peer.json", "run.key", "token.key", "trust.json", "http.token", "deltas", "partial")
 """A folder that holds one of these is a daemon's state."""
 _POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 

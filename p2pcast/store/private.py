@@ -94,7 +94,7 @@ def _tighten(fd: int, path: Path, marks: Collection[str] | None) -> None:
     found = os.fstat(fd)
     if found.st_uid != os.geteuid():
         raise LocalError(
-            f"{path} belongs to user {found.st_uid}, not to the user of this process ({os.geteuid()}); choose another folder, or remove that one"
+            f"{path} belongs to user {found.st_uid}, not to the user of this process ({os.geteuid()}); run this as that user, or choose another folder"
         )
     if found.st_mode & stat.S_IWOTH:
         raise LocalError(

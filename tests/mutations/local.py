@@ -242,4 +242,18 @@ LOCAL = [
         "        if True:",
         LEFT + "test_a_folder_that_is_removed_while_it_is_being_locked_is_made_anew",
     ),
+    Mutation(
+        FILLS,
+        "trainer_node/hub.py",
+        "        await asyncio.to_thread(sweep)\n",
+        "",
+        "tests/daemons/test_leftover_shadows.py::test_a_start_removes_shadows_that_nobody_will_open_again",
+    ),
+    Mutation(
+        FILLS,
+        "rollout_node/peer.py",
+        "        await asyncio.to_thread(sweep)\n",
+        "",
+        "tests/daemons/test_leftover_shadows.py::test_a_start_removes_shadows_that_nobody_will_open_again",
+    ),
 ]

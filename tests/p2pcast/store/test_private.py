@@ -57,7 +57,7 @@ MAKERS = pytest.mark.parametrize("make", [lock_state, make_shadow])
 def test_a_folder_that_another_user_made_first_is_refused(shared, stranger, make, bits):
     stranger(f"os.mkdir(sys.argv[1], {bits})", shared / "x")
     with pytest.raises(
-        LocalError, match=r"x belongs to user 65534, not to the user of this process \(0\); choose another folder"
+        LocalError, match=r"x belongs to user 65534, not to the user of this process \(0\); run this as that user"
     ):
         make(shared / "x")
     assert list((shared / "x").iterdir()) == []
