@@ -58,6 +58,8 @@ def bearer_token(url: str, state: Path | None = None, file: Path | None = None) 
             path = folder / bearer.FILE
             text, owner = path.read_text().strip(), path.stat().st_uid
             if (other := foreign_listener(url, owner)) is not None:
+                if state is None:
+                    continue  # a daemon.json of a daemon that was killed
                 raise RefusedError(
                     f"{url}: a process of user {other} answers there, not the daemon of {folder}; it is told no token"
                 )
