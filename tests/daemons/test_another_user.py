@@ -54,7 +54,7 @@ while True:
 
 
 @pytest.fixture
-async def run(swarm, states, shared):
+async def run(shared, swarm, states):
     """A hub and a peer, behind TLS, all of whose folders lie where every user may look: a version is live."""
     os.umask(0)
     swarm.plaintext = False
