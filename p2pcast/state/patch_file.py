@@ -24,7 +24,7 @@ from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
-from p2pcast.store import disk
+from p2pcast.store import disk, private
 from p2pcast.store.files import explained
 from p2pcast.version import Version
 
@@ -78,11 +78,15 @@ class PatchWriter:
         self._end = HEADER_BYTES
         self._rows: dict[int, tuple[int, ...]] = {}
         with explained("write", path):
+            self._fd = disk.create(self._part, os.O_RDWR)
             try:
-                self._fd = disk.create(self._part, os.O_RDWR | os.O_EXCL)
-            except FileExistsError:  # of a staging that failed; never written to, for it may have another name elsewhere
-                disk.unlink(self._part)
-                self._fd = disk.create(self._part, os.O_RDWR | os.O_EXCL)
+                # What a staging left that failed goes only after a look at whose it is.
+                private.check_file(self._fd, self._part)
+                if os.fstat(self._fd).st_size:
+                    disk.resize(self._fd, self._part, 0)
+            except BaseException:
+                self._close()
+                raise
 
     def add(self, patch: Patch) -> None:
         """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""

@@ -69,6 +69,13 @@ LOCAL = [
     ),
     Mutation(
         LINKED,
+        "p2pcast/state/patch_file.py",
+        "                private.check_file(self._fd, self._part)\n",
+        "",
+        FOLDERS + "test_a_link_at_a_name_that_is_opened_costs_its_target_nothing",
+    ),
+    Mutation(
+        LINKED,
         SHADOW,
         "            private.check_file(fd, path)\n",
         "",
