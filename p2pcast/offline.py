@@ -32,6 +32,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.squash import needs_base, squash
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.parallel import cores, ordered_map
+from p2pcast.store import disk
 from p2pcast.version import Version
 
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
@@ -186,7 +187,7 @@ def apply_file(
                     f"wrong base: {base}: every cell that {delta} changes is as it should be, another one is not; nothing was written"
                 )
 
-        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state)
+        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state, modes=disk.USERS)
         return file.manifest.version
 
 

@@ -25,6 +25,7 @@ from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
+from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
@@ -32,6 +33,7 @@ from p2pcast.store.store import Store, Stored
 from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust import bearer
 from p2pcast.trust.roles import ENROL
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT
@@ -109,6 +111,8 @@ class Hub(QuietOwner):
             raise UsageError(
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
+        claim(state, self.config.shadow)
+        await asyncio.to_thread(sweep)
         self.key = RunKey.load_or_create(state / "run.key")
         self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "leads": {}})
         self.past = Past(state / PUBLISHED, self._steps_there)
@@ -182,6 +186,7 @@ class Hub(QuietOwner):
             self.admission.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=state.resolve() / bearer.FILE,
             only_here=frozenset({"token/create"}),
             healthy=self.tasks.healthy,
         )

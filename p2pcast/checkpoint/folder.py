@@ -194,6 +194,7 @@ def write_folder(
     workers: int = 1,
     before_rename: Callable[[], None] | None = None,
     sync_bytes: int | None = None,
+    modes: disk.Modes = disk.PRIVATE,
 ) -> None:
     """Write a checkpoint folder: canonical ``model.safetensors`` and the small files; durable and whole, or nothing.
 
@@ -205,19 +206,19 @@ def write_folder(
         fault = path_fault(path)
         if fault:
             raise IntegrityError(f"small file {fault}")
-    with atomic_folder(Path(dst)) as part:
+    with atomic_folder(Path(dst), modes) as part:
         for path, contents in files.items():
             target = part / path
             with explained("write", target):
-                disk.make_folder(target.parent)
-                fd = disk.create(target, os.O_WRONLY | os.O_EXCL)
+                disk.make_folder(target.parent, modes.folder)
+                fd = disk.create(target, os.O_WRONLY | os.O_EXCL, modes.file)
                 try:
                     disk.write(fd, target, contents)
                 finally:
                     os.close(fd)
         weights = part / SINGLE
         with explained("write", weights):
-            fd = disk.create(weights, os.O_WRONLY | os.O_EXCL)
+            fd = disk.create(weights, os.O_WRONLY | os.O_EXCL, modes.file)
             try:
                 disk.write(fd, weights, header_for(layout))
                 unsynced = 0

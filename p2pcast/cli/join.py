@@ -128,6 +128,7 @@ def join(
     from p2pcast.daemon import (
         default_shadow,
         keep_freed_memory,
+        keep_to_ourselves,
         name_fatal_signals,
         raise_descriptor_limit,
         state_home,
@@ -178,6 +179,7 @@ def join(
         plaintext=plaintext,
     )
 
+    keep_to_ourselves()
     keep_freed_memory()
     raise_descriptor_limit()
     name_fatal_signals()

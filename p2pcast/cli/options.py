@@ -144,7 +144,14 @@ def handed_over(document: dict[str, Any], output: Path | None, *, as_json: bool)
 def write_document(document: dict[str, Any], file: Path | None) -> None:
     """Raises LocalError."""
     if file is not None:
-        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n")
+        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n", None)
+
+
+BEARER_FILE = click.option(
+    "--bearer-file",
+    type=PATH,
+    help="A copy of the daemon's STATE/http.token; or P2PCAST_HTTP_TOKEN.  [default: found by --state]",
+)
 
 
 def read_token(file: Path | None) -> str:

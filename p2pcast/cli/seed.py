@@ -133,6 +133,7 @@ def seed(
     from p2pcast.daemon import (
         default_shadow,
         keep_freed_memory,
+        keep_to_ourselves,
         name_fatal_signals,
         raise_descriptor_limit,
         state_home,
@@ -176,6 +177,7 @@ def seed(
         recall_s=recall,
     )
 
+    keep_to_ourselves()
     keep_freed_memory()
     raise_descriptor_limit()
     name_fatal_signals()
