@@ -125,6 +125,7 @@ class Following:
             logger.error("version %s as it is stored here is not the run's: it is discarded", stored.version)
             peer.node.forget(stored.id)
             await peer.staging.run(partial(peer.store.discard, stored.id, contradicted=True))
+            self._wayfinding.news.ring()
         if self._off_the_chain() and self.shadow is not None and self.staged is not None:
             await self._leave_chain(self.shadow, self.staged)
 

@@ -6,7 +6,8 @@ from getting_in import GETTING_IN
 from inside import FROM_INSIDE, MIRRORS
 from local import LOCAL
 from mutation import Mutation
+from one_version import ONE_VERSION
 from owned import OWNED
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOCAL, *WEARING_OUT, *SAID, *OWNED]
+MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOCAL, *WEARING_OUT, *SAID, *OWNED, *ONE_VERSION]
