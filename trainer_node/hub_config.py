@@ -7,6 +7,7 @@ from pathlib import Path
 
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
+from p2pcast.trust.ledger import OWN_TTL_S
 from trainer_node.admission import LIFETIME_S
 
 DEFAULT_PORT = 7077
@@ -46,3 +47,5 @@ class HubConfig:
     """Links without TLS, and one token for all."""
     certificate_s: float = LIFETIME_S
     """How long a certificate is in force."""
+    token_ttl_s: float = OWN_TTL_S
+    """How long the token of the token file admits peers; there is a fresh one in the file when half of that is over."""

@@ -57,7 +57,14 @@ from p2pcast.errors import UsageError
     type=click.IntRange(0),
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
-@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
+@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600), and the next one before it ends.")
+@click.option(
+    "--token-hours",
+    type=click.FloatRange(0, 8760, min_open=True),
+    default=24,
+    show_default=True,
+    help="How long that token admits peers, in hours. The file gets the next one when half of them are over.",
+)
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
 @click.option(
@@ -92,6 +99,7 @@ def seed(
     codec: str,
     max_lag: int | None,
     token_file: Path | None,
+    token_hours: float,
     no_squashes: bool,
     mirror: str | None,
     mirror_rate: float | None,
@@ -136,6 +144,7 @@ def seed(
         sockets=settled(congestion),
         plaintext=plaintext,
         certificate_s=86400 * certificate_days,
+        token_ttl_s=3600 * token_hours,
     )
 
     keep_freed_memory()

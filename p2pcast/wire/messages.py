@@ -335,8 +335,10 @@ SINCE: dict[Type, dict[str, Check]] = {
     Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG), "reserve": flag},
     Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
-    Type.WELCOME: {"bearer": text(128)},
+    Type.WELCOME: {"bearer": text(128), "name": text(128)},
+    Type.EVICTED: {"signed": row(binary(limits.STATEMENT_BYTES), limits.MAX_STATEMENTS)},
     Type.REPORT: {
+        "evicted": row(binary(limits.STATEMENT_BYTES), limits.MAX_RETOLD),
         "held": row(artifact, limits.MAX_HELD),
         "dropped": row(artifact, limits.MAX_HELD),
         "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),
