@@ -398,10 +398,8 @@ class Admission:
         """Puts together what the files say, of which each may be an older copy."""
         for node, name in self._ledger.legacy.items():
             if not self._evictions.knows(bytes.fromhex(node)):
-                had = next((i for i in self._ledger.had(node, now)), "")
-                self._evictions.decide(
-                    bytes.fromhex(node), bytes.fromhex(had) or NO_TOKEN, evicted=True, name=name, now=now, sign=self._key.sign
-                )
+                # Whether its token was to be revoked, that release has decided.
+                self._evictions.decide(bytes.fromhex(node), NO_TOKEN, evicted=True, name=name, now=now, sign=self._key.sign)
         self._log.save()
         self._ledger.strike(self._evictions.tokens)
 

@@ -198,8 +198,9 @@ class Ledger:
             return
         if role == "peer":
             check_name(name)
-        self._spend(ident, role, now, local=local)
+        token = self._usable(ident, role, now, local=local)
         self._make_room(now)
+        token.used += 1
         self.holders[node.hex()] = Holder(key, role, name, ident.hex(), until, seen=now)
 
     def renew(self, node: bytes, role: str, key: str, now: float, until: float) -> None:
@@ -212,9 +213,9 @@ class Ledger:
 
     def adopt(self, node: bytes, key: str, name: str, now: float, until: float) -> bool:
         """A peer that has shown a certificate in force, which this ledger knows nothing of: it was lost, or is an old copy. Whether that is news. Raises RefusedError."""
+        self.check_not_evicted(node)
         if node.hex() in self.holders:
             return False
-        self._may_hold(node, "peer", key)
         self._make_room(now)
         self.holders[node.hex()] = Holder(key, "peer", name, "", until, seen=now)
         return True
@@ -227,7 +228,7 @@ class Ledger:
         known.shown = [*known.shown, ident.hex()][-limits.MAX_SHOWN :]
         return True
 
-    def _spend(self, ident: bytes, role: str, now: float, *, local: bool) -> None:
+    def _usable(self, ident: bytes, role: str, now: float, *, local: bool) -> Grant:
         self.secret(ident)
         found = self.grants[ident.hex()]
         if fault := found.fault(now):
@@ -236,7 +237,7 @@ class Ledger:
             raise RefusedError(
                 f"this token admits as {found.role}, not as {role}: ask for another (`p2pcast token create --role {role}`)"
             )
-        found.used += 1
+        return found
 
     def _may_hold(self, node: bytes, role: str, key: str) -> None:
         self.check_not_evicted(node)
