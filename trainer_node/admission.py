@@ -32,7 +32,6 @@ from p2pcast.trust.eviction_log import EvictionLog
 from p2pcast.trust.evictions import NO_TOKEN
 from p2pcast.trust.files import check_private
 from p2pcast.trust.ledger import LEGACY_TTL_S, OWN_TTL_S, Ledger
-from p2pcast.trust.names import check_name
 from p2pcast.trust.roles import Certified
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.messages import Body, Type
@@ -213,7 +212,6 @@ class Admission:
     def joined(self, link: Link, name: str, token: bytes) -> str:
         """What a peer that joins goes by. ``token``: ident of the one that it was started with. Raises RefusedError."""
         now = time.time()
-        check_name(name)
         if self.tls is None:
             self._ledger.adopt(link.remote, "", name, now, now)
         elif (certificate := link.certificate) is None:

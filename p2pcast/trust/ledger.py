@@ -212,8 +212,8 @@ class Ledger:
         known.until, known.seen = max(known.until, until), now
 
     def adopt(self, node: bytes, key: str, name: str, now: float, until: float) -> bool:
-        """A peer that has shown a certificate in force, which this ledger knows nothing of: it was lost, or is an old copy. Whether that is news. Raises RefusedError."""
-        self.check_not_evicted(node)
+        """A peer that has shown a certificate in force, which this ledger knows nothing of: it was lost, or is an old copy. Whether that is news.
+        Raises RefusedError when there are too many."""
         if node.hex() in self.holders:
             return False
         self._make_room(now)

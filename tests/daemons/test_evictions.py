@@ -36,7 +36,8 @@ async def test_a_hub_that_lost_its_files_learns_evictions_from_its_peers(tls, lo
     await tls.until(lambda: b.ident in hub.admission.evicted, "the hub has learnt it again")
     with pytest.raises(RefusedError, match="evicted"):
         await knock(tls, papers_of(tls, "b"))
-    await tls.until(lambda: b.ident.hex() in (tls.folder / "hub" / "evictions.log").read_text(), "it is on disk")
+    log = tls.folder / "hub" / "evictions.log"
+    await tls.until(lambda: log.exists() and b.ident.hex() in log.read_text(), "it is on disk")
     await tls.down(a)
     await tls.down(hub)
     hub = await tls.hub_up()
@@ -82,17 +83,23 @@ async def test_a_stolen_peer_evicts_nobody(tls):
         assert "not signed by this run's key" in str(await owner.over)
     assert not hub.admission.evicted
     assert victim.control.connected
-    # Nor does it readmit anybody with what was true once.
-    await hub.admission._evict({"peer": "a"})
-    await hub.admission._evict({"peer": "a", "undo": True})
+
+
+async def test_a_statement_that_is_out_of_date_readmits_nobody(tls):
+    """An eviction was undone once, and came again: a stolen peer that brings back the undoing changes nothing."""
+    hub = await tls.hub_up()
+    papers = await bought(tls)
+    evicted = b"e" * 16
+    for undo in (False, True):
+        await hub.admission._evict({"peer": evicted.hex(), "undo": undo})
     undone = hub.admission._evictions.packed()
-    await hub.admission._evict({"peer": victim.ident.hex()})
-    link = await joined(tls, papers)
+    await hub.admission._evict({"peer": evicted.hex()})
+    owner = Nobody()
+    link = await joined(tls, papers, owner=owner)
     link.send(Type.REPORT, {"parent": None, "staged": None, "committed": None, "evicted": undone})
     link.send(Type.SQUASH, {"base": [0, 0]})
-    owner = link.owner
     await tls.until(lambda: any(e.type is Type.SQUASHING for e in owner.said), "the hub has read it")
-    assert hub.admission.evicted == {victim.ident}
+    assert hub.admission.evicted == {evicted}
 
 
 async def test_a_list_that_is_empty_or_short_makes_no_peer_forget(tls):

@@ -154,8 +154,6 @@ def test_the_evicted_get_nothing_by_whichever_token(ledger):
                 admit(book, now=now, until=now + 100)
             with pytest.raises(RefusedError, match="evicted"):
                 book.renew(A, "peer", "k", now, now + 9)
-            with pytest.raises(RefusedError, match="evicted"):
-                book.adopt(A, "k", "one", now, now + 9)
         evicted.clear()
         admit(book)
 
