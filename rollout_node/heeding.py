@@ -181,7 +181,13 @@ class Heeding:
             for link in links:
                 if link.remote in nodes:
                     link.close(error)
-        peer.later(peer.staging.run(peer.eviction_log.save), "evicted")
+        peer.later(self._keep_evictions(), "evicted")
+
+    async def _keep_evictions(self) -> None:
+        try:
+            await self._peer.staging.run(self._peer.eviction_log.save)
+        except P2PCastError as error:
+            logger.warning("evictions are not on disk: %s", error)
 
     def on_hub_lost(self) -> None:
         peer = self._peer

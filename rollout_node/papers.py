@@ -2,7 +2,7 @@
 
 Promises: a certificate that is in force is used as it is, so a token that has expired meanwhile stops nobody who is in; the next one is asked for after a third of its life; one that
 has run out because the hub was away is asked for anew with the same key, which a hub that knows it takes whatever has become of the token; a hub that refuses to renew is asked as by a newcomer,
-and while the certificate is in force no refusal of a new one is the peer's end.
+and no refusal of another certificate ends a peer that has had one in force: it goes on trying.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.addresses import Address
-from p2pcast.errors import RefusedError, UntrustedError
+from p2pcast.errors import RefusedError, RetryableError, UntrustedError
 from p2pcast.transport.enrol import enrol
 from p2pcast.trust.certificates import fingerprint, new_key
 from p2pcast.trust.contexts import Tls
@@ -47,6 +47,9 @@ class Papers:
         """The hub has not answered yet."""
         self._refused = False
         """The hub does not renew this certificate."""
+        self._was_in = False
+        """A certificate was in force while this process ran."""
+        self._said = ""
         self.tls = Tls()
 
     @property
@@ -70,9 +73,13 @@ class Papers:
         try:
             bought = await enrol(*self._hub, self._token, self._who.node, self._name, "peer", key)
         except RefusedError as error:
-            if held is None or held.expired(now) or isinstance(error, UntrustedError):
+            if held is None or not self._was_in or isinstance(error, UntrustedError):
                 raise
-            logger.warning("no new certificate: %s; this one is good until %s", error, time.ctime(held.until))
+            if str(error) != self._said:
+                self._said = str(error)
+                logger.warning("no new certificate: %s; this one is good until %s", error, time.ctime(held.until))
+            if held.expired(now):
+                raise RetryableError(f"no certificate: {error}") from None
             self._refused, self._asked_at = False, now + (held.until - held.begun) / 10
             return
         await self._blocking(bought.save, self._path)
@@ -105,3 +112,4 @@ class Papers:
         self.tls.use(held)
         self._held = held
         self._asked = self._refused = False
+        self._was_in |= not held.expired(time.time())

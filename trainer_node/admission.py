@@ -102,7 +102,9 @@ class Admission:
         self._entering: dict[Link, None] = {}
         self._saving = False
         now = time.time()
-        self._seen_at = self._rotate_at = now
+        self._seen_at = self._tend_at = now
+        self._stale = False
+        """The token file has another token than this."""
         self._log = EvictionLog(state)
         self._evictions = self._log.evictions
         self.evicted = self._evictions.nodes
@@ -197,9 +199,10 @@ class Admission:
         if self.tls is not None and self._papers.due(now):
             self._papers = self._own_papers(now)
             self.tls.use(self._papers)
-        if self.tls is not None and now >= self._rotate_at and self._token_is_due(now):
-            self._rotate_at = now + RETRY_S
-            self._owner.later(self._rotate(), "token")
+        due = self.tls is not None and (self._stale or self._token_is_due(now))
+        if now >= self._tend_at and (due or self._evictions.pending):
+            self._tend_at = now + RETRY_S
+            self._owner.later(self._tend(), "token")
         if now >= self._seen_at + SEEN_S:
             self._seen_at = now
             for node, holder in self._ledger.holders.items():
@@ -251,8 +254,10 @@ class Admission:
             )
         self._owner.cut(frozenset(self.evicted), [s.packed for s in news])
         self._remember()
-        if self.tls is not None and self._token_is_due(time.time()):
-            self._owner.later(self._rotate(), "token")
+        self._tend_at = 0.0
+
+    def close(self) -> None:
+        self._log.close()
 
     def _remember(self) -> None:
         """What was learnt, to disk, soon and at once for all that comes meanwhile."""
@@ -312,7 +317,7 @@ class Admission:
             self._decide(bytes.fromhex(node), bytes.fromhex(first) or NO_TOKEN, evicted=True, name=name)
             fresh = self._revoke_all(revoked, now)
             await self._save()
-            file = self._owner.token_changed() if fresh else None
+            file = self._write_token_file() if fresh else None
         self._owner.told("evicted", peer=name, node=node, undone=False)
         logger.warning("evicted %s (%s)%s", name, node, f", revoked token {', '.join(revoked)}" if revoked else "")
         note = None
@@ -357,7 +362,7 @@ class Admission:
             ident = self._ledger.revoke(str(body.get("id", "")))
             fresh = self._revoke_all([ident], time.time())
             await self._save()
-            file = self._owner.token_changed() if fresh else None
+            file = self._write_token_file() if fresh else None
         return {"id": ident, "revoked": True, "token_file": None if file is None else str(file)}
 
     def _revoke_all(self, idents: list[str], now: float) -> bool:
@@ -367,8 +372,13 @@ class Admission:
         self._ledger.strike(idents)
         if self.tls is None or self.token.ident.hex() not in idents:
             return False
-        self.token = self._new_token(now)
+        self.token, self._stale = self._new_token(now), True
         return True
+
+    def _write_token_file(self) -> Path | None:
+        file = self._owner.token_changed()
+        self._stale = False
+        return file
 
     def _require_tls(self) -> None:
         if self.tls is None:
@@ -440,23 +450,19 @@ class Admission:
         # An earlier start may have been asked for longer ones.
         return found.expires - now < FRESH * self._token_ttl_s or found.expires - now > self._token_ttl_s
 
-    async def _rotate(self) -> None:
-        """The next own token; the one before it stays in force to its end."""
+    async def _tend(self) -> None:
+        """The next own token, where it is time; the one before it stays in force to its end. And what could not be written before."""
         async with self._changing:
             now = time.time()
-            if not self._token_is_due(now):
-                return
-            before = self.token
             try:
-                self.token = self._new_token(now)
+                if self.tls is not None and self._token_is_due(now):
+                    self.token, self._stale = self._new_token(now), True
                 await self._save()
-                self._owner.token_changed()
+                if self._stale:
+                    self._write_token_file()
+                    logger.info("a fresh token is in the token file")
             except LocalError as error:
-                self.token = before
-                logger.warning("no fresh token: %s", error)
-                return
-        self._rotate_at = now
-        logger.info("a fresh token is in the token file; the one before it is good until it ends")
+                logger.warning("tokens and evictions are not on disk as they should be: %s", error)
 
     def _new_token(self, now: float) -> Token:
         secret = secrets.token_bytes(SECRET_BYTES)

@@ -229,6 +229,7 @@ class Hub(QuietOwner):
         self.staging.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
+        self.admission.close()
 
     # -- MirroringOwner
 

@@ -153,9 +153,11 @@ class Evictions:
     def decide(
         self, node: bytes, token: bytes, *, evicted: bool, name: str, now: float, sign: Callable[[bytes], bytes]
     ) -> Statement:
-        """A new statement, later than all that are known. Raises RefusedError when there are too many."""
+        """A new statement, later than all that are known; ``NO_TOKEN``: the token that was stated before. Raises RefusedError when there are too many."""
         # By the clock too: a hub whose file is an old copy must not go below what its peers know.
         latest = max((s.serial for s in self._known.values()), default=0)
+        if token == NO_TOKEN and node in self._known:
+            token = self._known[node].token
         made = Statement(node, token, max(latest + 1, int(now * 1000)), evicted).signed(sign)
         self.take(made, name)
         return made

@@ -191,13 +191,12 @@ class Ledger:
         if role not in BOUGHT:
             raise RefusedError(f"a token does not make a {role}")
         self._may_hold(node, role, key)
+        check_name(name)
         known = self.holders.get(node.hex())
         if known is not None and known.key:
             known.until, known.name, known.seen = max(known.until, until), name, now
             self.came_with(node, ident)
             return
-        if role == "peer":
-            check_name(name)
         token = self._usable(ident, role, now, local=local)
         self._make_room(now)
         token.used += 1
@@ -304,9 +303,11 @@ class Ledger:
         if is_id(peer) or peer in self.holders:
             known = self.holders.get(peer)
             return peer, peer if known is None else known.called or known.name
-        if peer in self._names:
-            return self._names[peer], peer
-        found = [n for n, h in self.holders.items() if peer in (h.name, h.called) and bytes.fromhex(n) not in self._evicted]
+        owner = self._names.get(peer)
+        if owner is not None and bytes.fromhex(owner) not in self._evicted:
+            return owner, peer
+        # Trainers, and peers that have not joined yet. Whoever goes by another name is not meant: else the same command would evict another node the second time.
+        found = [n for n, h in self.holders.items() if h.name == peer and not h.called and bytes.fromhex(n) not in self._evicted]
         if len(found) > 1:
             raise RefusedError(f"{len(found)} nodes go by {shown(peer)}: name one by its id, {' or '.join(found[:8])}")
         if not found:

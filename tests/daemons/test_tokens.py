@@ -8,7 +8,7 @@ import time
 import pytest
 from strangers import NODE, Nobody, bought, joined, knock, token_of
 
-from p2pcast.errors import RefusedError
+from p2pcast.errors import LocalError, RefusedError
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import Credentials
 from p2pcast.wire.messages import Type
@@ -42,6 +42,19 @@ async def test_the_token_file_gets_a_fresh_token_long_before_the_last_one_ends(t
     hub = await tls.hub_up()
     assert token_of(tls) == hub.token != second
     await bought(tls, node=b"3" * 16, token=second)
+
+
+async def test_a_token_file_that_could_not_be_written_is_written_later(tls):
+    """Else whoever reads it would have a token that was revoked."""
+    hub = await tls.hub_up()
+    first, file = token_of(tls), tls.folder / "token"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(LocalError):
+        await hub.admission._revoke({"id": first.ident.hex()})
+    file.rmdir()
+    hub.admission._tend_at = 0.0
+    await tls.until(lambda: file.exists() and token_of(tls) == hub.token != first, "it is there")
 
 
 async def test_a_token_without_an_end_has_a_count(tls):
@@ -136,6 +149,25 @@ async def test_a_peer_without_renewal_and_without_a_token_stays_while_its_certif
     ledger.holders[a.ident.hex()] = held
     first = a.papers.until
     await tls.until(lambda: a.papers.until > first, "it was renewed after all")
+
+
+async def test_no_loss_ends_a_peer_that_was_in(tls, caplog):
+    """The hub has lost its ledger and its token, and the certificate is over: nothing admits the peer. It goes on all the same, and is in when the files are back."""
+    hub = await tls.hub_up(certificate_s=2.0)
+    a = await tls.peer_up("a")
+    await tls.down(hub)
+    state = tls.folder / "hub"
+    kept = {name: (state / name).read_bytes() for name in ("trust.json", "token.key")}
+    for name in kept:
+        (state / name).unlink()
+    await tls.until(lambda: time.time() > a.papers.until, "its certificate is over")
+    hub = await tls.hub_up()
+    await tls.until(lambda: "not one that this hub gave out" in caplog.text, "it was refused")
+    await tls.down(hub)
+    for name, contents in kept.items():
+        (state / name).write_bytes(contents)
+    await tls.hub_up()
+    await tls.until(lambda: a.control.connected, "it is in")
 
 
 async def test_a_ledger_of_a_run_in_plain_text_does_not_stand_in_the_way_of_certificates(swarm):

@@ -73,9 +73,16 @@ LOST = [
     Mutation(
         "whom a hub has admitted",
         "rollout_node/papers.py",
-        "            if held is None or held.expired(now) or isinstance(error, UntrustedError):",
+        "            if held is None or not self._was_in or isinstance(error, UntrustedError):",
         "            if True:",
         TOKENS + "test_a_peer_without_renewal_and_without_a_token_stays_while_its_certificate_lasts",
+    ),
+    Mutation(
+        "whom a hub has admitted",
+        "rollout_node/papers.py",
+        "            if held.expired(now):\n                raise RetryableError(",
+        "            if held.expired(now):\n                raise RefusedError(",
+        TOKENS + "test_no_loss_ends_a_peer_that_was_in",
     ),
     Mutation(
         "whom a hub has admitted",

@@ -134,6 +134,8 @@ def test_an_eviction_takes_its_token_along():
     made = decide(hub).packed
     restored.accept([made], KEY.public)
     assert [*restored.tokens] == [TOKEN.hex()]
+    decide(hub, evicted=False, token=NO_TOKEN)
+    assert decide(hub, token=NO_TOKEN).token == TOKEN, "also when it is evicted again"
     none = Evictions()
     decide(none, token=NO_TOKEN)
     assert not none.tokens

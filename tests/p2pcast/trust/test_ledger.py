@@ -313,6 +313,18 @@ def test_nobodys_or_several_nodes_names_evict_nobody(ledger):
         ledger.find("host rank 0")
 
 
+def test_the_same_command_evicts_one_node_alone(ledger):
+    """The second time, nobody goes by that name: not the node that asked for it too."""
+    evicted = set()
+    book = Ledger.of(ledger.document, evicted)
+    for node, key in ((A, "a"), (B, "b")):
+        admit(book, node, key=key)
+        book.call(node, "one", NOW, nobody)
+    evicted.add(bytes.fromhex(book.find("one")[0]))
+    with pytest.raises(RefusedError, match="no node"):
+        book.find("one")
+
+
 # -- what an eviction takes along
 
 
