@@ -30,12 +30,12 @@ from p2pcast.trust.contexts import Tls
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.eviction_log import EvictionLog
 from p2pcast.trust.evictions import NO_TOKEN
-from p2pcast.trust.files import check_private
-from p2pcast.trust.ledger import LEGACY_TTL_S, OWN_TTL_S, Ledger
+from p2pcast.trust.ledger import LEGACY_TTL_S, OWN_TTL_S
 from p2pcast.trust.roles import Certified
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import SECRET_BYTES, Token
+from trainer_node.trust_files import read_ledger, secret_of
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -46,7 +46,6 @@ LIFETIME_S = 14 * DAY_S
 DEFAULT_TTL_S = DAY_S
 """Of a token that somebody makes for others."""
 LEDGER, SECRET = "trust.json", "token.key"
-REMEDY = "restore it from a copy, or remove it (tokens are lost then; peers go on, and bring back evictions)"
 FRESH = 1 / 2
 """Of the life of the hub's own token: when less is left, the next one comes, so whoever copies the token file has as long at least."""
 SEEN_S = 3600.0
@@ -109,11 +108,11 @@ class Admission:
         self._evictions = self._log.evictions
         self.evicted = self._evictions.nodes
         """The same set for as long as this lives."""
-        self._ledger = self._read()
-        self._recall(now)
+        self._ledger = read_ledger(state / LEDGER, self.evicted)
+        self._reconcile(now)
         self.tls: Tls | None = None
         if plaintext:
-            secret = self._secret(state / "token.key")
+            secret = secret_of(state / SECRET)
             self.token = Token(run, secret)
             self.bearer = bearer.of_run(secret)
         else:
@@ -121,7 +120,7 @@ class Admission:
             self._papers = self._own_papers(now)
             self.tls = Tls(self._papers, strangers=True)
             self.token = self._own_token(now)
-            self.bearer = bearer.text(self._secret(state / "http.key"))
+            self.bearer = bearer.text(secret_of(state / "http.key"))
         atomic_write(state / bearer.FILE, f"{self.bearer}\n".encode(), 0o600)
         self.identity = Identity(node, "hub", Token(run, self.token.secret), self.evicted, None if plaintext else self)
 
@@ -239,7 +238,7 @@ class Admission:
         parts = [signed[at : at + limits.MAX_STATEMENTS] for at in range(0, len(signed), limits.MAX_STATEMENTS)] or [[]]
         return [{"nodes": nodes, "signed": part} for part in parts]
 
-    def recall(self, signed: list[bytes]) -> None:
+    def learn_evictions(self, signed: list[bytes]) -> None:
         """A peer knows of evictions that this hub has not spoken of. Raises IntegrityError when one was never signed here."""
         news = self._evictions.accept(signed, self._key.public)
         if not news:
@@ -386,23 +385,7 @@ class Admission:
 
     # -- on disk
 
-    def _read(self) -> Ledger:
-        path = self._state / LEDGER
-        if not path.exists():
-            return Ledger(self.evicted)
-        check_private(path)
-        try:
-            with explained("read", path):
-                document = json.loads(path.read_text())
-        except (ValueError, TypeError) as error:
-            raise LocalError(f"{path} is damaged: {REMEDY}") from error
-        try:
-            return Ledger.of(document, self.evicted)
-        except (LocalError, AttributeError) as error:
-            said = str(error) if isinstance(error, LocalError) else "it is damaged"
-            raise LocalError(f"{path} is damaged or of another release ({said}): {REMEDY}") from error
-
-    def _recall(self, now: float) -> None:
+    def _reconcile(self, now: float) -> None:
         """Puts together what the files say, of which each may be an older copy."""
         for node, name in self._ledger.legacy.items():
             if not self._evictions.knows(bytes.fromhex(node)):
@@ -421,7 +404,7 @@ class Admission:
         """The one of ``token.key``, while it has a good while to go; else another, and the old one stays in force to its end."""
         path = self._state / SECRET
         if path.exists():
-            token = Token(self._run, self._secret(path), self._authority.fingerprint)
+            token = Token(self._run, secret_of(path), self._authority.fingerprint)
             ident = token.ident.hex()
             if self._ledger.bound_own(now):
                 logger.warning(
@@ -472,20 +455,6 @@ class Admission:
 
     def _write_ledger(self) -> None:
         atomic_write(self._state / LEDGER, json.dumps(self._ledger.document, sort_keys=True).encode(), 0o600)
-
-    @staticmethod
-    def _secret(path: Path) -> bytes:
-        """Of a file; made if there is none."""
-        if not path.exists():
-            secret = secrets.token_bytes(SECRET_BYTES)
-            atomic_write(path, secret, 0o600)
-            return secret
-        check_private(path)
-        with explained("read", path):
-            secret = path.read_bytes()
-        if len(secret) != SECRET_BYTES:
-            raise LocalError(f"{path} is damaged: restore it from a copy, or remove it (then every peer needs the new token)")
-        return secret
 
 
 class _Entering(QuietOwner):

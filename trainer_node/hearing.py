@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from p2pcast.addresses import show_address
@@ -38,6 +39,15 @@ class HearingOwner(Protocol):
         """What a peer that has just been given a place is told first."""
         ...
 
+    def came(self, peer: Peer) -> None:
+        """It has joined."""
+
+    def showed(self, peer: Peer, durable: Sequence[bytes], opened: Sequence[bytes]) -> None:
+        """It has reported; with its first report it shows signed records of what it knows of the run."""
+
+    def went(self, peer: Peer) -> None:
+        """It has left, or was lost."""
+
     def fleet_moved(self) -> None:
         """A peer has come to another version, or has gone."""
 
@@ -49,7 +59,7 @@ class HearingOwner(Protocol):
         """What a peer that asks for this name goes by. Raises RefusedError."""
         ...
 
-    def recalled(self, signed: list[bytes]) -> None:
+    def learn_evictions(self, signed: list[bytes]) -> None:
         """A peer knows of these evictions. Raises IntegrityError."""
 
     def renew(self, session: Session, request: bytes) -> None:
@@ -100,6 +110,7 @@ class Hearing:
             self._commits.happened(Left(ident))
         session.peer = peer
         self._sessions[ident] = session
+        self._owner.came(peer)
         self._membership.join(peer, now)
         self.guide.lookout.look(ident)
         for told in self._owner.welcome(session):
@@ -117,6 +128,7 @@ class Hearing:
         assert peer is not None
         staged = None if body["staged"] is None else Version.of(body["staged"])
         moved_on = staged != peer.staged
+        self._owner.showed(peer, body.get("durable", ()), body.get("opened", ()))
         peer.staged = staged
         peer.committed = None if body["committed"] is None else Version.of(body["committed"])
         peer.report = body
@@ -135,7 +147,7 @@ class Hearing:
         if "garbled" in body:
             self.guide.garbled(peer, body["garbled"], now)
         if "evicted" in body:
-            self._owner.recalled(body["evicted"])
+            self._owner.learn_evictions(body["evicted"])
         if "spoilt" in body:
             self._owner.complained(body["spoilt"])
         parent = body["parent"]
@@ -169,6 +181,7 @@ class Hearing:
         if peer is None or self._sessions.get(peer.ident) is not session:
             return
         del self._sessions[peer.ident]
+        self._owner.went(peer)
         self.guide.sources.left(peer.ident)
         self._membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
         self._fleet.left(peer, "" if session.farewell else str(error or "its connection ended"))

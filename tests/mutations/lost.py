@@ -10,7 +10,7 @@ LOST = [
     Mutation(
         "a hub's list of the evicted",
         "trainer_node/hearing.py",
-        '            self._owner.recalled(body["evicted"])',
+        '            self._owner.learn_evictions(body["evicted"])',
         "            pass",
         EVICTED + "test_a_hub_that_lost_its_files_learns_evictions_from_its_peers",
     ),
