@@ -215,21 +215,24 @@ class Admission:
         """What a peer that joins goes by. ``token``: ident of the one that it was started with. Raises RefusedError."""
         now = time.time()
         if self.tls is None:
-            self._ledger.adopt(link.remote, "", name, now, now)
+            news = self._ledger.adopt(link.remote, "", name, now, now)
         elif (certificate := link.certificate) is None:
             raise RefusedError("this connection shows no certificate")
         else:
             key, until = key_print(held_key(certificate)), load(certificate).not_valid_after_utc.timestamp()
-            if self._ledger.adopt(link.remote, key, name, now, until):
+            news = self._ledger.adopt(link.remote, key, name, now, until)
+            if news:
                 logger.info("%s has a certificate of this run that %s did not know; it does now", name, LEDGER)
-            self._ledger.came_with(link.remote, token)
+            news |= self._ledger.came_with(link.remote, token)
+        before = self._ledger.holders[link.remote.hex()].called
         called = self._ledger.call(link.remote, name, now, self._owner.present)
         if called != name:
             logger.warning(
                 "another node has the name %s: this one goes by %s. If the other is gone for good, `p2pcast evict %s` frees it",
                 name, called, self._ledger.find(name)[0],
             )  # fmt: skip
-        self._remember()
+        if news or called != before:
+            self._remember()
         return called
 
     def evictions(self) -> list[Body]:

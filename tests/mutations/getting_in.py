@@ -132,13 +132,6 @@ GETTING_IN = [
         LEDGER + "test_a_known_node_needs_its_key_and_no_token_in_force",
     ),
     Mutation(
-        "comes back with a token that has ended",
-        GRANTS,
-        "        self.check_not_evicted(node)\n",
-        "",
-        TOKENS + "test_the_key_of_an_evicted_node_opens_nothing",
-    ),
-    Mutation(
         "joins with it",
         GRANTS,
         "        if self.revoked:",

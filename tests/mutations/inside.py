@@ -256,7 +256,7 @@ FROM_INSIDE = [
     Mutation(
         "to come back under another id",
         ADMISSION,
-        "            self._ledger.came_with(link.remote, token)\n",
+        "            news |= self._ledger.came_with(link.remote, token)\n",
         "",
         EVICTED + "test_tokens_that_a_node_was_restarted_with_go_with_it",
     ),

@@ -87,8 +87,8 @@ LOST = [
     Mutation(
         "whom a hub has admitted",
         ADMISSION,
-        "            if self._ledger.adopt(link.remote, key, name, now, until):",
-        "            if self._ledger.adopt(link.remote, 'x', name, now, until):",
+        "            news = self._ledger.adopt(link.remote, key, name, now, until)",
+        "            news = self._ledger.adopt(link.remote, 'x', name, now, until)",
         TOKENS + "test_a_hub_that_lost_its_ledger_renews_what_it_has_issued",
     ),
     Mutation(
