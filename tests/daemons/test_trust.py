@@ -408,7 +408,9 @@ async def test_the_commands(tls):
     await bought(tls, token=made)
     assert made.ident.hex() in await p2pcast("token", "list", *state)
     assert "revoked" in await p2pcast("token", "revoke", said["id"][:6], *state)
-    assert "is evicted" in await p2pcast("evict", "b", *state)
+    said = await p2pcast("evict", "b", *state)
+    assert "is evicted" in said
+    assert f"a fresh token is in {tls.folder / 'token'}" in said
     assert isinstance(await tls.ended(b), RefusedError)
     assert "no node of this run" in await p2pcast("evict", "b2", *state, code=3)
     assert "may join again" in await p2pcast("evict", "b", "--undo", *state)
