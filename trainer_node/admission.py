@@ -204,9 +204,9 @@ class Admission:
             self._owner.later(self._tend(), "token")
         if now >= self._seen_at + SEEN_S:
             self._seen_at = now
-            for node, holder in self._ledger.holders.items():
+            for node in self._ledger.holders:
                 if self._owner.present(node):
-                    holder.seen = now
+                    self._ledger.saw(node, now)
             self._remember()
 
     # -- peers that are connected

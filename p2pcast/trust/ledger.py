@@ -198,6 +198,7 @@ class Ledger:
             self.came_with(node, ident)
             return
         token = self._usable(ident, role, now, local=local)
+        self._drop(node.hex())
         self._make_room(now)
         token.used += 1
         self.holders[node.hex()] = Holder(key, role, name, ident.hex(), until, seen=now)
@@ -213,8 +214,10 @@ class Ledger:
     def adopt(self, node: bytes, key: str, name: str, now: float, until: float) -> bool:
         """A peer that has shown a certificate in force, which this ledger knows nothing of: it was lost, or is an old copy. Whether that is news.
         Raises RefusedError when there are too many."""
-        if node.hex() in self.holders:
+        known = self.holders.get(node.hex())
+        if known is not None and (known.key or not key):
             return False
+        self._drop(node.hex())
         self._make_room(now)
         self.holders[node.hex()] = Holder(key, "peer", name, "", until, seen=now)
         return True
@@ -255,9 +258,9 @@ class Ledger:
         self._drop(min(idle)[1])
 
     def _drop(self, node: str) -> None:
-        called = self.holders.pop(node).called
-        if self._names.get(called) == node:
-            del self._names[called]
+        known = self.holders.pop(node, None)
+        if known is not None and self._names.get(known.called) == node:
+            del self._names[known.called]
 
     def _forget(self, now: float) -> None:
         """What can have no effect any more."""
@@ -277,9 +280,8 @@ class Ledger:
         check_name(name)
         ident = node.hex()
         known = self.holders[ident]
-        known.name, known.seen = name, now
-        if not known.key:
-            known.until = now
+        known.name = name
+        self.saw(ident, now)
         if self._names.get(known.called) == ident:
             del self._names[known.called]
         # A node chooses its id, so that the beginning of one is not enough.
@@ -287,6 +289,13 @@ class Ledger:
         known.called = next(t for t in tries if self._is_free(t, now, present))
         self._names[known.called] = ident
         return known.called
+
+    def saw(self, node: str, now: float) -> None:
+        """A known node is connected."""
+        known = self.holders[node]
+        known.seen = now
+        if not known.key:
+            known.until = now
 
     def _is_free(self, name: str, now: float, present: Callable[[str], bool]) -> bool:
         owner = self._names.get(name)

@@ -313,6 +313,25 @@ def test_nobodys_or_several_nodes_names_evict_nobody(ledger):
         ledger.find("host rank 0")
 
 
+def test_a_node_of_a_run_in_plain_text_is_known_by_its_id_and_then_by_its_key(ledger):
+    """For as long as it is connected, and once links are encrypted."""
+    assert ledger.adopt(A, "", "one", NOW, NOW)
+    assert not ledger.adopt(A, "", "one", NOW, NOW)
+    assert ledger.call(A, "one", NOW, nobody) == "one"
+    later = NOW + KNOWN_S
+    ledger.saw(A.hex(), later - 1)
+    admit(ledger, B, key="b", now=later, until=later + 9)
+    assert ledger.find("one")[0] == A.hex()
+    assert ledger.adopt(A, "a", "one", later, later + 9)
+    with pytest.raises(RefusedError, match="another key"):
+        ledger.renew(A, "peer", "x", later, later + 9)
+    assert ledger.call(A, "one", later, everybody) == "one"
+    ledger.adopt(b"c" * 16, "", "two", later, later)
+    assert ledger.call(b"c" * 16, "two", later, everybody) == "two"
+    admit(ledger, b"c" * 16, key="c", now=later, until=later + 9)
+    assert ledger.call(b"c" * 16, "two", later, everybody) == "two"
+
+
 def test_the_same_command_evicts_one_node_alone(ledger):
     """The second time, nobody goes by that name: not the node that asked for it too."""
     evicted = set()
