@@ -60,7 +60,7 @@ class AdmissionOwner(Protocol):
     async def blocking(self, work: Callable[..., Any], *args: Any) -> Any:
         """Off the loop."""
 
-    def later(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
+    def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None: ...
     def present(self, node: str) -> bool:
         """Whether a peer is connected."""
         ...
@@ -187,10 +187,13 @@ class Admission:
             if isinstance(error, LocalError):
                 logger.warning("no certificate for %s: %s", link.name, error)
             return False
+        except Exception:
+            link.close(LocalError("the hub failed to issue a certificate; see its log"))
+            raise
         return True
 
     def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._owner.later(work, name)
+        self._owner.later(work, name, vital=False)
 
     def beat(self) -> None:
         """Every second: the hub's own papers and token, and who is there."""

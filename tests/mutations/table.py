@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from getting_in import GETTING_IN
 from inside import FROM_INSIDE, MIRRORS
+from local import LOCAL
 from lost import LOST
 from mutation import Mutation
+from owned import OWNED
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOST, *WEARING_OUT, *SAID]
+MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOCAL, *LOST, *WEARING_OUT, *SAID, *OWNED]
