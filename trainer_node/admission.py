@@ -47,9 +47,9 @@ DEFAULT_TTL_S = DAY_S
 """Of a token that somebody makes for others."""
 LEDGER, SECRET = "trust.json", "token.key"
 FRESH = 1 / 2
-"""Of the life of the hub's own token: when less is left, the next one comes, so whoever copies the token file has as long at least."""
+"""Share of the life of the hub's own token: when less is left, the hub makes the next one. A copy of the token file is good for this long at least."""
 SEEN_S = 3600.0
-"""Between two notes of who is connected: a restarted hub knows to that precision how long a name's node has been away."""
+"""Between two notes of the connected peers on disk: the precision with which a restarted hub knows how long a node has been away."""
 OTHERS_SHOWN = 8
 """Nodes that an answer names."""
 RETRY_S = 60.0
@@ -66,7 +66,7 @@ class AdmissionOwner(Protocol):
         ...
 
     def cut(self, nodes: frozenset[bytes], signed: list[bytes]) -> None:
-        """Close what connects to these nodes, and tell all peers who is evicted. ``signed``: statements that are new."""
+        """Close what connects to these nodes, and tell all peers of the evictions. ``signed``: new statements."""
 
     def token_changed(self) -> Path | None:
         """Write the token file; which one. Raises LocalError."""
@@ -196,7 +196,7 @@ class Admission:
         self._owner.later(work, name, vital=False)
 
     def beat(self) -> None:
-        """Every second: the hub's own papers and token, and who is there."""
+        """Every second: renew the hub's own papers and token, and note the connected peers."""
         now = time.time()
         if self.tls is not None and self._papers.due(now):
             self._papers = self._own_papers(now)

@@ -1,7 +1,7 @@
-"""Who was evicted from a run, in statements that the run's key has signed (docs/wire-protocol.md, section 2). Pure.
+"""Evictions from a run, as statements that the run's key has signed (docs/wire-protocol.md, section 2). Pure.
 
 Promises: a statement that a peer passes on counts only if the run's key has signed it; of two statements about one node the later one counts, in whatever order
-they come, so a list that is empty, short or old makes nobody forget an eviction. Only the hub can undo one, by a later statement.
+they come, so no empty, short or old list makes a node forget an eviction. Only the hub can undo one, by a later statement.
 
     statement   node (16 bytes) | token (8) | serial (u64, little-endian) | 1: evicted, 0: may join again | Ed25519 signature (64)
     signed      "p2pcast eviction 1\\0" and the 33 bytes before the signature
@@ -68,7 +68,7 @@ class Statement:
 
 
 class Evictions:
-    """``nodes``: who is evicted now; the same set for as long as this lives. ``tokens``: idents of tokens that count as revoked.
+    """``nodes``: the evicted nodes; the same set for as long as this object lives. ``tokens``: idents of tokens that count as revoked.
 
     ``pending``: records for an append-only file that were not yet put there.
     """

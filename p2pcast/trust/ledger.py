@@ -2,7 +2,7 @@
 
 Promises: a token admits no new node once it is revoked, expired or used up; a node that is known gets its next certificate by its key alone, whatever has become of its token;
 a node's id belongs to the first key that was admitted under it, for as long as the node is known; a name belongs to the node that took it first, until that node is evicted or has been
-away for ``NAME_KEPT_S``; who was evicted gets no certificate, by whichever token, until that is undone; none of the rows for people holds a secret.
+away for ``NAME_KEPT_S``; an evicted node gets no certificate, by any token; no row for people holds a secret.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from p2pcast.wire.token import Token
 IDENT_DIGITS = 16
 DAY_S = 86400.0
 OWN_TTL_S = DAY_S
-"""Of the hub's own token: long enough to start a fleet with, short enough for one that was copied somewhere."""
+"""Life of the hub's own token, in seconds: long enough to start a fleet, short enough for a copy that is lost."""
 LEGACY_TTL_S = 14 * DAY_S
-"""For a hub's own token that an earlier release made without an end."""
+"""Rest of the life of an own token that an earlier release made without an end, in seconds."""
 KNOWN_S = 90 * DAY_S
-"""So long after its certificate has run out a peer may get the next one by its key alone, and its token stays known."""
+"""Time after the end of a peer's certificate in which its key alone gets the next one, in seconds."""
 NAME_KEPT_S = 7 * DAY_S
-"""So long a name is kept for a node that is away."""
+"""Time for which a name is kept for a node that is away, in seconds: longer than a weekend."""
 FORMAT = 2
 """Of the document; 1 (releases up to 0.1.0) had the evictions in it, and says no number."""
 
@@ -49,7 +49,7 @@ class Grant:
         return f"Grant({self.role}, {'revoked' if self.revoked else f'used {self.used}'})"
 
     def fault(self, now: float) -> str | None:
-        """Why it admits nobody any more."""
+        """Why the token admits no new node."""
         if self.revoked:
             return "was revoked"
         if self.expires is not None and now >= self.expires:
@@ -223,7 +223,7 @@ class Ledger:
         return True
 
     def came_with(self, node: bytes, ident: bytes) -> bool:
-        """A known node has shown a token: evicting the one will revoke the other. Whether that is news."""
+        """A known node has shown a token, which an eviction of the node will revoke. Whether that is news."""
         known = self.holders.get(node.hex())
         if known is None or ident.hex() not in self.grants or ident.hex() in (known.token, *known.shown):
             return False
@@ -251,7 +251,7 @@ class Ledger:
         self._forget(now)
         if len(self.holders) < limits.MAX_HOLDERS:
             return
-        # Whoever has no certificate in force has the least to lose; over plain text nobody has one.
+        # A node without a certificate in force has the least to lose. Over plain text, no node has one.
         idle = [(h.seen, n) for n, h in self.holders.items() if h.until <= now or not h.key]
         if not idle:
             raise RefusedError(f"{limits.MAX_HOLDERS} nodes hold certificates already")
@@ -315,7 +315,7 @@ class Ledger:
         owner = self._names.get(peer)
         if owner is not None and bytes.fromhex(owner) not in self._evicted:
             return owner, peer
-        # Trainers, and peers that have not joined yet. Whoever goes by another name is not meant: else the same command would evict another node the second time.
+        # Trainers, and peers that have not joined yet. A node that goes by another name does not count: the same command would evict it the second time.
         found = [n for n, h in self.holders.items() if h.name == peer and not h.called and bytes.fromhex(n) not in self._evicted]
         if len(found) > 1:
             raise RefusedError(f"{len(found)} nodes go by {shown(peer)}: name one by its id, {' or '.join(found[:8])}")
