@@ -101,6 +101,16 @@ MAX_HOLDERS = 1 << 16
 """Nodes with a certificate in force, trainers' connections among them."""
 MAX_EVICTED = MAX_PEERS
 """Nodes that one message may name."""
+STATEMENT_BYTES = 97
+"""A signed statement about an eviction: node, token, serial, flag, signature."""
+MAX_STATEMENTS = 1024
+"""Statements in one message of a hub: a peer verifies them in 0.1 s."""
+MAX_RETOLD = 64
+"""Statements in one report of a peer: 6 KiB of the 64 that a report may have."""
+MAX_REVOKED = 1 << 16
+"""Tokens whose revocation a hub remembers after the tokens themselves are forgotten."""
+MAX_SHOWN = 8
+"""Tokens of one node that a hub remembers: as a rule it has shown one or two."""
 MAX_CERTIFICATE_BYTES = 4 * KIB
 """A certificate, or a request for one, in DER. Ours have about 500 bytes."""
 

@@ -184,7 +184,7 @@ class Control:
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         if error is not None:
             logger.warning("hub: %s", error)
-        if isinstance(error, RefusedError):
+        if isinstance(error, RefusedError) and not (self._papers is not None and self._papers.renewal_refused()):
             self._refusal = error
             self._owner.on_hub_refused(error)
         self._lost.set()

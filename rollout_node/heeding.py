@@ -13,6 +13,7 @@ from p2pcast.artifact.records import run_id
 from p2pcast.errors import P2PCastError, RefusedError, RetryableError
 from p2pcast.store.files import atomic_write
 from p2pcast.trust import bearer
+from p2pcast.trust.evictions import unsigned
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from rollout_node.companions import Lead
@@ -32,6 +33,8 @@ class Heeding:
         self._welcome: asyncio.Future[Body] | None = None
         self._early: list[tuple[Type, Body]] | None = []
         """What the hub said while we were still getting ready."""
+        self._hub_key = b""
+        """The run's, as the hub has said it."""
 
     def begin(self) -> None:
         early, self._early = self._early or [], None
@@ -67,6 +70,9 @@ class Heeding:
         peer = self._peer
         if kind is Type.WELCOME:
             self._bear(body.get("bearer", peer.bearer))
+            self._hub_key = body["key"]
+            peer.evictions.connected()
+            self._called(body.get("name", peer.config.name))
             peer.commits = body["commit"]
             peer.target = None if body["target"] is None else Version.of(body["target"])
             peer.catalog.begin()
@@ -82,7 +88,7 @@ class Heeding:
         elif kind is Type.ISSUED and peer.papers is not None:
             peer.later(self._renewed(peer.papers, body["certificate"]), "certificate")
         elif kind is Type.EVICTED:
-            self._cut({*body["nodes"]})
+            self._cut(body)
         elif self._early is not None:
             self._early.append((kind, body))
         elif kind is Type.PLAN:
@@ -157,21 +163,40 @@ class Heeding:
         except P2PCastError as error:
             logger.warning("certificate: %s", error)
 
-    def _cut(self, nodes: set[bytes]) -> None:
-        """The hub says whom nobody is to deal with any more. Kept, for as long as the hub may be away."""
-        peer = self._peer
-        if nodes == peer.evicted:
+    def _called(self, name: str) -> None:
+        """What the hub calls this peer."""
+        config = self._peer.config
+        if name != config.name:
+            logger.warning(
+                "another node of the run has the name %s: the hub calls this peer %s. Choose another --name, or evict the other node if it is gone",
+                config.name, name,
+            )  # fmt: skip
+
+    def untold(self) -> list[bytes]:
+        """Evictions that the hub should know of and has not spoken of: it may have lost them."""
+        return self._peer.evictions.untold(self._hub_key)
+
+    def _cut(self, body: Body) -> None:
+        """The hub says whom nobody is to deal with any more. Kept for good: a hub that says less has lost its files. Raises RefusedError, IntegrityError."""
+        peer, evictions = self._peer, self._peer.evictions
+        if "signed" not in body:
+            news = [s for s in map(unsigned, body["nodes"]) if evictions.take(s)]
+        elif run_id(self._hub_key) != peer.config.token.run:
+            raise RefusedError("the hub's key is not this run's: the token pins another")
+        else:
+            news = evictions.accept(body["signed"], self._hub_key)
+            evictions.heard(body["signed"])
+        if not news:
             return
-        peer.evicted.clear()
-        peer.evicted.update(nodes)
+        nodes = {s.node for s in news if s.evicted}
         error = RefusedError("this node was evicted from the run")
-        peer.listener.drop(peer.evicted, error)
+        peer.listener.drop(nodes, error)
         if hasattr(peer, "downstream"):
             links = [*peer.downstream.children, *(u.link for u in peer.node.upstreams)]
             for link in links:
                 if link.remote in nodes:
                     link.close(error)
-        peer.later(peer.staging.run(peer.memory.update, evicted=sorted(n.hex() for n in nodes)), "evicted")
+        peer.later(peer.staging.run(peer.eviction_log.save), "evicted")
 
     def on_hub_lost(self) -> None:
         peer = self._peer

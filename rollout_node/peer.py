@@ -40,6 +40,8 @@ from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import own_congestion, window_bytes
 from p2pcast.transport.striping import Way, stripes
 from p2pcast.trust import bearer
+from p2pcast.trust.eviction_log import EvictionLog
+from p2pcast.trust.evictions import unsigned
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
@@ -118,7 +120,12 @@ class Peer(QuietOwner):
         claim(config.state, config.shadow)
         await asyncio.to_thread(sweep)
         self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": [], "members": None})
-        self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
+        self.eviction_log = EvictionLog(config.state)
+        self._ends.callback(self.eviction_log.close)
+        self.evictions = self.eviction_log.evictions
+        for node in self.memory["evicted"]:  # by an earlier release
+            self.evictions.take(unsigned(bytes.fromhex(node)))
+        self.evicted = self.evictions.nodes
         self.ident = node_id(self.memory)
         self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
         if not config.plaintext:

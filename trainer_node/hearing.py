@@ -55,6 +55,13 @@ class HearingOwner(Protocol):
         """Of a squash from ``base`` to the newest version."""
         ...
 
+    def admitted(self, session: Session, name: str) -> str:
+        """What a peer that asks for this name goes by. Raises RefusedError."""
+        ...
+
+    def learn_evictions(self, signed: list[bytes]) -> None:
+        """A peer knows of these evictions. Raises IntegrityError."""
+
     def renew(self, session: Session, request: bytes) -> None:
         """It asks for its next certificate."""
 
@@ -95,7 +102,8 @@ class Hearing:
         ident = session.link.remote.hex()
         host, port = body["listen"]
         now = time.monotonic()
-        peer = Peer(ident, body["name"], body["region"], host or session.link.remote_host, port, now)
+        name = self._owner.admitted(session, body["name"])
+        peer = Peer(ident, name, body["region"], host or session.link.remote_host, port, now)
         peer.staged = None if body["held"] is None else Version.of(body["held"])
         settle_in(peer, body, session.link.remote_host)
         engine = body["engine"]
@@ -148,6 +156,8 @@ class Hearing:
         self.guide.sources.holds(peer.ident, held, body.get("dropped", ()))
         if "garbled" in body:
             self.guide.garbled(peer, body["garbled"], now)
+        if "evicted" in body:
+            self._owner.learn_evictions(body["evicted"])
         if "spoilt" in body:
             self._owner.complained(body["spoilt"])
         parent = body["parent"]

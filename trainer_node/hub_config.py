@@ -9,6 +9,7 @@ from p2pcast.store.retention import DEFAULT as KEPT
 from p2pcast.store.retention import Counts
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
+from p2pcast.trust.ledger import OWN_TTL_S
 from trainer_node.admission import LIFETIME_S
 from trainer_node.recall import RECALL_S
 
@@ -57,3 +58,5 @@ class HubConfig:
     """After a restart no version opens for so long, or until the last process's peers are back: they may know of newer ones than this state."""
     certificate_s: float = LIFETIME_S
     """How long a certificate is in force."""
+    token_ttl_s: float = OWN_TTL_S
+    """How long the token of the token file admits peers; there is a fresh one in the file when half of that is over."""

@@ -40,10 +40,11 @@ class SessionOwner(Protocol):
 
 
 class Session:
-    """Owns the link; ``peer`` is set once it has joined."""
+    """Owns the link; ``peer`` is set once it has joined. ``token``: ident of the token that it was started with; behind TLS it has not proved to know more of it."""
 
-    def __init__(self, link: Link, owner: SessionOwner) -> None:
+    def __init__(self, link: Link, owner: SessionOwner, token: bytes = b"") -> None:
         self.link = link
+        self.token = token
         self.peer: Peer | None = None
         self.farewell = False
         """It said LEAVE: going is no failure."""
@@ -111,7 +112,10 @@ class Session:
         elif kind is Type.ENROL:
             self._owner.enrolled(self, event.body)
         elif kind is Type.REPORT:
-            self._owner.reported(self, event.body)
+            try:
+                self._owner.reported(self, event.body)
+            except P2PCastError as error:
+                link.close(error)
         elif kind is Type.CALL:
             self._owner.guide.called(self, event.body)
         elif kind is Type.UNREACHED:

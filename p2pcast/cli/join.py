@@ -13,6 +13,7 @@ import uvloop
 from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention
 from p2pcast.errors import UsageError
 from p2pcast.store.retention import AT_A_PEER
+from p2pcast.trust.names import default_name, name_fault
 
 if TYPE_CHECKING:
     from rollout_node.catching_up import Squashes
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     default="",
     help="Label of the site; links inside one are taken to be short, the way there to be shared; without it, none is.",
 )
-@click.option("--name", help="Name in status; the host's by default.")
+@click.option("--name", help="Name in status and for `p2pcast evict`, one a node.  [default: the host's]")
 @click.option(
     "--stripes",
     type=Stripes(),
@@ -148,8 +149,11 @@ def join(
     for target in targets:
         check(target)
     check_span(targets, engine, role)
-    named = name or socket.gethostname()
-    folder = state or state_home() / f"peer-{named}"
+    host = socket.gethostname()
+    if name is not None and (fault := name_fault(name)) is not None:
+        raise UsageError(fault)
+    named = default_name(host) if name is None else name
+    folder = state or state_home() / f"peer-{name or host}"
     token = Token.parse(read_token(token_file))
     token.check_links(plaintext=plaintext)
     config = PeerConfig(

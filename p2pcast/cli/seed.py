@@ -71,7 +71,14 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     help=f"Versions between the whole states that the hub writes for peers that come late.  [default: {ANCHOR_EVERY}]",
 )
 @retention
-@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
+@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600), and the next one before it ends.")
+@click.option(
+    "--token-hours",
+    type=click.FloatRange(0, 8760, min_open=True),
+    default=24,
+    show_default=True,
+    help="How long that token admits peers, in hours. The file gets the next one when half of them are over.",
+)
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
 @click.option(
@@ -118,6 +125,7 @@ def seed(
     keep_deltas: int | None,
     keep_anchors: int | None,
     token_file: Path | None,
+    token_hours: float,
     no_squashes: bool,
     mirror: str | None,
     mirror_rate: float | None,
@@ -174,6 +182,7 @@ def seed(
         sockets=settled(congestion),
         plaintext=plaintext,
         certificate_s=86400 * certificate_days,
+        token_ttl_s=3600 * token_hours,
         recall_s=recall,
     )
 

@@ -57,6 +57,11 @@ class Link:
         return self.stripes[0].remote_address[0] if 0 in self.stripes else ""
 
     @property
+    def certificate(self) -> bytes | None:
+        """The other side's, DER; None where links are plain text."""
+        return self.stripes[0].certificate if 0 in self.stripes else None
+
+    @property
     def own_host(self) -> str:
         """The address from which this machine speaks to the other side."""
         return self.stripes[0].own_host if 0 in self.stripes else ""

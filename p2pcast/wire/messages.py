@@ -342,9 +342,11 @@ SINCE: dict[Type, dict[str, Check]] = {
         "families": row(lambda x: type(x) is int and x in (4, 6), 2),
     },
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
-    Type.WELCOME: {"bearer": text(128)},
+    Type.WELCOME: {"bearer": text(128), "name": text(128)},
+    Type.EVICTED: {"signed": row(binary(limits.STATEMENT_BYTES), limits.MAX_STATEMENTS)},
     Type.ENGINE: {"members": row(node, limits.MAX_MEMBERS)},
     Type.REPORT: {
+        "evicted": row(binary(limits.STATEMENT_BYTES), limits.MAX_RETOLD),
         "durable": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "opened": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "held": row(artifact, limits.MAX_HELD),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from getting_in import GETTING_IN
 from inside import FROM_INSIDE, MIRRORS
 from local import LOCAL
+from lost import LOST
 from mutation import Mutation
 from one_version import ONE_VERSION
 from owned import OWNED
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOCAL, *WEARING_OUT, *SAID, *OWNED, *ONE_VERSION]
+MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOCAL, *LOST, *ONE_VERSION, *OWNED, *SAID, *WEARING_OUT]
