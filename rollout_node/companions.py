@@ -101,6 +101,7 @@ class _Seat:
         """Once it has said HELD."""
         self.heard_at = asyncio.get_running_loop().time()
         self._lead = lead
+        link.await_first_word("MEMBER")
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
         if not isinstance(event, Message) or event.type is Type.PONG:
@@ -272,6 +273,7 @@ class Lead:
         if old is not None:
             old.link.close(RetryableError("the same member is here again"))
         seat.incarnation = body["incarnation"]
+        link.introduced()
         if self._incarnations.get(node, seat.incarnation) != seat.incarnation:
             self._give_up(node, "was restarted")
         self._lost.pop(node, None)

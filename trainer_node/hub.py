@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from p2pcast import metrics
-from p2pcast.addresses import ANYWHERE, show_address
+from p2pcast.addresses import ANYWHERE, show_address, unscoped
 from p2pcast.artifact.records import RunKey, run_id
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, state_lock
@@ -260,7 +260,7 @@ class Hub(QuietOwner):
             "epoch": list(self.membership.plan.epoch),
             "commit": self.commits.mode,
             "target": self.memory["target"],
-            "host": session.link.remote_host,
+            "host": unscoped(session.link.remote_host),
         }
         if not self.config.plaintext:
             said["bearer"] = self.admission.bearer_of(session.link.remote)
@@ -275,11 +275,17 @@ class Hub(QuietOwner):
         self.pace.moved()
         self.intake.changed()
 
-    def promise(self, base: Version) -> Promise | None:
-        return self.keeping.ask(base)
+    def promise(self, base: Version, node: bytes) -> Promise | None:
+        return self.keeping.ask(base, node)
 
     def renew(self, session: Session, request: bytes) -> None:
-        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}")
+        async def renewed() -> None:
+            try:
+                await self.admission.renew(session.link, request)
+            finally:
+                session.renewed()
+
+        self.later(renewed(), f"renew {session.link.name}")
 
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:
@@ -352,7 +358,10 @@ class Hub(QuietOwner):
             self.intake.beat(now)
             self.admission.beat()
             self.commits.happened(Tick())
-            self.hearing.settle()
+            try:
+                self.hearing.settle()
+            except Exception:  # what peers report must not end the hub
+                logger.exception("planning failed")
 
     async def _measure_uplink(self) -> None:
         while True:

@@ -222,7 +222,7 @@ def _parts(rated: Score) -> list[tuple[str, float]]:
 
 def _http_of(peer: Peer) -> str | None:
     """Where a peer says that its HTTP side is; often on its own loopback."""
-    match peer.report.get("http"):
-        case [str(host), int(port)] if 0 < len(host) <= 255 and 0 < port < 65536:
-            return show_address(peer.host if host in ANYWHERE else host, port)
-    return None
+    if (said := peer.report.get("http")) is None:
+        return None
+    host, port = said
+    return show_address(peer.host if host in ANYWHERE else host, port)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
-from p2pcast.wire import messages
+from p2pcast.wire import lenient, messages
 from p2pcast.wire.handshake import PARENT as PARENT
 from p2pcast.wire.handshake import Established as Established
 from p2pcast.wire.handshake import Handshake
@@ -47,6 +47,8 @@ class Message:
     body: Body
     handle: int = 0
     signed: bytes = b""
+    odd: tuple[str, ...] = ()
+    """Keys whose values made no sense and were taken out (``lenient``)."""
 
 
 @dataclass(slots=True)
@@ -285,8 +287,9 @@ class Connection:
             if self._handshake.established is not None:
                 events.append(self._handshake.established)
             return
+        odd = lenient.prune(kind, content)
         self._move(self.other, kind)
-        events.append(Message(kind, content, handle))
+        events.append(Message(kind, content, handle, odd=odd))
 
 
 def _printable(error: P2PCastError) -> str:
