@@ -71,6 +71,8 @@ MAX_SPOILT = 64
 """Objects of a mirror that one report may complain of."""
 MAX_PEER_ENGINES = 64
 """Engines of one peer: eight times what a host with eight accelerators runs. Each has rows of its own in /status and metrics."""
+MAX_REPORTED_ERROR = 300
+"""Characters of an error in a report: those of 64 engines fit in one. /status of the peer itself has all of it."""
 MAX_DETAILS = 64
 """Figures that an installer may add to an engine's row; the longest of ours has nine."""
 MAX_CORES = 1 << 16

@@ -152,6 +152,9 @@ class HubView:
         if hub.mirroring is not None:
             yield from hub.mirroring.families()
         yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(hub.sessions))
+        yield metrics.counter(
+            "p2pcast_hub_odd_reports", "Reports of which something was left out because it made no sense", hub.hearing.odd_reports
+        )
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
         muted = hub.membership.blame.muted(time.monotonic()) & hub.membership.peers.keys()
         yield metrics.gauge("p2pcast_hub_blamed_peers", "Peers that feed nobody because they sent garbage", len(muted))

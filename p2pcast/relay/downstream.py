@@ -80,12 +80,15 @@ class Downstream:
             if active and now - measured >= WINDOW_S:
                 measured = now
                 for child in list(self.children.values()):
-                    child.hold(self._inflow)
-                    if child.suit():
-                        self._pump_all(child)
+                    child.link.attempt(partial(self._suit, child))
                 self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
                 child.link.attempt(partial(self._tend, child, now))
+
+    def _suit(self, child: Child) -> None:
+        child.hold(self._inflow)
+        if child.suit():
+            self._pump_all(child)
 
     def _tend(self, child: Child, now: float) -> None:
         self._keep_alive(child, now)
@@ -136,7 +139,7 @@ class Downstream:
         waiting = False
         for child in list(self.children.values()):
             if child.feeds:
-                self._pump_all(child)
+                child.link.attempt(partial(self._pump_all, child))
                 waiting = waiting or child.feeds.waiting
         return waiting
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.transport.ration import COST, Ration
+from p2pcast.transport.ration import Ration, cost
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event, Message
 from p2pcast.wire.messages import Body, Type
@@ -151,9 +151,9 @@ class Link:
 
     # -- the ration
 
-    def spend(self, cost: float) -> None:
+    def spend(self, units: float) -> None:
         """The other side has asked for something. What is over its ration is not read before its time."""
-        if self.ration is not None and (wait_s := self.ration.spend(cost, asyncio.get_running_loop().time())) > 0:
+        if self.ration is not None and (wait_s := self.ration.spend(units, asyncio.get_running_loop().time())) > 0:
             self._hold(wait_s)
 
     def _hold(self, wait_s: float) -> None:
@@ -194,8 +194,8 @@ class Link:
 
     def on_event(self, stripe: Stripe, event: Event) -> None:
         if not self.closed:
-            if type(event) is Message and (cost := COST[event.type]):
-                self.spend(cost)
+            if type(event) is Message and (asked := cost(event.type, event.size)):
+                self.spend(asked)
             try:
                 self.owner.on_link_event(self, stripe, event)
             except Exception as error:  # noqa: BLE001 - told by _fault

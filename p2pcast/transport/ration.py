@@ -10,7 +10,7 @@ from typing import Final
 
 from p2pcast import limits
 from p2pcast.transport.turnstile import Allowance
-from p2pcast.wire.messages import Type
+from p2pcast.wire.messages import PLAIN, Type
 
 LINK_COST: Final = 50.0
 """A link that came up: a handshake, buffers, an owner."""
@@ -39,7 +39,7 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     Type.ATTACHED: 50.0,
     Type.PATH: 50.0,  # it is passed on to everybody below
     Type.ALIVE: 1.0,
-    Type.GONE: 2.0,
+    Type.GONE: 20.0,  # a puller marks each piece
     Type.HAVE: 5.0,
     Type.UNSENT: 5.0,
     Type.ABORT: 5.0,
@@ -56,6 +56,15 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     Type.SERVES: 5.0,
 }
 """Free are pieces and what vouches for them, whatever the hub tells its peers and ranks, and handshakes, which have limits of their own."""
+
+BYTES_PER_UNIT: Final = 1024
+"""Of a long message: ranges and rows are gone through one by one."""
+
+
+def cost(kind: Type, size: int) -> float:
+    """Of a message whose body has ``size`` bytes."""
+    fixed = COST[kind]
+    return fixed + size / BYTES_PER_UNIT if fixed and kind not in PLAIN else fixed
 
 
 class Ration:

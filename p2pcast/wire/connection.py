@@ -49,6 +49,8 @@ class Message:
     signed: bytes = b""
     odd: tuple[str, ...] = ()
     """Keys whose values made no sense and were taken out (``lenient``)."""
+    size: int = 0
+    """Bytes of the body."""
 
 
 @dataclass(slots=True)
@@ -289,7 +291,7 @@ class Connection:
             return
         odd = lenient.prune(kind, content)
         self._move(self.other, kind)
-        events.append(Message(kind, content, handle, odd=odd))
+        events.append(Message(kind, content, handle, odd=odd, size=len(body)))
 
 
 def _printable(error: P2PCastError) -> str:
