@@ -262,8 +262,7 @@ class Lead:
         elif kind is Type.REPORTED:
             report = unpack_report(body["report"])
             self._socket.offer(report, body["age_us"] / 1e6)
-            if 0 <= report["rank"] < limits.MAX_RANKS:
-                self._ranks[report["rank"]] = seat.link.remote
+            self._ranks[report["rank"]] = seat.link.remote
 
     def _introduced(self, seat: _Seat, body: Body) -> None:
         link, node = seat.link, seat.link.remote

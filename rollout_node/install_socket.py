@@ -23,6 +23,8 @@ from rollout_node.install_frames import LENGTH, pack, unpack
 
 Report = Mapping[str, Any]
 
+EXHAUSTED_S = 0.5
+"""No descriptor was left: so long nobody is accepted."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -50,9 +52,16 @@ class Expectation:
         self._began_at = asyncio.get_running_loop().time()
 
     def offer(self, report: Report, made_at: float) -> None:
-        """``made_at``, by the loop's clock: what was said before anybody asked answers something else."""
+        """``made_at``, by the loop's clock: what was said before anybody asked answers something else. Raises RemoteError for a rank that
+        the engine does not have, and for ranks that count the engine's workers differently."""
         if made_at >= self._began_at and self._matches(report):
-            self._found[int(report["rank"])] = report
+            rank, ranks = report["rank"], report.get("ranks")
+            if rank >= self._ranks:
+                raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, of ranks from 0 on")
+            others = {known.get("ranks") for known in self._found.values()}
+            if others - {ranks}:
+                raise RemoteError(f"a report says that the engine has {ranks} workers, others say {', '.join(map(str, others))}")
+            self._found[rank] = report
             if len(self._found) >= self._ranks:
                 self._complete.set()
 
@@ -85,6 +94,8 @@ class InstallSocket:
     def __init__(self, path: Path, provider: Provider) -> None:
         self.path, self._provider = path, provider
         self._sock: socket.socket | None = None
+        self._again: asyncio.TimerHandle | None = None
+        """To accept again, while no descriptor is left."""
         self._serving: set[asyncio.Task[None]] = set()
         self._expecting: set[Expectation] = set()
         self.elsewhere: Callable[[], str] | None = None
@@ -107,11 +118,13 @@ class InstallSocket:
         finally:
             os.umask(mask)
         self._sock = sock
-        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+        self._attend(sock)
 
     async def close(self) -> None:
         if self._sock is None:
             return
+        if self._again is not None:
+            self._again.cancel()
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
         self._sock = None
@@ -152,12 +165,22 @@ class InstallSocket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             return probe.connect_ex(str(self.path)) != 0
 
+    def _attend(self, listener: socket.socket) -> None:
+        if listener is self._sock:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
     def _accept(self, listener: socket.socket) -> None:
         """One connection more. Over the limit it is closed at once: a worker tries again, a flood gains nothing."""
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # it went away before it was served
+        except OSError:
+            # No descriptor is left: the connection stays in line, and the socket readable, so without a pause this would spin.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._again = loop.call_later(EXHAUSTED_S, self._attend, listener)
+            return
         if len(self._serving) >= limits.MAX_INSTALL_CONNECTIONS:
             sock.close()
             return
@@ -235,6 +258,9 @@ def _checked(request: Mapping[str, Any]) -> Report:
     for field, kinds in wanted.items():
         if not isinstance(request.get(field), kinds):
             raise RemoteError(f"a report's field {field!r} is missing or of another kind")
+    rank, ranks = request["rank"], request.get("ranks", 1)
+    if type(rank) is not int or not 0 <= rank < limits.MAX_RANKS or type(ranks) is not int or not 1 <= ranks <= limits.MAX_RANKS:
+        raise RemoteError(f"a report's rank is from 0 to {limits.MAX_RANKS - 1}, and there are from 1 to {limits.MAX_RANKS} of them")
     return {key: value for key, value in request.items() if key != "op"}
 
 

@@ -8,7 +8,7 @@ receiving side before anybody sees it and on the sending side before a byte leav
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Message:
     signed: bytes = b""
     odd: tuple[str, ...] = ()
     """Keys whose values made no sense and were taken out (``lenient``)."""
-    size: int = 0
+    size: int = field(default=0, compare=False)
     """Bytes of the body."""
 
 
