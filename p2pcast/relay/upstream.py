@@ -67,8 +67,6 @@ class Upstream:
         """Of the transfers that run on this link."""
         self._pinged: deque[int] = deque(maxlen=MAX_PINGS)
         """PINGs that were not answered yet."""
-        self._pinged: deque[int] = deque(maxlen=MAX_PINGS)
-        """PINGs that were not answered yet."""
         self.on_lag: Callable[[], None] = lambda: None
         """Called when the hub should hear at once how this link lags."""
         self._loop = asyncio.get_running_loop()

@@ -28,7 +28,9 @@ PEER = {
     "score": 50.0,
     "progress": {"version": "0.1", "pieces": 1, "of": 2},
     "link": {"dialled_by": "parent"},
-    "engines": [{"name": "e", "ready": True, "staged": "0.1", "committed": "0.1", "pause_s": 0.1, "recomputed_tokens": 1, "error": None}],
+    "engines": [
+        {"name": "e", "ready": True, "staged": "0.1", "committed": "0.1", "pause_s": 0.1, "recomputed_tokens": 1, "error": None}
+    ],
 }
 HUB = {
     "role": "hub",
@@ -52,7 +54,16 @@ def shown(document: object) -> str:
 
 def test_a_hub_and_a_peer_are_shown():
     text = shown(HUB)
-    for part in ("run abababababab  version 0.1", "10 x smaller", "waiting for a", "skipped step_1: bad", "a", "0.1 1/2", "100.0 ms", "1 tokens"):
+    for part in (
+        "run abababababab  version 0.1",
+        "10 x smaller",
+        "waiting for a",
+        "skipped step_1: bad",
+        "a",
+        "0.1 1/2",
+        "100.0 ms",
+        "1 tokens",
+    ):
         assert part in text
     text = shown(PEER | {"role": "peer", "run": "cd" * 16, "hub": {"address": "h:1", "connected": False}})
     assert "hub h:1 (out of reach)" in text
@@ -60,7 +71,9 @@ def test_a_hub_and_a_peer_are_shown():
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]x", "\x1b[2J\x1b]0;owned\x07", "a\nb", "\ud800"])
 def test_names_are_shown_as_they_are_and_move_nothing(name):
-    document = json.loads(json.dumps(HUB | {"peers": [PEER | {"name": name, "parent": name}], "version": name, "skipped": {name: name}}))
+    document = json.loads(
+        json.dumps(HUB | {"peers": [PEER | {"name": name, "parent": name}], "version": name, "skipped": {name: name}})
+    )
     text = shown(document)
     assert "\x1b]" not in text
     assert "\x1b[2J" not in text
@@ -70,7 +83,10 @@ def test_names_are_shown_as_they_are_and_move_nothing(name):
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*HUB, *PEER, *HUB["last"], *HUB["barrier"], "x"]), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*HUB, *PEER, *HUB["last"], *HUB["barrier"], "x"]), inner, max_size=5)
+    ),
     max_leaves=15,
 )
 
@@ -80,11 +96,19 @@ def test_whatever_the_answer_it_is_shown(document, key, peer_key, value, other):
     shown(document)
     shown(HUB | {key: value})
     shown(HUB | {"peers": [PEER | {peer_key: value}, other]})
-    shown(HUB | {"last": HUB["last"] | {"bytes": value, "changed": other}, "barrier": HUB["barrier"] | {"deadline_s": value, "waiting_for": other}})
+    shown(
+        HUB
+        | {
+            "last": HUB["last"] | {"bytes": value, "changed": other},
+            "barrier": HUB["barrier"] | {"deadline_s": value, "waiting_for": other},
+        }
+    )
     shown(PEER | {"role": "peer", "hub": value, "mirror": other, "engines": value})
 
 
-@pytest.mark.parametrize("answer", [b"[]", b"7", b'"x"', b"{", b"\xff", b"[" * 100_000, b'{"peers": [{"name": 1e999}], "chains": 7}'])
+@pytest.mark.parametrize(
+    "answer", [b"[]", b"7", b'"x"', b"{", b"\xff", b"[" * 100_000, b'{"peers": [{"name": 1e999}], "chains": 7}']
+)
 def test_no_answer_is_a_traceback(answer):
     class Liar(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

@@ -50,7 +50,9 @@ FREE = {Type.CELL, Type.PASSED, Type.FILE, Type.DONE, Type.PIECE, *SIGNED}
 
 def test_whatever_a_node_may_ask_has_its_cost():
     """From the table of states: so a message that is added has to be weighed."""
-    asks = {kind for (state, side, kind) in TRANSITIONS if state is not State.CLOSED and (side is Side.DIALER or state is State.DATA)}
+    asks = {
+        kind for (state, side, kind) in TRANSITIONS if state is not State.CLOSED and (side is Side.DIALER or state is State.DATA)
+    }
     asks |= {kind for (state, _, kind) in TRANSITIONS if state is State.ENGINE}
     shaking = {Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY, Type.ERROR}
     assert {kind for kind in asks - shaking - FREE if COST[kind] <= 0} == set()

@@ -122,11 +122,16 @@ def test_what_is_not_known_here_does_not_stay():
 
 
 ANY = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*ENGINE, *MAY, "x"]), inner, max_size=4),
     max_leaves=12,
 )
-ENGINES = st.lists(st.fixed_dictionaries({}, optional={key: ANY for key in ENGINE} | {"name": st.just("e")}), max_size=3)
+ENGINES = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(ENGINE, ANY) | {"name": st.just("e")}), max_size=3)
 
 
 @given(st.fixed_dictionaries({}, optional={key: ANY | st.just(MAY[key]) for key in MAY} | {"engines": ENGINES | ANY}))
