@@ -307,6 +307,7 @@ class Hub(QuietOwner):
             raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
             link.owner = Session(link, self.hearing)
+            link.await_first_word("JOIN")
 
     # -- AdmissionOwner
 

@@ -54,7 +54,6 @@ class Session:
         self._renewing = False
         self._odd = False
         """It was said that its reports have values that make no sense."""
-        link.await_first_word("JOIN")
         self._heard_at = asyncio.get_running_loop().time()
         self._sent: tuple[Place | None, list[Place]] | None = None
         self._neighbours: list[Place] = []

@@ -143,10 +143,22 @@ async def test_an_answer_to_an_older_round_is_none(hosts):
 
 async def test_ranks_beyond_reason_are_not_remembered(hosts):
     lead, b = await together(hosts, "b")
-    await b.says(rank=limits.MAX_RANKS)
-    await b.says(rank=-1)
+    for wrong in (
+        {"rank": limits.MAX_RANKS},
+        {"rank": -1},
+        {"rank": True},
+        {"ranks": 0},
+        {"ranks": "2"},
+        {"ranks": limits.MAX_RANKS + 1},
+    ):
+        with pytest.raises(RemoteError, match="a report's rank is from 0"):
+            await b.says(**wrong)
+        knocker, link = await knock(lead)
+        link.send(Type.MEMBER, member_of())
+        link.send(Type.REPORTED, {"report": msgpack.packb(REPORT | wrong), "age_us": 0})
+        await until(lambda knocker=knocker: knocker.closed)
     await b.says(rank=3)
-    await until(lambda: len(lead.reports) == 3)
+    await until(lambda: lead.reports)
     assert seen(lead)["b"]["ranks"] == [3]
 
 
