@@ -113,8 +113,9 @@ class Link:
                     return
             first.write(said)
 
-    def await_first_word(self, what: str, seconds: float = limits.FIRST_WORD_S) -> None:
-        """The link ends unless ``introduced`` is called by then."""
+    def await_first_word(self, what: str, seconds: float | None = None) -> None:
+        """The link ends unless ``introduced`` is called by then (None: FIRST_WORD_S)."""
+        seconds = limits.FIRST_WORD_S if seconds is None else seconds
         late = RemoteError(f"no {what} within {seconds:g} s")
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.close, late)
 

@@ -113,3 +113,12 @@ def test_beginnings_are_bounded():
     assert len(hub.fleet._began) == KEPT
     hub.report(1.0, staged=Version(0, 2))
     assert hub.told("staged")[0]["after_s"] is None
+
+
+def test_a_peer_that_names_engines_without_end_gets_no_more_rows():
+    hub = Hub()
+    for n in range(limits.MAX_PEER_ENGINES + 50):
+        version = Version(0, n)
+        hub.fleet.began(version, float(n + 1))
+        hub.report(n + 1.5, version, [live(f"e{n}", version)])
+    assert len(hub.fleet._live._rows) == limits.MAX_PEER_ENGINES

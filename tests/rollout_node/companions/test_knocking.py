@@ -169,3 +169,12 @@ async def test_errors_of_versions_off_the_wire_close_the_link(hosts):
     link.send(Type.HELD, HELD | {"version": [0, -1]})
     await until(lambda: knocker.closed)
     assert isinstance(knocker.error, RemoteError | IntegrityError)
+
+
+async def test_one_that_does_not_say_what_it_is_goes(hosts, monkeypatch):
+    lead = await hosts("lead", "a", ONE)
+    monkeypatch.setattr(limits, "FIRST_WORD_S", 0.05)
+    knocker, link = await knock(lead)
+    link.send(Type.PING, {"t": 1})
+    await until(lambda: knocker.closed)
+    assert "no MEMBER within" in str(knocker.error)
