@@ -128,9 +128,8 @@ class Insider:
         try:
             await self._talk(link, owner, state, count)
         finally:
-            if self.draw.random() < 0.5:
-                link.close()
             link.abort()
+            await asyncio.sleep(0)  # the transport closes in the loop's next turn
 
     async def _talk(self, link: Link, owner: Heard, state: State, count: int) -> None:
         draw, first = self.draw, FIRST[state]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from p2pcast import limits
 from p2pcast.events import Events
 from p2pcast.version import Version
 from trainer_node.engines import EngineRow
@@ -120,5 +121,6 @@ def test_a_peer_that_names_engines_without_end_gets_no_more_rows():
     for n in range(limits.MAX_PEER_ENGINES + 50):
         version = Version(0, n)
         hub.fleet.began(version, float(n + 1))
-        hub.report(n + 1.5, version, [live(f"e{n}", version)])
+        hub.peer.engines = [EngineRow(f"e{n}", True, True, version, version)]
+        hub.fleet.reported(hub.peer, n + 1.5)
     assert len(hub.fleet._live._rows) == limits.MAX_PEER_ENGINES
