@@ -11,6 +11,7 @@ import uvloop
 
 from p2pcast import limits
 from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.transport import stripe as stripe_module
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
@@ -148,6 +149,32 @@ async def test_all_links_of_a_node_have_one_ration(monkeypatch):
         await theirs.until(lambda: "ration" in theirs.links[0]._unheard)
         other.send(Type.PING, PING)
         await theirs.until(lambda: "ration" in theirs.links[1]._unheard)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_one_that_does_not_read_is_not_closed_for_ever(monkeypatch, loop):
+    """It says goodbye, and does not read what is queued: the socket and the queue would stay."""
+
+    async def play():
+        monkeypatch.setattr(stripe_module, "CLOSE_S", 0.05)
+        async with listening() as (theirs, listener):
+            mine = Owner()
+            link = await up(listener, mine)
+            link.pause_reading("deaf")
+            await theirs.until(lambda: theirs.links)
+            here = theirs.links[0]
+            stripe = here.stripes[0]
+            while stripe.writable:
+                stripe.write(here.stripes[0].connection.send(Type.PING, PING) * 2000)
+            held = asyncio.Event()
+            monkeypatch.setattr(stripe.connection, "release", held.set)
+            here.close()
+            async with asyncio.timeout(LIMIT_S):
+                await held.wait()
+            link.abort()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(play())
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
