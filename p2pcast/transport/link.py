@@ -104,14 +104,7 @@ class Link:
     def send(self, kind: Type, body: Body, handle: int = 0) -> None:
         """A control message, over stripe 0. Without effect once the link is closed."""
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
-            said = first.connection.send(kind, body, handle)
-            if not first.writable:
-                self._unread_bytes += len(said)
-                if self._unread_bytes > limits.MAX_UNREAD_BYTES:
-                    # Not at once: whoever tells many links something goes through them just now.
-                    asyncio.get_running_loop().call_soon(self.abort, RetryableError("it does not read what it is sent"))
-                    return
-            first.write(said)
+            self._write(first, first.connection.send(kind, body, handle))
 
     def await_first_word(self, what: str, seconds: float | None = None) -> None:
         """The link ends unless ``introduced`` is called by then (None: FIRST_WORD_S)."""
@@ -126,7 +119,16 @@ class Link:
     def send_signed(self, kind: Type, signed: bytes) -> None:
         """As ``send``, a signed record that names its artifact itself."""
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
-            first.write(first.connection.send_signed(kind, signed, 0))
+            self._write(first, first.connection.send_signed(kind, signed, 0))
+
+    def _write(self, first: Stripe, said: bytes) -> None:
+        if not first.writable:
+            self._unread_bytes += len(said)
+            if self._unread_bytes > limits.MAX_UNREAD_BYTES:
+                # Not at once: whoever tells many links something goes through them just now.
+                asyncio.get_running_loop().call_soon(self.abort, RetryableError("it does not read what it is sent"))
+                return
+        first.write(said)
 
     def close(self, error: P2PCastError | None = None) -> None:
         for stripe in list(self.stripes.values()):

@@ -43,6 +43,7 @@ COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
     Type.HAVE: 5.0,
     Type.UNSENT: 5.0,
     Type.ABORT: 5.0,
+    Type.CONFIRM: 5.0,
     Type.LAYOUT: 20.0,
     # Of a rank to the hub; what a version is made of is held back by `Coming.balance`.
     Type.RANK: 100.0,
