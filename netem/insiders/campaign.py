@@ -102,9 +102,9 @@ class Infiltrated(Fleet):
         return held
 
 
-async def infiltrate(fleet: Infiltrated, count: int, seed: int, *, at_once: int = AT_ONCE) -> Outcome:
+async def infiltrate(fleet: Infiltrated, count: int, seed: int, outcome: Outcome, *, at_once: int = AT_ONCE) -> None:
     """``count`` messages that were heard. Raises FleetError when the swarm does not come through."""
-    outcome, world, draw = Outcome(), World(), random.Random(seed)
+    world, draw = World(), random.Random(seed)
     world.binary[16] = {bytes.fromhex(str((await fleet.answers(name))["node"])): None for name in fleet.names}
     await _version(fleet, outcome)
     peers: list[State] = [State.CONTROL, State.CONTROL, State.DATA, State.DATA, State.ENGINE]
@@ -134,7 +134,6 @@ async def infiltrate(fleet: Infiltrated, count: int, seed: int, *, at_once: int 
     after = await fleet.memory()
     outcome.memory = {name: (before[name], after[name]) for name in before}
     outcome.unexpected = fleet.unexpected()
-    return outcome
 
 
 async def _version(fleet: Infiltrated, outcome: Outcome) -> None:

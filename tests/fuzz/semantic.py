@@ -6,6 +6,7 @@ Exit code 1 if a process ended, met an error that nobody expected, grew, or inst
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import sys
@@ -14,14 +15,25 @@ from pathlib import Path
 
 import uvloop
 
-from netem.insiders.campaign import Infiltrated, infiltrate
+from netem.insiders.campaign import Infiltrated, Outcome, infiltrate
 
 MIB = 1 << 20
 
 
 async def run(options: argparse.Namespace, folder: Path) -> int:
-    async with Infiltrated(folder) as fleet:
-        outcome = await infiltrate(fleet, options.count, options.seed)
+    outcome = Outcome()
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(60)
+            print(f"{outcome.tally['heard']} messages heard, {outcome.versions} versions", file=sys.stderr, flush=True)
+
+    telling = asyncio.create_task(tell())
+    try:
+        async with Infiltrated(folder) as fleet:
+            await infiltrate(fleet, options.count, options.seed, outcome)
+    finally:
+        telling.cancel()
     print(json.dumps(outcome.document, indent=1), flush=True)
     grown = [name for name, (before, after) in outcome.memory.items() if after - before > options.grow_mib * MIB]
     return 1 if outcome.wrong or outcome.unexpected or grown or outcome.tally["given up"] else 0

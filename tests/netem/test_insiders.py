@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from netem.insiders.campaign import Infiltrated, infiltrate
+from netem.insiders.campaign import Infiltrated, Outcome, infiltrate
 from netem.insiders.insider import FIRST, allowed
 from netem.insiders.values import Nonsense, World
 from p2pcast.errors import RemoteError
@@ -63,8 +63,9 @@ def test_whatever_the_table_of_states_allows_is_said():
 
 @pytest.mark.timeout(400)
 async def test_insiders_are_borne(tmp_path):
+    outcome = Outcome()
     async with Infiltrated(tmp_path, deadline_s=200.0) as fleet:
-        outcome = await infiltrate(fleet, MESSAGES, seed=1)
+        await infiltrate(fleet, MESSAGES, 1, outcome)
     assert outcome.wrong == []
     assert outcome.unexpected == []
     assert outcome.tally["given up"] == 0
