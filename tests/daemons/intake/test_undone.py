@@ -231,4 +231,5 @@ async def test_an_error_that_nobody_expected_undoes_a_version_and_not_the_hub(sw
         assert "internal error at the hub (KeyError)" in (await rank.hear(T.ABORTED))["reason"]
     monkeypatch.undo()
     swarm.publish(1, state)
-    await swarm.live("0.1", peer)
+    await swarm.until(lambda: peer.committed is not None and peer.committed.step == 1, "the next version is live")
+    swarm.check(peer, 1)
