@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.tasks import spawn
 from p2pcast.version import Version
 from rollout_node.install_frames import LENGTH, pack, unpack
 
@@ -51,17 +52,22 @@ class Expectation:
         self._lost: P2PCastError | None = None
         self._began_at = asyncio.get_running_loop().time()
 
+    def awaits(self, report: Report, made_at: float) -> bool:
+        return made_at >= self._began_at and self._matches(report)
+
+    def check(self, report: Report) -> None:
+        """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's workers differently."""
+        rank, ranks = report["rank"], report.get("ranks")
+        if rank >= self._ranks:
+            raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, of ranks from 0 on")
+        others = {known.get("ranks") for known in self._found.values()}
+        if others - {ranks}:
+            raise RemoteError(f"a report says that the engine has {ranks} workers, others say {', '.join(map(str, others))}")
+
     def offer(self, report: Report, made_at: float) -> None:
-        """``made_at``, by the loop's clock: what was said before anybody asked answers something else. Raises RemoteError for a rank that
-        the engine does not have, and for ranks that count the engine's workers differently."""
-        if made_at >= self._began_at and self._matches(report):
-            rank, ranks = report["rank"], report.get("ranks")
-            if rank >= self._ranks:
-                raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, of ranks from 0 on")
-            others = {known.get("ranks") for known in self._found.values()}
-            if others - {ranks}:
-                raise RemoteError(f"a report says that the engine has {ranks} workers, others say {', '.join(map(str, others))}")
-            self._found[rank] = report
+        """``made_at``, by the loop's clock: what was said before anybody asked answers something else."""
+        if self.awaits(report, made_at):
+            self._found[report["rank"]] = report
             if len(self._found) >= self._ranks:
                 self._complete.set()
 
@@ -147,9 +153,17 @@ class InstallSocket:
     def layout_document(self) -> bytes:
         return self._provider.layout_document()
 
-    def offer(self, request: Mapping[str, Any], age_s: float = 0.0) -> None:
-        """A worker's report, made ``age_s`` ago; of this host or of another. Raises RemoteError when it is none."""
+    def offer(self, request: Mapping[str, Any], age_s: float = 0.0, claim: Callable[[Report], None] | None = None) -> None:
+        """A worker's report, made ``age_s`` ago; of this host or of another. Raises RemoteError when it is none.
+
+        ``claim`` is called first where the report answers what is being asked now. Only the engine's own workers can know the question's nonce.
+        """
         report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
+        awaited = [e for e in self._expecting if e.awaits(report, made_at)]
+        for expectation in awaited:
+            expectation.check(report)
+        if claim is not None and awaited:
+            claim(report)
         for expectation in tuple(self._expecting):
             expectation.offer(report, made_at)
         self._provider.report(report)
@@ -189,7 +203,7 @@ class InstallSocket:
             self._serving.discard(task)
             sock.close()  # here, for a task that is cancelled before it began closes nothing
 
-        task = asyncio.create_task(self._serve(sock), name="install-connection")
+        task = spawn(self._serve(sock), "install-connection")
         self._serving.add(task)
         task.add_done_callback(done)
 
@@ -260,7 +274,9 @@ def _checked(request: Mapping[str, Any]) -> Report:
             raise RemoteError(f"a report's field {field!r} is missing or of another kind")
     rank, ranks = request["rank"], request.get("ranks", 1)
     if type(rank) is not int or not 0 <= rank < limits.MAX_RANKS or type(ranks) is not int or not 1 <= ranks <= limits.MAX_RANKS:
-        raise RemoteError(f"a report's rank is from 0 to {limits.MAX_RANKS - 1}, and there are from 1 to {limits.MAX_RANKS} of them")
+        raise RemoteError(
+            f"a report's rank is from 0 to {limits.MAX_RANKS - 1}, and there are from 1 to {limits.MAX_RANKS} of them"
+        )
     return {key: value for key, value in request.items() if key != "op"}
 
 

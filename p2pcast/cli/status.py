@@ -164,7 +164,12 @@ def _hub_heading(hub: _Found) -> Text:
         line += _trouble(mirror)
     for folder, why in hub.part("skipped").items():
         line += f"\nskipped {folder}: {why}"
-    return Text(line)
+    return Text(line + _failures(hub))
+
+
+def _failures(daemon: _Found) -> str:
+    rows = (f"task {failure.text('task')!r} failed: {failure.text('why')}" for failure in daemon.rows("failures"))
+    return "".join(f"\nunhealthy, to be restarted: {row}" for row in rows)
 
 
 def _barrier(barrier: _Found) -> str:
@@ -195,7 +200,7 @@ def _peer_heading(peer: _Found) -> Text:
         line += f"\nmirror {mirror.text('url')}: {use}, {mirror.number('bytes_received') / 1e6:.2f} MB received" + _trouble(
             mirror
         )
-    return Text(line)
+    return Text(line + _failures(peer))
 
 
 def _trouble(mirror: _Found) -> str:

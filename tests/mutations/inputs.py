@@ -126,15 +126,15 @@ INPUTS = [
     Mutation(
         STANDS_FOR,
         "rollout_node/install_socket.py",
-        "            if rank >= self._ranks:",
-        "            if False:",
+        "        if rank >= self._ranks:",
+        "        if False:",
         "tests/rollout_node/companions/test_reports.py::test_a_rank_that_the_engine_does_not_have_counts_for_none",
     ),
     Mutation(
         STANDS_FOR,
         "rollout_node/install_socket.py",
-        "            if others - {ranks}:",
-        "            if False:",
+        "        if others - {ranks}:",
+        "        if False:",
         "tests/rollout_node/companions/test_reports.py::test_a_rank_that_the_engine_does_not_have_counts_for_none",
     ),
     Mutation(

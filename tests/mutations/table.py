@@ -6,6 +6,7 @@ from getting_in import GETTING_IN
 from inputs import INPUTS
 from inside import FROM_INSIDE, MIRRORS
 from mutation import Mutation
+from owned import OWNED
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *WEARING_OUT, *SAID, *INPUTS]
+MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *WEARING_OUT, *SAID, *OWNED, *INPUTS]
