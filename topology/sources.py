@@ -48,6 +48,13 @@ class Sources:
             mine.discard(artifact)
             _remove(self._whole, artifact, peer)
 
+    def gone(self, artifact: bytes) -> None:
+        """Nobody is sent to anybody for it any more."""
+        for peer in self._whole.pop(artifact, ()):
+            self._held[peer].discard(artifact)
+        for seeker in list(self._parts.get(artifact, ())):
+            self._seeks_no_more(seeker, artifact)
+
     def left(self, peer: str) -> None:
         for artifact in self._held.pop(peer, ()):
             _remove(self._whole, artifact, peer)

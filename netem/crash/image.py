@@ -220,7 +220,7 @@ def _mix(folder: Folder, hasher: blake3, left: Left | None, gone: set[str], pref
 
 
 def _write(folder: Folder, target: Path, left: Left | None, gone: set[str], prefix: str) -> None:
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(0o700, parents=True, exist_ok=True)
     for name, node in _names_of(folder, left).items():
         path = f"{prefix}{name}"
         if path in gone:

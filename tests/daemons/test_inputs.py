@@ -25,11 +25,19 @@ JOIN = {"name": "stolen", "region": "", "listen": ["", 9], "held": None, "engine
 REPORT = {"parent": None, "staged": None, "committed": None}
 
 
+LIMIT_S = 30.0
+"""Only to end a test that hangs."""
+
+
 class Nobody(QuietOwner):
     def __init__(self):
         self.said = []
         self.over = asyncio.get_running_loop().create_future()
         self.heard = asyncio.Event()
+
+    async def ended(self):
+        async with asyncio.timeout(LIMIT_S):
+            return await self.over
 
     def on_link_event(self, link, stripe, event):
         self.said.append(event)
@@ -65,7 +73,7 @@ async def test_one_join_does_not_kill_the_hub(swarm, states, said):
     owner = Nobody()
     link = await stolen(swarm, owner)
     link.send(Type.JOIN, JOIN | said)
-    error = await owner.over
+    error = await owner.ended()
     assert isinstance(error, RemoteError)
     assert "malformed or out of range" in str(error)
     swarm.publish(0, states.first())
@@ -120,7 +128,7 @@ async def test_a_link_that_says_nothing_ends(swarm, monkeypatch, purpose, role, 
     link = await stolen(swarm, owner, purpose=purpose, role=role)
     # To be there is not enough.
     link.send(Type.PING, {"t": 1})
-    assert f"no {what} within" in str(await owner.over)
+    assert f"no {what} within" in str(await owner.ended())
 
 
 async def test_a_link_to_a_peer_that_says_nothing_ends(swarm, monkeypatch):
@@ -129,7 +137,7 @@ async def test_a_link_to_a_peer_that_says_nothing_ends(swarm, monkeypatch):
     monkeypatch.setattr(limits, "FIRST_WORD_S", 0.05)
     owner = Nobody()
     await stolen(swarm, owner, at=peer.listener.address, purpose="data", role="child")
-    assert "no ATTACH within" in str(await owner.over)
+    assert "no ATTACH within" in str(await owner.ended())
 
 
 async def test_planning_that_fails_does_not_end_the_hub(swarm, states, monkeypatch, caplog):
@@ -217,6 +225,6 @@ async def test_a_frame_of_another_state_ends_its_link_alone(swarm, states):
             link = await stolen(swarm, owner, purpose=purpose, role=role)
             data = encode(kind, body)
             link.stripes[0].write(2 * (HEADER.pack(len(data), kind, 0, 0) + data))
-            assert isinstance(await owner.over, RemoteError)
+            assert isinstance(await owner.ended(), RemoteError)
     swarm.publish(0, states.first())
     await swarm.live("0.0")

@@ -35,15 +35,15 @@ from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store import disk, retention
-from p2pcast.store import store as store_module
 from p2pcast.store.store import Store
 from p2pcast.version import Version
 from rollout_node import mirrored
 from rollout_node.installers.step_folders import StepFolders
 from topology.sizes import Sizes
-from trainer_node import keeping
+from trainer_node import keeping, version_numbers
 from trainer_node.mirroring import Mirroring
 from trainer_node.publishing import Publishing
+from trainer_node.version_numbers import VersionNumbers, this_boot
 
 VERSIONS = 5
 AT_LEAST = 500
@@ -81,10 +81,8 @@ class Story:
 def small(monkeypatch):
     """Retention that has something to let go within a few versions."""
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
-    defaults = dict(zip(("deltas", "anchors"), (2, 1), strict=True))
-    expendable = retention.expendable
-    for module in (store_module, plan):
-        monkeypatch.setattr(module, "expendable", lambda artifacts: expendable(artifacts, **defaults))
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 2)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     monkeypatch.setattr(mirrored, "POLL_MIN_S", 0.02)
     monkeypatch.setattr(mirrored, "POLL_MAX_S", 0.1)
 
@@ -95,18 +93,34 @@ async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
     swarm.tmpfs = tmp_path / "tmpfs"
     recorder = Recorder(tmp_path)
     seal, settle = Store._add, StepFolders.settle
+    told = True
+
+    def note(text: str) -> None:
+        # What is started from a crash's image afterwards makes versions of its own.
+        if told:
+            recorder.note(text)
 
     def noted_seal(self, *given):
         stored = seal(self, *given)
-        recorder.note(f"{self.root.name}-sealed {stored.version}")
+        note(f"{self.root.name}-sealed {stored.version}")
         return stored
+
+    opened = Node.open
+
+    def noted_open(self, signed, source, log=None):
+        # What is made here goes out from now on.
+        holding = opened(self, signed, source, log)
+        if log is not None:
+            note(f"opened {holding.open.version}")
+        return holding
 
     def noted_settle(self, version):
         settle(self, version)
-        recorder.note(f"{self.folder.name.removesuffix('-out')}-installed {version}")
+        note(f"{self.folder.name.removesuffix('-out')}-installed {version}")
 
     monkeypatch.setattr(Store, "_add", noted_seal)
     monkeypatch.setattr(StepFolders, "settle", noted_settle)
+    monkeypatch.setattr(Node, "open", noted_open)
     state, digests, contents = states.first(shapes=SHAPES), {}, {}
     with disk.watched(recorder), requests.watched(recorder):
         await swarm.hub_up(mirror=f"file://{tmp_path / 'mirror'}")
@@ -129,6 +143,7 @@ async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
         await swarm.down(far)
         await swarm.down(peer)
         await swarm.down(swarm.hub)
+    told = False
     assert len(recorder.done) >= AT_LEAST / 2
     return Story(recorder, RunKey.load_or_create(swarm.folder / "hub" / "run.key"), digests, contents)
 
@@ -176,7 +191,7 @@ async def test_a_crash_at_any_step_loses_nothing_and_nothing_wrong_is_believed(s
             image.materialise(place, left, MEMORY, {folder for part in parts for folder in NEEDS[part]})
             try:
                 if "hub" in parts:
-                    await _hub(story, place, steps, staging)
+                    await _hub(story, place, steps, staging, "another boot" if left else this_boot())
                 for name in PEERS:
                     if name in parts:
                         _peer(story, place, steps, name)
@@ -209,29 +224,33 @@ async def _daemons(swarm: Any, place: Path) -> None:
         (place / name / "daemon.json").unlink(missing_ok=True)  # tells the fixture when a daemon answers
     try:
         await again.hub_up(mirror=f"file://{place / 'mirror'}")
-        await again.until(lambda: again.hub.publishing.head == Version(0, VERSIONS), "the hub is current")
+        await again.until(lambda: (head := again.hub.publishing.head) is not None and head.step == VERSIONS, "the hub is current")
         await again.peer_up("a", keep=2)
         await again.until(lambda: again.hub.mirroring.status()["current"], "the mirror is current")
         await again.peer_up("far", hub=None, mirror=f"file://{place / 'mirror'}", keep=2)
-        await again.live(f"0.{VERSIONS}")
+        # A version that was opened and never sealed has come again in a higher branch.
+        await again.live(str(again.hub.publishing.head))
     finally:
         await again.all_down()
 
 
-async def _hub(story: Story, place: Path, steps: int, staging: Staging) -> None:
-    """The store opens, holds every version that it had sealed and no other bytes, and the shadow comes back at the newest."""
+async def _hub(story: Story, place: Path, steps: int, staging: Staging, boot: str) -> None:
+    """The store opens, holds every version that it had sealed and no other bytes, the shadow comes back at the newest, and no number that was opened is given out again."""
     if not (place / "hub" / "run.key").exists():
         assert not story.promised(steps, "hub-sealed")
         return
     key = RunKey.load_or_create(place / "hub" / "run.key")
     store = Store(place / "hub", key.public)
     _store(story, store, steps, "hub-sealed")
+    numbers = VersionNumbers(place / "hub" / version_numbers.FILE, boot)
+    for used in story.promised(steps, "opened"):
+        assert numbers.next(store.newest(), used.step) != used
     if store.newest() is None:
         return
     node = Node(None, b"h" * 16, key.public)
     for stored in store.artifacts.values():
         node.add_stored(stored.assembly, store.open_log(stored))
-    taken_up = Publishing(node, store, key, staging, place / "tmpfs" / "hub", None, Sizes())
+    taken_up = Publishing(node, store, key, staging, place / "tmpfs" / "hub", None, Sizes(), numbers)
     await taken_up.restore()
     shadow = taken_up.shadow
     assert shadow is not None

@@ -59,3 +59,11 @@ def test_what_one_witness_says_is_bounded():
         blame.heard("a", [(f"x{n + k}", 1) for k in range(10)], 0.0)
     assert len(blame._counts["a"]) == CREDIBLE + 1
     assert blame.heard("a", [("x0", 9)], 1.0) == []
+
+
+def test_one_witness_costs_little_memory_whatever_it_says():
+    blame = Blame()
+    for n in range(1000):
+        blame.heard("liar", [(f"x{n}-{m}", 1) for m in range(10)], float(n))
+    assert len(blame._counts["liar"]) <= 10
+    assert not blame._last_s

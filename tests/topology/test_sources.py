@@ -90,3 +90,20 @@ def test_what_one_peer_says_and_seeks_is_bounded():
         sources.left(peer)
     left = [sources._held, sources._whole, sources._parts, sources._named, sources._sought, +sources._serves]
     assert not any(left)
+
+
+def test_nothing_is_left_of_what_is_gone():
+    sources = Sources()
+    sources.holds("a", [A, B])
+    sources.seek("b", A)
+    sources.seek("c", A)
+    assert sources.serves("a") == 2
+    sources.gone(A)
+    assert sources.serves("a") == 0
+    assert sources.seek("d", A) == []
+    assert sources.seek("d", B) == ["a"]
+    sources.gone(A)
+    sources.left("a")
+    sources.left("d")
+    sources.gone(B)
+    assert not any([sources._whole, sources._parts, sources._held, sources._named, +sources._serves])
