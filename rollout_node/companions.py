@@ -102,6 +102,7 @@ class _Seat:
         """Once it has said HELD."""
         self.heard_at = asyncio.get_running_loop().time()
         self._lead = lead
+        link.await_first_word("MEMBER")
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
         if not isinstance(event, Message) or event.type is Type.PONG:
@@ -318,8 +319,6 @@ class Lead:
     def _claim(self, seat: _Seat, rank: int) -> None:
         """A worker of this engine has answered by way of ``seat``. Raises RefusedError for one of another host's."""
         node, holder = seat.link.remote, self._ranks.get(rank)
-        if not 0 <= rank < limits.MAX_RANKS:
-            raise RefusedError(f"engine {self.name} has no rank {rank}")
         whose = (
             "this host" if rank in self._own_ranks else self._names[holder] if holder in self._seats and holder != node else None
         )
@@ -343,6 +342,7 @@ class Lead:
         if old is not None:
             old.link.close(RetryableError("the same member is here again"))
         seat.incarnation = body["incarnation"]
+        link.introduced()
         if self._incarnations.get(node, seat.incarnation) != seat.incarnation:
             self._give_up(node, "was restarted")
         self._lost.pop(node, None)

@@ -8,13 +8,13 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from p2pcast.errors import P2PCastError, RefusedError, RetryableError, UntrustedError
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UntrustedError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.version import Version
 from p2pcast.wire.connection import Event, Identity, Message
-from p2pcast.wire.messages import Body, Type
+from p2pcast.wire.messages import SCHEMA, Body, Type
 from rollout_node.papers import Papers
 
 logger = logging.getLogger("p2pcast.peer")
@@ -151,7 +151,7 @@ class Control:
         loop = asyncio.get_running_loop()
         link = self._link
         while link is not None and not link.closed:
-            link.send(Type.REPORT, self._report())
+            self._tell(link)
             if self._papers is not None and (request := self._papers.request()) is not None:
                 link.send(Type.ENROL, {"request": request})
             self._changed.clear()
@@ -163,6 +163,15 @@ class Control:
                     wait.cancel()
             if loop.time() - self._heard_at > SILENCE_S:
                 link.abort(RetryableError(f"the hub has been silent for {SILENCE_S:.0f} s"))
+
+    def _tell(self, link: Link) -> None:
+        report = self._report()
+        try:
+            link.send(Type.REPORT, report)
+        except RemoteError as error:
+            # Engines may have named themselves, or what ails them, at any length.
+            logger.warning("the hub is told the least: %s", error)
+            link.send(Type.REPORT, {key: report[key] for key in SCHEMA[Type.REPORT]})
 
     # -- LinkOwner
 

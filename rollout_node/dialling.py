@@ -15,6 +15,7 @@ from typing import Any
 
 from p2pcast.addresses import Address, show_address
 from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.limits import MAX_CALLS_OF_NODE
 from p2pcast.relay.downstream import Downstream
 from p2pcast.tasks import spawn
 from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
@@ -55,12 +56,14 @@ class _Call:
 class _Coming(QuietOwner):
     """Owns a link from a parent until all its stripes are there."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _Call, link: Link) -> None:
         self._call = call
+        link.await_first_word("other stripes", DIAL_S)
 
     def look(self, link: Link) -> None:
         if len(link.stripes) < link.expected:
             return
+        link.introduced()
         if self._call.link.done():
             link.close()
         else:
@@ -115,8 +118,10 @@ class Dialling:
 
     def called(self, body: Body, downstream: Downstream) -> None:
         """CALLED: somebody would be our child, and cannot dial us."""
-        if len(self._tasks) < MAX_CALLED:
-            self._begin(self._answer(body, downstream), f"called by {body['node'].hex()}")
+        name = f"called by {body['node'].hex()}"
+        running = [task.get_name() for task in self._tasks]
+        if len(running) < MAX_CALLED and running.count(name) < MAX_CALLS_OF_NODE:
+            self._begin(self._answer(body, downstream), name)
 
     async def _answer(self, body: Body, downstream: Downstream) -> None:
         node, addresses = body["node"], [(host, port) for host, port in body["ways"]]
@@ -229,7 +234,7 @@ class Dialling:
         """A parent has dialled us. Raises RefusedError unless it was asked to."""
         for call in self._calls:
             if call.node == link.remote and call.stripes == hello["stripes"] and not call.link.done():
-                coming = _Coming(call)
+                coming = _Coming(call, link)
                 link.owner = coming
                 coming.look(link)
                 return

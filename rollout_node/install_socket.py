@@ -23,6 +23,9 @@ from rollout_node.install_frames import LENGTH, other_user, pack, unpack
 
 Report = Mapping[str, Any]
 
+EXHAUSTED_S = 0.5
+"""No descriptor was left: so long nobody is accepted."""
+
 
 class Provider(Protocol):
     """What the peer offers to its engines. Calls come on the event loop and must not block."""
@@ -50,10 +53,19 @@ class Expectation:
     def awaits(self, report: Report, made_at: float) -> bool:
         return made_at >= self._began_at and self._matches(report)
 
+    def check(self, report: Report) -> None:
+        """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's workers differently."""
+        rank, ranks = report["rank"], report.get("ranks")
+        if rank >= self._ranks:
+            raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, of ranks from 0 on")
+        others = {known.get("ranks") for known in self._found.values()}
+        if others - {ranks}:
+            raise RemoteError(f"a report says that the engine has {ranks} workers, others say {', '.join(map(str, others))}")
+
     def offer(self, report: Report, made_at: float) -> None:
         """``made_at``, by the loop's clock: what was said before anybody asked answers something else."""
         if self.awaits(report, made_at):
-            self._found[int(report["rank"])] = report
+            self._found[report["rank"]] = report
             if len(self._found) >= self._ranks:
                 self._complete.set()
 
@@ -86,6 +98,8 @@ class InstallSocket:
     def __init__(self, path: Path, provider: Provider) -> None:
         self.path, self._provider = path, provider
         self._sock: socket.socket | None = None
+        self._again: asyncio.TimerHandle | None = None
+        """To accept again, while no descriptor is left."""
         self._serving: set[asyncio.Task[None]] = set()
         self._expecting: set[Expectation] = set()
         self.elsewhere: Callable[[], str] | None = None
@@ -108,11 +122,13 @@ class InstallSocket:
         finally:
             os.umask(mask)
         self._sock = sock
-        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+        self._attend(sock)
 
     async def close(self) -> None:
         if self._sock is None:
             return
+        if self._again is not None:
+            self._again.cancel()
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
         self._sock = None
@@ -141,7 +157,10 @@ class InstallSocket:
         ``claim`` is called first where the report answers what is being asked now. Only the engine's own workers can know the question's nonce.
         """
         report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
-        if claim is not None and any(e.awaits(report, made_at) for e in self._expecting):
+        awaited = [e for e in self._expecting if e.awaits(report, made_at)]
+        for expectation in awaited:
+            expectation.check(report)
+        if claim is not None and awaited:
             claim(report)
         for expectation in tuple(self._expecting):
             expectation.offer(report, made_at)
@@ -158,12 +177,22 @@ class InstallSocket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             return probe.connect_ex(str(self.path)) != 0
 
+    def _attend(self, listener: socket.socket) -> None:
+        if listener is self._sock:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
     def _accept(self, listener: socket.socket) -> None:
         """One connection more. Over the limit it is closed at once: a worker tries again, a flood gains nothing."""
         try:
             sock, _ = listener.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return  # it went away before it was served
+        except OSError:
+            # No descriptor is left: the connection stays in line, and the socket readable, so without a pause this would spin.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._again = loop.call_later(EXHAUSTED_S, self._attend, listener)
+            return
         if len(self._serving) >= limits.MAX_INSTALL_CONNECTIONS:
             sock.close()
             return
@@ -240,6 +269,11 @@ def _checked(request: Mapping[str, Any]) -> Report:
     for field, kinds in wanted.items():
         if not isinstance(request.get(field), kinds):
             raise RemoteError(f"a report's field {field!r} is missing or of another kind")
+    rank, ranks = request["rank"], request.get("ranks", 1)
+    if type(rank) is not int or not 0 <= rank < limits.MAX_RANKS or type(ranks) is not int or not 1 <= ranks <= limits.MAX_RANKS:
+        raise RemoteError(
+            f"a report's rank is from 0 to {limits.MAX_RANKS - 1}, and there are from 1 to {limits.MAX_RANKS} of them"
+        )
     return {key: value for key, value in request.items() if key != "op"}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from p2pcast import metrics
+from p2pcast import limits, metrics
 from p2pcast.addresses import show_address
 from p2pcast.http import Document, Reached
 from p2pcast.relay.upstream import Upstream
@@ -28,7 +28,11 @@ class PeerView:
     def report(self, transfer: list[int] | None) -> Document:
         """The body of a REPORT. ``transfer``: bytes and microseconds of one that has just ended."""
         peer = self._peer
-        return self._progress_of_all() | {
+        said = self._progress_of_all()
+        engines = [row | {"error": _cut(row["error"])} for row in said["engines"][: limits.MAX_PEER_ENGINES]]
+        return said | {
+            "engines": engines,
+            "error": _cut(peer.error),
             "parent": peer.attachment.parent,
             "link": self._link(),
             "staged": None if peer.staged is None else list(peer.staged),
@@ -195,6 +199,11 @@ class PeerView:
             return None
         newest = max(live, key=lambda h: h.open.version)
         return {"version": str(newest.open.version), "pieces": newest.artifact.held.count, "of": newest.assembly.pieces}
+
+
+def _cut(error: str | None) -> str | None:
+    """As far as a report carries it."""
+    return None if error is None else error[: limits.MAX_REPORTED_ERROR]
 
 
 def _inflow(live: Upstream | None) -> list[int] | None:

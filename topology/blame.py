@@ -7,7 +7,7 @@ and its word counts no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 FORGIVEN_S: Final = 600.0
@@ -27,13 +27,16 @@ class Blame:
         self._last_s: dict[str, float] = {}
         """Node → when it was last blamed anew."""
 
-    def heard(self, witness: str, rows: Iterable[tuple[str, int]], now_s: float) -> list[str]:
+    def heard(self, witness: str, rows: Collection[tuple[str, int]], now_s: float) -> list[str]:
         """`rows`: (node, pieces so far). Those that have been blamed anew by one who is believed."""
         counts = self._counts.setdefault(witness, {})
         if len(counts) > CREDIBLE:
             return []  # nothing is kept of the word of such a witness, either
         anew = [node for node, pieces in rows if node != witness and pieces > counts.get(node, 0)]
-        counts.update((node, pieces) for node, pieces in rows if node in anew)
+        for node, pieces in rows:
+            # One more than is believed says that it is not; what it goes on to name is not remembered.
+            if node in anew and (node in counts or len(counts) <= CREDIBLE):
+                counts[node] = pieces
         if len(counts) > CREDIBLE:
             return []
         self._last_s.update((node, now_s) for node in anew)

@@ -114,7 +114,9 @@ class Reach:
         mine, known = self._known.get(dialler), self._known.get(peer)
         if mine is None or known is None:
             return
-        _, held_s = self._missed.get((dialler, peer), (0.0, FORGET_S / 2))
+        until, held_s = self._missed.get((dialler, peer), (0.0, FORGET_S / 2))
+        if until > now:
+            return  # one that says the same again and again would have everybody told of it
         held_s = min(MOST_S, 2 * held_s)
         self._missed[dialler, peer] = now + held_s, held_s
         self.turn += 1

@@ -14,6 +14,10 @@ from typing import Final
 WHOLE: Final = 5
 """Named to one seeker."""
 PARTIAL: Final = 3
+MOST_HELD: Final = 4096
+"""Artifacts that one peer may say that it holds: forty times what is kept. What it names beyond them is not remembered."""
+MOST_SOUGHT: Final = 1024
+"""Artifacts that one peer may be looking for; the oldest is forgotten."""
 _LOOKED_AT: Final = 64
 """Holders that are compared for one answer. Whoever was named goes to the end of the line."""
 
@@ -28,11 +32,15 @@ class Sources:
         self._named: dict[tuple[str, bytes], tuple[str, ...]] = {}
         """(seeker, artifact) → whom it was told of."""
         self._serves: Counter[str] = Counter()
+        self._sought: dict[str, dict[bytes, None]] = {}
+        """Seeker → what it looks for, oldest first."""
 
     def holds(self, peer: str, held: Iterable[bytes], dropped: Iterable[bytes] = ()) -> None:
         """What has come to be held whole, and what is no longer."""
         mine = self._held.setdefault(peer, set())
         for artifact in held:
+            if len(mine) >= MOST_HELD and artifact not in mine:
+                continue
             mine.add(artifact)
             self._whole.setdefault(artifact, {})[peer] = None
             self._seeks_no_more(peer, artifact)
@@ -44,13 +52,13 @@ class Sources:
         """Nobody is sent to anybody for it any more."""
         for peer in self._whole.pop(artifact, ()):
             self._held[peer].discard(artifact)
-        for seeker in self._parts.pop(artifact, ()):
-            self._forget(seeker, artifact)
+        for seeker in list(self._parts.get(artifact, ())):
+            self._seeks_no_more(seeker, artifact)
 
     def left(self, peer: str) -> None:
         for artifact in self._held.pop(peer, ()):
             _remove(self._whole, artifact, peer)
-        for artifact in [a for a, peers in self._parts.items() if peer in peers]:
+        for artifact in list(self._sought.get(peer, ())):
             self._seeks_no_more(peer, artifact)
         self._serves.pop(peer, None)
 
@@ -72,6 +80,11 @@ class Sources:
         self._parts[artifact][seeker] = None
         self._named[seeker, artifact] = tuple(found)
         self._serves.update(found)
+        sought = self._sought.setdefault(seeker, {})
+        sought.pop(artifact, None)
+        sought[artifact] = None
+        if len(sought) > MOST_SOUGHT:
+            self._seeks_no_more(seeker, next(iter(sought)))
         return found
 
     def serves(self, peer: str) -> int:
@@ -81,6 +94,10 @@ class Sources:
     def _seeks_no_more(self, seeker: str, artifact: bytes) -> None:
         self._forget(seeker, artifact)
         _remove(self._parts, artifact, seeker)
+        if (sought := self._sought.get(seeker)) is not None:
+            sought.pop(artifact, None)
+            if not sought:
+                del self._sought[seeker]
 
     def _forget(self, seeker: str, artifact: bytes) -> None:
         for peer in self._named.pop((seeker, artifact), ()):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
-from p2pcast import metrics
+from p2pcast import limits, metrics
 from p2pcast.events import Events
 from p2pcast.version import Version
 from topology.tree import Epoch
@@ -30,6 +30,8 @@ class _Seen:
     engines: dict[str, EngineRow] = field(default_factory=dict)
     live: dict[str, Version] = field(default_factory=dict)
     """Engine → the newest version that it has been measured with."""
+    named: set[str] = field(default_factory=set)
+    """Engines that have rows in the histogram: a peer that names others without end gets no more of them."""
 
 
 class Fleet:
@@ -99,7 +101,9 @@ class Fleet:
             if row.name in seen.live and served <= seen.live[row.name]:
                 after_s = None  # it had lost this version: that says nothing about the way here
             if after_s is not None:
-                self._live.observe(after_s, peer.name, row.name)
+                if row.name in seen.named or len(seen.named) < limits.MAX_PEER_ENGINES:
+                    seen.named.add(row.name)
+                    self._live.observe(after_s, peer.name, row.name)
                 seen.live[row.name] = served
             self._events.emit(
                 "committed", peer=peer.name, engine=row.name, version=str(served), pause_s=row.pause_s,

@@ -136,8 +136,9 @@ class Guide:
     def garbled(self, witness: Peer, rows: list[tuple[bytes, int]], now: float) -> None:
         """It says who has sent it how many pieces that did not match."""
         blame = self._membership.blame
-        muted, given_up = blame.muted(now), {ident for ident in self._membership.peers if blame.quarantined(ident)}
-        for ident in self._membership.blamed(witness.ident, [(node.hex(), pieces) for node, pieces in rows], now):
+        named = [(node.hex(), pieces) for node, pieces in rows]
+        muted, given_up = blame.muted(now), {ident for ident, _ in named if blame.quarantined(ident)}
+        for ident in self._membership.blamed(witness.ident, named, now):
             name, quarantined = self._membership.peers[ident].name, blame.quarantined(ident)
             if ident in (given_up if quarantined else muted):
                 continue

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from p2pcast.addresses import show_address
+from p2pcast.addresses import show_address, unscoped
 from p2pcast.errors import P2PCastError, RemoteError
 from p2pcast.relay.lag import Inflow
 from p2pcast.version import Version
@@ -51,8 +51,8 @@ class HearingOwner(Protocol):
     def fleet_moved(self) -> None:
         """A peer has come to another version, or has gone."""
 
-    def promise(self, base: Version) -> Promise | None:
-        """Of a squash from ``base`` to the newest version."""
+    def promise(self, base: Version, node: bytes) -> Promise | None:
+        """Of a squash from ``base`` to the newest version, for this node."""
         ...
 
     def admitted(self, session: Session, name: str) -> str:
@@ -87,6 +87,8 @@ class Hearing:
         commits: Commits,
     ) -> None:
         self.guide = guide
+        self.odd_reports = 0
+        """Reports of which something was left out."""
         self._owner = owner
         self._ident = ident
         self._sessions = sessions
@@ -103,7 +105,7 @@ class Hearing:
         host, port = body["listen"]
         now = time.monotonic()
         name = self._owner.admitted(session, body["name"])
-        peer = Peer(ident, name, body["region"], host or session.link.remote_host, port, now)
+        peer = Peer(ident, name, body["region"], host or unscoped(session.link.remote_host), port, now)
         peer.staged = None if body["held"] is None else Version.of(body["held"])
         settle_in(peer, body, session.link.remote_host)
         engine = body["engine"]
@@ -132,6 +134,11 @@ class Hearing:
     def enrolled(self, session: Session, body: Body) -> None:
         self._owner.renew(session, body["request"])
 
+    def left_out(self, session: Session, keys: tuple[str, ...], *, first: bool) -> None:
+        self.odd_reports += 1
+        if first and session.peer is not None:
+            logger.warning("%s: %s of its reports make no sense here and are left out", session.peer.name, ", ".join(keys))
+
     def reported(self, session: Session, body: Body) -> None:
         peer = session.peer
         assert peer is not None
@@ -146,11 +153,9 @@ class Hearing:
         now = time.monotonic()
         self._fleet.reported(peer, now)
         self._commits.reported(peer)
-        transfer = body.get("transfer")
-        if isinstance(transfer, list) and len(transfer) == 2:
+        if (transfer := body.get("transfer")) is not None:
             size, micros = transfer
-            if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
-                self._membership.transferred(peer.ident, now, size, micros / 1e6)
+            self._membership.transferred(peer.ident, now, size, micros / 1e6)
         self._membership.heard(peer.ident, now)
         held = [artifact for artifact in body.get("held", ()) if self.guide.knows(artifact)]
         self.guide.sources.holds(peer.ident, held, body.get("dropped", ()))
@@ -162,16 +167,14 @@ class Hearing:
             self._owner.complained(body["spoilt"])
         parent = body["parent"]
         if parent is not None:
-            seen = body.get("epoch", [0, 0])
-            epoch = (
-                (seen[0], seen[1]) if isinstance(seen, list) and len(seen) == 2 and all(type(x) is int for x in seen) else (0, 0)
-            )
+            incarnation, counter = body.get("epoch", (0, 0))
             above = "" if parent == self._ident else parent.hex()
             if above:
                 self.guide.hangs(peer, above)
-            if self._membership.moved(peer.ident, above, epoch):
+            if self._membership.moved(peer.ident, above, (incarnation, counter)):
                 self.guide.send_plans()
-        inflow = _inflow(body.get("inflow"))
+        said = body.get("inflow")
+        inflow = None if said is None else Inflow(said[0], said[1] / 1e6, said[2])
         if inflow is not None and peer.ident in self._broadcast.awaited and self._membership.progressed(peer.ident, now, inflow):
             logger.info("%s falls behind: the plan is changed around it", peer.name)
             self.guide.send_plans()
@@ -180,7 +183,7 @@ class Hearing:
 
     def asked(self, session: Session, body: Body) -> None:
         base = Version.of(body["base"])
-        promise = self._owner.promise(base)
+        promise = self._owner.promise(base, session.link.remote)
         answer: Body = {"base": list(base), "version": None, "bytes": 0, "wait_us": 0}
         if promise is not None:
             answer |= {"version": list(promise.version), "bytes": promise.bytes, "wait_us": int(promise.wait_s * 1e6)}
@@ -247,10 +250,3 @@ class Hearing:
             if lead is not None and (ways := self._membership.reach.ways(ident, lead[0].hex())):
                 place = [lead[0], *ways[0]]
             self._sessions[ident].link.send(Type.ENGINE, {"name": engine, "lead": place})
-
-
-def _inflow(said: object) -> Inflow | None:
-    """From a report."""
-    if not isinstance(said, list) or len(said) != 3 or any(type(x) is not int or x < 0 for x in said) or said[1] == 0:
-        return None
-    return Inflow(said[0], said[1] / 1e6, said[2])

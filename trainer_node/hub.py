@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast import limits, metrics
-from p2pcast.addresses import ANYWHERE, show_address
+from p2pcast.addresses import ANYWHERE, show_address, unscoped
 from p2pcast.artifact.records import RunKey
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id, state_lock
@@ -318,7 +318,7 @@ class Hub(QuietOwner):
             "epoch": list(self.membership.plan.epoch),
             "commit": self.commits.mode,
             "target": self.memory["target"],
-            "host": session.link.remote_host,
+            "host": unscoped(session.link.remote_host),
         }
         if session.peer is not None:
             said["name"] = session.peer.name
@@ -344,8 +344,8 @@ class Hub(QuietOwner):
         self.pace.moved()
         self.intake.changed()
 
-    def promise(self, base: Version) -> Promise | None:
-        return self.keeping.ask(base)
+    def promise(self, base: Version, node: bytes) -> Promise | None:
+        return self.keeping.ask(base, node)
 
     def admitted(self, session: Session, name: str) -> str:
         return self.admission.joined(session.link, name, session.token)
@@ -354,7 +354,13 @@ class Hub(QuietOwner):
         self.admission.learn_evictions(signed)
 
     def renew(self, session: Session, request: bytes) -> None:
-        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}", vital=False)
+        async def renewed() -> None:
+            try:
+                await self.admission.renew(session.link, request)
+            finally:
+                session.renewed()
+
+        self.later(renewed(), f"renew {session.link.name}", vital=False)
 
     def leads_changed(self, claims: dict[str, str]) -> None:
         self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
@@ -379,6 +385,7 @@ class Hub(QuietOwner):
             raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
             link.owner = Session(link, self.hearing, hello["token"])
+            link.await_first_word("JOIN")
 
     # -- AdmissionOwner
 
@@ -426,7 +433,10 @@ class Hub(QuietOwner):
             self.intake.beat(now)
             self.admission.beat()
             self.commits.happened(Tick())
-            self.hearing.settle()
+            try:
+                self.hearing.settle()
+            except Exception:  # what peers report must not end the hub
+                logger.exception("planning failed")
 
     async def _measure_uplink(self) -> None:
         while True:

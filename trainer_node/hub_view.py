@@ -155,6 +155,9 @@ class HubView:
         if hub.mirroring is not None:
             yield from hub.mirroring.families()
         yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(hub.sessions))
+        yield metrics.counter(
+            "p2pcast_hub_odd_reports", "Reports of which something was left out because it made no sense", hub.hearing.odd_reports
+        )
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
         muted = hub.membership.blame.muted(time.monotonic()) & hub.membership.peers.keys()
         yield metrics.gauge("p2pcast_hub_blamed_peers", "Peers that feed nobody because they sent garbage", len(muted))
@@ -229,7 +232,7 @@ def _parts(rated: Score) -> list[tuple[str, float]]:
 
 def _http_of(peer: Peer) -> str | None:
     """Where a peer says that its HTTP side is; often on its own loopback."""
-    match peer.report.get("http"):
-        case [str(host), int(port)] if 0 < len(host) <= 255 and 0 < port < 65536:
-            return show_address(peer.host if host in ANYWHERE else host, port)
-    return None
+    if (said := peer.report.get("http")) is None:
+        return None
+    host, port = said
+    return show_address(peer.host if host in ANYWHERE else host, port)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.store.store import Store
@@ -144,6 +144,7 @@ class Intake:
         else:
             group.enter(rank, ranks)
         session.group, session.rank = group, rank
+        session.link.introduced()
         self._ranks[rank] = session
         if group.complete:
             logger.info("%d ranks of a trainer are here", ranks)
@@ -278,6 +279,9 @@ class Intake:
                 if self._node.error.done():
                     raise
                 self._failed(coming, error)
+            except Exception as error:  # what ranks send must not end the hub
+                logger.exception("a version from ranks failed")
+                self._failed(coming, LocalError(f"internal error at the hub ({type(error).__name__})"))
 
     async def _publish(self, coming: Coming) -> None:
         """Raises what made it come to nothing."""

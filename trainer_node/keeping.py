@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from p2pcast import limits
 from p2pcast.artifact.records import RunKey
 from p2pcast.bell import Bell
 from p2pcast.codec.layout import Cell
@@ -95,6 +96,8 @@ class Keeping:
         self._anchor_every = anchor_every
         self._bell = Bell()
         self._asked: dict[Version, Promise] = {}
+        self._askers: dict[Version, bytes] = {}
+        """Base → the node that asked first."""
         self._speed_bytes_s = SQUASH_BYTES_S
         self._failed: set[Span] = set()
         self._stopped = threading.Event()
@@ -130,7 +133,7 @@ class Keeping:
             try:
                 await self._squash(self._way(promise.base, promise.version))
             finally:
-                del self._asked[promise.base]
+                del self._asked[promise.base], self._askers[promise.base]
         elif self._anchor_due():
             await self._anchor()
         elif (rung := self._rung()) is not None:
@@ -183,8 +186,8 @@ class Keeping:
 
     # -- squashes
 
-    def ask(self, base: Version) -> Promise | None:
-        """A squash from ``base`` to the newest version, for a late peer; None where there will be none."""
+    def ask(self, base: Version, node: bytes = b"") -> Promise | None:
+        """A squash from ``base`` to the newest version, for a late peer (``node``); None where there will be none."""
         head = self._owner.store.newest()
         if head is None or not self._rungs:
             return None
@@ -197,12 +200,14 @@ class Keeping:
         steps = self._chain(base, head)
         if len(steps) < 2 or len(self._asked) >= MAX_WAITING:
             return None
+        if node and list(self._askers.values()).count(node) >= limits.MAX_SQUASHES_OF_NODE:
+            return None
         layout = next(s.assembly.layout for s in self._owner.store.artifacts.values() if s.version == head)
         size = expected_bytes(sum(e.bytes for e in steps), len(steps), self.exponent())
         links = len(self._fewest(base, head))
         ahead_s = sum(p.wait_s for p in self._asked.values())
         promise = Promise(base, head, size, ahead_s + links * layout.nbytes / self._speed_bytes_s)
-        self._asked[base] = promise
+        self._asked[base], self._askers[base] = promise, node
         self.news()
         return promise
 

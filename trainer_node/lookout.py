@@ -7,10 +7,11 @@ says nothing but a handshake; what follows from the answers is `topology.reach`'
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 
-from p2pcast.addresses import Address, family_of, is_loopback, may_be_told, site_of
+from p2pcast.addresses import Address, family_of, is_loopback, may_be_told, show_address, site_of
 from p2pcast.bell import Bell
 from p2pcast.limits import MAX_WAYS
 from p2pcast.transport.dial import probe
@@ -18,6 +19,8 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
 from topology.reach import Contact, Reach
 from trainer_node.peer import Peer
+
+logger = logging.getLogger("p2pcast.hub")
 
 AT_ONCE = 16
 """Addresses that are being tried: thousands of peers may join at once."""
@@ -61,17 +64,17 @@ class Lookout:
         self._identity = identity
         self._tls = tls
         self._changed = changed
-        self._due: dict[tuple[str, Address], None] = {}
-        self._work = asyncio.Semaphore(0)
+        self._due: dict[str, list[Address]] = {}
+        """Peer → its addresses that are still to be dialled; peers have turns."""
+        self._work = Bell()
         self._found = Bell()
         self._told_turn = 0
 
     def look(self, ident: str) -> None:
-        """Dial it back, at each of its addresses."""
-        for address, _ in self._reach.answers(ident):
-            if (ident, address) not in self._due:
-                self._due[ident, address] = None
-                self._work.release()
+        """Dial it back, at each of its addresses; of a peer that joins again, at its new ones alone."""
+        if addresses := [address for address, _ in self._reach.answers(ident)]:
+            self._due[ident] = addresses
+            self._work.ring()
 
     def learnt(self) -> None:
         """Somebody has said something of who can be reached."""
@@ -86,10 +89,19 @@ class Lookout:
 
     async def _try(self) -> None:
         while True:
-            await self._work.acquire()
-            ident, address = next(iter(self._due))
-            del self._due[ident, address]
-            answers = await probe(address, self._identity, bytes.fromhex(ident), self._tls)
+            while not self._due:
+                await self._work.wait()
+            ident = next(iter(self._due))
+            address, *others = self._due.pop(ident)
+            if others:
+                self._due[ident] = others
+            if address not in {known for known, _ in self._reach.answers(ident)}:
+                continue
+            try:
+                answers = await probe(address, self._identity, bytes.fromhex(ident), self._tls)
+            except Exception:  # one peer's address must not end the hub
+                logger.exception("dialling a peer back at %s failed", show_address(*address))
+                answers = False
             if answers is not None:
                 self._reach.answered(ident, address, answers)
             self._found.ring()

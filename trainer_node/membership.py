@@ -7,7 +7,7 @@ be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 
 from p2pcast.artifact.piece_size import piece_bytes
@@ -240,7 +240,7 @@ class Membership:
         self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
 
-    def blamed(self, witness: str, rows: Iterable[tuple[str, int]], now: float) -> list[str]:
+    def blamed(self, witness: str, rows: Collection[tuple[str, int]], now: float) -> list[str]:
         """A peer says who has sent it how many pieces that did not match. Those whom it blames anew and who are here: they feed nobody any more."""
         anew = [ident for ident in self.blame.heard(witness, rows, now) if ident in self.peers]
         for ident in anew:

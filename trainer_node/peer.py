@@ -12,8 +12,6 @@ from topology.score import Transfers
 from topology.tree import ROOT, Epoch
 from trainer_node.engines import EngineRow
 
-MAX_CORES = 1 << 16
-
 
 @dataclass(slots=True)
 class Peer:
@@ -45,8 +43,7 @@ class Peer:
     @property
     def dialled_by_parent(self) -> bool:
         """As it last reported."""
-        link = self.report.get("link")
-        return isinstance(link, dict) and link.get("dialled_by") == "parent"
+        return (self.report.get("link") or {}).get("dialled_by") == "parent"
 
     @property
     def place(self) -> tuple[bytes, str, int]:
@@ -56,5 +53,5 @@ class Peer:
     @property
     def cores(self) -> int:
         """With which it decodes; one that has not said is taken for an ordinary one."""
-        said = self.report.get("cores")
-        return said if type(said) is int and 1 <= said <= MAX_CORES else PEER_CORES
+        said: int = self.report.get("cores", PEER_CORES)
+        return said

@@ -47,6 +47,7 @@ class RankSession:
         self._paused = False
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         self._live: Body | None = None
+        link.await_first_word("RANK")
 
     def beat(self, now: float) -> None:
         if self._paused:

@@ -30,6 +30,9 @@ class SessionOwner(Protocol):
     def guide(self) -> Guiding: ...
     def joined(self, session: Session, body: Body) -> None: ...
     def reported(self, session: Session, body: Body) -> None: ...
+    def left_out(self, session: Session, keys: tuple[str, ...], *, first: bool) -> None:
+        """Values of a report that makes no sense without them being taken out; ``first``: of this session."""
+
     def asked(self, session: Session, body: Body) -> None:
         """For a squash (SQUASH)."""
 
@@ -49,6 +52,9 @@ class Session:
         self.farewell = False
         """It said LEAVE: going is no failure."""
         self._owner = owner
+        self._renewing = False
+        self._odd = False
+        """It was said that its reports have values that make no sense."""
         self._heard_at = asyncio.get_running_loop().time()
         self._sent: tuple[Place | None, list[Place]] | None = None
         self._neighbours: list[Place] = []
@@ -83,6 +89,10 @@ class Session:
             self._neighbours = neighbours
             self.link.send(Type.NEIGHBOURS, {"peers": [list(place) for place in neighbours]})
 
+    def renewed(self) -> None:
+        """Its ENROL has been answered."""
+        self._renewing = False
+
     def beat(self, now: float, silence_s: float) -> None:
         if now - self._heard_at > silence_s:
             self.link.abort(RetryableError(f"silent for {silence_s:.0f} s"))
@@ -99,10 +109,8 @@ class Session:
             if self.peer is not None:
                 link.close(RemoteError("JOIN came twice"))
             else:
-                try:
-                    self._owner.joined(self, event.body)
-                except P2PCastError as error:
-                    link.close(error)
+                link.introduced()
+                self._owner.joined(self, event.body)
         elif kind is Type.PING:
             link.send(Type.PONG, {"t": event.body["t"]})
         elif kind is Type.PONG:
@@ -110,8 +118,14 @@ class Session:
         elif self.peer is None:
             link.close(RemoteError(f"{kind.name} before JOIN"))
         elif kind is Type.ENROL:
+            if self._renewing:
+                raise RemoteError("ENROL while the one before is not answered")
+            self._renewing = True
             self._owner.enrolled(self, event.body)
         elif kind is Type.REPORT:
+            if event.odd:
+                self._owner.left_out(self, event.odd, first=not self._odd)
+                self._odd = True
             try:
                 self._owner.reported(self, event.body)
             except P2PCastError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import math
 import os
 import time
 import urllib.error
@@ -16,6 +18,7 @@ import click
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from p2pcast.cli.listeners import foreign_listener
 from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
@@ -28,6 +31,8 @@ DEFAULT_URL = "http://127.0.0.1:7078"
 TIMEOUT_S = 10.0
 WATCH_S = 0.5
 MAX_NAMED = 5
+MAX_SHOWN = 300
+"""Characters of one value."""
 
 
 def daemon_url(url: str | None, state: Path | None) -> str:
@@ -95,130 +100,184 @@ def ask(
     request = urllib.request.Request(url + path, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            document: dict[str, Any] = json.load(response)
-            return document
+            document = json.load(response)
     except urllib.error.HTTPError as error:
         try:
             why = json.load(error)["error"]
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
             why = error.reason
         kinds = {400: UsageError, 401: RefusedError, 409: RefusedError, 504: RetryableError}
-        raise kinds.get(error.code, LocalError)(f"{url}: {why}") from None
-    except (OSError, ValueError) as error:
+        raise kinds.get(error.code, LocalError)(f"{url}: {shown_text(why)}") from None
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise RetryableError(f"cannot reach the daemon at {url}: {getattr(reason, 'strerror', None) or reason}") from None
+        raise RetryableError(
+            f"cannot reach the daemon at {url}: {shown_text(getattr(reason, 'strerror', None) or reason)}"
+        ) from None
+    if not isinstance(document, dict):
+        raise LocalError(f"{url} answers, but not as a p2pcast daemon does")
+    return document
 
 
-def table(document: dict[str, Any]) -> Group:
-    """A /status document as a person reads it."""
-    if document.get("role") == "peer":
-        return Group(_peer_heading(document), _engines([document]))
-    return Group(_hub_heading(document), _peers(document), _engines(document.get("peers", [])))
+def table(document: object) -> Group:
+    """A /status document as a person reads it, whatever is in it: names and errors come from other machines, and the daemon may be of another release."""
+    found = _Found(document)
+    if found.text("role") == "peer":
+        return Group(_peer_heading(found), _engines([found]))
+    return Group(_hub_heading(found), _peers(found), _engines(found.rows("peers")))
 
 
-def _hub_heading(document: dict[str, Any]) -> str:
-    last = document.get("last") or {}
-    line = f"run {document['run'][:12]}  version {document['version']}  chains {len(document.get('chains', []))}"
-    if (uplink := document.get("uplink")) is not None:
-        line += f"  uplink {uplink['bps'] / 1e6:.0f} Mbit/s ({uplink['from']})"
+class _Found:
+    """A map from a document; what is not there, or of another kind, is empty."""
+
+    def __init__(self, document: object) -> None:
+        self._map = document if isinstance(document, dict) else {}
+
+    def __bool__(self) -> bool:
+        return bool(self._map)
+
+    def has(self, key: str) -> bool:
+        return self._map.get(key) is not None
+
+    def text(self, key: str, otherwise: str = "") -> str:
+        return shown_text(self._map[key]) if self.has(key) else otherwise
+
+    def number(self, key: str) -> float:
+        value = self._map.get(key)
+        try:
+            return float(value) if isinstance(value, int | float) else 0.0
+        except OverflowError:
+            return math.inf
+
+    def part(self, key: str) -> _Found:
+        return _Found(self._map.get(key))
+
+    def row(self, key: str) -> list[object]:
+        value = self._map.get(key)
+        return value if isinstance(value, list) else []
+
+    def rows(self, key: str) -> list[_Found]:
+        return [_Found(each) for each in self.row(key)]
+
+    def items(self) -> list[tuple[str, str]]:
+        return [(shown_text(key), shown_text(value)) for key, value in self._map.items()]
+
+
+def shown_text(value: object) -> str:
+    """On one line, without what moves a terminal's cursor or changes its colours."""
+    try:
+        said = str(value)
+    except (ValueError, RecursionError):
+        said = "?"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said[:MAX_SHOWN])
+
+
+def _hub_heading(hub: _Found) -> Text:
+    last, uplink, barrier, mirror = (hub.part(key) for key in ("last", "uplink", "barrier", "mirror"))
+    line = f"run {hub.text('run')[:12]}  version {hub.text('version', 'None')}  chains {len(hub.row('chains'))}"
+    if uplink:
+        line += f"  uplink {uplink.number('bps') / 1e6:.0f} Mbit/s ({uplink.text('from')})"
     if last:
-        ratio = last["dense_bytes"] / max(1, last["bytes"])
-        line += f"\n{last['kind']} {last['version']}: {last['bytes'] / 1e3:.1f} kB, {ratio:.0f} x smaller than dense"
-        line += f", {100 * last['changed'] / max(1, last['params']):.2f} % changed"
-        if last.get("time_to_last_s") is not None:
-            line += f", {last['time_to_last_s']:.2f} s to the last peer"
-    if (barrier := document.get("barrier")) is not None:
+        ratio = last.number("dense_bytes") / max(1.0, last.number("bytes"))
+        line += (
+            f"\n{last.text('kind')} {last.text('version')}: {last.number('bytes') / 1e3:.1f} kB, {ratio:.0f} x smaller than dense"
+        )
+        line += f", {100 * last.number('changed') / max(1.0, last.number('params')):.2f} % changed"
+        if last.has("time_to_last_s"):
+            line += f", {last.number('time_to_last_s'):.2f} s to the last peer"
+    if barrier:
         line += _barrier(barrier)
-    if (mirror := document.get("mirror")) is not None:
-        line += f"\nmirror {mirror['url']}: leads to {mirror['version'] or 'nothing yet'}"
-        if mirror["pending_bytes"]:
-            line += f", {mirror['lag_versions']} versions behind, {mirror['pending_bytes'] / 1e6:.1f} MB to upload"
+    if mirror:
+        line += f"\nmirror {mirror.text('url')}: leads to {mirror.text('version', 'nothing yet')}"
+        if mirror.number("pending_bytes"):
+            line += f", {mirror.text('lag_versions')} versions behind, {mirror.number('pending_bytes') / 1e6:.1f} MB to upload"
         line += _trouble(mirror)
-    for folder, why in document.get("skipped", {}).items():
+    for folder, why in hub.part("skipped").items():
         line += f"\nskipped {folder}: {why}"
-    return line + _failures(document)
+    return Text(line + _failures(hub))
 
 
-def _failures(document: dict[str, Any]) -> str:
-    rows = (f"task {failure['task']!r} failed: {failure['why']}" for failure in document.get("failures", []))
+def _failures(daemon: _Found) -> str:
+    rows = (f"task {failure.text('task')!r} failed: {failure.text('why')}" for failure in daemon.rows("failures"))
     return "".join(f"\nunhealthy, to be restarted: {row}" for row in rows)
 
 
-def _barrier(barrier: dict[str, Any]) -> str:
+def _barrier(barrier: _Found) -> str:
     """Two lines at most: the round that is on, and how the last one ended."""
-    line = ""
-    if barrier["version"] is not None:
-        line += (
-            f"\nbarrier {barrier['version']} {barrier['phase']}: {barrier['staged']} of {barrier['ready']} peers have staged it"
-        )
-        line += f", {barrier['needed']} are needed" + (f", {barrier['deadline_s']:.0f} s left" if barrier["deadline_s"] else "")
-        if late := barrier["waiting_for"]:
+    line, last = "", barrier.part("last")
+    if barrier.has("version"):
+        line += f"\nbarrier {barrier.text('version')} {barrier.text('phase')}: "
+        line += f"{barrier.text('staged')} of {barrier.text('ready')} peers have staged it, {barrier.text('needed')} are needed"
+        if barrier.number("deadline_s"):
+            line += f", {barrier.number('deadline_s'):.0f} s left"
+        if late := [shown_text(name) for name in barrier.row("waiting_for")]:
             line += f"; waiting for {', '.join(late[:MAX_NAMED])}" + (" and others" if len(late) > MAX_NAMED else "")
-    if (last := barrier["last"]) is not None:
-        line += f"\nbarrier {last['version']}: {last['outcome']}"
-        if "ready" in last:
-            line += f", {last['staged']} of {last['ready']} peers had staged it"
+    if last:
+        line += f"\nbarrier {last.text('version')}: {last.text('outcome')}"
+        if last.has("ready"):
+            line += f", {last.text('staged')} of {last.text('ready')} peers had staged it"
     return line
 
 
-def _peer_heading(document: dict[str, Any]) -> str:
-    hub, mirror = document["hub"], document.get("mirror")
-    line = f"{document['name']}  run {document['run'][:12]}  "
-    if hub is not None:
-        line += f"hub {hub['address']}{'' if hub['connected'] else ' (out of reach)'}  "
-    line += f"staged {document['staged']}"
-    if mirror is not None:
-        use = f"leads to {mirror['version'] or 'nothing yet'}" if mirror["in_use"] else "not needed"
-        line += f"\nmirror {mirror['url']}: {use}, {mirror['bytes_received'] / 1e6:.2f} MB received" + _trouble(mirror)
-    return line + _failures(document)
-
-
-def _trouble(mirror: dict[str, Any]) -> str:
-    return f"; {mirror['error']}" if mirror["error"] else ""
-
-
-def _peers(document: dict[str, Any]) -> Table:
-    out = Table("peer", "parent", "state", "staged", "committed", "received", "duplicate", "score", "progress")
-    for peer in document.get("peers", []):
-        progress = peer.get("progress")
-        out.add_row(
-            peer["name"],
-            peer["parent"] + _asides(peer),
-            str(peer.get("state") or ""),
-            str(peer.get("staged") or "-"),
-            str(peer.get("committed") or "-"),
-            f"{(peer.get('bytes_received') or 0) / 1e6:.2f} MB",
-            str(peer.get("bytes_duplicate") or 0),
-            "-" if peer.get("score") is None else f"{peer['score']:.1f}",
-            f"{progress['version']} {progress['pieces']}/{progress['of']}" if progress else "",
+def _peer_heading(peer: _Found) -> Text:
+    hub, mirror = peer.part("hub"), peer.part("mirror")
+    line = f"{peer.text('name')}  run {peer.text('run')[:12]}  "
+    if hub:
+        line += f"hub {hub.text('address')}{'' if hub.text('connected') == 'True' else ' (out of reach)'}  "
+    line += f"staged {peer.text('staged', 'None')}"
+    if mirror:
+        use = f"leads to {mirror.text('version', 'nothing yet')}" if mirror.text("in_use") == "True" else "not needed"
+        line += f"\nmirror {mirror.text('url')}: {use}, {mirror.number('bytes_received') / 1e6:.2f} MB received" + _trouble(
+            mirror
         )
+    return Text(line + _failures(peer))
+
+
+def _trouble(mirror: _Found) -> str:
+    return f"; {mirror.text('error')}" if mirror.text("error") else ""
+
+
+def _peers(hub: _Found) -> Table:
+    out = Table("peer", "parent", "state", "staged", "committed", "received", "duplicate", "score", "progress")
+    for peer in hub.rows("peers"):
+        progress = peer.part("progress")
+        cells = [
+            peer.text("name"),
+            peer.text("parent") + _asides(peer),
+            peer.text("state"),
+            peer.text("staged", "-"),
+            peer.text("committed", "-"),
+            f"{peer.number('bytes_received') / 1e6:.2f} MB",
+            peer.text("bytes_duplicate", "0"),
+            f"{peer.number('score'):.1f}" if peer.has("score") else "-",
+            f"{progress.text('version')} {progress.text('pieces')}/{progress.text('of')}" if progress else "",
+        ]
+        out.add_row(*map(Text, cells))
     return out
 
 
-def _asides(peer: dict[str, Any]) -> str:
+def _asides(peer: _Found) -> str:
     """What is out of the ordinary about a peer's place."""
-    link = peer.get("link")
-    said = ["detached"] if peer.get("detached") else []
-    said += ["dialled it"] if isinstance(link, dict) and link.get("dialled_by") == "parent" else []
-    said += ["nobody gets in"] if peer.get("reachable") is False else []
+    said = ["detached"] if peer.text("detached") == "True" else []
+    said += ["dialled it"] if peer.part("link").text("dialled_by") == "parent" else []
+    said += ["nobody gets in"] if peer.text("reachable") == "False" else []
     return f" ({', '.join(said)})" if said else ""
 
 
-def _engines(peers: list[dict[str, Any]]) -> Table:
+def _engines(peers: list[_Found]) -> Table:
     out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "trouble")
     for peer in peers:
-        for engine in peer.get("engines") or []:
-            pause = engine.get("pause_s")
-            out.add_row(
-                engine["name"],
-                peer["name"],
-                "yes" if engine["ready"] else "no",
-                str(engine.get("staged") or "-"),
-                str(engine.get("committed") or "-"),
-                "-" if pause is None else f"{1e3 * pause:.1f} ms",
-                "-" if engine.get("recomputed_tokens") is None else f"{engine['recomputed_tokens']} tokens",
-                (engine.get("error") or "")[:80],
-            )
+        for engine in peer.rows("engines"):
+            cells = [
+                engine.text("name"),
+                peer.text("name"),
+                "yes" if engine.text("ready") == "True" else "no",
+                engine.text("staged", "-"),
+                engine.text("committed", "-"),
+                f"{1e3 * engine.number('pause_s'):.1f} ms" if engine.has("pause_s") else "-",
+                f"{engine.text('recomputed_tokens')} tokens" if engine.has("recomputed_tokens") else "-",
+                engine.text("error")[:80],
+            ]
+            out.add_row(*map(Text, cells))
     return out
 
 

@@ -61,6 +61,7 @@ class Downstream:
     def accept(self, link: Link) -> None:
         """A child has connected; it will say what it wants."""
         self.children[link] = Child(link, asyncio.get_running_loop().time())
+        link.await_first_word("ATTACH")
 
     def close(self) -> None:
         self._ahead.close()
@@ -79,19 +80,25 @@ class Downstream:
             if active and now - measured >= WINDOW_S:
                 measured = now
                 for child in list(self.children.values()):
-                    child.hold(self._inflow)
-                    if child.suit():
-                        self._pump_all(child)
+                    child.link.attempt(partial(self._suit, child))
                 self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
             for child in list(self.children.values()):
-                self._keep_alive(child, now)
-                if now - child.told_at >= HAVE_S:
-                    child.told_at = now
-                    for feed in child.feeds:
-                        if feed.news or feed.told_sealed != feed.artifact.assembly.complete_directory:
-                            self._tell(child, feed, ranges_of(sorted(feed.news)))
-                if now - child.heard_at > CHILD_SILENCE_S:
-                    child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
+                child.link.attempt(partial(self._tend, child, now))
+
+    def _suit(self, child: Child) -> None:
+        child.hold(self._inflow)
+        if child.suit():
+            self._pump_all(child)
+
+    def _tend(self, child: Child, now: float) -> None:
+        self._keep_alive(child, now)
+        if now - child.told_at >= HAVE_S:
+            child.told_at = now
+            for feed in child.feeds:
+                if feed.news or feed.told_sealed != feed.artifact.assembly.complete_directory:
+                    self._tell(child, feed, ranges_of(sorted(feed.news)))
+        if now - child.heard_at > CHILD_SILENCE_S:
+            child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
 
     def _keep_alive(self, child: Child, now: float) -> None:
         """On the first stripe, and where something may have been lost and nothing follows."""
@@ -132,7 +139,7 @@ class Downstream:
         waiting = False
         for child in list(self.children.values()):
             if child.feeds:
-                self._pump_all(child)
+                child.link.attempt(partial(self._pump_all, child))
                 waiting = waiting or child.feeds.waiting
         return waiting
 
@@ -218,10 +225,17 @@ class Downstream:
         for other in list(self.children.values()):
             if other is not child and other.live and body["live"] and other.link.remote == child.link.remote:
                 other.link.abort()
-        if not body["live"] and sum(other.attached and not other.live for other in self.children.values()) >= self._max_pulls:
-            child.link.close(RetryableError("enough others pull from here"))
+        pulls = [other for other in self.children.values() if other.attached and not other.live]
+        own = sum(other.link.remote == child.link.remote for other in pulls)
+        if not body["live"] and (len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_OF_NODE):
+            child.link.close(
+                RetryableError(
+                    "enough others pull from here" if own < limits.MAX_PULLS_OF_NODE else "this node pulls from here already"
+                )
+            )
             return
         child.attached = True
+        child.link.introduced()
         child.live = body["live"]
         child.meet(reserve=body.get("reserve", False))
         child.feeds.apart = not child.live and child.link.expected > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ ATTACH_S = 5.0
 """For the parent's answer to ATTACH."""
 EXPECTED_S = 2.0
 """A parent that lives may itself wait for its own; after this it is listened to as an idle one again."""
+MAX_PINGS = 256
+"""PINGs whose answers may still come: a way of five seconds has a hundred under way."""
 MAX_HANDLES = 256
 """Artifacts of one link that are remembered after they have come: stripes may bring something of the last few once more."""
 MAX_UNNAMED_LAYOUTS = 4
@@ -64,6 +67,8 @@ class Upstream:
         """Layout → document, of those that came and that no OPEN has named yet."""
         self.lag = Lag()
         """Of the transfers that run on this link."""
+        self._pinged: deque[int] = deque(maxlen=MAX_PINGS)
+        """PINGs that were not answered yet."""
         self.on_lag: Callable[[], None] = lambda: None
         """Called when the hub should hear at once how this link lags."""
         self._loop = asyncio.get_running_loop()
@@ -183,7 +188,8 @@ class Upstream:
                     self.lag.begin(now, self.bytes_received)
                 if now - pinged >= (ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S) * 0.9:
                     pinged = now
-                    self.link.send(Type.PING, {"t": int(now * 1e6)})
+                    self._pinged.append(int(now * 1e6))
+                    self.link.send(Type.PING, {"t": self._pinged[-1]})
                 if self.node.paused:
                     # We are not listening, because the disk is behind: silence proves nothing.
                     self._watch.deaf(now)
@@ -302,7 +308,10 @@ class Upstream:
         elif kind is Type.PING:
             link.send(Type.PONG, {"t": body["t"]})
         elif kind is Type.PONG:
-            self._watch.ping_answered(max(0.0, self._loop.time() - body["t"] / 1e6))
+            # What was never asked would have us wait for this parent as long as it likes.
+            if body["t"] in self._pinged:
+                self._pinged.remove(body["t"])
+                self._watch.ping_answered(max(0.0, self._loop.time() - body["t"] / 1e6))
         elif kind is Type.LAYOUT:
             if body["layout"] not in node.layouts:
                 # Nobody has signed it; kept only until an OPEN, which follows, has named it.

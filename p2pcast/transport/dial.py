@@ -21,6 +21,7 @@ from p2pcast.addresses import Address, family_of, show_address
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.race import race
+from p2pcast.transport.ration import Ration
 from p2pcast.transport.security import explain
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT, Stripe
@@ -110,7 +111,7 @@ async def _dial_stripe(
         )
     except ssl.SSLError as error:
         raise explain(error, show_address(host, port)) from None
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - loops raise many kinds for addresses that others made up
         raise _unreachable((host, port), error) from None
     finally:
         if sock is not None and not stripe.made:
@@ -196,14 +197,15 @@ async def dial_any(
     stripe = ups[0][0]
     name, reserve = show_address(*stripe.remote_address), not isinstance(stripes, int)
     link = Link(owner, ups[0][1].remote, name, len(ups), dialled=True, reserve=reserve)
+    if purpose != "control":
+        link.ration = Ration(asyncio.get_running_loop().time())
     for number, (stripe, _, _) in enumerate(ups):
         link.add(stripe, number)
     if made is not None:
         made(link)
     for stripe, _, handshake in ups:
         for event in handshake.early:
-            if not link.closed:
-                owner.on_link_event(link, stripe, event)
+            link.on_event(stripe, event)
     return link
 
 
@@ -235,8 +237,7 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
         except OSError as error:
             errors.append(UnreachableError(f"cannot reach {show_address(host, port)}: {error.strerror or error}"))
             continue
-        except ValueError:
-            # A name that can't be looked up: a label too long, a NUL. It may have come from somebody else.
+        except Exception:  # noqa: BLE001 - a label too long, a NUL: resolvers raise many kinds for names that others made up
             errors.append(UnreachableError(f"cannot reach {host!r}: that is not a host name"))
             continue
         hosts = [str(where[0]) for *_, where in infos]
@@ -295,7 +296,7 @@ async def _wanted(
     began = loop.time()
     try:
         sock = await _connect(where, stands)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - as in _dial_stripe
         raise _unreachable(where, error) from None
     try:
         info = read(sock)
@@ -320,8 +321,12 @@ async def _connect(where: Address, stands: Callable[[], None]) -> socket.socket:
     return sock
 
 
-def _unreachable(where: Address, error: OSError) -> UnreachableError:
-    why = error if error.errno is None else os.strerror(error.errno)
+def _unreachable(where: Address, error: Exception) -> P2PCastError:
+    """``error`` as one of this address alone."""
+    if isinstance(error, P2PCastError):
+        return error
+    errno = getattr(error, "errno", None)
+    why = error if errno is None else os.strerror(errno)
     return UnreachableError(f"cannot reach {show_address(*where)}: {why}")
 
 

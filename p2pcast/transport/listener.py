@@ -1,4 +1,7 @@
-"""Listening: accepts connections, lets them show their token, and gathers stripes into links."""
+"""Listening: accepts connections, lets them show their token, and gathers stripes into links.
+
+Promises: what one node has brought up is bounded in number, and all of it together has one ration of what may be asked for (``transport.ration``).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import secrets
 import ssl
 from collections.abc import Container
-from typing import Any, Protocol
+from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
@@ -14,6 +17,7 @@ from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.binding import listening
 from p2pcast.transport.door import Door
 from p2pcast.transport.link import Link, LinkOwner
+from p2pcast.transport.ration import LINK_COST, Rations
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT, HANDSHAKE_S, Stripe
 from p2pcast.transport.turnstile import Crowd
@@ -51,7 +55,11 @@ class Listener:
         """Instead of servers, behind TLS."""
         self._waiting: Crowd[Stripe] = Crowd(limits.MAX_HANDSHAKES)
         """Connections that have not shown a token yet."""
-        self._links: dict[tuple[bytes, bytes], Link] = {}
+        self._links: dict[bytes, dict[bytes, Link]] = {}
+        """By node and link, oldest first."""
+        self._swept = 0
+        """Links since nodes without any were last looked for."""
+        self._rations = Rations()
         self._orphans: dict[Stripe, Body] = {}
         """Stripes that came before stripe 0 of their link, oldest first, with their HELLO."""
         self.address: tuple[str, int] = ("", 0)
@@ -78,7 +86,7 @@ class Listener:
             self._servers.pop().close()
         for stripe in [*self._waiting.all(), *self._orphans]:
             stripe.abort()
-        for link in list(self._links.values()):
+        for link in self._all():
             link.close()
 
     def _protocol(self) -> Stripe:
@@ -91,7 +99,7 @@ class Listener:
 
     def drop(self, nodes: Container[bytes], error: P2PCastError) -> None:
         """Close what these nodes have brought up."""
-        for link in [link for (node, _), link in self._links.items() if node in nodes]:
+        for link in [link for link in self._all() if link.remote in nodes]:
             link.close(error)
         for stripe in [stripe for stripe, hello in self._orphans.items() if hello["node"] in nodes]:
             stripe.close(error)
@@ -103,29 +111,45 @@ class Listener:
         if self._door is not None:
             self._door.proved(stripe.remote_address[0])
         hello = event.hello
-        key, number = (event.remote, hello["link"]), hello["stripe"]
+        node, number = event.remote, hello["stripe"]
         if number >= hello["stripes"]:
             stripe.close(RemoteError(f"stripe {number} of {hello['stripes']}"))
             return
-        link = self._links.get(key)
+        link = self._links.get(node, {}).get(hello["link"])
         if number == 0 and link is None:
-            link = Link(self._acceptor, event.remote, hello["name"], hello["stripes"])
+            link = Link(self._acceptor, node, hello["name"], hello["stripes"])
+            link.ration = self._rations.of(node, asyncio.get_running_loop().time())
             link.add(stripe, 0)
-            self._links = {k: v for k, v in self._links.items() if not v.closed} | {key: link}
+            self._enter(node, hello["link"], link)
             try:
                 self._acceptor.accept_link(link, hello)
             except P2PCastError as error:
                 link.close(error)
                 return
+            link.spend(LINK_COST)
             for early, early_hello in list(self._orphans.items()):
-                if (early_hello["node"], early_hello["link"]) == key:
+                if (early_hello["node"], early_hello["link"]) == (node, hello["link"]):
                     del self._orphans[early]
                     self._join(link, early, early_hello)
         elif link is not None:
             self._join(link, stripe, hello)
         else:
-            _make_room(self._orphans)
+            _make_room(self._orphans, node)
             self._orphans[stripe] = hello
+
+    def _enter(self, node: bytes, ident: bytes, link: Link) -> None:
+        """The oldest of a node that has too many gives way: of an honest one that is a link whose end has not been noticed here."""
+        others = {k: v for k, v in self._links.pop(node, {}).items() if not v.closed}
+        while len(others) >= limits.MAX_LINKS_OF_NODE:
+            others.pop(next(iter(others))).close(RetryableError(f"this node has {limits.MAX_LINKS_OF_NODE} other links here"))
+        self._links[node] = others | {ident: link}
+        self._swept += 1
+        if self._swept > len(self._links):
+            self._swept = 0
+            self._links = {n: links for n, links in self._links.items() if any(not v.closed for v in links.values())}
+
+    def _all(self) -> list[Link]:
+        return [link for links in self._links.values() for link in links.values()]
 
     def _join(self, link: Link, stripe: Stripe, hello: Body) -> None:
         if link.closed or hello["stripe"] in link.stripes or hello["stripes"] != link.expected:
@@ -148,9 +172,10 @@ class Listener:
         self._orphans.pop(stripe, None)
 
 
-def _make_room(stripes: dict[Stripe, Any]) -> None:
-    """Aborts the oldest when there are too many: it has had the most time. So a flood pushes itself out, and an honest peer gets in."""
-    if len(stripes) >= limits.MAX_HANDSHAKES:
-        oldest = next(iter(stripes))
+def _make_room(stripes: dict[Stripe, Body], node: bytes) -> None:
+    """Aborts the oldest of the node itself when it has as many as a link may, else of all when there are too many: it has had the most time."""
+    own = [stripe for stripe, hello in stripes.items() if hello["node"] == node]
+    oldest = own[0] if len(own) >= limits.MAX_STRIPES else next(iter(stripes)) if len(stripes) >= limits.MAX_HANDSHAKES else None
+    if oldest is not None:
         del stripes[oldest]
         oldest.abort(_TOO_MANY)

@@ -26,6 +26,8 @@ HANDSHAKE_S = 10.0
 WRITE_HIGH_BYTES = 128 * KIB
 """Queued in user space for one stripe: two of the largest pieces of a delta."""
 WRITE_LOW_BYTES = 64 * KIB
+CLOSE_S = 10.0
+"""A connection that was closed in peace has so long to take what is queued for it."""
 
 GATHER_LEAST_BYTES, GATHER_MOST_BYTES = 4 * KIB, 64 * KIB
 """Waited for at once: fewer are not worth telling the kernel, more would lie there with no room behind them."""
@@ -255,6 +257,9 @@ class Stripe(asyncio.BufferedProtocol):
         self._error = error
         if error is None:
             self._transport.close()
+            if self._transport.get_write_buffer_size():
+                # The same, for one that may be reading slowly.
+                asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
             return
         self.connection.fail(error)
         self._flush()

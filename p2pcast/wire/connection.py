@@ -8,12 +8,12 @@ receiving side before anybody sees it and on the sending side before a byte leav
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
-from p2pcast.wire import messages
+from p2pcast.wire import lenient, messages
 from p2pcast.wire.handshake import PARENT as PARENT
 from p2pcast.wire.handshake import Established as Established
 from p2pcast.wire.handshake import Handshake
@@ -47,6 +47,10 @@ class Message:
     body: Body
     handle: int = 0
     signed: bytes = b""
+    odd: tuple[str, ...] = ()
+    """Keys whose values made no sense and were taken out (``lenient``)."""
+    size: int = field(default=0, compare=False)
+    """Bytes of the body."""
 
 
 @dataclass(slots=True)
@@ -285,8 +289,9 @@ class Connection:
             if self._handshake.established is not None:
                 events.append(self._handshake.established)
             return
+        odd = lenient.prune(kind, content)
         self._move(self.other, kind)
-        events.append(Message(kind, content, handle))
+        events.append(Message(kind, content, handle, odd=odd, size=len(body)))
 
 
 def _printable(error: P2PCastError) -> str:

@@ -1,7 +1,7 @@
 """Message types, and what each must look like.
 
 A schema says which keys a message must have and what each value must be (``SINCE``: which it may have); what it does not name is ignored. Nothing past
-``decode`` needs to check a type again. Specification: docs/wire-protocol.md, sections 1, 2 and 4 to 7.
+``decode`` needs to check a type again, and what ``lenient`` reads of a REPORT needs no check either. Specification: docs/wire-protocol.md, sections 1, 2 and 4 to 7.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from p2pcast import limits
+from p2pcast.addresses import is_host
 from p2pcast.errors import RemoteError
 
 PROTOCOL_VERSION = 1
@@ -173,7 +174,7 @@ artifact = binary(16)
 digest = integer(0, (1 << 64) - 1)
 version = fields(integer(0, limits.MAX_BRANCH), integer(0, limits.MAX_STEP))
 epoch = fields(integer(0, 1 << 62), integer(0, 1 << 62))
-host = text(255)
+host: Check = lambda x: type(x) is str and is_host(x)  # noqa: E731
 port = integer(0, 65535)
 kind = one_of("delta", "anchor")
 flag: Check = lambda x: type(x) is bool  # noqa: E731

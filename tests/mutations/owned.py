@@ -156,7 +156,7 @@ OWNED = [
     Mutation(
         ENGINES,
         "rollout_node/install_socket.py",
-        "        if claim is not None and any(e.awaits(report, made_at) for e in self._expecting):",
+        "        if claim is not None and awaited:",
         "        if claim is not None:",
         AT_A_LEAD + "test_what_nobody_asked_is_no_claim_to_a_rank",
     ),

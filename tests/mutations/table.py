@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from getting_in import GETTING_IN
+from inputs import INPUTS
 from inside import FROM_INSIDE, MIRRORS
 from local import LOCAL
 from lost import LOST
@@ -11,4 +12,15 @@ from one_version import ONE_VERSION
 from owned import OWNED
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *LOCAL, *LOST, *ONE_VERSION, *OWNED, *SAID, *WEARING_OUT]
+MUTATIONS: list[Mutation] = [
+    *GETTING_IN,
+    *INPUTS,
+    *FROM_INSIDE,
+    *MIRRORS,
+    *LOCAL,
+    *LOST,
+    *ONE_VERSION,
+    *OWNED,
+    *SAID,
+    *WEARING_OUT,
+]

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.addresses import family_of, is_loopback, may_be_told, parse_address, plain_host, show_address, site_of
+from p2pcast.addresses import (
+    family_of,
+    is_host,
+    is_loopback,
+    may_be_told,
+    parse_address,
+    plain_host,
+    show_address,
+    site_of,
+    unscoped,
+)
 from p2pcast.errors import UsageError
 
 
@@ -90,3 +100,62 @@ def test_what_hosts_are() -> None:
     assert site_of("10.0.0.1") == "10.0.0.1"
     assert site_of("2001:db8::1") == site_of("2001:db8::2") != site_of("2001:db8:0:1::1")
     assert site_of("::1") == "::1"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "10.0.0.1",
+        "2001:db8::7",
+        "fe80::1",
+        "hub",
+        "peer-1.example.org",
+        "my_host.internal",
+        "example.org.",
+        "a" * 63,
+        "1st.example",
+    ],
+)
+def test_hosts_that_may_be_dialled(host) -> None:
+    assert is_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "::1%" + "a" * 100,
+        "fe80::1%eth0",
+        "a" * 64,
+        ".".join(["a" * 60] * 5),
+        "a..b",
+        ".",
+        ".a",
+        "-a",
+        "a-",
+        "a b",
+        "a\0b",
+        "a/b",
+        "[::1]",
+        "h:1",
+        "\N{LATIN SMALL LETTER E WITH ACUTE}.example",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "10.0.0.256",
+        "host.7",
+    ],
+)
+def test_hosts_that_may_not(host) -> None:
+    assert not is_host(host)
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b", "-a", "a b", "a\0b", "127.1", "[fe80::1%eth0]"])
+def test_nor_may_they_be_given(host) -> None:
+    with pytest.raises(UsageError):
+        parse_address(f"{host}:7077")
+
+
+def test_a_scope_is_told_to_nobody() -> None:
+    assert unscoped("fe80::1%eth0") == "fe80::1"
+    assert unscoped("10.0.0.1") == "10.0.0.1"

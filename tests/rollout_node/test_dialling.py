@@ -13,8 +13,9 @@ from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes, UnreachableError, dial_any
 from p2pcast.transport.listener import Listener
-from p2pcast.wire.connection import PARENT, Identity
+from p2pcast.wire.connection import PARENT, Connection, Identity
 from p2pcast.wire.messages import Type
+from p2pcast.wire.state import Side
 from p2pcast.wire.token import Token
 from rollout_node import dialling as module
 from rollout_node.dialling import Dialling
@@ -277,3 +278,38 @@ async def test_where_another_way_was_faster_it_is_found_out_whether_dialling_wou
         while (Type.UNREACHED, {"node": parent.identity.node}) not in child.said:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     upstream.link.close()
+
+
+async def test_one_node_keeps_only_so_many_calls_under_way(pair):
+    """Each is a dial that may take seconds, and there are only so many of them for all children."""
+    greedy, parent = pair
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        way = list(silent.getsockname())
+        for _ in range(module.MAX_CALLED):
+            parent.dialling.called({"node": greedy.identity.node, "stripes": 1, "ways": [way]}, parent.downstream)
+        assert len(parent.dialling._tasks) == module.MAX_CALLS_OF_NODE
+        parent.dialling.called({"node": b"x" * 16, "stripes": 1, "ways": [way]}, parent.downstream)
+        assert len(parent.dialling._tasks) == module.MAX_CALLS_OF_NODE + 1
+
+
+async def test_a_parent_that_brings_some_of_its_stripes_is_not_waited_for(pair, monkeypatch):
+    child, parent = pair
+    monkeypatch.setattr(module, "DIAL_S", 0.1)
+    place = child.knows(parent, likely=False, ways=[])
+    reaching = asyncio.create_task(reach(child, place))
+    await child.spoken.wait()  # CALL
+    reader, writer = await asyncio.open_connection(*child.at)
+    said = {"purpose": "data", "role": PARENT, "link": bytes(16), "stripe": 0, "stripes": STRIPES}
+    connection = Connection(Side.DIALER, parent.identity, bytes(32), said)
+    heard = bytearray()
+    async with asyncio.timeout(60):
+        writer.write(connection.take_output())
+        while data := await reader.read(4096):
+            heard += data
+            if connection.state.value.startswith("waiting"):
+                connection.feed(data)
+                writer.write(connection.take_output())
+    assert b"no other stripes within" in heard
+    writer.transport.abort()
+    with pytest.raises(UnreachableError):
+        await reaching

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from p2pcast import limits
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.version import Version
+from rollout_node import install_socket as module
 from rollout_node.install_frames import InstallClient, pack, unpack
 from rollout_node.install_socket import InstallSocket
 
@@ -229,3 +231,41 @@ def test_any_bytes_are_a_map_or_a_remote_error(body: bytes) -> None:
         assert isinstance(unpack(body), dict)
     except RemoteError:
         pass
+
+
+async def test_without_descriptors_it_waits_and_goes_on(server: InstallSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection stays in line and the socket readable: nobody looks again before there may be a descriptor."""
+    monkeypatch.setattr(module, "EXHAUSTED_S", 3600.0)
+    real = server._sock
+    assert real is not None
+
+    class Short:
+        """A listening socket of a process that has no descriptor left, until ``spare``."""
+
+        def __init__(self) -> None:
+            self.looks, self.spare = 0, False
+            self.looked = asyncio.Event()
+
+        def accept(self) -> Any:
+            self.looks += 1
+            self.looked.set()
+            if not self.spare:
+                raise OSError(errno.EMFILE, "too many open files")
+            return real.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    asyncio.get_running_loop().remove_reader(real)
+    server._sock = short = Short()  # type: ignore[assignment]
+    server._attend(short)  # type: ignore[arg-type]
+    calling = asyncio.create_task(call(server, lambda c: c.report(REPORT)))
+    await short.looked.wait()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert short.looks == 1
+    short.spare = True
+    assert server._again is not None
+    server._again._run()  # as when its time has come
+    await calling
+    assert short.looks == 2

@@ -151,3 +151,17 @@ def test_loopback_is_for_the_hubs_own_machine(reach) -> None:
     assert reach.dials("m", "n", 0)
     assert not reach.dials("a", "n", 0)
     assert reach.dials("n", "a", 0)
+
+
+def test_what_is_said_again_is_no_news():
+    """Each piece of news is told to everybody."""
+    reach = Reach()
+    for name in "ab":
+        reach.join(name, name, [Contact((name, 1), 4)])
+    reach.unreached("a", "b", 0.0)
+    turn = reach.turn
+    for n in range(100):
+        reach.unreached("a", "b", FORGET_S * n / 200)
+    assert reach.turn == turn
+    reach.unreached("a", "b", FORGET_S + 1)
+    assert reach.turn == turn + 1

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.sources import PARTIAL, WHOLE, Sources
+from topology.sources import MOST_HELD, MOST_SOUGHT, PARTIAL, WHOLE, Sources
 
 A, B = b"a", b"b"
 
@@ -72,6 +72,24 @@ def test_those_who_pull_find_each_other():
     assert sources.seek("x", A) == ["y"]
     sources.left("y")
     assert sources.seek("x", A) == []
+
+
+def test_what_one_peer_says_and_seeks_is_bounded():
+    """It may name what nobody ever made: what is remembered of it does not grow."""
+    sources = Sources()
+    names = [n.to_bytes(16) for n in range(3 * MOST_HELD)]
+    for at in range(0, len(names), 1000):
+        sources.holds("a", names[at : at + 1000])
+    assert len(sources._held["a"]) == len(sources._whole) == MOST_HELD
+    for name in names:
+        sources.seek("a", name)
+    assert len(sources._parts) == len(sources._named) == len(sources._sought["a"]) == MOST_SOUGHT
+    sources.holds("b", [names[0]])
+    assert sources.seek("c", names[0]) == ["a", "b"]
+    for peer in "abc":
+        sources.left(peer)
+    left = [sources._held, sources._whole, sources._parts, sources._named, sources._sought, +sources._serves]
+    assert not any(left)
 
 
 def test_nothing_is_left_of_what_is_gone():

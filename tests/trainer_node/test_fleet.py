@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from p2pcast import limits
 from p2pcast.events import Events
 from p2pcast.version import Version
 from trainer_node.engines import EngineRow
@@ -113,3 +114,13 @@ def test_beginnings_are_bounded():
     assert len(hub.fleet._began) == KEPT
     hub.report(1.0, staged=Version(0, 2))
     assert hub.told("staged")[0]["after_s"] is None
+
+
+def test_a_peer_that_names_engines_without_end_gets_no_more_rows():
+    hub = Hub()
+    for n in range(limits.MAX_PEER_ENGINES + 50):
+        version = Version(0, n)
+        hub.fleet.began(version, float(n + 1))
+        hub.peer.engines = [EngineRow(f"e{n}", True, True, version, version)]
+        hub.fleet.reported(hub.peer, n + 1.5)
+    assert len(hub.fleet._live._rows) == limits.MAX_PEER_ENGINES

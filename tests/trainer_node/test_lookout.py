@@ -12,6 +12,7 @@ from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.token import Token
 from topology.reach import Contact, Reach
+from trainer_node import lookout as module
 from trainer_node.lookout import Lookout, settle_in, whereabouts
 from trainer_node.membership import Membership
 from trainer_node.peer import Peer
@@ -106,3 +107,39 @@ def test_plans_follow_what_is_found() -> None:
     for n in range(4, 9):
         members.replan(float(n))
         assert all(a == "" or members.reach.links(a, p, n) for p, a in members.plan.parent.items())
+
+
+async def test_what_an_address_does_to_a_dial_ends_nothing(monkeypatch, caplog) -> None:
+    reach, dialled, done = Reach(), [], asyncio.Event()
+    lookout = Lookout(reach, HUB, None, lambda: None)
+    odd, good = ("odd.example", 1), ("127.0.0.1", 2)
+
+    async def probe(address, *_):
+        dialled.append(address)
+        if address == odd:
+            raise UnicodeError("label too long")
+        done.set()
+        return True
+
+    monkeypatch.setattr(module, "probe", probe)
+    reach.join("aa" * 16, "there", [Contact(odd), Contact(good, 4)])
+    running = asyncio.create_task(lookout.run())
+    lookout.look("aa" * 16)
+    async with asyncio.timeout(30):
+        await done.wait()
+    assert not running.done()
+    running.cancel()
+    await asyncio.wait([running])
+    assert set(dialled) == {odd, good}
+    assert dict(reach.answers("aa" * 16)) == {odd: False, good: True}
+    assert "dialling a peer back at odd.example:1 failed" in caplog.text
+
+
+async def test_addresses_of_which_a_peer_says_others_by_now_are_not_dialled() -> None:
+    """One that joins again and again, each time at other addresses, has eight of them in line."""
+    reach = Reach()
+    lookout = Lookout(reach, HUB, None, lambda: None)
+    for n in range(100):
+        reach.join("aa" * 16, "there", [Contact((f"h{n}-{way}.example", 1)) for way in range(8)])
+        lookout.look("aa" * 16)
+    assert sum(map(len, lookout._due.values())) == 8

@@ -214,3 +214,22 @@ async def test_a_new_group_takes_the_place_of_an_older(swarm, states, trainers):
     straggler.say(T.RANK, group=old.group, rank=0, ranks=2)
     assert "that group of ranks is over" in await straggler.ended()
     await new.publish(3, states.trained(state, 3))
+
+
+async def test_an_error_that_nobody_expected_undoes_a_version_and_not_the_hub(swarm, states, trainers, monkeypatch):
+    hub = await swarm.hub_up()
+    peer = await swarm.peer_up("a")
+    trainer = await trainers(2)
+    state = states.first()
+
+    async def fail(*_):
+        raise KeyError("a cell that nobody thought of")
+
+    monkeypatch.setattr(hub.publishing, "receive", fail)
+    await trainer.begin(1, state)
+    for rank in trainer.ranks:
+        assert "internal error at the hub (KeyError)" in (await rank.hear(T.ABORTED))["reason"]
+    monkeypatch.undo()
+    swarm.publish(1, state)
+    await swarm.until(lambda: peer.committed is not None and peer.committed.step == 1, "the next version is live")
+    swarm.check(peer, 1)

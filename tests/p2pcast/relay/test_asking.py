@@ -115,8 +115,8 @@ class Paced:
 
 
 class Heard(Link):
-    def __init__(self, owner, stripes: int = 1):
-        super().__init__(owner, b"r" * 16, "remote", stripes)
+    def __init__(self, owner, stripes: int = 1, node: bytes = b"r" * 16):
+        super().__init__(owner, node, "remote", stripes)
         self.said: list[tuple[Type, dict]] = []
         self.stripes = {n: Paced() for n in range(stripes)}
 
@@ -150,8 +150,8 @@ def tell(node: Node, link: Link, kind: Type, body: dict) -> None:
     node.downstream.on_link_event(link, None, Message(kind, body))
 
 
-def attached(node: Node, *, live: bool, stripes: int = 3) -> Heard:
-    link = Heard(node.downstream, stripes)
+def attached(node: Node, *, live: bool, stripes: int = 3, remote: bytes = b"r" * 16) -> Heard:
+    link = Heard(node.downstream, stripes, remote)
     node.downstream.accept(link)
     tell(node, link, Type.ATTACH, {"live": live, "layouts": [], "want": []})
     return link
@@ -192,7 +192,7 @@ async def test_it_says_what_it_has_and_then_what_has_come(source, maker):
 
 async def test_only_so_many_may_pull_and_children_by_plan_are_not_counted(source):
     live = attached(source, live=True)
-    pulls = [attached(source, live=False) for _ in range(3)]
+    pulls = [attached(source, live=False, remote=bytes([n]) * 16) for n in range(3)]
     assert [link.closed for link in (live, *pulls)] == [False, False, False, True]
 
 
@@ -268,3 +268,18 @@ async def test_a_parent_is_asked_not_to_push_what_will_be_pulled(source, maker, 
     assert link.heard(Type.UNSENT) == [{"artifact": made.id, "pieces": [] if begun else [0, limits.MAX_PIECES]}]
     source.open(made.open, None)
     assert bool(list(source.downstream.children[link].feeds)) is begun
+
+
+async def test_one_node_does_not_take_all_the_places_of_those_who_pull(source):
+    source.downstream._max_pulls = 4
+    pulls = [attached(source, live=False) for _ in range(limits.MAX_PULLS_OF_NODE + 1)]
+    assert [link.closed for link in pulls] == [False] * limits.MAX_PULLS_OF_NODE + [True]
+
+
+async def test_a_child_without_attach_ends(source):
+    link = Heard(source.downstream)
+    source.downstream.accept(link)
+    assert link._deadline is not None
+    assert not link._deadline.cancelled()
+    tell(source, link, Type.ATTACH, {"live": True, "layouts": [], "want": []})
+    assert link._deadline.cancelled()

@@ -393,3 +393,21 @@ async def test_what_is_given_up_is_waited_for_by_nobody(child, maker):
     assert node.owner.aborted == [], "its log is the caller's"
     node.give_up(holding)
     assert below.said[-2][0] is Type.ATTACHED
+
+
+async def test_an_answer_to_no_ping_says_nothing_of_the_way(child):
+    """It would have the child wait for this parent for hours: four round trips of silence are borne."""
+    _, upstream, link = child
+    hear(upstream, link, Type.PONG, {"t": 0})
+    assert upstream._watch.rtt_s is None
+    running = asyncio.create_task(upstream.run())
+    async with asyncio.timeout(30):
+        while not (pings := [body for kind, body, _ in link.said if kind is Type.PING]):
+            await upstream._bell.wait(0.01)
+    hear(upstream, link, Type.PONG, pings[0])
+    first = upstream._watch.rtt_s
+    assert first is not None
+    hear(upstream, link, Type.PONG, pings[0])
+    assert upstream._watch.rtt_s == first, "once for each"
+    running.cancel()
+    await asyncio.wait([running])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from p2pcast.errors import RefusedError
 from p2pcast.transport import dial as module
@@ -133,4 +134,29 @@ async def test_a_parent_is_told_of_the_link_before_what_its_child_says() -> None
             await mine.spoken.wait()
         assert mine.heard == [Type.WANT]
         assert child.links[0].remote == ME.node
+        link.close()
+
+
+@pytest.mark.parametrize(
+    "address", [("::1%" + "a" * 100, 7000), ("a" * 70, 1), ("x\0y", 1), ("127.0.0.1", 70_000), ("::1", -1), ("", 1)]
+)
+def test_an_address_that_no_loop_takes_is_out_of_reach(address) -> None:
+    """What sockets and resolvers raise for it is as many kinds as there are loops."""
+
+    async def play() -> None:
+        with pytest.raises(UnreachableError):
+            await dial_any(Owner(), [address], ME, **WHAT)
+        with pytest.raises(UnreachableError):
+            await dial_any(Owner(), [address], ME, **(WHAT | {"stripes": lambda rtt_s: 2}))
+        assert await probe(address, ME, THERE.node) is False
+
+    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(play())
+
+
+async def test_a_link_is_up_though_another_address_is_nonsense() -> None:
+    async with listening(THERE, "127.0.0.1") as (place, _):
+        link = await dial_any(Owner(), [("127.0.0.1", 70_000), place], ME, **WHAT)
+        assert not link.closed
         link.close()

@@ -15,7 +15,11 @@ from p2pcast.wire.messages import MAX_BODY, PLAIN, SCHEMA, SIGNED, Type, decode,
 
 V = st.tuples(st.integers(0, limits.MAX_BRANCH), st.integers(0, limits.MAX_STEP)).map(list)
 B16, B32 = st.binary(min_size=16, max_size=16), st.binary(min_size=32, max_size=32)
-HOST, PORT, NAME = st.text(max_size=255), st.integers(0, 65535), st.text(max_size=128)
+HOST, PORT, NAME = (
+    st.sampled_from(["", "h", "peer-1.example", "10.0.0.1", "2001:db8::7", ".".join(["a" * 63] * 3)]),
+    st.integers(0, 65535),
+    st.text(max_size=128),
+)
 EPOCH = st.tuples(st.integers(0, 1 << 62), st.integers(0, 1 << 62)).map(list)
 OPT_V, OPT_NODE, KIND = st.none() | V, st.none() | B16, st.sampled_from(["delta", "anchor"])
 U64 = st.integers(0, (1 << 64) - 1)

@@ -141,12 +141,17 @@ async def test_an_answer_to_an_older_round_is_none(hosts):
     assert not seen(lead)["knocker"]["still"]
 
 
-@pytest.mark.parametrize("rank", [limits.MAX_RANKS, -1])
-async def test_ranks_beyond_reason_are_refused(hosts, rank):
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rank": limits.MAX_RANKS}, {"rank": -1}, {"rank": True}, {"ranks": 0}, {"ranks": "2"}, {"ranks": limits.MAX_RANKS + 1}],
+)
+async def test_ranks_beyond_reason_are_refused(hosts, wrong):
     lead, b = await together(hosts, "b")
+    with pytest.raises(RemoteError, match="a report's rank is from 0"):
+        await b.says(**wrong)
     with lead.socket.expect(lambda r: True, 2):
         link = b.member._link
-        await b.says(rank=rank)
+        link.send(Type.REPORTED, {"report": msgpack.packb(REPORT | wrong), "age_us": 0})
         await until(lambda: link.closed)
     await until(lambda: set(seen(lead)) == {"b"})
     assert seen(lead)["b"]["ranks"] == [1]
@@ -159,3 +164,12 @@ async def test_errors_of_versions_off_the_wire_close_the_link(hosts):
     link.send(Type.HELD, HELD | {"version": [0, -1]})
     await until(lambda: knocker.closed)
     assert isinstance(knocker.error, RemoteError | IntegrityError)
+
+
+async def test_one_that_does_not_say_what_it_is_goes(hosts, monkeypatch):
+    lead = await hosts("lead", "a", ONE)
+    monkeypatch.setattr(limits, "FIRST_WORD_S", 0.05)
+    knocker, link = await knock(lead)
+    link.send(Type.PING, {"t": 1})
+    await until(lambda: knocker.closed)
+    assert "no MEMBER within" in str(knocker.error)

@@ -79,7 +79,7 @@ async def test_what_nobody_asked_is_no_claim_to_a_rank(hosts, monkeypatch):
     monkeypatch.setattr(companions, "LOST_S", 0.0)
     lead, b = await together(hosts, "b")
     _, link = await inside(lead)
-    with lead.socket.expect(lambda r: r.get("nonce") == "secret", 1) as expectation:
+    with lead.socket.expect(lambda r: r.get("nonce") == "secret", 2) as expectation:
         for nonce in ("", "guess"):
             link.send(Type.REPORTED, reported(rank=1, nonce=nonce))
         await until(lambda: len(lead.reports) == 2)
@@ -87,8 +87,9 @@ async def test_what_nobody_asked_is_no_claim_to_a_rank(hosts, monkeypatch):
         link.close()
         await until(lambda: set(seen(lead)) == {"b"} and not lead.lead._lost)
         lead.lead.require()
+        await lead.says(rank=0, nonce="secret")
         await b.says(rank=1, nonce="secret")
-        assert [r["nonce"] for r in await expectation.wait(LIMIT_S)] == ["secret"]
+        assert [r["nonce"] for r in await expectation.wait(LIMIT_S)] == ["secret", "secret"]
 
 
 async def test_no_rank_is_claimed_by_two_members(hosts):
