@@ -28,6 +28,8 @@ class Catalog:
         self._entries: dict[bytes, Entry] = {}
         self.complete = asyncio.Event()
         """The first list has come."""
+        self.listed = False
+        """The hub has listed what it has, since this process began."""
         self._anew = True
 
     def begin(self) -> None:
@@ -49,6 +51,7 @@ class Catalog:
         for artifact in body["dropped"]:
             self._entries.pop(artifact, None)
         self.complete.set()
+        self.listed = True
         return anew
 
     def get(self, artifact: bytes) -> Entry | None:

@@ -42,6 +42,7 @@ class Receiving:
         peer = self._peer
         if holding.excerpt:
             return
+        peer.freshness.saw(holding.open.version, holding.opened_at)
         peer.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
         peer.wayfinding.news.ring()
 
@@ -79,6 +80,9 @@ class Receiving:
         peer.wayfinding.news.ring()
 
     def on_offered(self, upstream: Upstream) -> None:
+        if upstream.live and not upstream.beside and not self._peer.control.connected:
+            # No catalog names what was published meanwhile; what it offers is signed all the same.
+            upstream.want_newer()
         self._peer.wayfinding.news.ring()
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:

@@ -53,12 +53,11 @@ class Wayfinding:
         return [] if self._leads_back(way) else way
 
     def _leads_back(self, way: list[Edge]) -> bool:
-        """A mirror may show less than it did. Where a shadow was lost meanwhile, that would take engines back: then nothing is done until it shows more, or a hub
+        """A mirror may show less than it did, and so may the own disk. Where a shadow was lost meanwhile, that would take engines back: then nothing is done until it shows more, or a hub
         says otherwise."""
-        mirrored, newest = self._peer.mirrored, self._peer.memory["newest"]
-        return bool(
-            way and mirrored is not None and mirrored.in_use and newest is not None and way[-1].version < Version.parse(newest)
-        )
+        mirrored, newest = self._peer.mirrored, self._peer.remembering.newest
+        unsure = not self._peer.catalog.listed or (mirrored is not None and mirrored.in_use)
+        return bool(way and unsure and newest is not None and way[-1].version < newest)
 
     def needed(self) -> frozenset[bytes]:
         """Artifacts that must not be let go: what leads on, past where the shadow is held, too."""

@@ -314,7 +314,7 @@ class Upstream:
                 self.attached.set()
                 self._attached_at = self._loop.time()
                 if self.beside:
-                    self._want_newer()
+                    self.want_newer()
                 node.owner.on_offered(self)
         elif kind is Type.UNSENT:
             if (answer := self._declined.get(body["artifact"])) is not None and not answer.done():
@@ -332,8 +332,8 @@ class Upstream:
         self.node.look()
         self.node.owner.on_offered(self)
 
-    def _want_newer(self) -> None:
-        """Versions that were on their way when the hub was lost, and had not begun here."""
+    def want_newer(self) -> None:
+        """Versions that were on their way when the hub was lost, or were published while this node was down, and had not begun here."""
         newest = max((h.open.version for h in self.node.holdings.values()), default=None)
         for artifact, (kind, _, version, _) in sorted(self.offers.items(), key=lambda offer: offer[1][2]):
             if kind == "delta" and newest is not None and version > newest:
