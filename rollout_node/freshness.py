@@ -43,4 +43,6 @@ class Freshness:
         age_s = self.age_s(now)
         if age_s is None:
             return "nobody has said yet which version is the newest (--max-age)"
-        return f"the last word of the newest version is {age_s:.0f} s old (--max-age {max_age_s:g})" if age_s > max_age_s else None
+        return (
+            f"the last word of the newest version is {age_s:.0f} s old (--max-age {max_age_s:g})" if age_s > max_age_s else None
+        )

@@ -54,6 +54,7 @@ from rollout_node.freshness import Freshness
 from rollout_node.heeding import Heeding
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.led import LedInstaller
+from rollout_node.lacking import Lacking
 from rollout_node.marks import Marks
 from rollout_node.member import Member
 from rollout_node.mirrored import Mirrored
@@ -89,6 +90,7 @@ class Peer(QuietOwner):
         self.telling = Telling(self)
         self.receiving = Receiving(self)
         self.wayfinding = Wayfinding(self)
+        self.lacking = Lacking(self)
         self.following = Following(self)
         self.providing = Providing(self)
         self.target: Version | None = None

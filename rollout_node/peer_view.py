@@ -83,7 +83,11 @@ class PeerView:
     def _knowledge(self) -> Document:
         known = self._freshness()
         age_s = known.age_s(asyncio.get_running_loop().time())
-        return {"age_s": None if age_s is None else round(age_s, 3), "source": known.source, "max_age_s": self._peer.config.max_age_s}
+        return {
+            "age_s": None if age_s is None else round(age_s, 3),
+            "source": known.source,
+            "max_age_s": self._peer.config.max_age_s,
+        }
 
     def engines(self) -> list[Document]:
         """As in /status and in reports."""
@@ -177,6 +181,11 @@ class PeerView:
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
         if (age_s := self._freshness().age_s(asyncio.get_running_loop().time())) is not None:
             yield metrics.gauge("p2pcast_peer_knowledge_age_seconds", "Age of the last word of the newest version", age_s)
+        yield metrics.counter(
+            "p2pcast_peer_withheld_versions",
+            "Versions that the hub had sealed and the parent did not send",
+            peer.lacking.withheld,
+        )
         yield metrics.gauge("p2pcast_peer_sources", "Nodes that this peer pulls from", len(peer.pulling.sources))
         yield metrics.counter("p2pcast_peer_pulled_bytes", "Piece bytes that were pulled", peer.pulling.bytes_received)
         if peer.papers is not None and peer.papers.until is not None:

@@ -43,6 +43,7 @@ class Receiving:
         if holding.excerpt:
             return
         peer.freshness.saw(holding.open.version, holding.opened_at)
+        peer.lacking.opened(holding)
         peer.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
         peer.wayfinding.news.ring()
 

@@ -48,6 +48,7 @@ class Telling:
             "held": sorted(held - self._told)[: limits.MAX_HELD],
             "dropped": sorted(self._told - held)[: limits.MAX_HELD],
             "garbled": [list(row) for row in peer.node.garbled.most_common(limits.MAX_GARBLED)],
+            "lacking": peer.lacking.rows(),
             "spoilt": [] if peer.mirrored is None else peer.mirrored.complaints(),
         }
         self._told = (self._told | set(body["held"])) - set(body["dropped"])

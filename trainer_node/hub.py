@@ -281,6 +281,9 @@ class Hub(QuietOwner):
     def renew(self, session: Session, request: bytes) -> None:
         self.later(self.admission.renew(session.link, request), f"renew {session.link.name}")
 
+    def is_sealed(self, artifact: bytes) -> bool:
+        return artifact in self.store.artifacts
+
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:
             self.mirroring.complain(objects)

@@ -45,6 +45,8 @@ class Upstream:
         self.offers: dict[bytes, tuple[str, Version | None, Version, bool]] = {}
         """Artifact -> kind, base, version, complete: what the parent said it has."""
         self.wanted: set[bytes] = set()
+        self.withheld: set[bytes] = set()
+        """What it did not send in time: never asked of it again on this link."""
         self.attached = asyncio.Event()
         self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
         self.bytes_received = 0
@@ -95,7 +97,7 @@ class Upstream:
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""
-        if artifact in self.wanted or artifact in self.node.pulled or self.link.closed:
+        if artifact in self.wanted or artifact in self.withheld or artifact in self.node.pulled or self.link.closed:
             return
         holding = self.node.holdings.get(artifact)
         if holding is not None:
@@ -118,6 +120,12 @@ class Upstream:
             self._spared.add(artifact)
             self.link.send(Type.SPARE, {"artifact": artifact})
 
+    def forsake(self, artifact: bytes) -> None:
+        """It does not send that, whatever it says: from now on it may come from elsewhere, and what still comes from here counts as well."""
+        self.withheld.add(artifact)
+        self.offers.pop(artifact, None)
+        self._release(artifact)
+
     def expect(self, artifact: bytes) -> None:
         """The hub says that it has opened: a parent that lives will have it any moment, and one that is silent need not be waited for as long as
         an idle one."""
@@ -137,6 +145,9 @@ class Upstream:
 
     async def decline(self, artifact: bytes) -> bool:
         """Before it is pulled: have the parent not send it. False when it is on its way already, and comes; true also when the link ends."""
+        if artifact in self.withheld:
+            # Its word that pieces are on their way is worth nothing.
+            return True
         if self.link.closed or artifact in self.wanted:
             return self.link.closed
         answer = self._declined.setdefault(artifact, asyncio.get_running_loop().create_future())
@@ -356,6 +367,7 @@ class Upstream:
             and holding.completed_at is None
             and not (holding.finished or holding.excerpt)
             and holding.id not in self.node.pulled
+            and holding.id not in self.withheld
         ):
             holding.source = self
             holding.idle = False
