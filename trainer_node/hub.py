@@ -131,9 +131,16 @@ class Hub(QuietOwner):
         self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
         self.pace = Pace(
             self.config.max_lag,
-            lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
+            lambda most: laggards(
+                self.membership.peers.values(),
+                (s.version for s in self.store.artifacts.values()),
+                most,
+                self.membership.detached,
+            ),
+            self.config.max_lag_wait_s,
+            self.events,
         )
-        self.intake = Intake(self.outgoing, self.publishing, self.node, self.store, self.staging)
+        self.intake = Intake(self.outgoing, self.publishing, self.node, self.store, self.staging, self.config.rank_timeout_s)
         self.commits = Commits(
             self, self.memory, self.events, self.config.commit, self.config.barrier_timeout_s, self.config.barrier_quorum
         )

@@ -86,6 +86,7 @@ class HubView:
             "ranks": hub.intake.present,
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
+            "not_waited_for": dict(sorted(hub.pace.not_waited_for.items())),
             "pid": os.getpid(),
             "links": [shown(link, "child") for link in hub.downstream.children],
             "peers": sorted(peers, key=lambda p: str(p["name"])),

@@ -57,6 +57,26 @@ from p2pcast.errors import UsageError
     type=click.IntRange(0),
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
+@click.option(
+    "--max-lag-wait",
+    "max_lag_wait_s",
+    envvar="P2PCAST_SEED_MAX_LAG_WAIT",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --max-lag: greatest time for which one peer may hold back versions; 0: no limit.",
+)
+@click.option(
+    "--rank-timeout",
+    "rank_timeout_s",
+    envvar="P2PCAST_SEED_RANK_TIMEOUT",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Greatest time for which a trainer's rank may keep the other ranks waiting; 0: no limit.",
+)
 @click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
@@ -91,6 +111,8 @@ def seed(
     barrier_quorum: float | None,
     codec: str,
     max_lag: int | None,
+    max_lag_wait_s: float,
+    rank_timeout_s: float,
     token_file: Path | None,
     no_squashes: bool,
     mirror: str | None,
@@ -129,6 +151,8 @@ def seed(
         barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,
         codec=codec,
         max_lag=max_lag,
+        max_lag_wait_s=max_lag_wait_s,
+        rank_timeout_s=rank_timeout_s,
         token_file=token_file or (folder / "token"),
         squashes=not no_squashes,
         mirror=mirror,

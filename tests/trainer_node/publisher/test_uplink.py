@@ -285,7 +285,8 @@ def test_not_all_ranks_come(played, monkeypatch):
         Publisher(played.address, token_file=played.token)
 
 
-def test_nobody_is_there(played, unused_tcp_port):
+def test_nobody_is_there(played, unused_tcp_port, monkeypatch):
+    monkeypatch.setattr(publisher, "GATHER_S", 0.2)
     with pytest.raises(RetryableError, match="cannot reach"):
         Publisher(f"127.0.0.1:{unused_tcp_port}", token_file=played.token)
 
