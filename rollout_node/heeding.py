@@ -18,6 +18,7 @@ from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from rollout_node.control import RETRY_MAX_S, RETRY_MIN_S
 from rollout_node.papers import Papers
+from rollout_node.remembering import row
 
 if TYPE_CHECKING:
     from rollout_node.peer import Peer
@@ -167,7 +168,10 @@ class Heeding:
                         live.expect(artifact)
             peer.wayfinding.news.ring()
         elif kind is Type.ENGINE and peer.member is not None:
-            peer.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
+            lead = None if body["lead"] is None else (body["lead"][0], body["lead"][1], body["lead"][2])
+            peer.member.lead_is(lead)
+            if lead is not None:
+                peer.remembering.keep(lead=row(lead))
         elif kind is Type.SQUASHING:
             peer.wayfinding.squashes.answered(body, asyncio.get_running_loop().time())
             peer.wayfinding.news.ring()

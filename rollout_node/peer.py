@@ -184,6 +184,8 @@ class Peer(QuietOwner):
             self.member = Member(name, self, identity, client)
         elif role == "lead":
             self.lead = Lead(name, self.socket, self.control.changed)
+        if self.member is not None and self.heeding.alone:
+            self.member.lead_is(self.remembering.lead)
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
         self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
         atomic_write(config.state / bearer.FILE, f"{self.bearer}\n".encode(), 0o600)

@@ -20,7 +20,15 @@ Place = tuple[bytes, str, int]
 SETTLE_S = 1.0
 """Between a change and its write: a burst of plans costs one write. What a crash loses of it is told again by the hub."""
 
-FACTS: dict[str, Any] = {"key": "", "commit": "auto", "target": None, "hold": None, "newest": None, "neighbourhood": None}
+FACTS: dict[str, Any] = {
+    "key": "",
+    "commit": "auto",
+    "target": None,
+    "hold": None,
+    "newest": None,
+    "neighbourhood": None,
+    "lead": None,
+}
 
 
 class Remembering:
@@ -86,13 +94,21 @@ class Remembering:
         except (TypeError, KeyError, ValueError):
             return None
 
+    @property
+    def lead(self) -> Place | None:
+        """Where the lead of the engine is of which this peer is a member."""
+        try:
+            return None if self._memory["lead"] is None else _place(self._memory["lead"])
+        except (TypeError, ValueError):
+            return None
+
     def keep_neighbourhood(self, hub: bytes, parent: Place | None, backups: list[Place], neighbours: list[Place]) -> None:
         self.keep(
             neighbourhood={
                 "hub": hub.hex(),
-                "parent": None if parent is None else _row(parent),
-                "backups": [_row(place) for place in backups],
-                "neighbours": [_row(place) for place in neighbours],
+                "parent": None if parent is None else row(parent),
+                "backups": [row(place) for place in backups],
+                "neighbours": [row(place) for place in neighbours],
             }
         )
 
@@ -134,5 +150,5 @@ def _place(row: Any) -> Place:
     return bytes.fromhex(node), str(host), int(port)
 
 
-def _row(place: Place) -> list[Any]:
+def row(place: Place) -> list[Any]:
     return [place[0].hex(), place[1], place[2]]
