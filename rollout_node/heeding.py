@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from p2pcast.artifact.records import run_id
 from p2pcast.errors import P2PCastError, RefusedError, RetryableError, UntrustedError
@@ -163,9 +163,11 @@ class Heeding:
             for artifact in dropped:
                 self._dropped(artifact)
             if not whole and (live := peer.attachment.live) is not None:
-                for artifact, *_, sealed in body["artifacts"]:
+                for artifact, *_, sealed, _, _ in body["artifacts"]:
                     if not sealed:
                         live.expect(artifact)
+            self._confirmed(body["artifacts"])
+            peer.following.contradict(peer.catalog.identities())
             peer.wayfinding.news.ring()
         elif kind is Type.ENGINE and peer.member is not None:
             lead = None if body["lead"] is None else (body["lead"][0], body["lead"][1], body["lead"][2])
@@ -238,8 +240,16 @@ class Heeding:
         peer = self._peer
         peer.pulling.drop(artifact)
         holding = peer.node.holdings.get(artifact)
-        if holding is not None and holding.completed_at is None:
+        if holding is not None and not (holding.completed_at is not None and holding.confirmed.is_set()):
             peer.node.abort(holding)
+
+    def _confirmed(self, artifacts: list[list[Any]]) -> None:
+        """What the hub says to be on its disk, with its signature."""
+        node = self._peer.node
+        for artifact, *_, durable in artifacts:
+            holding = node.holdings.get(artifact)
+            if durable and holding is not None and holding.assembly.sealed:
+                node.confirm(holding, durable)
 
     def _target_moved(self) -> None:
         peer = self._peer

@@ -54,7 +54,7 @@ def lie(liar, withholds) -> None:
 
         feeds.next = following
 
-    down._keep_alive, down._recall = keep_alive, recall
+    down._keep_alive, down._recall, down.confirmed = keep_alive, recall, lambda holding: None
     accept = down.accept
 
     def accept_and_lie(link):
@@ -72,6 +72,14 @@ LIES = {
     "never the last piece": lambda send: send.what is Do.PIECE and send.index == 3,
     "no seal": lambda send: send.what is Do.SEAL,
 }
+
+
+async def test_a_parent_that_keeps_the_durable_record_to_itself_holds_up_nobody(swarm, states):
+    _, (liar, child), state = await chain(swarm, states, "liar", "child")
+    lie(liar, lambda send: send.what is Do.CONFIRM)
+    swarm.publish(1, states.trained(state, 1, share=1))
+    await swarm.live("0.1")
+    assert child.lacking.withheld == 0
 
 
 @pytest.mark.parametrize("what", LIES)
