@@ -122,6 +122,16 @@ async def test_a_parent_that_offers_what_it_does_not_send_is_not_waited_for(swar
     await swarm.live("0.1", child)
 
 
+async def test_what_was_never_sealed_can_not_be_complained_of(swarm, states):
+    hub, (liar, child), _ = await chain(swarm, states, "parent", "liar", shapes=states.shapes)
+    child.lacking._rows[bytes(16)] = (liar.ident, 0.0)
+    child.lacking._forget = lambda now: None
+    child.control.changed()
+    ident = child.ident.hex()
+    await swarm.until(lambda: "lacking" in hub.membership.peers[ident].report, "the hub has heard it")
+    assert hub.membership.withholding._complaints == {}
+
+
 async def test_who_stands_between_a_liar_and_those_that_wait_is_not_blamed(swarm, states):
     hub, (liar, middle, _child), state = await chain(swarm, states, "liar", "middle", "child")
     lie(liar, LIES["no pieces"])

@@ -1,10 +1,11 @@
-"""Every defence of docs/threats.md."""
+"""Every defence of docs/threats.md, and those of docs/faults.md that an adversary could want gone, too."""
 
 from __future__ import annotations
 
 from getting_in import GETTING_IN
 from inside import FROM_INSIDE, MIRRORS
 from mutation import Mutation
+from staying import STAYING
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *WEARING_OUT, *SAID]
+MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *WEARING_OUT, *SAID, *STAYING]

@@ -291,6 +291,16 @@ def test_nobody_is_there(played, unused_tcp_port, monkeypatch):
         Publisher(f"127.0.0.1:{unused_tcp_port}", token_file=played.token)
 
 
+def test_a_hub_that_is_being_restarted_is_waited_for(played, thread, caplog):
+    played.away()
+    making = thread.submit(Publisher, played.address, token_file=played.token)
+    played.until(lambda: "cannot reach" in caplog.text, "it says that it keeps trying")
+    played.back()
+    played.ranked()
+    with making.result():
+        assert caplog.text.count("cannot reach") == 1
+
+
 def test_a_token_of_another_run(played, tmp_path, monkeypatch):
     other = str(Token(bytes(16), bytes(20)))
     monkeypatch.setenv("P2PCAST_TOKEN", other)
