@@ -48,5 +48,5 @@ async def test_a_rank_that_hangs_after_it_has_begun_does_not_keep_the_turn(swarm
     await overdue(swarm, "rank 1 of 2")
     await swarm.until(lambda: not swarm.hub.publishing.turn.locked() and nothing_is_left(swarm), "others may publish")
     swarm.publish(1, state)
-    await swarm.published("0.1")
+    await swarm.until(lambda: swarm.hub.outgoing.published is not None, "the folder is published")
     await trainer.publish(2, states.trained(state, 2), stated=1.0)
