@@ -119,7 +119,7 @@ class Peer(QuietOwner):
         """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
         self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "evicted": [], **FACTS})
-        self.remembering = Remembering(self.memory, config.token.run, self.later, lambda work: self.staging.run(work))
+        self.remembering = Remembering(self.memory, config.token.run, lambda work: self.staging.run(work))
         self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
         self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)

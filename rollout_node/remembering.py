@@ -7,13 +7,16 @@ off the path of a version, the newest word of each kind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from p2pcast.artifact.records import KEY_BYTES, run_id
 from p2pcast.daemon import Memory
 from p2pcast.errors import P2PCastError
 from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.peer")
 
 Place = tuple[bytes, str, int]
 
@@ -32,20 +35,14 @@ FACTS: dict[str, Any] = {
 
 
 class Remembering:
-    """``later`` starts a task of the peer's; ``blocking`` runs a function in a thread."""
+    """``blocking`` runs a function in a thread. ``close`` at the end."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        run: bytes,
-        later: Callable[[Coroutine[Any, Any, None], str], None],
-        blocking: Callable[..., Awaitable[Any]],
-    ) -> None:
+    def __init__(self, memory: Memory, run: bytes, blocking: Callable[..., Awaitable[Any]]) -> None:
         self._memory = memory
         self._run = run
-        self._later = later
         self._blocking = blocking
-        self._changed = self._writing = False
+        self._changed = self._closed = False
+        self._writing: asyncio.Task[None] | None = None
 
     @property
     def key(self) -> bytes | None:
@@ -118,24 +115,30 @@ class Remembering:
             return
         self._memory.facts |= facts
         self._changed = True
-        if not self._writing:
-            self._writing = True
-            self._later(self._write(), "memory")
+        if not self._closed and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.get_running_loop().create_task(self._write(), name="memory")
 
     async def _write(self) -> None:
-        try:
-            while self._changed:
-                await asyncio.sleep(SETTLE_S)
-                self._changed = False
+        while self._changed:
+            await asyncio.sleep(SETTLE_S)
+            self._changed = False
+            try:
                 await self._blocking(self._memory.update)
-        finally:
-            self._writing = False
+            except P2PCastError as error:
+                # Told again by the hub, and written with the next change; a disk that is full ends the peer elsewhere.
+                logger.warning("what the hub said is not kept for a start without it: %s", error)
+                return
 
     def close(self) -> None:
         """Write what has not been written yet."""
+        self._closed = True
+        if self._writing is not None:
+            self._writing.cancel()
         if self._changed:
-            self._changed = False
-            self._memory.update()
+            try:
+                self._memory.update()
+            except P2PCastError as error:
+                logger.warning("what the hub said is not kept for a start without it: %s", error)
 
 
 def _version(kept: object) -> Version | None:
