@@ -223,9 +223,8 @@ class Publishing:
     async def _publish_anchor(
         self, version: Version, layout: Layout, filled: Callable[[], Awaitable[tuple[Shadow, dict[str, bytes]]]]
     ) -> Published:
-        """``filled``: the new shadow, at ``version``, and the version's small files."""
+        """``filled``: the new shadow, at ``version``, and the version's small files. Nobody hears of the version before the store holds it, which is note enough of its number."""
         started = asyncio.get_running_loop().time()
-        await self._staging.run(self._numbers.note, version)
         async with self.reading:
             if self.shadow is not None:
                 self.shadow.close()
