@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import hashlib
 import json
@@ -20,11 +21,14 @@ from typing import Any
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.store import disk
+from p2pcast.store import private
 from p2pcast.store.files import atomic_write, explained
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+TMPFS = Path("/dev/shm")
+STATE_MARKS = ("lock", "hub.json", "peer.json", "run.key", "token.key", "trust.json", "http.token", "deltas", "partial")
+"""A folder that holds one of these is a daemon's state."""
 _POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -41,18 +45,29 @@ def state_home() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "p2pcast"
 
 
+def shadow_prefix() -> str:
+    """Of the names of this user's default shadow folders in ``TMPFS``."""
+    return f"p2pcast-{os.getuid()}-"
+
+
 def default_shadow(state: Path) -> Path:
     """A folder in tmpfs that belongs to this state folder."""
     name = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]
-    return Path("/dev/shm") / f"p2pcast-{os.getuid()}-{name}"
+    return TMPFS / f"{shadow_prefix()}{name}"
+
+
+_users_umask = -1
 
 
 @contextlib.contextmanager
 def state_lock(state: Path) -> Iterator[None]:
-    """The state folder for this process alone. Raises LocalError when another daemon has it."""
-    with explained("create", state):
-        disk.make_folder(state)
-        fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """The state folder for this process alone, and for no other user. Raises LocalError when another daemon has it, or it could not be kept from others."""
+    folder = private.own_folder(state, STATE_MARKS)
+    try:
+        with explained("create", state / "lock"):
+            fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +84,7 @@ class Memory:
     """A daemon's small facts, in one JSON file that is replaced whole."""
 
     def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._changing = threading.Lock()
         self.facts = dict(defaults)
         if path.exists():
@@ -86,7 +101,16 @@ class Memory:
         """Durable when it returns; from any thread. Raises LocalError."""
         with self._changing:
             self.facts |= facts
-            atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
+            self._write()
+
+    def forget(self, *keys: str) -> None:
+        """Durable when it returns; what is unknown is no fault. Raises LocalError."""
+        with self._changing:
+            self.facts = {key: fact for key, fact in self.facts.items() if key not in keys}
+            self._write()
+
+    def _write(self) -> None:
+        atomic_write(self.path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
 
 
 def node_id(memory: Memory) -> bytes:
@@ -128,12 +152,30 @@ async def until_told(work: Callable[[], Awaitable[None]], drain: Callable[[], Aw
             await asyncio.wait([draining])
 
 
+def keep_to_ourselves() -> None:
+    """What this process makes from now on is for its own user. ``users_umask`` is what it was before."""
+    global _users_umask
+    _users_umask = os.umask(private.UMASK)
+    os.umask(private.UMASK | _users_umask)
+
+
+def users_umask() -> int:
+    """For commands of the user's that this process runs; -1: as it is."""
+    return _users_umask
+
+
 def keep_freed_memory() -> None:
     """Buffers of pieces come and go all the time: without this, the allocator gives each back to the kernel and pays for fresh pages (glibc; elsewhere nothing)."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
+
+
+def name_fatal_signals() -> None:
+    """A process that ends by SIGBUS (its shadow was cut short in tmpfs, by its own user) or SIGSEGV says so, with every thread's stack, on stderr."""
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
+        faulthandler.enable()
 
 
 def raise_descriptor_limit() -> None:

@@ -30,10 +30,12 @@ from p2pcast.relay.catchup import Edge
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
+from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.store import Store
+from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import own_congestion, window_bytes
@@ -85,6 +87,7 @@ class Peer(QuietOwner):
         self.config = config
         self.view = PeerView(self)
         self.events = Events()
+        self.tasks = Tasks(self.events)
         self.chronicle = Chronicle(self.events)
         self.heeding = Heeding(self)
         self.telling = Telling(self)
@@ -105,10 +108,9 @@ class Peer(QuietOwner):
             self.mirrored = Mirrored(self, Objects(config.mirror, run_folder(config.token.run)), config.token.run)
         self.draining = False
         self._joined = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        with state_lock(self.config.state):
+        with state_lock(self.config.state), self.tasks.watching():
             async with contextlib.AsyncExitStack() as self._ends:
                 await self._join()
                 await self._serve()
@@ -118,8 +120,10 @@ class Peer(QuietOwner):
     async def _join(self) -> None:
         """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
-        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "evicted": [], **FACTS})
-        self.remembering = Remembering(self.memory, config.token.run, lambda work: self.staging.run(work))
+        claim(config.state, config.shadow)
+        await asyncio.to_thread(sweep)
+        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "evicted": [], "members": None, **FACTS})
+        self.remembering = Remembering(self.memory, config.token.run, self.later, lambda work: self.staging.run(work))
         self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
         self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
@@ -130,6 +134,7 @@ class Peer(QuietOwner):
         self.staging = Staging()
         self._ends.callback(self.staging.close)
         self._ends.callback(self.remembering.close)
+        self._ends.push_async_callback(self.tasks.end)
         config.token.check_links(plaintext=config.plaintext)
         if config.plaintext:
             logger.warning(
@@ -154,7 +159,7 @@ class Peer(QuietOwner):
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
         key = await self.heeding.key()
-        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True))
+        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True, counts=config.counts))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.freshness = self._kept_knowledge()
@@ -184,6 +189,8 @@ class Peer(QuietOwner):
             self.member = Member(name, self, identity, client)
         elif role == "lead":
             self.lead = Lead(name, self.socket, self.control.changed)
+            if (named := self.memory["members"]) is not None and named[0] == name:
+                self.lead.members_are(bytes.fromhex(node) for node in named[1])
         if self.member is not None and self.heeding.alone:
             self.member.lead_is(self.remembering.lead)
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
@@ -197,6 +204,8 @@ class Peer(QuietOwner):
             self.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=config.state.resolve() / bearer.FILE,
+            healthy=self.tasks.healthy,
         )
 
     def hub(self) -> tuple[bytes, str, int]:
@@ -224,6 +233,7 @@ class Peer(QuietOwner):
         self.remembering.keep_neighbourhood(self.control.hub, orders.parent, orders.backups, self.attachment.neighbours)
 
     async def _serve(self) -> None:
+        self._ends.push_async_callback(self.tasks.end)
         self._ends.push_async_callback(self.http.stop)
         await self.http.start(*self.config.http)
         self._ends.push_async_callback(self.socket.close)
@@ -237,7 +247,7 @@ class Peer(QuietOwner):
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path.absolute())
         self._joined.set()
         self.heeding.begin()
-        async with asyncio.TaskGroup() as group:
+        async with self.tasks.group() as group:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self.control.run(), name="control")
@@ -278,9 +288,7 @@ class Peer(QuietOwner):
 
     def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task of this peer's that nobody waits for."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.later(work, name)
 
     def look(self) -> None:
         """Something about an engine may have changed: tell of it."""

@@ -103,7 +103,7 @@ class PeerView:
         return row | {"started": runner.started, "ready": row["ready"] and late is None, "error": row["error"] or late}
 
     def engine_now(self, runner: Runner) -> EngineNow:
-        return EngineNow(self._engine(runner), len(runner.versions), runner.report, runner.error)
+        return EngineNow(self._engine(runner), runner.commits, runner.report, runner.error)
 
     def status(self) -> Document:
         peer = self._peer
@@ -132,6 +132,7 @@ class PeerView:
             "engine": next((part.status() for part in (peer.lead, peer.member) if part is not None), None),
             "socket": str(peer.socket.path.absolute()),
             "shadow": str(config.shadow),
+            "failures": peer.tasks.status(),
             "pid": os.getpid(),
             "security": "plaintext" if peer.papers is None else "tls",
             "certificate_until": None if peer.papers is None else peer.papers.until,
@@ -175,6 +176,7 @@ class PeerView:
         peer = self._peer
         yield from metrics.node_families(peer.node)
         yield from metrics.daemon_families(peer.events, peer.config.state, peer.config.shadow)
+        yield from metrics.task_families(peer.tasks)
         yield from peer.chronicle.families()
         if peer.mirrored is not None:
             yield from peer.mirrored.families()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from p2pcast.artifact.records import KEY_BYTES, run_id
@@ -35,14 +35,20 @@ FACTS: dict[str, Any] = {
 
 
 class Remembering:
-    """``blocking`` runs a function in a thread. ``close`` at the end."""
+    """``later`` starts a task of the peer's, ``blocking`` runs a function in a thread. ``close`` once those tasks have ended."""
 
-    def __init__(self, memory: Memory, run: bytes, blocking: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        run: bytes,
+        later: Callable[[Coroutine[Any, Any, None], str], None],
+        blocking: Callable[..., Awaitable[Any]],
+    ) -> None:
         self._memory = memory
         self._run = run
+        self._later = later
         self._blocking = blocking
-        self._changed = self._closed = False
-        self._writing: asyncio.Task[None] | None = None
+        self._changed = self._closed = self._writing = False
 
     @property
     def key(self) -> bytes | None:
@@ -115,25 +121,25 @@ class Remembering:
             return
         self._memory.facts |= facts
         self._changed = True
-        if not self._closed and (self._writing is None or self._writing.done()):
-            self._writing = asyncio.get_running_loop().create_task(self._write(), name="memory")
+        if not self._closed and not self._writing:
+            self._writing = True
+            self._later(self._write(), "memory")
 
     async def _write(self) -> None:
-        while self._changed:
-            await asyncio.sleep(SETTLE_S)
-            self._changed = False
-            try:
+        try:
+            while self._changed:
+                await asyncio.sleep(SETTLE_S)
+                self._changed = False
                 await self._blocking(self._memory.update)
-            except P2PCastError as error:
-                # Told again by the hub, and written with the next change; a disk that is full ends the peer elsewhere.
-                logger.warning("what the hub said is not kept for a start without it: %s", error)
-                return
+        except P2PCastError as error:
+            # Told again by the hub, and written with the next change; a disk that is full ends the peer elsewhere.
+            logger.warning("what the hub said is not kept for a start without it: %s", error)
+        finally:
+            self._writing = False
 
     def close(self) -> None:
         """Write what has not been written yet."""
         self._closed = True
-        if self._writing is not None:
-            self._writing.cancel()
         if self._changed:
             try:
                 self._memory.update()

@@ -25,12 +25,15 @@ from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
+from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
 from p2pcast.store.store import Store, Stored
+from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust import bearer
 from p2pcast.trust.roles import ENROL
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT
@@ -56,12 +59,15 @@ from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership
 from trainer_node.mirroring import Mirroring
 from trainer_node.outgoing import Outgoing
 from trainer_node.pace import Pace, laggards
+from trainer_node.past import FILE as PUBLISHED
+from trainer_node.past import Past
 from trainer_node.peer import Peer
 from trainer_node.publishing import Publishing
 from trainer_node.recall import ROSTER, Recall, Roster
 from trainer_node.sealing import Sealing
 from trainer_node.session import Session
 from trainer_node.version_numbers import VersionNumbers
+from trainer_node.watcher import steps_there
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -80,17 +86,17 @@ class Hub(QuietOwner):
         self.config = config
         self.view = HubView(self)
         self.events = Events()
+        self.tasks = Tasks(self.events)
         self.fleet = Fleet(self.events)
         self.sessions: dict[str, Session] = {}
         self.sealing = Sealing(self)
         self.outgoing = Outgoing(self)
-        self._tasks: set[asyncio.Task[None]] = set()
         self.broadcast = Broadcast()
         self.uplink = Uplink()
         """What plans were last sent by."""
 
     async def run(self) -> None:
-        with state_lock(self.config.state):
+        with state_lock(self.config.state), self.tasks.watching():
             await self._open()
             try:
                 await self._serve()
@@ -105,8 +111,12 @@ class Hub(QuietOwner):
             raise UsageError(
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
+        claim(state, self.config.shadow)
+        await asyncio.to_thread(sweep)
         self.key = RunKey.load_or_create(state / "run.key")
-        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
+        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "leads": {}})
+        self.past = Past(state / PUBLISHED, self._steps_there)
+        self.past.move_from(self.memory)
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
         self.ident = node_id(self.memory)
         self.admission = Admission(
@@ -117,7 +127,7 @@ class Hub(QuietOwner):
             plaintext=self.config.plaintext,
             lifetime_s=self.config.certificate_s,
         )
-        self.store = Store(state, self.key.public)
+        self.store = Store(state, self.key.public, counts=self.config.counts)
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self.sealing, self.ident, self.key.public)
@@ -126,7 +136,9 @@ class Hub(QuietOwner):
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
         uplink_bps = self.config.uplink_bps or DEFAULT_UPLINK_BPS
-        self.membership = Membership(self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region)
+        self.membership = Membership(
+            self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region, self.config.peer_cap_bps
+        )
         self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.numbers = VersionNumbers(state / version_numbers.FILE, version_numbers.this_boot())
@@ -140,7 +152,9 @@ class Hub(QuietOwner):
         self.publishing = Publishing(
             self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing, self.membership.sizes, self.numbers
         )
-        self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
+        self.keeping = Keeping(
+            self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else (), anchor_every=self.config.anchor_every
+        )
         self.pace = Pace(
             self.config.max_lag,
             lambda most: laggards(
@@ -160,13 +174,17 @@ class Hub(QuietOwner):
         self.mirroring: Mirroring | None = None
         if self.config.mirror is not None:
             objects = Objects(self.config.mirror, run_folder(self.token.run))
-            self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
+            self.mirroring = Mirroring(self, objects, self.config.mirror_bps, self.config.counts)
         identity, tls = self.admission.identity, self.admission.tls
         self.listener = Listener(self, identity, None if tls is None else tls.server, sockets=self.config.sockets)
-        self.guide = Guide(self.membership, self.sessions, self.fleet, self.events, identity, None if tls is None else tls.client)
+        client = None if tls is None else tls.client
+        self.guide = Guide(
+            self.membership, self.sessions, self.fleet, self.events, identity, client, self.node.holdings.__contains__
+        )
         self.hearing = Hearing(
             self, self.ident, self.sessions, self.membership, self.guide, self.broadcast, self.fleet, self.commits
         )
+        self.hearing.recall_leads(self.memory["leads"])
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
@@ -175,8 +193,13 @@ class Hub(QuietOwner):
             self.admission.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=state.resolve() / bearer.FILE,
             only_here=frozenset({"token/create"}),
+            healthy=self.tasks.healthy,
         )
+
+    def _steps_there(self) -> set[int]:
+        return set() if self.config.checkpoints is None else steps_there(self.config.checkpoints)
 
     def _recall_sizes(self) -> None:
         """Of the state and of its deltas, from what an earlier process stored."""
@@ -191,8 +214,8 @@ class Hub(QuietOwner):
         self._write_addresses()
         await self.staging.run(warm_up)
         await self.publishing.restore()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.recall.run(self.config.recall_s), name="recall")
+        async with self.tasks.group() as group:
+            group.create_task(self.recall.run(self.config.recall_s), name="recall", ends=True)
             # As long as nothing is published, peers can only join.
             await self.outgoing.begin_from(self.config.base)
             group.create_task(self.node.run(), name="node")
@@ -205,7 +228,7 @@ class Hub(QuietOwner):
             if self.mirroring is not None:
                 group.create_task(self.mirroring.run(), name="mirror")
             if self.config.checkpoints is not None:
-                folders = Folders(self.outgoing, self.publishing, self.memory, self.staging)
+                folders = Folders(self.outgoing, self.publishing, self.past, self.staging)
                 group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
 
     def _write_addresses(self) -> None:
@@ -236,18 +259,20 @@ class Hub(QuietOwner):
     async def _close(self) -> None:
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
+        # First of all: peers that this end takes away are expected back by the next process.
+        self.recall.close()
         await self.http.stop()
         self.intake.close()
         self.keeping.close()
-        self.commits.close()
         await self.listener.stop()
+        await self.tasks.end()
         for session in list(self.sessions.values()):
             session.link.close()
         self.downstream.close()
         self.node.close()
-        self.recall.close()
         self.numbers.close()
         self.staging.close()
+        self.past.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
 
@@ -270,6 +295,11 @@ class Hub(QuietOwner):
         """What the store holds has changed."""
         if self.mirroring is not None:
             self.mirroring.news.ring()
+
+    def dropped(self, artifacts: list[bytes]) -> None:
+        for artifact in artifacts:
+            self.guide.sources.gone(artifact)
+        self.send_all(Type.CATALOG, {"artifacts": [], "dropped": artifacts})
 
     # -- KeepingOwner
 
@@ -320,7 +350,10 @@ class Hub(QuietOwner):
         return self.keeping.ask(base)
 
     def renew(self, session: Session, request: bytes) -> None:
-        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}")
+        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}", vital=False)
+
+    def leads_changed(self, claims: dict[str, str]) -> None:
+        self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
 
     def is_sealed(self, artifact: bytes) -> bool:
         return artifact in self.store.artifacts
@@ -351,10 +384,8 @@ class Hub(QuietOwner):
     async def blocking(self, work: Callable[..., Any], *args: Any) -> Any:
         return await self.staging.run(work, *args)
 
-    def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None:
+        self.tasks.later(work, name, vital=vital)
 
     def named(self, peer: str) -> tuple[str, str] | None:
         found = [(i, s.peer.name) for i, s in self.sessions.items() if s.peer is not None and peer in (i, s.peer.name)]
@@ -368,6 +399,7 @@ class Hub(QuietOwner):
         for node in nodes:
             if (session := self.sessions.get(node.hex())) is not None:
                 session.farewell = True
+        self.hearing.evicted(nodes)
         error = RefusedError("this node was evicted from the run")
         self.listener.drop(nodes, error)
         for link in [link for link in self.downstream.children if link.remote in nodes]:

@@ -87,6 +87,7 @@ class HubView:
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
             "not_waited_for": dict(sorted(hub.pace.not_waited_for.items())),
+            "failures": hub.tasks.status(),
             "pid": os.getpid(),
             "links": [shown(link, "child") for link in hub.downstream.children],
             "peers": sorted(peers, key=lambda p: str(p["name"])),
@@ -115,6 +116,7 @@ class HubView:
             "committed": None if peer.committed is None else str(peer.committed),
             "score": None if rated is None else round(rated.total, 1),
             "score_parts": None if rated is None else {part: round(value, 3) for part, value in _parts(rated)},
+            "standing": hub.membership.standing(peer.ident).name.lower(),
             "bps": None if rate.bps is None else round(rate.bps),
             "bps_exact": rate.exact,
             "detached": peer.ident in hub.membership.detached,
@@ -150,6 +152,7 @@ class HubView:
         hub = self._hub
         yield from metrics.node_families(hub.node)
         yield from metrics.daemon_families(hub.events, hub.config.state, hub.config.shadow)
+        yield from metrics.task_families(hub.tasks)
         yield from hub.fleet.families()
         if hub.mirroring is not None:
             yield from hub.mirroring.families()
@@ -197,6 +200,10 @@ class HubView:
         yield metrics.labelled(
             "p2pcast_hub_peer_score_part", "What a peer's score is made of", ["peer", "part"],
             (([n, part], value) for n, s in scores for part, value in _parts(s)),
+        )  # fmt: skip
+        yield metrics.labelled(
+            "p2pcast_hub_peer_standing", "What a peer is trusted with: 0 anything to 3 nothing", ["peer"],
+            (([p.name], float(hub.membership.standing(p.ident))) for p in peers),
         )  # fmt: skip
         rates = ((p.name, hub.membership.rate(p.ident)) for p in peers)
         yield metrics.labelled(

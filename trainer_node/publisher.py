@@ -242,7 +242,7 @@ class Publisher:
 
     def _give_up(self, handle: Handle, error: BaseException) -> None:
         """This rank has nothing to send for this version: the others must not wait for it."""
-        self._uplink.abandon(self._serial, _reason(error))
+        _abandon(self._uplink, self._serial, error)
         self._serial += 1
         handle.finish(error)
 
@@ -266,7 +266,7 @@ class Publisher:
             self._deliver(handle, uplink, serial, plan, resume)
         except BaseException as error:  # noqa: BLE001
             if serial not in uplink.heard.aborted:
-                uplink.abandon(serial, _reason(error))
+                _abandon(uplink, serial, error)
             handle.finish(error)
         else:
             handle.finish()
@@ -320,8 +320,8 @@ class Publisher:
         if base.layout().tensors != plan.layout.tensors or state_digest(base, plan.layout) != ranked.state:
             return
         cells = [part.cell for part in plan.parts]
-        plan.rooms.fill_previous(lambda number: base.words(cells[number]))
-        self._marks = list(ordered_map(lambda cell: digest(base.words(cell), cell), cells, workers=self._workers, name="base"))
+        plan.rooms.fill_previous(lambda number: base.lent(cells[number]))
+        self._marks = list(ordered_map(lambda cell: digest(base.lent(cell), cell), cells, workers=self._workers, name="base"))
         self._version = ranked.head
 
 
@@ -337,6 +337,14 @@ def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         return tensor.full_tensor()
 
     return gather
+
+
+def _abandon(uplink: Uplink, serial: int, error: BaseException) -> None:
+    """Never fails: somebody waits for the version's handle."""
+    try:
+        uplink.abandon(serial, _reason(error))
+    except Exception:
+        logger.exception("the hub could not be told that a version comes to nothing")
 
 
 def _reason(error: BaseException) -> str:

@@ -216,7 +216,7 @@ class Publishing:
         """A whole state from a folder: the run's first, or the first of another layout."""
 
         async def filled() -> tuple[Shadow, dict[str, bytes]]:
-            return await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None), files
+            return await self._staging.new_shadow(self._folder, layout, version, checkpoint.lent, None), files
 
         return await self._publish_anchor(version, layout, filled)
 
@@ -320,7 +320,7 @@ class Publishing:
             self.node.abort(holding)
             raise
         # The next version's files are compared with this one's, and a shadow ahead of its store could not be explained to anybody.
-        await holding.durable.wait()
+        await holding.until_durable()
         if self._choosing.went_out(choice.codec, packing.payload_bytes, layout.nbytes):
             await self._staging.run(self._choosing.learn, shadow, patch)
         await self._staging.apply(shadow, patch)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from p2pcast import limits
 from p2pcast.artifact.records import Durable, Open, RunKey
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.events import Events
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.downstream import Downstream
@@ -50,6 +50,9 @@ class SealingOwner(Protocol):
     def stored(self) -> None:
         """What the store holds has changed."""
 
+    def dropped(self, artifacts: list[bytes]) -> None:
+        """They are no longer here, and peers are to know."""
+
 
 class Sealing:
     """A ``NodeOwner``."""
@@ -81,7 +84,11 @@ class Sealing:
         except P2PCastError as error:
             if not owner.node.error.done():
                 owner.node.error.set_exception(error)
+            holding.not_sealed(error)
             return
+        except Exception as error:
+            holding.not_sealed(LocalError(f"version {holding.open.version} could not be sealed: {type(error).__name__}"))
+            raise
         owner.node.confirm(holding, durable)
         holding.durable.set()
         owner.stored()
@@ -102,7 +109,7 @@ class Sealing:
         owner.events.emit("aborted", version=str(holding.open.version))
         owner.commits.happened(Aborted(holding.open.version))
         owner.later(owner.staging.run(owner.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
-        owner.send_all(Type.CATALOG, {"artifacts": [], "dropped": [holding.id]})
+        owner.dropped([holding.id])
 
     def on_offered(self, upstream: Upstream) -> None: ...
 
@@ -140,7 +147,7 @@ class Sealing:
         for stored in gone:
             owner.node.forget(stored.id)
         if gone:
-            owner.send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
+            owner.dropped([s.id for s in gone])
         owner.stored()
 
     def needed(self) -> frozenset[bytes]:

@@ -343,6 +343,7 @@ SINCE: dict[Type, dict[str, Check]] = {
     },
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
     Type.WELCOME: {"bearer": text(128)},
+    Type.ENGINE: {"members": row(node, limits.MAX_MEMBERS)},
     Type.REPORT: {
         "durable": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "opened": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),

@@ -128,6 +128,9 @@ class Swarm:
         self.steps: dict[int, tuple[State, dict[str, bytes]]] = {}
         """What was last written under each step."""
         self._tasks: dict[Hub | Peer, asyncio.Task[None]] = {}
+        self.expects_failures = False
+        """Whether background tasks of daemons may fail: a test has them fail."""
+        self._begun: list[Hub | Peer] = []
 
     # -- daemons
 
@@ -199,7 +202,7 @@ class Swarm:
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait([task])
         error = task.exception()
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         assert error is not None
         return error
@@ -207,8 +210,11 @@ class Swarm:
     async def all_down(self) -> None:
         for daemon in list(self._tasks):
             await self.down(daemon)
+        if not self.expects_failures:
+            assert [failure for daemon in self._begun for failure in daemon.tasks.status()] == []
 
     def _start(self, daemon: Hub | Peer) -> None:
+        self._begun.append(daemon)
         self._tasks[daemon] = asyncio.create_task(daemon.run())
 
     # -- what happens
@@ -298,11 +304,14 @@ class Swarm:
             document: dict[str, Any] = await answer.json()
             return document
 
-    async def post(self, daemon: Hub | Peer, path: str, body: Any) -> tuple[int, str]:
-        return await self._ask("POST", daemon, path, body)
+    async def post(self, daemon: Hub | Peer, path: str, body: Any, *, token: str | None = "") -> tuple[int, str]:
+        """``token``: empty for the daemon's own bearer, None for none."""
+        return await self._ask("POST", daemon, path, body, daemon.http.bearer if token == "" else token)
 
-    async def _ask(self, method: str, daemon: Hub | Peer, path: str, body: Any) -> tuple[int, str]:
-        given = {"data": body} if isinstance(body, bytes) else {"json": body}
+    async def _ask(self, method: str, daemon: Hub | Peer, path: str, body: Any, token: str | None = None) -> tuple[int, str]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        given: dict[str, Any] = {"headers": headers}
+        given |= {"data": body} if isinstance(body, bytes) else {"json": body}
         async with aiohttp.ClientSession() as session, session.request(method, _url(daemon, path), **given) as answer:
             return answer.status, await answer.text()
 

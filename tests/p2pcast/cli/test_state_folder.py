@@ -178,6 +178,11 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         os.chmod(place, 0o755)
         mine = Path(shutil.copytree(state, Path(place) / "state"))
         (mine / "partial" / ("0" * 32)).touch()
+        (mine / "lock").unlink()
+        for path in (mine, *mine.rglob("*")):
+            os.chown(path, 65534, 65534)
+            if path.is_dir():
+                path.chmod(0o500)
         os.seteuid(65534)
         try:
             with pytest.raises(LocalError, match=r"cannot clean .*partial.*: permission denied"):
