@@ -76,6 +76,8 @@ MAX_HELD = 1024
 """Artifacts that one report may name: ten times what a peer keeps."""
 MAX_GARBLED = 64
 """Nodes that one report may blame."""
+MAX_LACKING = 64
+"""Sealed artifacts that one report may say are not getting on: more than a way to the newest version has."""
 MAX_OBJECT_NAME = 128
 """Bytes of a name of a mirror's object, below the run's folder: the longest that there is has 100."""
 MAX_SPOILT = 64

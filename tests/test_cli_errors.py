@@ -188,11 +188,11 @@ def test_nobody_listens(join: Run, bound: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
-    explained(join(address=f"127.0.0.1:{free}"), UNREACHABLE, str(free), "refused")
+    explained(join("--join-timeout", 0.1, address=f"127.0.0.1:{free}"), UNREACHABLE, str(free), "refused")
 
 
 def test_a_name_that_does_not_exist(join: Run) -> None:
-    explained(join(address="no-such-host.invalid:7077"), UNREACHABLE, "no-such-host.invalid")
+    explained(join("--join-timeout", 0.1, address="no-such-host.invalid:7077"), UNREACHABLE, "no-such-host.invalid")
 
 
 def test_no_daemon_answers(p2pcast: Run, tmp_path: Path) -> None:

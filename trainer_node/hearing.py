@@ -65,6 +65,10 @@ class HearingOwner(Protocol):
     def renew(self, session: Session, request: bytes) -> None:
         """It asks for its next certificate."""
 
+    def is_sealed(self, artifact: bytes) -> bool:
+        """Whether it lies in the hub's store."""
+        ...
+
     def complained(self, objects: list[str]) -> None:
         """They are on the mirror, and are not what they should be."""
 
@@ -163,6 +167,9 @@ class Hearing:
             self.guide.garbled(peer, body["garbled"], now)
         if "evicted" in body:
             self._owner.learn_evictions(body["evicted"])
+        if "lacking" in body:
+            rows = [(a, None if parent is None else parent.hex()) for a, parent in body["lacking"] if self._owner.is_sealed(a)]
+            self._membership.lacks(peer.ident, rows, now)
         if "spoilt" in body:
             self._owner.complained(body["spoilt"])
         parent = body["parent"]
@@ -212,8 +219,9 @@ class Hearing:
         self.settle()
 
     def settle(self) -> None:
-        """Between broadcasts the plan may change."""
+        """Between broadcasts the plan may change; at any time, around a peer that withholds what it should pass on."""
         now = time.monotonic()
+        self.guide.withheld(now)
         slow = self._membership.detached
         staged = {i: None if s.peer is None else s.peer.staged for i, s in self._sessions.items() if i not in slow}
         if self._broadcast.settled(staged, now):

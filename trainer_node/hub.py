@@ -159,9 +159,16 @@ class Hub(QuietOwner):
         )
         self.pace = Pace(
             self.config.max_lag,
-            lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
+            lambda most: laggards(
+                self.membership.peers.values(),
+                (s.version for s in self.store.artifacts.values()),
+                most,
+                self.membership.detached,
+            ),
+            self.config.max_lag_wait_s,
+            self.events,
         )
-        self.intake = Intake(self.outgoing, self.publishing, self.node, self.store, self.staging)
+        self.intake = Intake(self.outgoing, self.publishing, self.node, self.store, self.staging, self.config.rank_timeout_s)
         self.commits = Commits(
             self, self.memory, self.events, self.config.commit, self.config.barrier_timeout_s, self.config.barrier_quorum
         )
@@ -364,6 +371,9 @@ class Hub(QuietOwner):
 
     def leads_changed(self, claims: dict[str, str]) -> None:
         self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
+
+    def is_sealed(self, artifact: bytes) -> bool:
+        return artifact in self.store.artifacts
 
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:

@@ -40,6 +40,10 @@ class HubConfig:
     codec: str = "auto"
     max_lag: int | None = None
     """No version begins while a peer is more versions behind than this."""
+    max_lag_wait_s: float = 300.0
+    """And for no peer is one held back for longer; 0: no limit."""
+    rank_timeout_s: float = 600.0
+    """So long a rank may keep the others of its group waiting; 0: no limit."""
     squashes: bool = True
     """Squashed deltas are kept ready for late peers, and made for those that ask."""
     anchor_every: int | None = None

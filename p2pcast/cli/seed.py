@@ -65,6 +65,26 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
 @click.option(
+    "--max-lag-wait",
+    "max_lag_wait_s",
+    envvar="P2PCAST_SEED_MAX_LAG_WAIT",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --max-lag: greatest time for which one peer may hold back versions; 0: no limit.",
+)
+@click.option(
+    "--rank-timeout",
+    "rank_timeout_s",
+    envvar="P2PCAST_SEED_RANK_TIMEOUT",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Greatest time for which a trainer's rank may keep the other ranks waiting; 0: no limit.",
+)
+@click.option(
     "--anchor-every",
     type=click.IntRange(1, MAX_KEPT),
     metavar="N",
@@ -121,6 +141,8 @@ def seed(
     barrier_quorum: float | None,
     codec: str,
     max_lag: int | None,
+    max_lag_wait_s: float,
+    rank_timeout_s: float,
     anchor_every: int | None,
     keep_deltas: int | None,
     keep_anchors: int | None,
@@ -173,6 +195,8 @@ def seed(
         barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,
         codec=codec,
         max_lag=max_lag,
+        max_lag_wait_s=max_lag_wait_s,
+        rank_timeout_s=rank_timeout_s,
         anchor_every=anchor_every,
         counts=Counts(keep_deltas, keep_anchors),
         token_file=token_file or (folder / "token"),

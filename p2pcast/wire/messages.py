@@ -353,6 +353,7 @@ SINCE: dict[Type, dict[str, Check]] = {
         "held": row(artifact, limits.MAX_HELD),
         "dropped": row(artifact, limits.MAX_HELD),
         "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),
+        "lacking": row(fields(artifact, optional(node)), limits.MAX_LACKING),
         "spoilt": row(text(limits.MAX_OBJECT_NAME), limits.MAX_SPOILT),
     },
 }

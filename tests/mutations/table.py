@@ -10,6 +10,7 @@ from lost import LOST
 from mutation import Mutation
 from one_version import ONE_VERSION
 from owned import OWNED
+from staying import STAYING
 from wearing_out import SAID, WEARING_OUT
 
 MUTATIONS: list[Mutation] = [
@@ -21,6 +22,7 @@ MUTATIONS: list[Mutation] = [
     *LOST,
     *ONE_VERSION,
     *OWNED,
+    *STAYING,
     *SAID,
     *WEARING_OUT,
 ]
