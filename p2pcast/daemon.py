@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import json
 import os
@@ -14,13 +13,12 @@ import resource
 import secrets
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.store import disk
 from p2pcast.store.files import atomic_write, explained
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
@@ -45,24 +43,6 @@ def default_shadow(state: Path) -> Path:
     """A folder in tmpfs that belongs to this state folder."""
     name = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]
     return Path("/dev/shm") / f"p2pcast-{os.getuid()}-{name}"
-
-
-@contextlib.contextmanager
-def state_lock(state: Path) -> Iterator[None]:
-    """The state folder for this process alone. Raises LocalError when another daemon has it."""
-    with explained("create", state):
-        disk.make_folder(state)
-        fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LocalError(
-                f"state folder {state} is in use by another p2pcast daemon; give this one its own with --state"
-            ) from None
-        yield
-    finally:
-        os.close(fd)
 
 
 class Memory:

@@ -17,7 +17,7 @@ from p2pcast import metrics
 from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.artifact.records import RunKey, run_id
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, state_lock
+from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
@@ -28,6 +28,7 @@ from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store, Stored
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener

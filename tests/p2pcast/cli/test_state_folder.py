@@ -22,9 +22,9 @@ from p2pcast.cli.state_folder import check
 from p2pcast.codec.cell import encode
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import state_lock
 from p2pcast.errors import LocalError
 from p2pcast.state.shadow import Shadow
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store
 from p2pcast.version import Version
 
@@ -182,7 +182,7 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         try:
             with pytest.raises(LocalError, match=r"cannot clean .*partial.*: permission denied"):
                 Store(mine, key.public)
-            with pytest.raises(LocalError, match=r"cannot create .*state.lock: permission denied"), state_lock(mine):
+            with pytest.raises(LocalError, match=r"cannot read .*state.format: permission denied"), state_lock(mine):
                 pass
         finally:
             os.seteuid(0)
@@ -201,7 +201,7 @@ def test_a_file_system_that_is_read_only_is_one_clear_error_and_nothing_is_lost(
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         with pytest.raises(LocalError, match=r"cannot clean .*partial.*: the file system is read-only"):
             Store(mine, key.public)
-        with pytest.raises(LocalError, match=r"cannot create .*state.lock: the file system is read-only"), state_lock(mine):
+        with pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: the file system is read-only"), state_lock(mine):
             pass
         assert "0.3" in ran(inspect, mine)
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)
