@@ -24,6 +24,9 @@ LIFETIME_DAYS = 3650
 """Of certificates in the golden states: those of the first run end in 2036."""
 
 
+HEAD = VERSIONS[-1]
+
+
 def step(version: str) -> int:
     return int(version.partition(".")[2])
 

@@ -1,7 +1,7 @@
 """Makes the golden states anew, by the previous release itself: ``python tests/compat/make_states.py [FOLDER]``. Needs a minute.
 
 A hub with a mirror and two peers, over loopback. Eight versions with a branch, an anchor and a squash; a token for a trainer, one that is revoked, and the second
-peer evicted. FOLDER (default: tests/compat/states) then holds hub.tar.xz, peer.tar.xz and mirror.tar.xz.
+peer evicted. FOLDER (default: tests/compat/states/RELEASE) then holds hub.tar.xz, peer.tar.xz and mirror.tar.xz.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def packed(folder: Path, into: Path) -> None:
 
 
 def main() -> None:
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "states"
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "states" / RELEASE
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="p2pcast-states-") as place, tempfile.TemporaryDirectory(dir="/dev/shm") as shadows:
         folder = Path(place)

@@ -201,7 +201,10 @@ def test_a_file_system_that_is_read_only_is_one_clear_error_and_nothing_is_lost(
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         with pytest.raises(LocalError, match=r"cannot clean .*partial.*: the file system is read-only"):
             Store(mine, key.public)
-        with pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: the file system is read-only"), state_lock(mine):
+        with (
+            pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: the file system is read-only"),
+            state_lock(mine),
+        ):
             pass
         assert "0.3" in ran(inspect, mine)
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -154,8 +156,6 @@ def test_a_damaged_format_is_refused_by_name(first: Path, text: str) -> None:
 
 
 def test_one_process_at_a_time_whichever_release(first: Path) -> None:
-    import fcntl
-
     fd = os.open(first / LOCK, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     for upgrade in (True, False):
@@ -190,3 +190,19 @@ def test_a_lock_that_another_process_puts_there_first_is_the_lock(tmp_path: Path
     with disk.watched(Racing()), state_lock(state):
         assert sorted(p.name for p in (state / LOCK).iterdir()) == ["daemon"]
         assert not list(state.glob(".lock*"))
+
+
+def test_a_lock_that_was_replaced_before_it_was_locked_keeps_nobody_out(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking the first release's lock, another process brings the folder on, and holds it."""
+    opened = state_format._opened
+    with contextlib.ExitStack() as other:
+
+        def slowly(path: Path) -> int:
+            fd = opened(path)
+            monkeypatch.setattr(state_format, "_opened", opened)
+            other.enter_context(state_lock(first))
+            return fd
+
+        monkeypatch.setattr(state_format, "_opened", slowly)
+        with pytest.raises(LocalError, match="in use by another p2pcast daemon"), state_lock(first):
+            pytest.fail("two have it")
