@@ -53,7 +53,7 @@ def _pair(folder: Path) -> tuple[Path, Path]:
 
 def _sizes(tree: Tree, folder: Path) -> dict[str, float]:
     old, new = _pair(folder)
-    out = {}
+    out: dict[str, float] = {}
     for codec in CODECS:
         file = folder / f"{codec}.p2pd"
         tree.run(folder, "-m", "p2pcast.cli", "delta", "diff", old, new, "--codec", codec, "-o", file, "--json")

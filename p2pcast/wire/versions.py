@@ -54,9 +54,9 @@ def sides(purpose: object, role: object) -> Sides:
 def offered(hello: dict[str, Any]) -> Speaks | None:
     """What the dialer speaks: ``least`` to ``greatest``; ``v`` alone where these are missing, as in protocol 1. None: a malformed HELLO."""
     least, greatest = hello.get("least", hello.get("v")), hello.get("greatest", hello.get("v"))
-    if not all(type(n) is int and 0 <= n <= MAX_PROTOCOL for n in (least, greatest)) or least > greatest:
-        return None
-    return Speaks(least, greatest)
+    if type(least) is int and type(greatest) is int and 0 <= least <= greatest <= MAX_PROTOCOL:
+        return Speaks(least, greatest)
+    return None
 
 
 def settle(dialer: Speaks, listener: Speaks, called: Sides) -> int:
