@@ -36,6 +36,14 @@ BATCH_CELLS = 4096
 MAX_SIGNED_BYTES = 512 * KIB
 """A signed record other than a manifest."""
 MAX_MANIFEST_BYTES = 4 * MIB
+MAX_DURABLE_BYTES = KIB
+"""A signed durable record: 230 bytes today; the rest is room for ignorable fields."""
+MAX_EVIDENCE = 8
+"""Signed records of its newest versions that a peer shows to a hub when it joins."""
+MAX_PARTS = 64
+"""Parts of one version beside its state."""
+MAX_PART_NAME = 64
+"""A part's name, in characters."""
 MAX_FILES = 4096
 """Small files that travel with a version."""
 MAX_PATH_BYTES = 512

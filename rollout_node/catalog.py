@@ -21,6 +21,8 @@ class Entry:
     sealed: bool
     sealed_at: float
     """When we heard that it is sealed."""
+    identity: bytes | None = None
+    """The version's hash; None where it has none (release 0.1)."""
 
 
 class Catalog:
@@ -40,11 +42,19 @@ class Catalog:
         if anew:
             listed = {artifact for artifact, *_ in body["artifacts"]}
             self._entries = {a: e for a, e in self._entries.items() if a in listed}
-        for artifact, kind, base, version, size, layout, state, sealed in body["artifacts"]:
+        for artifact, kind, base, version, size, layout, state, sealed, identity, _ in body["artifacts"]:
             old = self._entries.get(artifact)
             since = old.sealed_at if old is not None and old.sealed else now
             self._entries[artifact] = Entry(
-                kind, None if base is None else Version.of(base), Version.of(version), size, layout, state, sealed, since
+                kind,
+                None if base is None else Version.of(base),
+                Version.of(version),
+                size,
+                layout,
+                state,
+                sealed,
+                since,
+                identity,
             )
         for artifact in body["dropped"]:
             self._entries.pop(artifact, None)
@@ -60,6 +70,10 @@ class Catalog:
 
     def states(self) -> dict[Version, int]:
         return {e.version: e.state for e in self._entries.values() if e.sealed}
+
+    def identities(self) -> dict[Version, bytes]:
+        """The hashes of sealed versions, as far as they have one."""
+        return {e.version: e.identity for e in self._entries.values() if e.sealed and e.identity is not None}
 
     def whole(self) -> list[tuple[Version, tuple[bytes, int]]]:
         """Every version with its layout and the digest of its state."""

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from p2pcast.progress import Meter
 from p2pcast.relay.holding import Holding
 from p2pcast.state.replay import WordsOf
 from p2pcast.state.shadow import Shadow, layout_in
+from p2pcast.store.store import Stored
 from p2pcast.version import Version
 from rollout_node.healing import Healing
 from rollout_node.marks import Marks
@@ -57,6 +59,10 @@ class Following:
         self._healing = Healing(peer)
         self._doubted = False
         self._read_through_s = -DOUBT_S
+        self._identity: bytes | None = None
+        """The hash of the version staged, as far as it has one."""
+        self._identities: Mapping[Version, bytes] = {}
+        """The hashes of the run's versions, by the hub's word."""
         self._refusals: Counter[bytes] = Counter()
         """Artifact → how often it was refused."""
 
@@ -77,6 +83,7 @@ class Following:
         await self._begin()
         while True:
             await self._settle_doubts()
+            await self._settle_contradictions()
             path = self._wayfinding.path()
             holding = self._peer.node.holdings.get(path[0].artifact) if path else None
             if holding is None:
@@ -96,6 +103,39 @@ class Following:
         self._doubted = True
         self._wayfinding.news.ring()
 
+    def contradict(self, identities: Mapping[Version, bytes]) -> None:
+        """The hub says by which hashes the run knows its versions: what is held here under the same numbers with other hashes is let go."""
+        self._identities = identities
+        if self._unlike() or self._off_the_chain():
+            self._wayfinding.news.ring()
+
+    def _unlike(self) -> list[Stored]:
+        """Stored artifacts of versions that the run knows by other hashes."""
+        stored = self._peer.store.artifacts.values()
+        return [s for s in stored if (own := s.manifest.identity) is not None and self._identities.get(s.version, own) != own]
+
+    def _off_the_chain(self) -> bool:
+        """Whether the run knows the version staged by another hash: there were two states under one number, and ours is not the run's."""
+        staged, own = self.staged, self._identity
+        return staged is not None and own is not None and self._identities.get(staged, own) != own
+
+    async def _settle_contradictions(self) -> None:
+        peer = self._peer
+        for stored in self._unlike():
+            logger.error("version %s as it is stored here is not the run's: it is discarded", stored.version)
+            peer.node.forget(stored.id)
+            await peer.staging.run(partial(peer.store.discard, stored.id, contradicted=True))
+        if self._off_the_chain() and self.shadow is not None and self.staged is not None:
+            await self._leave_chain(self.shadow, self.staged)
+
+    async def _leave_chain(self, shadow: Shadow, version: Version) -> None:
+        """The state here belongs to no version of the run: engines that have it are unready until they have another."""
+        self.error = f"version {version} here is not the run's version {version}; the state is fetched anew"
+        self._peer.chronicle.refused(version, self.error)
+        for runner in self._peer.runners:
+            runner.distrust()
+        await self._begin_anew(shadow)
+
     async def _settle_doubts(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._doubted and self.shadow is not None and now - self._read_through_s > DOUBT_S:
@@ -111,6 +151,7 @@ class Following:
         """The shadow of an earlier process if it is good, else the base folder, else nothing: then an anchor comes over the wire."""
         catalog = self._peer.catalog
         await catalog.complete.wait()
+        await self._settle_contradictions()
         self.shadow = await self._reopened()
         if self.shadow is None and self.base is not None:
             # A hub that has just started is still making that very version.
@@ -164,7 +205,7 @@ class Following:
         async with self._moving():
             logger.error("the shadow is made anew")
             shadow.close()
-            self.shadow = self.staged = None
+            self.shadow = self.staged = self._identity = None
 
     def base_at(self) -> tuple[Version, WordsOf] | None:
         """The base folder and the version that it is, as far as that is known."""
@@ -213,12 +254,22 @@ class Following:
         else:
             shadow = self.shadow
             assert shadow is not None
+            if holding.open.base_hash is not None and self._identity not in (None, holding.open.base_hash):
+                await self._leave_chain(shadow, version)
+                return
             patch = await staging.patch(holding, shadow)
-            await holding.durable.wait()
+            await self._durable(holding)
             await self._healing.complete(version, shadow.layout)
             async with self._moving():
                 await staging.apply(shadow, patch)
         await self._at(version)
+
+    @staticmethod
+    async def _durable(holding: Holding) -> None:
+        """Sealed in the store here, which follows its being durable at the hub. Raises RetryableError when it comes to nothing."""
+        await holding.durable.wait()
+        if holding.aborted:
+            raise RetryableError(f"version {holding.open.version} came to nothing at the hub, or comes another way now")
 
     async def _fill(self, holding: Holding) -> None:
         layout, seen = holding.assembly.layout, 0
@@ -232,7 +283,7 @@ class Following:
                 held = holding.artifact.held.count * holding.open.piece
                 meter(held - seen, max(held, layout.nbytes))
                 seen = held
-        await holding.durable.wait()
+        await self._durable(holding)
         await self._healing.complete(holding.open.version, layout)
         async with self._moving():
             if self.shadow is not None:
@@ -243,6 +294,7 @@ class Following:
     async def _at(self, version: Version) -> None:
         """The shadow holds ``version`` now: have it installed, unless the next is there already."""
         self.staged = version
+        self._identity = self._peer.store.identity(version) or self._identities.get(version)
         if self._peer.mirrored is not None:
             await self._peer.staging.run(lambda: self._peer.memory.update(newest=str(version)))
         self.say_busy("staged")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from p2pcast.artifact.records import run_id
 from p2pcast.errors import P2PCastError, RefusedError, RetryableError
@@ -108,9 +108,11 @@ class Heeding:
             for artifact in dropped:
                 self._dropped(artifact)
             if not whole and (live := peer.attachment.live) is not None:
-                for artifact, *_, sealed in body["artifacts"]:
+                for artifact, *_, sealed, _, _ in body["artifacts"]:
                     if not sealed:
                         live.expect(artifact)
+            self._confirmed(body["artifacts"])
+            peer.following.contradict(peer.catalog.identities())
             peer.wayfinding.news.ring()
         elif kind is Type.ENGINE and peer.member is not None:
             peer.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
@@ -171,8 +173,16 @@ class Heeding:
         peer = self._peer
         peer.pulling.drop(artifact)
         holding = peer.node.holdings.get(artifact)
-        if holding is not None and holding.completed_at is None:
+        if holding is not None and not (holding.completed_at is not None and holding.confirmed.is_set()):
             peer.node.abort(holding)
+
+    def _confirmed(self, artifacts: list[list[Any]]) -> None:
+        """What the hub says to be on its disk, with its signature."""
+        node = self._peer.node
+        for artifact, *_, durable in artifacts:
+            holding = node.holdings.get(artifact)
+            if durable and holding is not None and holding.assembly.sealed:
+                node.confirm(holding, durable)
 
     def _target_moved(self) -> None:
         peer = self._peer

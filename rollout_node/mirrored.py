@@ -300,8 +300,12 @@ class Mirrored:
         """Its directory, verified, in the node; None where it has found another source meanwhile."""
         node = self._owner.node
 
-        async def verify(tail: Tail, layout: Layout) -> object:
-            return await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
+        async def verify(tail: Tail, layout: Layout) -> None:
+            assembly = await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
+            if not assembly.confirmed:
+                raise IntegrityError(
+                    f"mirror: the tail of {assembly.open.version} has no durable record: its hub never stored that version"
+                )
 
         tail, layout = await self._catalog.directory(artifact, node.run_key, node.layouts, verify)
         known = node.holdings.get(artifact)
@@ -315,6 +319,8 @@ class Mirrored:
             if not number % BATCHES_AT_ONCE:
                 await asyncio.sleep(0)
         node.seal(holding, tail.manifest)
+        if tail.durable:
+            node.confirm(holding, tail.durable)
         return holding
 
     async def fetch_part(self, artifact: bytes, excerpt: Excerpt) -> None:

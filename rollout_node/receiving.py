@@ -1,6 +1,7 @@
 """What comes in at a peer's node: where it is put, how it becomes durable, and what is made of it when it ends early.
 
-Promises: an artifact counts as durable once it is sealed in the store, and not before; retention takes nothing that the way to the newest version needs.
+Promises: an artifact counts as durable once it is sealed in the store, and not before; it is sealed there only once the hub is known to hold its version on its own disk, so what a
+store holds may be served by engines; retention takes nothing that the way to the newest version needs.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class Receiving:
     async def _seal(self, holding: Holding) -> None:
         peer = self._peer
         try:
+            await holding.confirmed.wait()
+            if holding.aborted:
+                return
             stored = await peer.staging.run(peer.store.seal, holding.log, holding.assembly)
             holding.durable.set()
             needed = peer.wayfinding.needed() | {stored.id}

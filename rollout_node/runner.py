@@ -100,6 +100,12 @@ class Runner:
         """A version was staged in the shadow, or may be committed now, or it is this one's turn."""
         self._wake.set()
 
+    def distrust(self) -> None:
+        """What the engine holds is not what the run knows by that version's number: it is unready until it has been audited, or written as a whole."""
+        self._trusted = False
+        self._marks = self._prepared = self.staged = None
+        self.wake()
+
     @property
     def ready(self) -> bool:
         """Fit for traffic."""
@@ -226,8 +232,7 @@ class Runner:
         self._reached = True
         if installer.committed != recorded:
             logger.warning("%s no longer holds version %s: it gets its weights anew", installer.name, recorded)
-            self._trusted = False
-            self._marks = self._prepared = self.staged = None
+            self.distrust()
             self._owner.on_installed()
 
     async def _stage(self, version: Version, path: Path) -> bool:

@@ -33,6 +33,15 @@ class Telling:
             "held": None if peer.staged is None else list(peer.staged),
         }
 
+    def _evidence(self) -> Body:
+        """Signed records of the newest versions here: what a hub that has lost them, or a part of its state, has to know before it goes on."""
+        newest = sorted(self._peer.node.holdings.values(), key=lambda h: h.open.version, reverse=True)
+        durable = (h.assembly.durable_signed for h in newest)
+        return {
+            "durable": [signed for signed in durable if signed is not None][: limits.MAX_EVIDENCE],
+            "opened": [h.assembly.open_signed for h in newest[: limits.MAX_EVIDENCE]],
+        }
+
     def report(self) -> Body:
         peer = self._peer
         transfer, peer.receiving.transfer = peer.receiving.transfer, None
@@ -41,7 +50,8 @@ class Telling:
     def _news(self) -> Body:
         """What has come to be held here, or is no longer, since the hub was last told: all of it, where it knows nothing yet."""
         peer = self._peer
-        if self._told_at != peer.control.joined_at:
+        first = self._told_at != peer.control.joined_at
+        if first:
             self._told_at, self._told = peer.control.joined_at, set()
         held = {h.id for h in peer.node.holdings.values() if h.completed_at is not None}
         body: Body = {
@@ -49,6 +59,7 @@ class Telling:
             "dropped": sorted(self._told - held)[: limits.MAX_HELD],
             "garbled": [list(row) for row in peer.node.garbled.most_common(limits.MAX_GARBLED)],
             "spoilt": [] if peer.mirrored is None else peer.mirrored.complaints(),
+            **(self._evidence() if first else {}),
         }
         self._told = (self._told | set(body["held"])) - set(body["dropped"])
         return {key: value for key, value in body.items() if value}

@@ -16,7 +16,7 @@ from p2pcast.daemon import Memory
 from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
-from trainer_node.publishing import Published, Publishing
+from trainer_node.publishing import HealedError, Published, Publishing
 from trainer_node.watcher import Damaged, Found, watch
 
 logger = logging.getLogger("p2pcast.hub")
@@ -72,6 +72,19 @@ class Folders:
             else:
                 owner.skip(found.path.name, str(error))
 
+    async def _first(self, step: int, checkpoint: Checkpoint) -> Published:
+        """Publish new weights; once more, under another number, where the hub's own state had to be healed first."""
+        healed = False
+        while True:
+            version = self._publishing.version_for(step)
+            self._owner.begins(version)
+            try:
+                return await self._publishing.publish(version, checkpoint)
+            except HealedError:
+                if healed:
+                    raise
+                healed = True
+
     async def _publish(self, found: Found) -> None:
         owner, publishing, step = self._owner, self._publishing, str(found.step)
         checkpoint = await self._staging.run(Checkpoint.open, found.path)
@@ -80,12 +93,10 @@ class Folders:
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
         else:
-            version = publishing.version_for(found.step)
-            owner.begins(version)
-            done = await publishing.publish(version, checkpoint)
+            done = await self._first(found.step, checkpoint)
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s does not travel: %s", found.path.name, path, why)
             await owner.went_out(done)
-            facts["marks"] = self._memory["marks"] | {step: publishing.mark_of(version)}
+            facts["marks"] = self._memory["marks"] | {step: publishing.mark_of(done.version)}
         owner.not_skipped(found.path.name)
         await self._staging.run(self._memory.update, **facts)

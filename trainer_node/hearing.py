@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from p2pcast.addresses import show_address
@@ -37,6 +38,15 @@ class HearingOwner(Protocol):
     def welcome(self, session: Session) -> list[tuple[Type, Body]]:
         """What a peer that has just been given a place is told first."""
         ...
+
+    def came(self, peer: Peer) -> None:
+        """It has joined."""
+
+    def showed(self, peer: Peer, durable: Sequence[bytes], opened: Sequence[bytes]) -> None:
+        """It has reported; with its first report it shows signed records of what it knows of the run."""
+
+    def went(self, peer: Peer) -> None:
+        """It has left, or was lost."""
 
     def fleet_moved(self) -> None:
         """A peer has come to another version, or has gone."""
@@ -92,6 +102,7 @@ class Hearing:
             self._commits.happened(Left(ident))
         session.peer = peer
         self._sessions[ident] = session
+        self._owner.came(peer)
         self._membership.join(peer, now)
         self.guide.lookout.look(ident)
         for told in self._owner.welcome(session):
@@ -109,6 +120,7 @@ class Hearing:
         assert peer is not None
         staged = None if body["staged"] is None else Version.of(body["staged"])
         moved_on = staged != peer.staged
+        self._owner.showed(peer, body.get("durable", ()), body.get("opened", ()))
         peer.staged = staged
         peer.committed = None if body["committed"] is None else Version.of(body["committed"])
         peer.report = body
@@ -159,6 +171,7 @@ class Hearing:
         if peer is None or self._sessions.get(peer.ident) is not session:
             return
         del self._sessions[peer.ident]
+        self._owner.went(peer)
         self.guide.sources.left(peer.ident)
         self._membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
         self._fleet.left(peer, "" if session.farewell else str(error or "its connection ended"))

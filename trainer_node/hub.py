@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from p2pcast import metrics
@@ -39,6 +39,7 @@ from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.token import Token
 from topology.sizes import of_steps
 from topology.uplink import WINDOW_S, Uplink
+from trainer_node import version_numbers
 from trainer_node.admission import Admission
 from trainer_node.barrier import Tick
 from trainer_node.broadcast import Broadcast
@@ -56,9 +57,12 @@ from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership
 from trainer_node.mirroring import Mirroring
 from trainer_node.outgoing import Outgoing
 from trainer_node.pace import Pace, laggards
+from trainer_node.peer import Peer
 from trainer_node.publishing import Publishing
+from trainer_node.recall import ROSTER, Recall, Roster
 from trainer_node.sealing import Sealing
 from trainer_node.session import Session
+from trainer_node.version_numbers import VersionNumbers
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -126,8 +130,16 @@ class Hub(QuietOwner):
         self.membership = Membership(self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region)
         self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
+        self.numbers = VersionNumbers(state / version_numbers.FILE, version_numbers.this_boot())
+        self.recall = Recall(
+            self.store,
+            self.numbers,
+            Roster(state / ROSTER),
+            restarted=self.memory["incarnation"] > 1,
+            unlike=self._unlike,
+        )
         self.publishing = Publishing(
-            self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing, self.membership.sizes
+            self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing, self.membership.sizes, self.numbers
         )
         self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
         self.pace = Pace(
@@ -173,8 +185,10 @@ class Hub(QuietOwner):
         self._write_addresses()
         await self.staging.run(warm_up)
         await self.publishing.restore()
-        await self.outgoing.begin_from(self.config.base)
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.recall.run(self.config.recall_s), name="recall")
+            # As long as nothing is published, peers can only join.
+            await self.outgoing.begin_from(self.config.base)
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
@@ -225,9 +239,20 @@ class Hub(QuietOwner):
             session.link.close()
         self.downstream.close()
         self.node.close()
+        self.recall.close()
+        self.numbers.close()
         self.staging.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
+
+    def _unlike(self, peer: str, version: Version) -> None:
+        logger.error(
+            "%s proves a version %s that this hub does not hold: its state may be an older copy; the next version opens branch %d",
+            peer,
+            version,
+            self.numbers.floor,
+        )
+        self.events.emit("unlike", peer=peer, version=str(version), branch=self.numbers.floor)
 
     # -- MirroringOwner
 
@@ -271,6 +296,15 @@ class Hub(QuietOwner):
             (Type.CATALOG, self.sealing.catalog()),
             *self.commits.greeting(),
         ]
+
+    def came(self, peer: Peer) -> None:
+        self.recall.joined(peer.ident)
+
+    def showed(self, peer: Peer, durable: Sequence[bytes], opened: Sequence[bytes]) -> None:
+        self.recall.heard(peer.ident, peer.name, durable, opened)
+
+    def went(self, peer: Peer) -> None:
+        self.recall.left(peer.ident)
 
     def fleet_moved(self) -> None:
         self.pace.moved()

@@ -8,6 +8,7 @@ from pathlib import Path
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
 from trainer_node.admission import LIFETIME_S
+from trainer_node.recall import RECALL_S
 
 DEFAULT_PORT = 7077
 DEFAULT_HTTP_PORT = 7078
@@ -44,5 +45,7 @@ class HubConfig:
     sockets: Sockets = DEFAULT
     plaintext: bool = False
     """Links without TLS, and one token for all."""
+    recall_s: float = RECALL_S
+    """After a restart no version opens for so long, or until the last process's peers are back: they may know of newer ones than this state."""
     certificate_s: float = LIFETIME_S
     """How long a certificate is in force."""

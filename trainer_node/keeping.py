@@ -164,8 +164,9 @@ class Keeping:
                 self.busy = f"anchor of {frozen.version}"
                 files = store.small_files(frozen.version)
                 return store.write_anchor(
-                    self._key, secrets.token_bytes(16), frozen.version, shadow.layout, words, frozen.digests, files
-                )
+                    self._key, secrets.token_bytes(16), frozen.version, shadow.layout, words, frozen.digests, files,
+                    store.identity(frozen.version),
+                )  # fmt: skip
 
         async with self._source.reading:
             shadow = self._source.shadow

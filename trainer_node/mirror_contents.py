@@ -43,11 +43,7 @@ class Contents:
         return await asyncio.get_running_loop().run_in_executor(self._thread, _read, self._store, stored, number)
 
     def tail(self, stored: Stored) -> bytes:
-        assembly = stored.assembly
-        tail = Tail(
-            assembly.signed_batches(), self._store.run_key, assembly.layout.document, self.marker(stored), assembly.open_signed
-        )
-        return tail.to_bytes()
+        return Tail.of(stored.assembly).to_bytes()
 
     def marker(self, stored: Stored) -> bytes:
         signed = stored.assembly.manifest_signed

@@ -26,6 +26,7 @@ from trainer_node.keeping import Keeping
 from trainer_node.membership import Membership
 from trainer_node.pace import Pace
 from trainer_node.publishing import Published, Publishing
+from trainer_node.recall import Recall
 from trainer_node.sealing import Sealing
 from trainer_node.session import Session
 
@@ -48,6 +49,7 @@ class OutgoingOwner(Protocol):
     intake: Intake
     keeping: Keeping
     pace: Pace
+    recall: Recall
 
 
 class Outgoing:
@@ -65,12 +67,14 @@ class Outgoing:
         owner = self._owner
         if base is None or owner.publishing.shadow is not None:
             return
+        await owner.recall.done.wait()
         checkpoint = await owner.staging.run(Checkpoint.open, base)
         files = await owner.staging.run(checkpoint.small_files)
-        self.published = await owner.publishing.publish_anchor(Version(0, 0), checkpoint, checkpoint.layout(), files)
+        version = owner.publishing.version_for(0)
+        self.published = await owner.publishing.publish_anchor(version, checkpoint, checkpoint.layout(), files)
         owner.membership.sizes.state(self.published.dense_bytes)
         owner.sealing.sealed(self.published.version, self.published.bytes)
-        logger.info("version 0.0 is %s: %.1f MB", base, self.published.dense_bytes / 1e6)
+        logger.info("version %s is %s: %.1f MB", version, base, self.published.dense_bytes / 1e6)
         owner.sealing.announce(owner.node.holdings.values())
 
     def begins(self, version: Version) -> None:
@@ -102,6 +106,7 @@ class Outgoing:
         )  # fmt: skip
         if done.choice is not None:
             logger.info("version %s went out in codec %s: %s", version, done.choice.codec, done.choice.why)
+        await owner.staging.run(owner.publishing.reserve)
         owner.intake.changed()
         owner.keeping.news()
         await owner.sealing.retain()
@@ -109,6 +114,7 @@ class Outgoing:
     # -- FoldersOwner
 
     async def until_near(self) -> None:
+        await self._owner.recall.done.wait()
         await self._owner.pace.until_near()
 
     def skip(self, name: str, why: str) -> None:

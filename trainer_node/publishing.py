@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, OWN, Open, RunKey, run_id
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.choice import Choice
 from p2pcast.codec.digest import MASK
@@ -35,6 +35,7 @@ from p2pcast.version import Version
 from topology.sizes import Sizes
 from trainer_node.choosing import Choosing
 from trainer_node.packing import Incoming, Packing, each, encode_folder, join_incoming
+from trainer_node.version_numbers import VersionNumbers
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -53,12 +54,17 @@ class Published:
     choice: Choice | None = None
 
 
+class HealedError(IntegrityError):
+    """The hub's own state had rotted, and has been put right."""
+
+
 class Publishing:
     """Turns folders and what ranks bring into artifacts of ``node``. One version at a time: who publishes holds ``turn``."""
 
     def __init__(
-        self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, choosing: Choosing, sizes: Sizes
-    ) -> None:
+        self, node: Node, store: Store, key: RunKey, staging: Staging, shadow_folder: Path, choosing: Choosing, sizes: Sizes,
+        numbers: VersionNumbers,
+    ) -> None:  # fmt: skip
         self.node = node
         self.store = store
         self.shadow: Shadow | None = None
@@ -70,6 +76,7 @@ class Publishing:
         self._folder = shadow_folder
         self._choosing = choosing
         self._sizes = sizes
+        self._numbers = numbers
         self.reading = asyncio.Lock()
         """Held while somebody reads the shadow beside live traffic: until then no other takes its place."""
 
@@ -90,6 +97,8 @@ class Publishing:
             shadow = await self._staging.run(Shadow.open, self._folder, layout)
         except P2PCastError:
             shadow = None
+        if shadow is not None:
+            self._numbers.seen(shadow.version)
         if shadow is not None and shadow.version == newest and shadow.state_digest == manifest.state:
             rotten = await self._staging.run(shadow.verify, self._staging.workers)
             if not rotten or await self._healed(shadow):
@@ -119,10 +128,12 @@ class Publishing:
 
     def version_for(self, step: int, *, resume: bool = False) -> Version:
         """Where new bytes of a step go: on, or into a new branch when the trainer has gone back, or says that it resumes."""
-        head = self.head
-        if head is None:
-            return Version(0, step)
-        return Version(head.branch, step) if step > head.step and not resume else Version(head.branch + 1, step)
+        return self._numbers.next(self.head, step, resume=resume)
+
+    def reserve(self) -> None:
+        """Numbers ahead of the newest version, off the way of the next one. Blocks. Raises LocalError."""
+        if self.head is not None:
+            self._numbers.reserve(self.head)
 
     async def base_for(self, layout: Layout) -> Version | None:
         """What a version of this layout is coded against; None: it begins with a whole state."""
@@ -147,7 +158,8 @@ class Publishing:
         return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
 
     async def publish(self, version: Version, checkpoint: Checkpoint) -> Published:
-        """Publish a folder as ``version``. Raises LocalError, IntegrityError; then the version was never sealed."""
+        """Publish a folder as ``version``. Raises LocalError, IntegrityError; then the version was never sealed, and its number is used. HealedError: to be tried again
+        under another number."""
         layout = checkpoint.layout()
         files = await self._staging.run(checkpoint.small_files)
         if self.shadow is None or self.shadow.layout != layout:
@@ -160,10 +172,10 @@ class Publishing:
 
         try:
             return await self._publish_delta(version, shadow, choice, made)
-        except IntegrityError:
-            if not await self._healed(shadow):
-                raise
-            return await self._publish_delta(version, shadow, choice, made)
+        except IntegrityError as error:
+            if await self._healed(shadow):
+                raise HealedError(f"version {version}: {error}") from None
+            raise
 
     def choice_for(self, layout: Layout) -> Choice:
         """What the next version of this layout goes out in."""
@@ -213,6 +225,7 @@ class Publishing:
     ) -> Published:
         """``filled``: the new shadow, at ``version``, and the version's small files."""
         started = asyncio.get_running_loop().time()
+        await self._staging.run(self._numbers.note, version)
         async with self.reading:
             if self.shadow is not None:
                 self.shadow.close()
@@ -252,7 +265,7 @@ class Publishing:
         shadow = self.shadow
         assert shadow is not None
         stored = await self._staging.run(
-            self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files
+            self.store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words, shadow.digests, files, OWN
         )
         self.node.add_stored(stored.assembly, self.store.open_log(stored), push=True)
         return stored
@@ -263,7 +276,9 @@ class Publishing:
         """``made`` adds all cells, and gives the version's small files; None: those of the base stay."""
         base, layout = shadow.version, shadow.layout
         piece = piece_bytes(self._sizes.bytes)
-        record = Open(secrets.token_bytes(16), base, DELTA, layout.layout_id, piece, run_id(self._key.public), version)
+        base_hash = self.store.identity(base)
+        record = Open(secrets.token_bytes(16), base, DELTA, layout.layout_id, piece, run_id(self._key.public), version, base_hash)
+        await self._staging.run(self._numbers.note, version)
         packer = Packer(self._key, record, layout)
         log = self.store.begin(record, layout)
         holding = self.node.open(packer.open_signed, None, log)
@@ -286,7 +301,7 @@ class Publishing:
                 packing.repeat_files(known)
             else:
                 await self._staging.run(packing.add_files, files, {f.path: f.hash for f in known})
-            *batches, manifest = packer.seal((shadow.state_digest + packing.growth) & MASK)
+            *batches, manifest = packer.seal((shadow.state_digest + packing.growth) & MASK, version_hash=OWN)
             for signed in batches:
                 self.node.add_local(holding, signed)
             if files is not None:

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from p2pcast import limits
-from p2pcast.artifact.records import Open
+from p2pcast.artifact.records import Durable, Open, RunKey
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import P2PCastError, RemoteError
 from p2pcast.events import Events
@@ -33,6 +33,7 @@ logger = logging.getLogger("p2pcast.hub")
 
 
 class SealingOwner(Protocol):
+    key: RunKey
     node: Node
     downstream: Downstream
     store: Store
@@ -72,15 +73,19 @@ class Sealing:
         owner = self._owner
         if holding.proof is not None and not await holding.proof:
             return
+        manifest = holding.assembly.manifest
+        assert manifest is not None
+        durable = Durable(holding.id, manifest.body_hash, manifest.run, manifest.version).to_signed(owner.key)
         try:
-            await owner.staging.run(owner.store.seal, holding.log, holding.assembly)
+            await owner.staging.run(owner.store.seal, holding.log, holding.assembly, durable)
         except P2PCastError as error:
             if not owner.node.error.done():
                 owner.node.error.set_exception(error)
             return
+        owner.node.confirm(holding, durable)
         holding.durable.set()
         owner.stored()
-        size_bytes = 0 if holding.assembly.manifest is None else holding.assembly.manifest.log
+        size_bytes = manifest.log
         if owner.membership.sizes.published(size_bytes):
             logger.info("plans are made for versions of about %.3g MiB now", owner.membership.sizes.bytes / limits.MIB)
         self.announce([holding])
@@ -117,8 +122,9 @@ class Sealing:
     def _entry(self, holding: Holding) -> list[Any]:
         open_, manifest, sealed = holding.open, holding.assembly.manifest, holding.id in self._owner.store.artifacts
         base = None if open_.base is None else list(open_.base)
-        size, state = (manifest.log, manifest.state) if manifest is not None else (0, 0)
-        return [holding.id, open_.kind, base, list(open_.version), size, open_.layout, state, sealed]
+        size, state, identity = (manifest.log, manifest.state, manifest.identity) if manifest is not None else (0, 0, None)
+        durable = (holding.assembly.durable_signed or b"") if sealed else b""
+        return [holding.id, open_.kind, base, list(open_.version), size, open_.layout, state, sealed, identity, durable]
 
     # -- what lies in the store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from p2pcast import limits
-from p2pcast.artifact.records import ANCHOR, HASH_BYTES, RAW, Batch, CellEntry, Manifest, Open, payload_fits, run_id
+from p2pcast.artifact.records import ANCHOR, HASH_BYTES, OWN, RAW, Batch, CellEntry, Durable, Manifest, Open, payload_fits, run_id
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
 
@@ -44,6 +44,8 @@ class Assembly:
         self.open_signed = open_signed
         self.manifest: Manifest | None = None
         self.manifest_signed: bytes | None = None
+        self.durable_signed: bytes | None = None
+        """The hub's signed word that the version is on its disk; only a version's first delta needs it (``confirmed``)."""
         self.layout = layout
         self.directory: list[Placed] = []
         """Entries so far, in log order."""
@@ -74,6 +76,15 @@ class Assembly:
     def complete_directory(self) -> bool:
         """Sealed, every batch is here, and all totals and the chain of hashes have matched."""
         return self._complete
+
+    @property
+    def confirmed(self) -> bool:
+        """Sealed, and certainly on the hub's disk: engines may serve it. Anchors and squashes are signed only once their version is; so were those of release 0.1 that lie
+        in a store."""
+        manifest = self.manifest
+        if manifest is None:
+            return False
+        return self.open.kind == ANCHOR or manifest.version_hash != OWN or self.durable_signed is not None
 
     @property
     def public(self) -> bytes:
@@ -165,6 +176,22 @@ class Assembly:
         self._check_manifest(manifest)
         self.manifest, self.manifest_signed = manifest, bytes(signed)
         self._finish()
+
+    def add_durable(self, signed: bytes) -> None:
+        """Take the hub's word that the version is durable there, once the manifest is here. Raises IntegrityError."""
+        self._check_fault()
+        if signed == self.durable_signed:
+            return
+        record = Durable.from_signed(signed, self._public)
+        manifest = self.manifest
+        if manifest is None:
+            raise IntegrityError("durable record: it comes before the manifest")
+        for name, ours in (("artifact", self.open.artifact), ("run", self.open.run), ("version", self.open.version)):
+            if getattr(record, name) != ours:
+                raise IntegrityError(f"durable record: {name}: not that of the open record")
+        if record.manifest != manifest.body_hash:
+            raise self._broken("durable record: manifest: it confirms another manifest of this artifact")
+        self.durable_signed = bytes(signed)
 
     # -- checks
 

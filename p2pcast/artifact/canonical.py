@@ -5,6 +5,7 @@ Maps with sorted string keys, shortest integers, ``bin`` for bytes, no floats, n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -43,17 +44,30 @@ def unpack_map(body: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-class Fields:
-    """Reads a map field by field; the first wrong one raises IntegrityError with its name."""
+IGNORABLE = "+"
+"""A field whose name begins with this may be ignored by a reader that does not know it. Any other unknown field is critical: its record is refused."""
 
-    def __init__(self, where: str, body: bytes, names: frozenset[str]) -> None:
+
+class Fields:
+    """Reads a map field by field; the first wrong one raises IntegrityError with its name.
+
+    ``names``: the fields that each format of the record must have, by format number ``v``. Format 1 has these and no others; later formats may have ignorable ones.
+    """
+
+    def __init__(self, where: str, body: bytes, names: Mapping[int, frozenset[str]]) -> None:
         self.where = where
         self._values = unpack_map(body, where)
-        if self._values.keys() != names:
-            wrong = sorted(str(n)[:40] for n in self._values.keys() ^ names)
+        self.format = self._values.get("v")
+        if type(self.format) is not int or self.format not in names:
+            newest = max(names)
+            newer = type(self.format) is int and self.format > newest
+            why = "a newer release of p2pcast made it; update this one" if newer else "not a format number"
+            raise IntegrityError(f"{where}: v: formats up to {newest} can be read: {why}")
+        unknown = self._values.keys() - names[self.format]
+        if self.format > 1:
+            unknown = {name for name in unknown if not (isinstance(name, str) and name.startswith(IGNORABLE))}
+        if wrong := sorted(str(n)[:40] for n in unknown | (names[self.format] - self._values.keys())):
             raise IntegrityError(f"{where}: fields missing or unknown: {', '.join(wrong[:5])}")
-        if self._values["v"] != 1 or type(self._values["v"]) is not int:
-            raise IntegrityError(f"{where}: v: only version 1 can be read")
 
     def bad(self, name: str, why: str) -> IntegrityError:
         return IntegrityError(f"{self.where}: {name}: {why}")
@@ -74,6 +88,26 @@ class Fields:
     def checked_binary(self, name: str, value: Any, size: int) -> bytes:
         if type(value) is not bytes or len(value) != size:
             raise self.bad(name, f"not {size} bytes")
+        return value
+
+    def binary_or_nil(self, name: str, size: int) -> bytes | None:
+        """Exactly ``size`` bytes, or nil."""
+        return None if self._values[name] is None else self.binary(name, size)
+
+    def text(self, name: str, most: int) -> str:
+        """Printable ASCII, of 1 to ``most`` characters."""
+        return self.checked_text(name, self._values[name], most)
+
+    def checked_text(self, name: str, value: Any, most: int) -> str:
+        if type(value) is not str or not 1 <= len(value) <= most or not (value.isascii() and value.isprintable()):
+            raise self.bad(name, f"not printable ASCII text of 1 to {most} characters")
+        return value
+
+    def binary_up_to(self, name: str, most: int) -> bytes | None:
+        """At most ``most`` bytes, or nil."""
+        value = self._values[name]
+        if value is not None and (type(value) is not bytes or len(value) > most):
+            raise self.bad(name, f"neither nil nor at most {most} bytes")
         return value
 
     def any_binary(self, name: str) -> bytes:

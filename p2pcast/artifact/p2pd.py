@@ -31,46 +31,66 @@ HEADER = MAGIC + bytes([VERSION]) + bytes(11)
 FOOTER_BYTES = 24
 _END_MARK = MAGIC + bytes([VERSION]) + bytes(3)
 _TAIL_KEYS = ("batches", "key", "layout", "manifest", "open")
+_TAIL_CAPS = {
+    "durable": limits.MAX_DURABLE_BYTES,
+    "key": KEY_BYTES,
+    "layout": limits.MAX_LAYOUT_BYTES,
+    "manifest": limits.MAX_MANIFEST_BYTES,
+    "open": limits.MAX_SIGNED_BYTES,
+}
+"""The largest of each field behind ``batches``, in the order in which they stand; ``durable`` may be missing."""
 _MIN_SIGNED_BYTES = 64
 _MAX_READ_BYTES = 1 << 30
 """The kernel moves at most 2 GiB at a time."""
 
 
 class Tail(NamedTuple):
-    """What follows the log, and all that an anchor's ``p2pcast-anchor`` holds."""
+    """What follows the log, and all that an anchor's ``p2pcast-anchor`` holds. ``durable``: the hub's durable record; empty where the artifact needs none."""
 
     batches: list[bytes]
     key: bytes
     layout: bytes
     manifest: bytes
     open: bytes
+    durable: bytes = b""
+
+    @classmethod
+    def of(cls, assembly: Assembly, durable: bytes | None = None) -> Tail:
+        """Of a whole artifact. ``durable``: instead of what the assembly has."""
+        assert assembly.manifest_signed is not None
+        signed = durable or assembly.durable_signed or b""
+        return cls(
+            assembly.signed_batches(),
+            assembly.public,
+            assembly.layout.document,
+            assembly.manifest_signed,
+            assembly.open_signed,
+            signed,
+        )
 
     def to_bytes(self) -> bytes:
-        return pack(self._asdict())
+        return pack({name: value for name, value in self._asdict().items() if value or name != "durable"})
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str) -> Tail:
         """Canonical msgpack, read without trusting a length in it. Raises IntegrityError."""
-        if bytes(data[:1]) != b"\x85":
+        if bytes(data[:1]) not in (b"\x85", b"\x86"):
             raise IntegrityError(f"{where}: not a map of {', '.join(_TAIL_KEYS)}")
+        caps = _TAIL_CAPS if data[0] == 0x86 else {name: cap for name, cap in _TAIL_CAPS.items() if name != "durable"}
         at = _take_key(data, 1, "batches", where)
         count, at = _take_list(data, at, where)
         batches: list[bytes] = []
         for _ in range(count):
             start, at = take_bin(data, at, limits.MAX_SIGNED_BYTES, f"{where}: batches")
             batches.append(bytes(data[start:at]))
-        caps = {
-            "key": KEY_BYTES,
-            "layout": limits.MAX_LAYOUT_BYTES,
-            "manifest": limits.MAX_MANIFEST_BYTES,
-            "open": limits.MAX_SIGNED_BYTES,
-        }
         found: dict[str, bytes] = {}
         for name, cap in caps.items():
             start, at = take_bin(data, _take_key(data, at, name, where), cap, f"{where}: {name}")
             found[name] = bytes(data[start:at])
         if at != len(data):
             raise IntegrityError(f"{where}: {len(data) - at} bytes are left over")
+        if found.get("durable") == b"":
+            raise IntegrityError(f"{where}: durable: empty")
         if len(found["key"]) != KEY_BYTES:
             raise IntegrityError(f"{where}: key: not {KEY_BYTES} bytes")
         return cls(batches, **found)
@@ -79,6 +99,8 @@ class Tail(NamedTuple):
         """All records verified, the directory complete. Raises IntegrityError."""
         assembly = Assembly(self.open, self.key, layout)
         assembly.add_manifest(self.manifest)
+        if self.durable:
+            assembly.add_durable(self.durable)
         for signed in self.batches:
             assembly.add_batch(signed)
         if not assembly.complete_directory:

@@ -18,6 +18,7 @@ from p2pcast.artifact.records import (
     RAW,
     Batch,
     CellEntry,
+    Durable,
     FileEntry,
     Manifest,
     Open,
@@ -115,8 +116,8 @@ class Packer:
         self._last = batch.body_hash
         return batch.to_signed(self._key)
 
-    def seal(self, state: int) -> list[bytes]:
-        """The remaining signed batches, then the signed manifest. ``state``: the digest of the whole state after this version."""
+    def seal(self, state: int, *, version_hash: bytes | None = None) -> list[bytes]:
+        """The remaining signed batches, then the signed manifest. ``state``: the digest of the whole state after this version. ``version_hash``: as in ``Manifest``."""
         if self.manifest is not None:
             raise UsageError("sealed already")
         if self.open.kind == ANCHOR and self._cells != len(self._seen):
@@ -138,9 +139,15 @@ class Packer:
             run=self.open.run,
             state=state,
             version=self.open.version,
+            version_hash=version_hash,
         )
         out.append(self.manifest.to_signed(self._key))
         return out
+
+    def durable(self) -> bytes:
+        """The signed durable record. It is true once the sealed artifact is on disk: until then it must not leave this process."""
+        assert self.manifest is not None, "sealed first"
+        return Durable(self.open.artifact, self.manifest.body_hash, self.open.run, self.open.version).to_signed(self._key)
 
     def _feed(self, payload: bytes | memoryview) -> None:
         view = memoryview(payload).cast("B")

@@ -1,5 +1,8 @@
 """Signed records: what the run's key says about an artifact (docs/delta-format.md, section 5).
 
+A version is one thing for ever. Its *version hash* is BLAKE3 of the body of the manifest that first sealed it; every later artifact of the same version (an anchor, a squash) names that hash, and
+every delta names the hash of its base. So versions form a chain, and two states under one version number are told apart by any pair of their artifacts.
+
 Promise: a record that came out of ``from_signed`` was signed by the run's key, is in canonical form, and every field is in range. The checks run in
 that order, and nothing is unpacked from bytes whose signature has not matched. Pure, save ``RunKey.load_or_create``.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,6 +35,10 @@ DELTA, ANCHOR = KINDS
 RAW = 1
 """The codec of an anchor's cells; the others are the codec package's business."""
 MAX_CODEC = 4
+STATE = "state"
+"""The part that every version has: the weights of the run's layout. Other parts (an adapter, a quantised copy) are artifacts of their own, sealed by the state's manifest."""
+OWN = b""
+"""As a manifest's version hash: this manifest is the one that seals the version, so its own hash is the version's."""
 
 
 def payload_fits(codec: int, size: int, cell_bytes: int) -> bool:
@@ -111,11 +119,12 @@ class _Record(ABC):
     domain: ClassVar[bytes]
     where: ClassVar[str]
     cap: ClassVar[int]
-    names: ClassVar[frozenset[str]]
+    names: ClassVar[Mapping[int, frozenset[str]]]
+    """Fields by format number."""
 
     @abstractmethod
     def _values(self) -> dict[str, Any]:
-        """The body's fields by name, all but the format's version."""
+        """The body's fields by name, ``v`` among them: the least format that can say it."""
 
     @classmethod
     @abstractmethod
@@ -125,7 +134,7 @@ class _Record(ABC):
     @cached_property
     def body(self) -> bytes:
         """Canonical msgpack."""
-        return pack({**self._values(), "v": 1})
+        return pack(self._values())
 
     @cached_property
     def body_hash(self) -> bytes:
@@ -144,9 +153,14 @@ class _Record(ABC):
         return record
 
 
+_OPEN_NAMES = frozenset({"artifact", "base", "branch", "kind", "layout", "piece", "run", "step", "v"})
+_OPEN_FORMATS = {1: _OPEN_NAMES, 2: _OPEN_NAMES | {"base_hash", "part"}}
+
+
 @dataclass(frozen=True)
 class Open(_Record):
-    """Starts an artifact. ``base`` is None for an anchor; ``piece`` in bytes."""
+    """Starts an artifact. ``base`` is None for an anchor; ``piece`` in bytes; ``base_hash``: the base's version hash, None where it is not known (states of
+    release 0.1, deltas made offline); ``part``: of the version."""
 
     artifact: bytes
     base: Version | None
@@ -155,14 +169,19 @@ class Open(_Record):
     piece: int
     run: bytes
     version: Version
+    base_hash: bytes | None = None
+    part: str = STATE
 
     domain = b"p2pcast open 1\0"
     where = "open record"
     cap = limits.MAX_SIGNED_BYTES
-    names = frozenset({"artifact", "base", "branch", "kind", "layout", "piece", "run", "step", "v"})
+    names = _OPEN_FORMATS
 
     def _values(self) -> dict[str, Any]:
+        more = {} if self.base_hash is None and self.part == STATE else {"base_hash": self.base_hash, "part": self.part, "v": 2}
         return {
+            "v": 1,
+            **more,
             "artifact": self.artifact,
             "base": None if self.base is None else list(self.base),
             "branch": self.version.branch,
@@ -179,7 +198,12 @@ class Open(_Record):
         piece = fields.integer("piece", limits.MAX_PIECE_BYTES)
         if piece < limits.MIN_PIECE_BYTES or piece & (piece - 1):
             raise fields.bad("piece", f"not a power of two from {limits.MIN_PIECE_BYTES} to {limits.MAX_PIECE_BYTES}")
-        return cls(artifact, base, kind, layout, piece, run, version)
+        if fields.format == 1:
+            return cls(artifact, base, kind, layout, piece, run, version)
+        base_hash = fields.binary_or_nil("base_hash", HASH_BYTES)
+        if base is None and base_hash is not None:
+            raise fields.bad("base_hash", "an anchor has no base")
+        return cls(artifact, base, kind, layout, piece, run, version, base_hash, fields.text("part", limits.MAX_PART_NAME))
 
 
 class CellEntry(NamedTuple):
@@ -190,6 +214,9 @@ class CellEntry(NamedTuple):
     bytes: int
     before: int
     after: int
+
+
+_BATCH_FORMATS = {1: frozenset({"artifact", "cells", "first", "hashes", "prev", "seq", "v"})}
 
 
 @dataclass(frozen=True)
@@ -206,7 +233,7 @@ class Batch(_Record):
     domain = b"p2pcast batch 1\0"
     where = "batch"
     cap = limits.MAX_SIGNED_BYTES
-    names = frozenset({"artifact", "cells", "first", "hashes", "prev", "seq", "v"})
+    names = _BATCH_FORMATS
 
     @property
     def pieces(self) -> int:
@@ -220,6 +247,7 @@ class Batch(_Record):
             "hashes": self.hashes,
             "prev": self.prev,
             "seq": self.seq,
+            "v": 1,
         }
 
     @classmethod
@@ -262,9 +290,32 @@ class FileEntry:
     offset: int | None
 
 
+class PartEntry(NamedTuple):
+    """Another part of the version: its name, its artifact, and BLAKE3 of the body of that artifact's manifest."""
+
+    part: str
+    artifact: bytes
+    manifest: bytes
+
+
+_MANIFEST_NAMES = frozenset(
+    {
+        "artifact", "base", "batches", "branch", "cells", "files", "kind", "last", "layout", "log", "pieces", "run",
+        "state", "step", "v",
+    }
+)  # fmt: skip
+
+
+_MANIFEST_FORMATS = {1: _MANIFEST_NAMES, 2: _MANIFEST_NAMES | {"parts", "version_hash"}}
+
+
 @dataclass(frozen=True)
 class Manifest(_Record):
-    """Seals an artifact. ``state`` is the digest of the whole state after it; ``log`` in bytes."""
+    """Seals an artifact. ``state`` is the digest of the whole state after it; ``log`` in bytes.
+
+    ``version_hash``: OWN where this manifest seals its version, the version's hash where the version was sealed before (anchor, squash), None where there is no such hash
+    (release 0.1, deltas made offline). ``parts``: the version's other parts, by name.
+    """
 
     artifact: bytes
     base: Version | None
@@ -279,19 +330,26 @@ class Manifest(_Record):
     run: bytes
     state: int
     version: Version
+    version_hash: bytes | None = None
+    parts: tuple[PartEntry, ...] = ()
 
     domain = b"p2pcast manifest 1\0"
     where = "manifest"
     cap = limits.MAX_MANIFEST_BYTES
-    names = frozenset(
-        {
-            "artifact", "base", "batches", "branch", "cells", "files", "kind", "last", "layout", "log", "pieces", "run",
-            "state", "step", "v",
-        }
-    )  # fmt: skip
+    names = _MANIFEST_FORMATS
+
+    @property
+    def identity(self) -> bytes | None:
+        """The version's hash; None where it has none."""
+        return self.body_hash if self.version_hash == OWN else self.version_hash
 
     def _values(self) -> dict[str, Any]:
+        more: dict[str, Any] = {}
+        if self.version_hash is not None or self.parts:
+            more = {"version_hash": self.version_hash, "parts": [list(p) for p in self.parts], "v": 2}
         return {
+            "v": 1,
+            **more,
             "artifact": self.artifact,
             "base": None if self.base is None else list(self.base),
             "batches": self.batches,
@@ -325,7 +383,69 @@ class Manifest(_Record):
             run,
             fields.integer("state"),
             version,
+            *(() if fields.format == 1 else (_version_hash(fields), _parts(fields))),
         )
+
+
+_DURABLE_FORMATS = {2: frozenset({"artifact", "branch", "manifest", "run", "step", "v"})}
+
+
+@dataclass(frozen=True)
+class Durable(_Record):
+    """The hub holds this version on its disk, and has proved that it decodes: from now on engines may serve it. ``manifest``: the version's hash.
+
+    Without this record a version may still come to nothing: the hub may die before it is stored, and its number then never comes again.
+    """
+
+    artifact: bytes
+    manifest: bytes
+    run: bytes
+    version: Version
+
+    domain = b"p2pcast durable 1\0"
+    where = "durable record"
+    cap = limits.MAX_DURABLE_BYTES
+    names = _DURABLE_FORMATS
+
+    def _values(self) -> dict[str, Any]:
+        return {
+            "artifact": self.artifact,
+            "branch": self.version.branch,
+            "manifest": self.manifest,
+            "run": self.run,
+            "step": self.version.step,
+            "v": 2,
+        }
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Self:
+        return cls(
+            fields.binary("artifact", ID_BYTES),
+            fields.binary("manifest", HASH_BYTES),
+            fields.binary("run", ID_BYTES),
+            Version(fields.integer("branch", limits.MAX_BRANCH), fields.integer("step", limits.MAX_STEP)),
+        )
+
+
+def _version_hash(fields: Fields) -> bytes | None:
+    value = fields.binary_up_to("version_hash", HASH_BYTES)
+    if value is not None and len(value) not in (0, HASH_BYTES):
+        raise fields.bad("version_hash", f"neither nil, nor empty, nor {HASH_BYTES} bytes")
+    return value
+
+
+def _parts(fields: Fields) -> tuple[PartEntry, ...]:
+    parts: list[PartEntry] = []
+    for number, (part, artifact, manifest) in enumerate(fields.rows("parts", 3, limits.MAX_PARTS)):
+        name = f"parts[{number}]"
+        fields.checked_text(f"{name} name", part, limits.MAX_PART_NAME)
+        fields.checked_binary(f"{name} artifact", artifact, ID_BYTES)
+        fields.checked_binary(f"{name} manifest", manifest, HASH_BYTES)
+        parts.append(PartEntry(part, artifact, manifest))
+    names = [p.part for p in parts]
+    if STATE in names or names != sorted(set(names)):
+        raise fields.bad("parts", f"not sorted by name, or a name stands twice, or is {STATE!r}")
+    return tuple(parts)
 
 
 def _common(fields: Fields) -> tuple[bytes, Version | None, str, bytes, bytes, Version]:

@@ -141,6 +141,14 @@ class Downstream:
             self._inflow.came(holding.assembly.pieces * holding.open.piece, holding.completed_at - holding.opened_at)
         self.pump()
 
+    def confirmed(self, holding: Holding) -> None:
+        """Its version is durable at the hub: told at once to every child, but to those that are still being sent it, where that follows the SEAL."""
+        signed = holding.assembly.durable_signed
+        for child in list(self.children.values()):
+            feed = child.feeds.get(holding.id)
+            if signed is not None and child.attached and (feed is None or feed.asked):
+                child.link.send_signed(Type.CONFIRM, signed)
+
     def aborted(self, holding: Holding) -> None:
         for child in self.children.values():
             feed = child.feeds.drop(holding.artifact)
@@ -364,4 +372,4 @@ class Downstream:
         return stripe.connection.send_signed(_TYPE[send.what], send.signed, send.handle)
 
 
-_TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL}
+_TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL, Do.CONFIRM: Type.CONFIRM}

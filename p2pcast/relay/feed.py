@@ -27,11 +27,12 @@ class Do(Enum):
     BATCH = "batch"
     PIECE = "piece"
     SEAL = "seal"
+    CONFIRM = "confirm"
 
 
 @dataclass(slots=True)
 class Send:
-    """One frame to send: ``index`` is a piece's number; ``signed`` the record of an OPEN, BATCH or SEAL."""
+    """One frame to send: ``index`` is a piece's number; ``signed`` the record of an OPEN, BATCH, SEAL or CONFIRM."""
 
     what: Do
     artifact: Artifact
@@ -221,11 +222,13 @@ class ChildFeeds:
     @staticmethod
     def _seal(feed: Feed) -> list[Send]:
         artifact, handle = feed.artifact, feed.handle
-        assert artifact.assembly.manifest_signed is not None
+        manifest, durable = artifact.assembly.manifest_signed, artifact.assembly.durable_signed
+        assert manifest is not None
         batches = (batch for batch in artifact.assembly.signed_batches() if batch not in feed.vouched)
         return [
             *(Send(Do.BATCH, artifact, handle, signed=batch) for batch in batches),
-            Send(Do.SEAL, artifact, handle, signed=artifact.assembly.manifest_signed),
+            Send(Do.SEAL, artifact, handle, signed=manifest),
+            *([] if durable is None else [Send(Do.CONFIRM, artifact, handle, signed=durable)]),
         ]
 
     def _ordered(self) -> list[Feed]:

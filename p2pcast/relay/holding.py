@@ -46,12 +46,20 @@ class Holding:
     """Some of its pieces are fetched, for whoever asked for them: it never becomes whole, leads nowhere, and nobody is offered it."""
     had_bytes: int = 0
     """Of it, by that earlier process."""
+    confirmed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the hub is known to hold its version on its disk (``Assembly.confirmed``), or once it was aborted."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the owner once it is sealed in the store."""
+    """Set by the owner once it is sealed in the store, or once it was aborted."""
     proof: asyncio.Future[bool] | None = None
     """Of one that is made here: whether it decodes to what its manifest says. Until that is known it is not sealed in the store."""
     opened_at: float = 0.0
     completed_at: float | None = None
+
+    def end(self) -> None:
+        """It was aborted, or given up: whoever waits for more of it is woken, and looks at ``aborted``."""
+        self.aborted = True
+        for waited_for in (self.progress, self.confirmed, self.durable):
+            waited_for.set()
 
     @property
     def open(self) -> Open:

@@ -188,6 +188,7 @@ class Node:
         """An artifact that lies whole in the store; with ``push`` it is new, and live children get it."""
         every = assembly.pieces
         holding = Holding(Artifact(assembly, PieceSet(every)), log, PieceSet(every), finished=True)
+        holding.confirmed.set()
         holding.durable.set()
         holding.opened_at = holding.completed_at = asyncio.get_running_loop().time()
         self.add_layout(assembly.layout)
@@ -204,6 +205,8 @@ class Node:
         holding.opened_at = asyncio.get_running_loop().time()
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
+        if assembly.confirmed:
+            holding.confirmed.set()
         if holding.artifact.complete:
             holding.idle = False
             self._completed(holding)
@@ -257,8 +260,21 @@ class Node:
         if not holding.assembly.sealed:
             self.writeback.note(holding.id, holding.log, (Kind.MANIFEST, bytes(signed)))
         holding.assembly.add_manifest(signed)
+        if holding.assembly.confirmed:
+            holding.confirmed.set()
         if holding.artifact.complete:
             self._completed(holding)
+
+    def confirm(self, holding: Holding, signed: bytes) -> None:
+        """The hub's durable record, from the hub itself or on its way from there: told to the children before anything else. Raises IntegrityError."""
+        known = holding.assembly.durable_signed
+        holding.assembly.add_durable(signed)
+        if known is None:
+            if not holding.made:
+                self.writeback.note(holding.id, holding.log, (Kind.DURABLE, bytes(signed)))
+            if self.downstream is not None:
+                self.downstream.confirmed(holding)
+            holding.confirmed.set()
 
     def _completed(self, holding: Holding) -> None:
         """Everything is verified: children may have the seal; the log may still be on its way to disk."""
@@ -281,8 +297,7 @@ class Node:
             self.downstream.aborted(holding)
         for upstream in self.upstreams:
             upstream.wanted.discard(holding.id)
-        holding.aborted = True
-        holding.progress.set()
+        holding.end()
         self.owner.on_aborted(holding)
 
     def give_up(self, holding: Holding) -> None:
@@ -291,8 +306,7 @@ class Node:
             return
         if self.downstream is not None:
             self.downstream.gone(holding)
-        holding.aborted = True
-        holding.progress.set()
+        holding.end()
 
     def forget(self, artifact: bytes) -> None:
         """Retention removed it from the store."""
@@ -301,10 +315,11 @@ class Node:
             holding.log.close()
 
     def wants(self) -> list[Holding]:
-        """What is incomplete and has no source."""
+        """What is incomplete and has no source, or is whole and not known to be durable at the hub."""
         return [
             h for h in self.holdings.values()
-            if not (h.finished or h.idle or h.excerpt) and h.source is None and h.completed_at is None and h.id not in self.pulled
+            if not (h.idle or h.excerpt) and h.source is None and h.id not in self.pulled
+            and (not h.confirmed.is_set() if h.completed_at is not None else not h.finished)
         ]  # fmt: skip
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:

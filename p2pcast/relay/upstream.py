@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from p2pcast import limits
-from p2pcast.artifact.records import Open
+from p2pcast.artifact.records import Durable, Open
 from p2pcast.bell import Bell
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
@@ -84,8 +84,9 @@ class Upstream:
         want: list[list[object]] = []
         if self.live:
             for holding in node.wants():
-                holding.source = self
-                self.wanted.add(holding.id)
+                if holding.completed_at is None:
+                    holding.source = self
+                    self.wanted.add(holding.id)
                 want.append([holding.id, holding.artifact.held.ranges()])
             # A parent that catches up opens old ones late, and would push them.
             self._spared = {h.id for h in node.holdings.values() if h.source is not self} | node.pulled
@@ -280,6 +281,11 @@ class Upstream:
             if (holding := self._holding(message)) is not None:
                 node.seal(holding, message.signed)
                 self.wanted.discard(holding.id)
+        elif kind is Type.CONFIRM:
+            # It names its artifact itself: it may come long after the last frame of the artifact's handle.
+            confirmed = node.holdings.get(Durable.from_signed(message.signed, node.run_key).artifact)
+            if confirmed is not None and confirmed.assembly.sealed:
+                node.confirm(confirmed, message.signed)
         elif kind is Type.ABORT:
             # Its OPEN may still be under way on another stripe.
             holding = self.handles.get(message.handle)
@@ -359,7 +365,7 @@ class Upstream:
         ):
             holding.source = self
             holding.idle = False
-        elif holding.source is not self:
+        elif holding.source is not self and (holding.completed_at is None or holding.confirmed.is_set()):
             self.spare(holding.id)
         self.handles[message.handle] = holding
         self._expected.pop(holding.id, None)

@@ -30,7 +30,9 @@ def make_squash(
     assert manifest is not None
     assert first.base is not None
     piece = piece_bytes(sum(part.assembly.manifest.log for part in parts if part.assembly.manifest is not None))
-    record = Open(secrets.token_bytes(16), first.base, DELTA, layout.layout_id, piece, run_id(key.public), manifest.version)
+    record = Open(
+        secrets.token_bytes(16), first.base, DELTA, layout.layout_id, piece, run_id(key.public), manifest.version, first.base_hash
+    )
     links, packer, batches = Links(parts), Packer(key, record, layout), []
     log = store.begin(record, layout)
     try:
@@ -56,7 +58,7 @@ def make_squash(
             if contents:
                 log.write(packer.log_bytes, [contents])
             packer.add_file(file.path, contents, file.size, file.hash)
-        *rest, sealed = packer.seal(manifest.state)
+        *rest, sealed = packer.seal(manifest.state, version_hash=manifest.identity)
         tail = Tail([*batches, *rest], key.public, layout.document, sealed, packer.open_signed)
         return store.seal(log, tail.assembly(layout))
     except BaseException:

@@ -17,7 +17,7 @@ from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import RAW, Manifest, Open, RunKey
+from p2pcast.artifact.records import OWN, RAW, Manifest, Open, RunKey
 from p2pcast.checkpoint.folder import SINGLE, write_folder
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.digest import digest
@@ -40,8 +40,10 @@ def write(
     words_of: Callable[[Cell], npt.NDArray[Any]],
     digests: npt.NDArray[Any],
     files: Mapping[str, bytes],
+    version_hash: bytes | None,
 ) -> Tail:
-    """All but the record, which the tail is. ``digests``: u64 a cell. Raises LocalError, and IntegrityError if ``words_of`` lies."""
+    """All but the record, which the tail is. ``digests``: u64 a cell; ``version_hash``: as in ``Manifest``; of an anchor that seals its version the tail confirms it, since
+    nobody sees the folder before it is durable. Raises LocalError, and IntegrityError if ``words_of`` lies."""
     packer = Packer(key, record, layout)
     batches: list[bytes] = []
 
@@ -58,8 +60,9 @@ def write(
     write_folder(folder, layout, fed, files, sync_bytes=SYNC_BYTES)
     for path, contents in files.items():
         packer.add_file(path, contents, len(contents), blake3.blake3(contents).digest())
-    *rest, manifest = packer.seal(int(digests.sum(dtype="u8")))
-    return Tail([*batches, *rest], key.public, layout.document, manifest, packer.open_signed)
+    *rest, manifest = packer.seal(int(digests.sum(dtype="u8")), version_hash=version_hash)
+    durable = packer.durable() if version_hash == OWN else b""
+    return Tail([*batches, *rest], key.public, layout.document, manifest, packer.open_signed, durable)
 
 
 def finish(folder: Path, log: AnchorLog, manifest: Manifest) -> None:

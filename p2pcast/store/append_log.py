@@ -32,18 +32,27 @@ MODE = 0o600
 class AppendLog:
     """``records``: what the file held when it was opened, oldest first, then what was appended. Thread-safe."""
 
-    def __init__(self, path: Path) -> None:
-        """Open, or wait for the first record to make the file. Raises LocalError: unreadable, or damaged before its last line."""
+    def __init__(self, path: Path, *, skip_damaged: bool = False) -> None:
+        """Open, or wait for the first record to make the file. ``skip_damaged``: for owners that can do without a record, and look at ``damaged``.
+
+        Raises LocalError: unreadable, or damaged before its last line.
+        """
         self.path = path
         self.records: list[Record] = []
+        self.damaged = 0
+        """Lines before the last that could not be read, and were skipped."""
+        self._skip_damaged = skip_damaged
         self._lock = threading.Lock()
         self._fd = -1
         self._size = 0
         if path.exists():
             self._read()
 
-    def append(self, *records: Mapping[str, Any]) -> None:
-        """Durable when it returns, all of them or, after a crash, the first few. Raises LocalError; then none of them counts."""
+    def append(self, *records: Mapping[str, Any], sync: bool = True) -> None:
+        """Durable when it returns, all of them or, after a crash, the first few. Without ``sync`` they outlive this process, not a crash of the machine.
+
+        Raises LocalError; then none of them counts.
+        """
         data = b"".join(map(_line, records))
         with self._lock:
             with explained("write", self.path):
@@ -52,7 +61,8 @@ class AppendLog:
                     self._fd = disk.create(self.path, os.O_WRONLY | os.O_NOFOLLOW, MODE)
                 try:
                     disk.write_at(self._fd, self.path, [data], self._size)
-                    disk.sync(self._fd, self.path)
+                    if sync:
+                        disk.sync(self._fd, self.path)
                 except OSError:
                     # A part of a line must not stay in front of the next record.
                     disk.resize(self._fd, self.path, self._size)
@@ -87,6 +97,10 @@ class AppendLog:
             data = self.path.read_bytes()
         for number, line in enumerate(data.splitlines(keepends=True), 1):
             record = _record(line)
+            if record is None and self._skip_damaged and self._size + len(line) < len(data):
+                self.damaged += 1
+                self._size += len(line)
+                continue
             if record is None:
                 if self._size + len(line) < len(data):
                     raise LocalError(f"{self.path} is damaged in line {number}: restore it from a copy")

@@ -3,7 +3,7 @@
 Promise: who finds it after a crash can tell by hash which pieces of the log are good, and asks for the others alone. It is never synced and nothing in it is
 believed: each record proves itself by its signature, a torn end is passed over, and without it the artifact is fetched anew.
 
-    any number of: u32 length of the record, u8 kind (1 layout document, 2 open, 3 batch, 4 manifest), the record
+    any number of: u32 length of the record, u8 kind (1 layout document, 2 open, 3 batch, 4 manifest, 5 durable), the record
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Kind(IntEnum):
     OPEN = 2
     BATCH = 3
     MANIFEST = 4
+    DURABLE = 5
 
 
 Record = tuple[Kind, bytes]
@@ -40,6 +41,7 @@ _MOST_BYTES = {
     Kind.OPEN: limits.MAX_SIGNED_BYTES,
     Kind.BATCH: limits.MAX_SIGNED_BYTES,
     Kind.MANIFEST: limits.MAX_MANIFEST_BYTES,
+    Kind.DURABLE: limits.MAX_DURABLE_BYTES,
 }
 
 
@@ -111,6 +113,8 @@ def _read(path: Path, run_key: bytes) -> tuple[Assembly | None, int]:
                 return None, 0
             elif kind is Kind.BATCH:
                 assembly.add_batch(body)
+            elif kind is Kind.DURABLE:
+                assembly.add_durable(body)
             else:
                 assembly.add_manifest(body)
             good += _HEAD.size + len(body)

@@ -136,6 +136,10 @@ class Store:
         stored = next((s.manifest for s in self.artifacts.values() if s.version == version), None)
         return self._noted if stored is None and self._noted is not None and self._noted.version == version else stored
 
+    def identity(self, version: Version) -> bytes | None:
+        """The version's hash, as far as an artifact here knows it."""
+        return next((s.manifest.identity for s in self.artifacts.values() if s.version == version and s.manifest.identity), None)
+
     def note(self, manifest: Manifest) -> None:
         """Of a version to which no artifact lies here, and that is held all the same: for its small files."""
         self._noted = manifest
@@ -189,21 +193,21 @@ class Store:
     def _journal(self, artifact: bytes) -> Path:
         return self.root / "partial" / f"{artifact.hex()}{journal.SUFFIX}"
 
-    def seal(self, log: Log, assembly: Assembly) -> Stored:
-        """Everything is in the log: make it durable under its name. The log stays readable. Raises LocalError, IntegrityError."""
-        with self._changing:
-            return self._seal(log, assembly)
+    def seal(self, log: Log, assembly: Assembly, durable: bytes | None = None) -> Stored:
+        """Everything is in the log: make it durable under its name. The log stays readable. ``durable``: the hub's own durable record, which is true once this has returned.
 
-    def _seal(self, log: Log, assembly: Assembly) -> Stored:
+        Raises LocalError, IntegrityError.
+        """
+        with self._changing:
+            return self._seal(log, assembly, durable)
+
+    def _seal(self, log: Log, assembly: Assembly, durable: bytes | None) -> Stored:
         manifest = assembly.manifest
         assert manifest is not None
-        assert assembly.manifest_signed is not None
         for file in manifest.files:
             if file.offset is not None:
                 self._files.keep_as(log.read(file.offset, file.size), file)
-        tail = Tail(
-            assembly.signed_batches(), self.run_key, assembly.layout.document, assembly.manifest_signed, assembly.open_signed
-        ).to_bytes()
+        tail = Tail.of(assembly, durable).to_bytes()
         part = self.root / "partial" / assembly.open.artifact.hex()
         if isinstance(log, AnchorLog):
             final = self.root / "anchors" / str(manifest.version)
@@ -258,13 +262,14 @@ class Store:
         words_of: Callable[[Cell], npt.NDArray[Any]],
         digests: npt.NDArray[Any],
         files: dict[str, bytes],
+        version_hash: bytes | None = None,
     ) -> Stored:
-        """A whole state as an anchor folder, signed. ``digests``: u64 a cell. Raises LocalError, and IntegrityError if ``words_of`` lies."""
+        """A whole state as an anchor folder, signed. ``digests``: u64 a cell; ``version_hash``: as in ``Manifest``. Raises LocalError, and IntegrityError if ``words_of`` lies."""
         piece = piece_bytes(layout.nbytes, anchor=True)
         record = Open(artifact, None, ANCHOR, layout.layout_id, piece, run_id(key.public), version)
         final, part = self.root / "anchors" / str(version), self.root / "partial" / artifact.hex()
         try:
-            tail = anchor_folder.write(part, key, record, layout, words_of, digests, files)
+            tail = anchor_folder.write(part, key, record, layout, words_of, digests, files, version_hash)
             self.keep_files(files)
             assembly = tail.assembly(layout)
             anchor_folder.write_record(part, tail.to_bytes())
@@ -286,13 +291,16 @@ class Store:
         _remove_all(aside)
         return gone
 
-    def discard(self, artifact: bytes) -> None:
-        """Remove one that turned out to be damaged. What it says of its version is signed, and stays known."""
+    def discard(self, artifact: bytes, *, contradicted: bool = False) -> None:
+        """Remove one that turned out to be damaged; what it says of its version is signed, and stays known. ``contradicted``: the run knows another version by this number,
+        so nothing of this one stays."""
         aside: list[Path] = []
         with self._changing:
             if artifact in self.artifacts:
                 manifest = self._remove(artifact, aside).manifest
-                if self._noted is None or manifest.version > self._noted.version:
+                if contradicted:
+                    self._noted = None if self._noted is not None and self._noted.version == manifest.version else self._noted
+                elif self._noted is None or manifest.version > self._noted.version:
                     self._noted = manifest
         _remove_all(aside)
 

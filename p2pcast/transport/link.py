@@ -91,6 +91,11 @@ class Link:
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
             first.write(first.connection.send(kind, body, handle))
 
+    def send_signed(self, kind: Type, signed: bytes) -> None:
+        """As ``send``, a signed record that names its artifact itself."""
+        if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
+            first.write(first.connection.send_signed(kind, signed, 0))
+
     def close(self, error: P2PCastError | None = None) -> None:
         for stripe in list(self.stripes.values()):
             stripe.close(error)

@@ -60,6 +60,7 @@ class Type(IntEnum):
     ALIVE = 42
     LAYOUT = 43
     SPARE = 44
+    CONFIRM = 45
 
     RANK = 48
     RANKED = 49
@@ -92,7 +93,7 @@ class Type(IntEnum):
     SQUASHING = 81
 
 
-SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL})
+SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL, Type.CONFIRM})
 """Their body is a signed record, carried as it was made."""
 PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.REPORTED})
 """They may be so long that even empty containers would add up: their values are plain, no map and no array."""
@@ -106,7 +107,7 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.EVICTED: limits.MIB,
     Type.PROOF: limits.KIB,
     Type.READY: limits.KIB,
-    Type.CATALOG: limits.MIB,
+    Type.CATALOG: 4 * limits.MIB,
     Type.ATTACH: limits.MIB,
     Type.ATTACHED: limits.MIB,
     Type.WANT: limits.MIB,
@@ -117,6 +118,7 @@ MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
     Type.OPEN: limits.MAX_SIGNED_BYTES,
     Type.BATCH: limits.MAX_SIGNED_BYTES,
     Type.SEAL: limits.MAX_MANIFEST_BYTES,
+    Type.CONFIRM: limits.MAX_DURABLE_BYTES,
     Type.LAYOUT: limits.MAX_LAYOUT_BYTES + limits.KIB,
     Type.PIECE: limits.MAX_PIECE_BYTES,
     Type.CELL: limits.MAX_PART_BYTES + limits.KIB,
@@ -257,6 +259,8 @@ SCHEMA: dict[Type, dict[str, Check]] = {
                 binary(32),
                 digest,
                 flag,
+                optional(binary(32)),
+                blob(limits.MAX_DURABLE_BYTES),
             ),
             limits.MAX_CATALOG,
         ),
@@ -333,12 +337,17 @@ SCHEMA: dict[Type, dict[str, Check]] = {
 SINCE: dict[Type, dict[str, Check]] = {
     Type.BEGUN: {"codec": text(16)},
     Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG), "reserve": flag},
-    Type.JOIN: {"ways": ways, "families": row(lambda x: type(x) is int and x in (4, 6), 2)},
+    Type.JOIN: {
+        "ways": ways,
+        "families": row(lambda x: type(x) is int and x in (4, 6), 2),
+    },
     Type.HELLO: {"least": protocol, "greatest": protocol},
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
     Type.READY: {"v": protocol},
     Type.WELCOME: {"bearer": text(128)},
     Type.REPORT: {
+        "durable": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
+        "opened": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "held": row(artifact, limits.MAX_HELD),
         "dropped": row(artifact, limits.MAX_HELD),
         "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),

@@ -81,6 +81,7 @@ for _type in (
     Type.BATCH,
     Type.PIECE,
     Type.SEAL,
+    Type.CONFIRM,
     Type.ABORT,
     Type.GONE,
     Type.HAVE,

@@ -140,6 +140,7 @@ class Swarm:
             "http": ("127.0.0.1", 0),
             "token_file": self.folder / "token",
             "plaintext": self.plaintext,
+            "recall_s": 0.0,
         }
         config = HubConfig(**given | options)
         self.hub = hub = Hub(config)

@@ -49,7 +49,7 @@ VALUES = {
     Type.REPORT: {"parent": OPT_NODE, "staged": OPT_V, "committed": OPT_V},
     Type.PLAN: {"epoch": EPOCH, "parent": OPT_NODE, "host": HOST, "port": PORT, "backups": rows(B16, HOST, PORT)},
     Type.CATALOG: {
-        "artifacts": rows(B16, KIND, OPT_V, V, st.integers(0, limits.MAX_STATE_BYTES), B32, U64, st.booleans()),
+        "artifacts": rows(B16, KIND, OPT_V, V, st.integers(0, limits.MAX_STATE_BYTES), B32, U64, st.booleans(), st.none() | B32, st.binary(max_size=8)),
         "dropped": st.lists(B16, max_size=4),
     },
     Type.COMMIT: {"version": V},

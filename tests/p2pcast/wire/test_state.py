@@ -24,7 +24,7 @@ ALLOWED = {
     },
     (State.DATA, D): {T.ATTACH, T.WANT, T.SPARE, T.ASK, T.RECALL, T.EASE, T.PING, T.PONG},
     (State.DATA, L): {
-        T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.ABORT, T.GONE, T.HAVE, T.UNSENT, T.ALIVE, T.PING, T.PONG,
+        T.ATTACHED, T.PATH, T.LAYOUT, T.OPEN, T.BATCH, T.PIECE, T.SEAL, T.CONFIRM, T.ABORT, T.GONE, T.HAVE, T.UNSENT, T.ALIVE, T.PING, T.PONG,
     },
     (State.PUBLISH, D): {T.RANK, T.LAYOUT, T.BEGIN, T.CELL, T.PASSED, T.FILE, T.DONE, T.ABORTED, T.LEAVE, T.PING, T.PONG},
     (State.PUBLISH, L): {T.RANKED, T.LAYOUT, T.BEGUN, T.DURABLE, T.ABORTED, T.LIVE, T.PING, T.PONG},
@@ -50,7 +50,7 @@ BODIES = {
     T.EVICTED: {"nodes": [bytes(16)]},
     T.WELCOME: {"key": bytes(32), "epoch": [1, 1], "commit": "auto", "target": None, "host": "h"},
     T.PLAN: {"epoch": [1, 2], "parent": None, "host": "", "port": 0, "backups": [[bytes(16), "h", 1]]},
-    T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True]], "dropped": [bytes(16)]},
+    T.CATALOG: {"artifacts": [[bytes(16), "delta", V, V, 9, bytes(32), 1 << 63, True, bytes(32), b""]], "dropped": [bytes(16)]},
     T.COMMIT: {"version": V},
     T.HOLD: {"version": V},
     T.NEIGHBOURS: {"peers": []},

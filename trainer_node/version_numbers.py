@@ -1,0 +1,123 @@
+"""Version numbers: which one a step becomes, and the note that each is used.
+
+Promises: a number that was ever signed into an OPEN never names other bytes: it is noted before, in a file of its own, and a number that came to nothing is skipped by
+opening the next branch. Notes survive a killed process without an fsync each, since the kernel keeps what was written; against a machine that crashes, numbers are reserved
+ahead with one fsync for many versions, and a reservation that another boot of the machine left behind counts as used.
+
+    versions.log, records of ``p2pcast.store.append_log``: {"used": [branch, step]}, {"reserved": [branch, step], "boot": text}, {"released": 1}, {"floor": branch}
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from p2pcast.store.append_log import AppendLog, Record
+from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.hub")
+
+FILE = "versions.log"
+RESERVED_STEPS = 1024
+"""Reserved ahead of the newest version; renewed when half of them are used up."""
+MOST_RECORDS = 4096
+"""In the file, before it is rewritten as three."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_boot() -> str:
+    """The kernel's id of this boot of the machine; empty where it has none, and then every restart counts as another boot."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text().strip()
+    return ""
+
+
+class VersionNumbers:
+    """``next`` and the attributes on the loop; ``note`` and ``reserve`` from any thread, since they write to disk. ``boot``: as ``this_boot`` says."""
+
+    def __init__(self, path: Path, boot: str) -> None:
+        """Raises LocalError."""
+        self.used: Version | None = None
+        """The highest number that this hub has used, or must take for used."""
+        self.floor = 0
+        """The next version's branch, at least."""
+        self._boot = boot
+        self._reserved: Version | None = None
+        self._log = AppendLog(path, skip_damaged=True)
+        self._changing = threading.Lock()
+        reserved: tuple[Version, str] | None = None
+        for record in self._log.records:
+            reserved = self._recalled(record, reserved)
+        if reserved is not None:
+            if reserved[1] == boot != "" and not self._log.damaged:
+                self._reserved = reserved[0]
+            else:
+                # Notes that were not synced may be lost: any reserved number may have been used.
+                self.used = _later(self.used, reserved[0])
+
+    def _recalled(self, record: Record, reserved: tuple[Version, str] | None) -> tuple[Version, str] | None:
+        if "used" in record:
+            self.used = _later(self.used, Version.of(record["used"]))
+        if "floor" in record:
+            self.floor = max(self.floor, int(record["floor"]))
+        if "released" in record:
+            return None
+        return (Version.of(record["reserved"]), str(record.get("boot", ""))) if "reserved" in record else reserved
+
+    def next(self, head: Version | None, step: int, *, resume: bool = False) -> Version:
+        """The version that new bytes of ``step`` become after ``head``: the next of its branch, or one of a new branch where the step goes back, its number is used, the trainer
+        says that it resumes, or a peer has shown that this hub's memory is incomplete."""
+        branch = max(self.floor, 0 if head is None else head.branch + (1 if resume else 0))
+        newest = head if self.used is None or (head is not None and head >= self.used) else self.used
+        if newest is not None and Version(branch, step) <= newest:
+            branch = newest.branch + 1
+        return Version(branch, step)
+
+    def note(self, version: Version) -> None:
+        """``version`` is about to be opened: the note outlives this process, and the machine unless its number is reserved. Raises LocalError."""
+        with self._changing:
+            ahead = self._reserved
+            covered = ahead is not None and version.branch == ahead.branch and version.step <= ahead.step
+            self._log.append({"used": list(version)}, sync=not covered)
+            self.used = _later(self.used, version)
+            self._shorten()
+
+    def reserve(self, newest: Version) -> None:
+        """Ahead of ``newest``, which was sealed: off the way of the next version. Raises LocalError."""
+        with self._changing:
+            ahead = self._reserved
+            if ahead is None or ahead.branch != newest.branch or ahead.step - newest.step < RESERVED_STEPS // 2:
+                ahead = Version(newest.branch, newest.step + RESERVED_STEPS)
+                self._log.append({"reserved": list(ahead), "boot": self._boot})
+                self._reserved = ahead
+
+    def seen(self, version: Version) -> None:
+        """This number was used, by evidence from outside the file."""
+        self.used = _later(self.used, version)
+
+    def above(self, branch: int) -> None:
+        """The next version opens a branch after this one. Raises LocalError."""
+        with self._changing:
+            if branch + 1 > self.floor:
+                self._log.append({"floor": branch + 1})
+                self.floor = branch + 1
+
+    def close(self) -> None:
+        """An orderly end: what is reserved and was not noted is free."""
+        with self._changing:
+            if self._reserved is not None:
+                self._log.append({"released": 1}, sync=False)
+            self._log.close()
+
+    def _shorten(self) -> None:
+        if len(self._log.records) > MOST_RECORDS:
+            kept: list[Record] = [{"floor": self.floor}]
+            kept += [] if self.used is None else [{"used": list(self.used)}]
+            kept += [] if self._reserved is None else [{"reserved": list(self._reserved), "boot": self._boot}]
+            self._log.rewrite(kept)
+
+
+def _later(a: Version | None, b: Version) -> Version:
+    return b if a is None else max(a, b)
