@@ -258,7 +258,11 @@ class Following:
                 await self._leave_chain(shadow, version)
                 return
             patch = await staging.patch(holding, shadow)
-            await self._durable(holding)
+            try:
+                await self._durable(holding)
+            except RetryableError:
+                await staging.run(patch.unlink, missing_ok=True)
+                raise
             await self._healing.complete(version, shadow.layout)
             async with self._moving():
                 await staging.apply(shadow, patch)

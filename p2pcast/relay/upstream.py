@@ -292,7 +292,7 @@ class Upstream:
             self.handles[message.handle] = None
             if holding is not None:
                 self.wanted.discard(holding.id)
-                if holding.completed_at is None:
+                if holding.completed_at is None or not holding.confirmed.is_set():
                     node.abort(holding)
         elif kind is Type.ALIVE:
             self._watch.high = dict(body["high"])

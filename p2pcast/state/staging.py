@@ -20,7 +20,7 @@ from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.warm import warm_up_for
-from p2pcast.errors import RetryableError
+from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.parallel import cores
 from p2pcast.relay.holding import Holding
 from p2pcast.state.patch_file import PatchWriter
@@ -56,8 +56,11 @@ class Staging:
             manifest = holding.assembly.manifest
             assert manifest is not None
             return await self.run(stager.finish, manifest.state)
-        except BaseException:
+        except BaseException as error:
             writer.abandon()
+            if holding.aborted and isinstance(error, LocalError | IntegrityError):
+                # Its log was closed under the decoder: the abort is the reason.
+                raise RetryableError(f"version {version} was aborted, or comes another way now") from None
             raise
 
     async def fill(self, holding: Holding, folder: Path) -> Shadow:
