@@ -27,6 +27,8 @@ UNPACKED: Final = ROOT / "bench-out" / "guard"
 RUN_S: Final = 300.0
 """For one run of one bar, all of which take a tenth of it on two quiet cores."""
 END_S: Final = 30.0
+LINES: Final = 20
+"""Of what a failed run said last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Tree:
                 raise LocalError(f"{self.name}: no end within {RUN_S:.0f} s") from None
             raise
         if process.returncode:
-            last = [line for line in error.splitlines() if line.strip()][-1:] or [f"exit code {process.returncode}"]
-            raise LocalError(f"{self.name}: {last[0].strip()}")
+            last = [line for line in error.splitlines() if line.strip()][-LINES:] or [f"exit code {process.returncode}"]
+            raise LocalError(f"{self.name}: " + "\n".join(last))
         return out
 
     def bench(self, folder: Path, *words: object) -> dict[str, Any]:
