@@ -70,10 +70,12 @@ class HttpServer:
         waits: Mapping[str, Reached],
         *,
         only_here: frozenset[str] = frozenset(),
+        healthy: Callable[[], tuple[bool, str]] = lambda: (True, ""),
     ) -> None:
-        """``only_here``: commands whose answers hold secrets, and are given to callers on loopback alone."""
+        """``only_here``: commands whose answers hold secrets, and are given to callers on loopback alone. ``healthy``: whether a restart is due, and why."""
         self._status = status
         self._ready = ready
+        self._healthy = healthy
         self._registry = registry
         self.bearer = bearer
         self._events = events
@@ -175,7 +177,8 @@ class HttpServer:
         return web.Response(text=json.dumps(self._status(), default=repr, skipkeys=True), content_type="application/json")
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        healthy, why = self._healthy()
+        return web.Response(text="ok\n" if healthy else f"unhealthy: {why}\n", status=200 if healthy else 503)
 
     async def _get_ready(self, request: web.Request) -> web.Response:
         ready, why = self._ready()

@@ -123,6 +123,10 @@ MAX_SPAN_NAME = 64
 """Name of an engine that spans hosts, in characters."""
 MAX_MEMBERS = 256
 """Hosts of one engine beside its lead's."""
+MAX_CLAIMS = 4096
+"""Engine names that a hub keeps for leads that are away."""
+CLAIM_S = 600.0
+"""For so long the name of an engine over hosts is kept for a lead that is away: longer than a machine takes to start again."""
 MAX_KEPT_REPORTS_BYTES = 2 * 16 * MIB
 """Workers' reports that a member keeps while its lead is out of reach: an audit's, and another."""
 MAX_REPORT_ITEMS = 2 * MIB
@@ -147,6 +151,8 @@ EVENTS_AT_ONCE = 256
 """Events in one write to a reader."""
 MAX_EVENT_TEXT = 1000
 """Characters of one text in an event; errors are shorter."""
+MAX_FAILURES_KEPT = 16
+"""Failures of background tasks that a daemon shows; it counts all. The first ones are the cause of the others."""
 MAX_READERS = 64
 """Readers of /events at one time: each may have 64 KiB and a few events under way."""
 MAX_WAITERS = 256

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from p2pcast.events import Events
 from p2pcast.relay.node import Node
+from p2pcast.tasks import Tasks
 from p2pcast.version import Version
 
 Families = Callable[[], Iterable[Metric]]
@@ -130,6 +131,11 @@ def daemon_families(events: Events, store: Path, shadow: Path) -> Iterable[Metri
     yield counter("p2pcast_events", "Events told", events.told)
     yield counter("p2pcast_events_dropped", "Events that readers of /events did not get", events.dropped)
     yield gauge("p2pcast_events_readers", "Readers of /events", events.readers)
+
+
+def task_families(tasks: Tasks) -> Iterable[Metric]:
+    yield gauge("p2pcast_healthy", "Whether /healthz answers 200", float(tasks.healthy()[0]))
+    yield counter("p2pcast_task_failures", "Background tasks, callbacks and threads that failed", tasks.failed)
 
 
 def node_families(node: Node) -> Iterable[Metric]:

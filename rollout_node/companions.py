@@ -2,14 +2,15 @@
 
 Promises: the server is told to read a version only while all members stand still there; what a member's workers report counts once, or is given up for lost
 before anybody acts as if it had been heard; a lead that does not get all members to one version gives up that version, and the engine goes on serving the old
-one. Where to meet is a pure decision, ``meeting``. Protocol: docs/wire-protocol.md, section 7.
+one. Nobody is a member whom the hub does not name; and a member counts (is waited for, missed, or speaks for a rank) only once a worker of this engine has answered
+through it: the question's nonce comes to workers by way of their server, so a node without one cannot answer. A rank belongs to one host at a time. Where to meet is a pure decision, ``meeting``. Protocol: docs/wire-protocol.md, section 7.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +148,16 @@ class Lead:
         self._round = 0
         self._started = False
         self._news = Bell()
+        self._roster: frozenset[bytes] | None = None
+        """Nodes that the hub names as members."""
+        self._anybody = False
+        """The hub is too old to name them."""
+        self._own_ranks: set[int] = set()
+        """Workers of this host."""
+        self._loose: set[int] = set()
+        """Ranks that may have moved to other hosts: the server may be another process."""
+        self._relaying = False
+        """The report at hand comes from a member."""
         socket.elsewhere = self._sources
 
     async def run(self) -> None:
@@ -183,9 +194,26 @@ class Lead:
             self.serves = (version, ready)
             self._send(Type.SERVES, self._serving())
 
+    def members_are(self, nodes: Iterable[bytes]) -> None:
+        """What the hub says. Those that are here stay: a member may have lost the hub alone."""
+        self._roster = frozenset(nodes)
+
+    def hub_has_told(self) -> None:
+        """All that the hub had to say at first has come."""
+        if self._roster is None and not self._anybody:
+            self._anybody = True
+            logger.warning("engine %s: the hub is too old to name its members; any peer may join it", self.name)
+
+    def loosen(self) -> None:
+        """The server was out of reach, or has lost its version: its workers may come back on other hosts."""
+        self._loose = self._own_ranks | self._ranks.keys()
+
     def heard(self, report: Report) -> None:
         """A report, whichever way it came: one of this host's own takes its worker off the members'."""
-        self._ranks.pop(report["rank"], None)
+        if not self._relaying and 0 <= report["rank"] < limits.MAX_RANKS:
+            self._ranks.pop(report["rank"], None)
+            self._own_ranks.add(report["rank"])
+            self._loose.discard(report["rank"])
 
     def require(self) -> None:
         """Raises RetryableError when a member is gone that workers report to."""
@@ -199,7 +227,8 @@ class Lead:
         Raises RetryableError when they do not get there, or are further: then it is for us to come to them.
         """
         while True:
-            seats = {f"{s.link.name} ({node.hex()[:8]})": s.standing for node, s in self._seats.items()}
+            working = {*self._ranks.values()}
+            seats = {f"{s.link.name} ({node.hex()[:8]})": s.standing for node, s in self._seats.items() if node in working}
             names = {n: s or Standing(None, False) for n, s in seats.items()}
             found = meeting(version, names)
             if found.place != self._place:
@@ -234,7 +263,13 @@ class Lead:
             for node, s in self._seats.items()
         ]
         place = None if self._place is None else str(self._place)
-        return {"name": self.name, "role": "lead", "meets_at": place, "members": sorted(members, key=lambda m: str(m["name"]))}
+        return {
+            "name": self.name,
+            "role": "lead",
+            "meets_at": place,
+            "members": sorted(members, key=lambda m: str(m["name"])),
+            "named": None if self._roster is None else sorted(node.hex() for node in self._roster),
+        }
 
     # -- members
 
@@ -242,11 +277,24 @@ class Lead:
         """Raises RefusedError, RetryableError."""
         if hello["role"] != "member":
             raise RefusedError("an engine's lead takes members alone")
-        if len(self._links) >= limits.MAX_MEMBERS:
+        self._check_named(link.remote)
+        for seat in [s for s in self._links if s.link.remote == link.remote and not s.incarnation]:
+            seat.link.close(RetryableError("the same member is here again"))
+        if len({s.link.remote for s in self._links} - {link.remote}) >= limits.MAX_MEMBERS:
             raise RetryableError(f"engine {self.name} has {limits.MAX_MEMBERS} members already")
         seat = _Seat(link, self)
         link.owner = seat
         self._links.add(seat)
+
+    def _check_named(self, node: bytes) -> None:
+        if self._anybody or node in self._ranks.values():
+            return
+        if self._roster is None:
+            raise RetryableError(f"the hub has not named the members of engine {self.name} yet")
+        if node not in self._roster:
+            raise RefusedError(
+                f"the hub names no such member of engine {self.name}: join with --engine {self.name} --role member"
+            )
 
     def on_said(self, seat: _Seat, kind: Type, body: Body) -> None:
         if kind is Type.MEMBER:
@@ -256,13 +304,36 @@ class Lead:
             standing = Standing(version, body["still"] and body["round"] == self._round)
             if standing != seat.standing:
                 seat.standing = standing
-                self._news.ring()
-                self._changed()
+                if seat.link.remote in self._ranks.values():
+                    self._news.ring()
+                    self._changed()
         elif kind is Type.REPORTED:
             report = unpack_report(body["report"])
-            self._socket.offer(report, body["age_us"] / 1e6)
-            if 0 <= report["rank"] < limits.MAX_RANKS:
-                self._ranks[report["rank"]] = seat.link.remote
+            self._relaying = True
+            try:
+                self._socket.offer(report, body["age_us"] / 1e6, lambda checked: self._claim(seat, checked["rank"]))
+            finally:
+                self._relaying = False
+
+    def _claim(self, seat: _Seat, rank: int) -> None:
+        """A worker of this engine has answered by way of ``seat``. Raises RefusedError for one of another host's."""
+        node, holder = seat.link.remote, self._ranks.get(rank)
+        if not 0 <= rank < limits.MAX_RANKS:
+            raise RefusedError(f"engine {self.name} has no rank {rank}")
+        whose = (
+            "this host" if rank in self._own_ranks else self._names[holder] if holder in self._seats and holder != node else None
+        )
+        if whose is not None and rank not in self._loose:
+            error = f"engine {self.name}: {seat.link.name} reports for rank {rank}, which belongs to {whose}"
+            logger.error("%s", error)
+            self._socket.lose({rank}, RetryableError(error))
+            raise RefusedError(error)
+        self._loose.discard(rank)
+        self._own_ranks.discard(rank)
+        if holder != node:
+            self._ranks[rank] = node
+            self._news.ring()
+            self._changed()
 
     def _introduced(self, seat: _Seat, body: Body) -> None:
         link, node = seat.link, seat.link.remote

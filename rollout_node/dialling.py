@@ -16,6 +16,7 @@ from typing import Any
 from p2pcast.addresses import Address, show_address
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.relay.downstream import Downstream
+from p2pcast.tasks import spawn
 from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
 from p2pcast.transport.link import Link, LinkOwner, QuietOwner
 from p2pcast.transport.race import race
@@ -247,7 +248,7 @@ class Dialling:
         if self._ended:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        task = spawn(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

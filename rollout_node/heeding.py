@@ -15,6 +15,7 @@ from p2pcast.store.files import atomic_write
 from p2pcast.trust import bearer
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
+from rollout_node.companions import Lead
 from rollout_node.papers import Papers
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class Heeding:
         elif kind is Type.CATALOG:
             whole = peer.catalog.update(body, asyncio.get_running_loop().time())
             dropped = body["dropped"]
+            if whole and peer.lead is not None:
+                peer.lead.hub_has_told()
             if whole:
                 # A hub that died forgets what it had not sealed. What opened since we dialled it may be newer than its list.
                 since = peer.control.joined_at
@@ -114,6 +117,8 @@ class Heeding:
             self._confirmed(body["artifacts"])
             peer.following.contradict(peer.catalog.identities())
             peer.wayfinding.news.ring()
+        elif kind is Type.ENGINE and peer.lead is not None:
+            self._members_are(peer.lead, body.get("members", []))
         elif kind is Type.ENGINE and peer.member is not None:
             peer.member.lead_is(None if (lead := body["lead"]) is None else (lead[0], lead[1], lead[2]))
         elif kind is Type.SQUASHING:
@@ -137,6 +142,14 @@ class Heeding:
                 peer.later(
                     peer.staging.run(atomic_write, peer.config.state / bearer.FILE, f"{token}\n".encode(), 0o600), "bearer"
                 )
+
+    def _members_are(self, lead: Lead, nodes: list[bytes]) -> None:
+        """Kept, for as long as the hub may be away."""
+        peer = self._peer
+        lead.members_are(nodes)
+        named = [lead.name, [node.hex() for node in nodes]]
+        if named != peer.memory["members"]:
+            peer.later(peer.staging.run(peer.memory.update, members=named), "members")
 
     async def _renewed(self, papers: Papers, certificate: bytes) -> None:
         try:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.tasks import spawn
 from p2pcast.version import Version
 from rollout_node.install_frames import LENGTH, pack, unpack
 
@@ -49,9 +50,12 @@ class Expectation:
         self._lost: P2PCastError | None = None
         self._began_at = asyncio.get_running_loop().time()
 
+    def awaits(self, report: Report, made_at: float) -> bool:
+        return made_at >= self._began_at and self._matches(report)
+
     def offer(self, report: Report, made_at: float) -> None:
         """``made_at``, by the loop's clock: what was said before anybody asked answers something else."""
-        if made_at >= self._began_at and self._matches(report):
+        if self.awaits(report, made_at):
             self._found[int(report["rank"])] = report
             if len(self._found) >= self._ranks:
                 self._complete.set()
@@ -134,9 +138,14 @@ class InstallSocket:
     def layout_document(self) -> bytes:
         return self._provider.layout_document()
 
-    def offer(self, request: Mapping[str, Any], age_s: float = 0.0) -> None:
-        """A worker's report, made ``age_s`` ago; of this host or of another. Raises RemoteError when it is none."""
+    def offer(self, request: Mapping[str, Any], age_s: float = 0.0, claim: Callable[[Report], None] | None = None) -> None:
+        """A worker's report, made ``age_s`` ago; of this host or of another. Raises RemoteError when it is none.
+
+        ``claim`` is called first where the report answers what is being asked now. Only the engine's own workers can know the question's nonce.
+        """
         report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
+        if claim is not None and any(e.awaits(report, made_at) for e in self._expecting):
+            claim(report)
         for expectation in tuple(self._expecting):
             expectation.offer(report, made_at)
         self._provider.report(report)
@@ -166,7 +175,7 @@ class InstallSocket:
             self._serving.discard(task)
             sock.close()  # here, for a task that is cancelled before it began closes nothing
 
-        task = asyncio.create_task(self._serve(sock), name="install-connection")
+        task = spawn(self._serve(sock), "install-connection")
         self._serving.add(task)
         task.add_done_callback(done)
 

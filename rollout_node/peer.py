@@ -34,6 +34,7 @@ from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store
+from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import own_congestion, window_bytes
@@ -82,6 +83,7 @@ class Peer(QuietOwner):
         self.config = config
         self.view = PeerView(self)
         self.events = Events()
+        self.tasks = Tasks(self.events)
         self.chronicle = Chronicle(self.events)
         self.heeding = Heeding(self)
         self.telling = Telling(self)
@@ -101,10 +103,9 @@ class Peer(QuietOwner):
             self.mirrored = Mirrored(self, Objects(config.mirror, run_folder(config.token.run)), config.token.run)
         self.draining = False
         self._joined = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        with state_lock(self.config.state):
+        with state_lock(self.config.state), self.tasks.watching():
             async with contextlib.AsyncExitStack() as self._ends:
                 await self._join()
                 await self._serve()
@@ -114,7 +115,7 @@ class Peer(QuietOwner):
     async def _join(self) -> None:
         """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
-        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": []})
+        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": [], "members": None})
         self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
         self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
@@ -124,6 +125,7 @@ class Peer(QuietOwner):
         self._ends.callback(self.following.close)
         self.staging = Staging()
         self._ends.callback(self.staging.close)
+        self._ends.push_async_callback(self.tasks.end)
         config.token.check_links(plaintext=config.plaintext)
         if config.plaintext:
             logger.warning(
@@ -174,6 +176,8 @@ class Peer(QuietOwner):
             self.member = Member(name, self, identity, client)
         elif role == "lead":
             self.lead = Lead(name, self.socket, self.control.changed)
+            if (named := self.memory["members"]) is not None and named[0] == name:
+                self.lead.members_are(bytes.fromhex(node) for node in named[1])
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
         self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
         atomic_write(config.state / bearer.FILE, f"{self.bearer}\n".encode(), 0o600)
@@ -185,6 +189,7 @@ class Peer(QuietOwner):
             self.bearer,
             self.events,
             self.view.waits(),
+            healthy=self.tasks.healthy,
         )
 
     def hub(self) -> tuple[bytes, str, int]:
@@ -192,6 +197,7 @@ class Peer(QuietOwner):
         return (self.control.hub, *self.config.hub)
 
     async def _serve(self) -> None:
+        self._ends.push_async_callback(self.tasks.end)
         self._ends.push_async_callback(self.http.stop)
         await self.http.start(*self.config.http)
         self._ends.push_async_callback(self.socket.close)
@@ -205,7 +211,7 @@ class Peer(QuietOwner):
         logger.info("engines reach this peer at P2PCAST_SOCK=%s", self.socket.path.absolute())
         self._joined.set()
         self.heeding.begin()
-        async with asyncio.TaskGroup() as group:
+        async with self.tasks.group() as group:
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self.control.run(), name="control")
@@ -246,9 +252,7 @@ class Peer(QuietOwner):
 
     def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task of this peer's that nobody waits for."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.later(work, name)
 
     def look(self) -> None:
         """Something about an engine may have changed: tell of it."""

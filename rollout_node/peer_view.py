@@ -100,6 +100,7 @@ class PeerView:
             "engine": next((part.status() for part in (peer.lead, peer.member) if part is not None), None),
             "socket": str(peer.socket.path.absolute()),
             "shadow": str(config.shadow),
+            "failures": peer.tasks.status(),
             "pid": os.getpid(),
             "security": "plaintext" if peer.papers is None else "tls",
             "certificate_until": None if peer.papers is None else peer.papers.until,
@@ -143,6 +144,7 @@ class PeerView:
         peer = self._peer
         yield from metrics.node_families(peer.node)
         yield from metrics.daemon_families(peer.events, peer.config.state, peer.config.shadow)
+        yield from metrics.task_families(peer.tasks)
         yield from peer.chronicle.families()
         if peer.mirrored is not None:
             yield from peer.mirrored.families()

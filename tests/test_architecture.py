@@ -145,3 +145,57 @@ def test_importing_a_command_brings_in_no_node_package():
     for path in (ROOT / "p2pcast" / "cli").glob("*.py"):
         brought = {module.split(".")[0] for module in reached(name_of(path))}
         assert not brought & {"trainer_node", "rollout_node", "netem"}, path
+
+
+# -- tasks
+
+TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
+AWAITED = {
+    # A task whose maker awaits it, or asks for its result: nothing that it raises is lost.
+    "p2pcast/bench/relay.py",
+    "p2pcast/daemon.py",
+    "p2pcast/transport/dial.py",
+    "p2pcast/transport/race.py",
+    "rollout_node/attachment.py",
+    "rollout_node/control.py",
+    "rollout_node/mirrored.py",
+    "trainer_node/mirroring.py",
+    "trainer_node/packing.py",
+    "trainer_node/publishing.py",
+    "trainer_node/rank_session.py",
+}
+THREADS = {
+    # A thread whose failure reaches somebody: by a future, by a handle, or by a report.
+    "p2pcast/bench/anonymous.py",
+    "rollout_node/callbacks.py",
+    "rollout_node/vllm_plugin/engine.py",
+    "trainer_node/publisher.py",
+    "trainer_node/uplink.py",
+}
+
+
+def calls(names: set[str]) -> dict[str, list[int]]:
+    """File → lines with a call of one of ``names`` on anything but a TaskGroup, which is named ``group`` or ``tasks``."""
+    found: dict[str, list[int]] = {}
+    for package in ("p2pcast", "trainer_node", "rollout_node"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                function = node.func
+                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                owner = function.value.id if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
+                if name in names and owner not in ("group", "tasks"):
+                    found.setdefault(str(path.relative_to(ROOT)), []).append(node.lineno)
+    return found
+
+
+def test_a_task_that_nobody_awaits_is_owned():
+    """By ``p2pcast.tasks``: an exception in any other would be lost."""
+    found = calls(TASK_MAKERS)
+    assert found.pop("p2pcast/tasks.py")
+    assert found.keys() == AWAITED, found
+
+
+def test_a_threads_failure_reaches_somebody():
+    assert calls({"Thread", "Timer"}).keys() | {"p2pcast/bench/anonymous.py"} == THREADS

@@ -47,7 +47,7 @@ class AdmissionOwner(Protocol):
     async def blocking(self, work: Callable[..., Any], *args: Any) -> Any:
         """Off the loop."""
 
-    def later(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
+    def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None: ...
     def named(self, peer: str) -> tuple[str, str] | None:
         """Node (hexadecimal) and name of a connected peer, by either. Raises RefusedError when several go by the name."""
 
@@ -153,9 +153,12 @@ class Admission:
             link.close(error)
             if isinstance(error, LocalError):
                 logger.warning("no certificate for %s: %s", link.name, error)
+        except Exception:
+            link.close(LocalError("the hub failed to issue a certificate; see its log"))
+            raise
 
     def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._owner.later(work, name)
+        self._owner.later(work, name, vital=False)
 
     def beat(self) -> None:
         """Every second: the hub's own papers."""

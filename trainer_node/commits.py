@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from p2pcast.daemon import Memory
@@ -43,6 +43,8 @@ class CommitsOwner(Protocol):
     def send_all(self, kind: Type, body: Body) -> None:
         """To every joined peer."""
 
+    def later(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
+
 
 class Commits:
     """``mode``: auto, manual or barrier. ``timeout_s`` and ``quorum``: the barrier's."""
@@ -58,7 +60,6 @@ class Commits:
         self._quorum = quorum
         self._last: Document | None = None
         self._order = asyncio.Lock()
-        self._doing: set[asyncio.Task[None]] = set()
 
     @property
     def target(self) -> Version | None:
@@ -75,10 +76,6 @@ class Commits:
             if newest is not None:
                 self.happened(Sealed(newest))
 
-    def close(self) -> None:
-        for task in self._doing:
-            task.cancel()
-
     def greeting(self) -> list[tuple[Type, Body]]:
         """What a peer is told once it knows what there is."""
         hold = None if self.barrier is None else self.barrier.hold
@@ -94,9 +91,7 @@ class Commits:
             return
         for decision in self.barrier.handle(event, time.monotonic()):
             self._told(decision)
-            task = asyncio.get_running_loop().create_task(self._carry_out(decision), name="barrier")
-            self._doing.add(task)
-            task.add_done_callback(self._doing.discard)
+            self._owner.later(self._carry_out(decision), "barrier")
 
     async def command(self, body: Document) -> Document:
         """POST /commit. Raises UsageError, RefusedError, LocalError."""

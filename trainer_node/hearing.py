@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from p2pcast.addresses import show_address
@@ -61,6 +61,9 @@ class HearingOwner(Protocol):
     def complained(self, objects: list[str]) -> None:
         """They are on the mirror, and are not what they should be."""
 
+    def leads_changed(self, claims: dict[str, str]) -> None:
+        """Engine → the node that leads it: to outlive this process."""
+
 
 class Hearing:
     """A ``SessionOwner``. ``ident``: the hub's node; ``sessions``: by peer, to be written here alone."""
@@ -85,6 +88,8 @@ class Hearing:
         self._fleet = fleet
         self._commits = commits
         self._spans = Spans()
+        self._leads: dict[str, str] = {}
+        """What is remembered of ``_spans.claims``."""
 
     def joined(self, session: Session, body: Body) -> None:
         ident = session.link.remote.hex()
@@ -94,7 +99,8 @@ class Hearing:
         peer.staged = None if body["held"] is None else Version.of(body["held"])
         settle_in(peer, body, session.link.remote_host)
         engine = body["engine"]
-        self._spans.join(ident, peer.name, None if engine is None else (engine[0], engine[1]), peer.place)
+        self._spans.join(ident, peer.name, None if engine is None else (engine[0], engine[1]), peer.place, now)
+        self._remember_leads()
         old = self._sessions.pop(ident, None)
         if old is not None:
             old.link.close(RemoteError("the same node joined again"))
@@ -107,6 +113,9 @@ class Hearing:
         self.guide.lookout.look(ident)
         for told in self._owner.welcome(session):
             session.link.send(*told)
+            if told[0] is Type.WELCOME:
+                # Before the catalog: a lead that has the catalog and no names takes this hub for an older one.
+                self._send_rosters()
         self._fleet.joined(peer)
         self.guide.send_plans()
         self._send_leads()
@@ -176,7 +185,7 @@ class Hearing:
         self._membership.leave(peer.ident, time.monotonic(), failed=not session.farewell)
         self._fleet.left(peer, "" if session.farewell else str(error or "its connection ended"))
         self._commits.happened(Left(peer.ident))
-        self._spans.leave(peer.ident)
+        self._spans.leave(peer.ident, time.monotonic())
         logger.info(
             "%s %s (%d peers)",
             peer.name,
@@ -200,7 +209,28 @@ class Hearing:
         if changed:
             self.guide.send_plans()
 
+    def recall_leads(self, claims: dict[str, str]) -> None:
+        """Engine → the node that led it, of an earlier process."""
+        self._leads = dict(claims)
+        self._spans.recall(claims, time.monotonic())
+
+    def evicted(self, nodes: Iterable[bytes]) -> None:
+        """The names of engines that they led are free."""
+        for node in nodes:
+            self._spans.leave(node.hex(), time.monotonic(), evicted=True)
+        self._remember_leads()
+
+    def _remember_leads(self) -> None:
+        if (claims := self._spans.claims) != self._leads:
+            self._leads = claims
+            self._owner.leads_changed(claims)
+
+    def _send_rosters(self) -> None:
+        for ident, engine, members in self._spans.rosters():
+            self._sessions[ident].link.send(Type.ENGINE, {"name": engine, "lead": None, "members": members})
+
     def _send_leads(self) -> None:
+        self._send_rosters()
         for ident, engine, lead in self._spans.news():
             place = None if lead is None else [*lead]
             if lead is not None and (ways := self._membership.reach.ways(ident, lead[0].hex())):

@@ -30,6 +30,7 @@ from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
 from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store, Stored
+from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.roles import ENROL
@@ -81,17 +82,17 @@ class Hub(QuietOwner):
         self.config = config
         self.view = HubView(self)
         self.events = Events()
+        self.tasks = Tasks(self.events)
         self.fleet = Fleet(self.events)
         self.sessions: dict[str, Session] = {}
         self.sealing = Sealing(self)
         self.outgoing = Outgoing(self)
-        self._tasks: set[asyncio.Task[None]] = set()
         self.broadcast = Broadcast()
         self.uplink = Uplink()
         """What plans were last sent by."""
 
     async def run(self) -> None:
-        with state_lock(self.config.state):
+        with state_lock(self.config.state), self.tasks.watching():
             await self._open()
             try:
                 await self._serve()
@@ -107,7 +108,9 @@ class Hub(QuietOwner):
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
         self.key = RunKey.load_or_create(state / "run.key")
-        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}})
+        self.memory = Memory(
+            state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}, "leads": {}}
+        )
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
         self.ident = node_id(self.memory)
         self.admission = Admission(
@@ -161,6 +164,7 @@ class Hub(QuietOwner):
         self.hearing = Hearing(
             self, self.ident, self.sessions, self.membership, self.guide, self.broadcast, self.fleet, self.commits
         )
+        self.hearing.recall_leads(self.memory["leads"])
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
@@ -170,6 +174,7 @@ class Hub(QuietOwner):
             self.events,
             self.view.waits(),
             only_here=frozenset({"token/create"}),
+            healthy=self.tasks.healthy,
         )
 
     def _recall_sizes(self) -> None:
@@ -185,8 +190,8 @@ class Hub(QuietOwner):
         self._write_addresses()
         await self.staging.run(warm_up)
         await self.publishing.restore()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.recall.run(self.config.recall_s), name="recall")
+        async with self.tasks.group() as group:
+            group.create_task(self.recall.run(self.config.recall_s), name="recall", ends=True)
             # As long as nothing is published, peers can only join.
             await self.outgoing.begin_from(self.config.base)
             group.create_task(self.node.run(), name="node")
@@ -230,16 +235,17 @@ class Hub(QuietOwner):
     async def _close(self) -> None:
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
+        # First of all: peers that this end takes away are expected back by the next process.
+        self.recall.close()
         await self.http.stop()
         self.intake.close()
         self.keeping.close()
-        self.commits.close()
         await self.listener.stop()
+        await self.tasks.end()
         for session in list(self.sessions.values()):
             session.link.close()
         self.downstream.close()
         self.node.close()
-        self.recall.close()
         self.numbers.close()
         self.staging.close()
         if self.publishing.shadow is not None:
@@ -314,7 +320,10 @@ class Hub(QuietOwner):
         return self.keeping.ask(base)
 
     def renew(self, session: Session, request: bytes) -> None:
-        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}")
+        self.later(self.admission.renew(session.link, request), f"renew {session.link.name}", vital=False)
+
+    def leads_changed(self, claims: dict[str, str]) -> None:
+        self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
 
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:
@@ -342,10 +351,8 @@ class Hub(QuietOwner):
     async def blocking(self, work: Callable[..., Any], *args: Any) -> Any:
         return await self.staging.run(work, *args)
 
-    def later(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None:
+        self.tasks.later(work, name, vital=vital)
 
     def named(self, peer: str) -> tuple[str, str] | None:
         found = [(i, s.peer.name) for i, s in self.sessions.items() if s.peer is not None and peer in (i, s.peer.name)]
@@ -359,6 +366,7 @@ class Hub(QuietOwner):
         for node in nodes:
             if (session := self.sessions.get(node.hex())) is not None:
                 session.farewell = True
+        self.hearing.evicted(nodes)
         error = RefusedError("this node was evicted from the run")
         self.listener.drop(nodes, error)
         for link in [link for link in self.downstream.children if link.remote in nodes]:

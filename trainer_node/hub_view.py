@@ -86,6 +86,7 @@ class HubView:
             "ranks": hub.intake.present,
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
+            "failures": hub.tasks.status(),
             "pid": os.getpid(),
             "links": [shown(link, "child") for link in hub.downstream.children],
             "peers": sorted(peers, key=lambda p: str(p["name"])),
@@ -148,6 +149,7 @@ class HubView:
         hub = self._hub
         yield from metrics.node_families(hub.node)
         yield from metrics.daemon_families(hub.events, hub.config.state, hub.config.shadow)
+        yield from metrics.task_families(hub.tasks)
         yield from hub.fleet.families()
         if hub.mirroring is not None:
             yield from hub.mirroring.families()

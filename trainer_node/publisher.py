@@ -242,7 +242,7 @@ class Publisher:
 
     def _give_up(self, handle: Handle, error: BaseException) -> None:
         """This rank has nothing to send for this version: the others must not wait for it."""
-        self._uplink.abandon(self._serial, _reason(error))
+        _abandon(self._uplink, self._serial, error)
         self._serial += 1
         handle.finish(error)
 
@@ -266,7 +266,7 @@ class Publisher:
             self._deliver(handle, uplink, serial, plan, resume)
         except BaseException as error:  # noqa: BLE001
             if serial not in uplink.heard.aborted:
-                uplink.abandon(serial, _reason(error))
+                _abandon(uplink, serial, error)
             handle.finish(error)
         else:
             handle.finish()
@@ -337,6 +337,14 @@ def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         return tensor.full_tensor()
 
     return gather
+
+
+def _abandon(uplink: Uplink, serial: int, error: BaseException) -> None:
+    """Never fails: somebody waits for the version's handle."""
+    try:
+        uplink.abandon(serial, _reason(error))
+    except Exception:
+        logger.exception("the hub could not be told that a version comes to nothing")
 
 
 def _reason(error: BaseException) -> str:

@@ -223,9 +223,8 @@ class Publishing:
     async def _publish_anchor(
         self, version: Version, layout: Layout, filled: Callable[[], Awaitable[tuple[Shadow, dict[str, bytes]]]]
     ) -> Published:
-        """``filled``: the new shadow, at ``version``, and the version's small files."""
+        """``filled``: the new shadow, at ``version``, and the version's small files. Nobody hears of the version before the store holds it, which is note enough of its number."""
         started = asyncio.get_running_loop().time()
-        await self._staging.run(self._numbers.note, version)
         async with self.reading:
             if self.shadow is not None:
                 self.shadow.close()
@@ -321,7 +320,7 @@ class Publishing:
             self.node.abort(holding)
             raise
         # The next version's files are compared with this one's, and a shadow ahead of its store could not be explained to anybody.
-        await holding.durable.wait()
+        await holding.until_durable()
         if self._choosing.went_out(choice.codec, packing.payload_bytes, layout.nbytes):
             await self._staging.run(self._choosing.learn, shadow, patch)
         await self._staging.apply(shadow, patch)

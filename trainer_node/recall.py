@@ -37,6 +37,7 @@ class Roster:
     def __init__(self, path: Path) -> None:
         """Raises LocalError."""
         self._log = AppendLog(path, skip_damaged=True)
+        self._closed = False
         self.peers: set[str] = set()
         for record in self._log.records:
             if "joined" in record:
@@ -49,11 +50,13 @@ class Roster:
             self._note({"joined": peer})
 
     def left(self, peer: str) -> None:
-        if peer in self.peers:
+        if peer in self.peers and not self._closed:
             self.peers.discard(peer)
             self._note({"left": peer})
 
     def close(self) -> None:
+        """Whoever goes now is expected back."""
+        self._closed = True
         self._log.close()
 
     def _note(self, record: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from p2pcast import limits
 from p2pcast.artifact.records import Durable, Open, RunKey
 from p2pcast.codec.layout import Layout
-from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.events import Events
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.relay.downstream import Downstream
@@ -81,7 +81,11 @@ class Sealing:
         except P2PCastError as error:
             if not owner.node.error.done():
                 owner.node.error.set_exception(error)
+            holding.not_sealed(error)
             return
+        except Exception as error:
+            holding.not_sealed(LocalError(f"version {holding.open.version} could not be sealed: {type(error).__name__}"))
+            raise
         owner.node.confirm(holding, durable)
         holding.durable.set()
         owner.stored()

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
+from p2pcast.tasks import spawn
+
 LOOK_S = 0.01
 SHARE = 0.05
 """Of the time, while there is live traffic."""
@@ -32,7 +34,7 @@ class Turns:
         """One piece of work; ``take`` knows what goes on as long as the block runs."""
         self._began = None
         self._look()
-        task = asyncio.create_task(self._watch(), name="turns")
+        task = spawn(self._watch(), "turns")
         try:
             yield
         finally:

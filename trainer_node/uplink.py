@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 
 from p2pcast import limits
-from p2pcast.errors import P2PCastError, RefusedError, RetryableError
+from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -27,6 +28,8 @@ from p2pcast.version import Version
 from p2pcast.wire.connection import Established, Event, Identity, Message
 from p2pcast.wire.messages import Body, Type
 from trainer_node.badge import Badge
+
+logger = logging.getLogger("p2pcast.publisher")
 
 QUEUE_BYTES = 64 * limits.MIB
 """Coded parts that may wait for the socket."""
@@ -204,8 +207,25 @@ class Uplink:
     # -- on the loop
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._main())
+        """Whatever ends this thread, or fails in a callback of its loop, ends the connection: callers wait for it with no limit."""
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                self._loop.set_exception_handler(self._failed)
+                runner.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - nobody joins this thread for its result
+            self._failed(self._loop, {"message": "the publisher's thread failed", "exception": error})
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is None or (isinstance(error, OSError) and "transport" in context):
+            loop.default_exception_handler(context)  # a connection that broke: its protocol is told
+            return
+        logger.error("%s", context.get("message"), exc_info=error)
+        self._end(
+            LocalError(
+                f"the publisher's connection failed by itself ({type(error).__name__}: {error}); the log has the traceback"
+            )
+        )
 
     async def _main(self) -> None:
         try:
@@ -227,6 +247,8 @@ class Uplink:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
                         await self._stop.wait()
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            self._failed(loop, {"message": "the publisher's thread failed", "exception": error})
         finally:
             await self._part_from(link)
 

@@ -107,7 +107,12 @@ def _hub_heading(document: dict[str, Any]) -> str:
         line += _trouble(mirror)
     for folder, why in document.get("skipped", {}).items():
         line += f"\nskipped {folder}: {why}"
-    return line
+    return line + _failures(document)
+
+
+def _failures(document: dict[str, Any]) -> str:
+    rows = (f"task {failure['task']!r} failed: {failure['why']}" for failure in document.get("failures", []))
+    return "".join(f"\nunhealthy, to be restarted: {row}" for row in rows)
 
 
 def _barrier(barrier: dict[str, Any]) -> str:
@@ -136,7 +141,7 @@ def _peer_heading(document: dict[str, Any]) -> str:
     if mirror is not None:
         use = f"leads to {mirror['version'] or 'nothing yet'}" if mirror["in_use"] else "not needed"
         line += f"\nmirror {mirror['url']}: {use}, {mirror['bytes_received'] / 1e6:.2f} MB received" + _trouble(mirror)
-    return line
+    return line + _failures(document)
 
 
 def _trouble(mirror: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.records import Open
+from p2pcast.errors import P2PCastError
 from p2pcast.relay.artifact import Artifact
 from p2pcast.relay.pieces import PieceSet
 from p2pcast.store.log import Log
@@ -49,11 +50,24 @@ class Holding:
     confirmed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the hub is known to hold its version on its disk (``Assembly.confirmed``), or once it was aborted."""
     durable: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the owner once it is sealed in the store, or once it was aborted."""
+    """Set by the owner once it is sealed in the store, or once it was aborted, or its sealing failed."""
+    unsealed: P2PCastError | None = None
+    """Why it never will be durable."""
     proof: asyncio.Future[bool] | None = None
     """Of one that is made here: whether it decodes to what its manifest says. Until that is known it is not sealed in the store."""
     opened_at: float = 0.0
     completed_at: float | None = None
+
+    async def until_durable(self) -> None:
+        """Raises what sealing it failed with."""
+        await self.durable.wait()
+        if self.unsealed is not None:
+            raise self.unsealed
+
+    def not_sealed(self, error: P2PCastError) -> None:
+        """Sealing failed: whoever waits for it is told."""
+        self.unsealed = error
+        self.durable.set()
 
     def end(self) -> None:
         """It was aborted, or given up: whoever waits for more of it is woken, and looks at ``aborted``."""

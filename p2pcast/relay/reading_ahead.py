@@ -12,10 +12,11 @@ from collections.abc import Callable
 import blake3
 
 from p2pcast import limits
-from p2pcast.errors import IntegrityError, P2PCastError, RemoteError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError
 from p2pcast.relay.feed import ChildFeeds
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
+from p2pcast.tasks import spawn
 from p2pcast.transport.link import Link
 
 READ_AHEAD_PIECES = 32
@@ -39,7 +40,7 @@ class ReadAhead:
         """Unless it is under way for this child. ``pump`` sends what is in memory: it is called whenever there is more."""
         if link not in self._reads:
             work = self._read(link, feeds, pump)
-            self._reads[link] = asyncio.get_running_loop().create_task(work, name=f"read ahead for {link.name}")
+            self._reads[link] = spawn(work, f"read ahead for {link.name}")
 
     async def _read(self, link: Link, feeds: ChildFeeds, pump: Callable[[], None]) -> None:
         node = self._node
@@ -53,6 +54,9 @@ class ReadAhead:
                 pump()
         except P2PCastError as error:
             link.close(error)
+        except Exception:
+            link.close(LocalError("this node failed to read its store; see its log"))
+            raise
         finally:
             del self._reads[link]
         pump()

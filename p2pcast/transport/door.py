@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from p2pcast import limits
 from p2pcast.addresses import plain_host
+from p2pcast.tasks import spawn
 from p2pcast.transport.turnstile import Crowd, Turnstile
 
 BACKLOG = 512
@@ -169,7 +170,7 @@ class _Knock:
     def begin(self, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext) -> None:
         """Its turn has come."""
         self._timer.cancel()
-        self._task = self._loop.create_task(self._shake(factory, tls), name="tls handshake")
+        self._task = spawn(self._shake(factory, tls), "tls handshake")
         self._task.add_done_callback(self._over)
 
     async def _shake(self, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext) -> None:

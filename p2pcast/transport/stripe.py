@@ -129,6 +129,13 @@ class Stripe(asyncio.BufferedProtocol):
         return self.connection.get_buffer()
 
     def buffer_updated(self, count: int) -> None:
+        try:
+            self._read(count)
+        except OSError as error:
+            # Event loops take an OSError for the connection's own, and tell nobody.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    def _read(self, count: int) -> None:
         before = self.connection.payload_bytes
         try:
             events = self.connection.received(count)

@@ -345,6 +345,7 @@ SINCE: dict[Type, dict[str, Check]] = {
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
     Type.READY: {"v": protocol},
     Type.WELCOME: {"bearer": text(128)},
+    Type.ENGINE: {"members": row(node, limits.MAX_MEMBERS)},
     Type.REPORT: {
         "durable": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "opened": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),

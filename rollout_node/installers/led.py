@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from p2pcast.codec.layout import Layout
+from p2pcast.errors import P2PCastError
 from p2pcast.version import Version
 from rollout_node.companions import Lead
 from rollout_node.installers.base import Audit, CommitReport, Installer
@@ -33,15 +34,22 @@ class LedInstaller:
         return self._inner.commit_needs_shadow
 
     async def start(self) -> None:
+        self._lead.loosen()
         await self._inner.start()
         self._lead.begin()
 
     async def check(self) -> None:
-        await self._inner.check()
+        try:
+            await self._inner.check()
+        except P2PCastError:
+            self._lead.loosen()
+            raise
 
     async def stage(self, version: Version, shadow: Path) -> None:
         if self._inner.ready:
             self._lead.require()
+        else:
+            self._lead.loosen()
         await self._lead.meet(version)
         await self._inner.stage(version, shadow)
 

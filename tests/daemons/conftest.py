@@ -128,6 +128,9 @@ class Swarm:
         self.steps: dict[int, tuple[State, dict[str, bytes]]] = {}
         """What was last written under each step."""
         self._tasks: dict[Hub | Peer, asyncio.Task[None]] = {}
+        self.expects_failures = False
+        """Whether background tasks of daemons may fail: a test has them fail."""
+        self._begun: list[Hub | Peer] = []
 
     # -- daemons
 
@@ -199,7 +202,7 @@ class Swarm:
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait([task])
         error = task.exception()
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         assert error is not None
         return error
@@ -207,8 +210,11 @@ class Swarm:
     async def all_down(self) -> None:
         for daemon in list(self._tasks):
             await self.down(daemon)
+        if not self.expects_failures:
+            assert [failure for daemon in self._begun for failure in daemon.tasks.status()] == []
 
     def _start(self, daemon: Hub | Peer) -> None:
+        self._begun.append(daemon)
         self._tasks[daemon] = asyncio.create_task(daemon.run())
 
     # -- what happens

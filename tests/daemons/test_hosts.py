@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from p2pcast.errors import P2PCastError, RefusedError
@@ -9,8 +11,11 @@ from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
+from p2pcast.wire.messages import Type
 from rollout_node import member as module
+from trainer_node.spans import Spans
 
+DEADLINE_S = 60.0
 NOBODY = ("vllm:http://127.0.0.1:9",)
 """A server that is not there: the lead of its engine has no word from its workers."""
 
@@ -161,3 +166,109 @@ async def test_without_a_lead_a_member_follows_the_run_unless_its_shadow_is_bein
         member.member.moved()
     await installed(swarm, member, "0.2")
     swarm.check(member, 2)
+
+
+# -- a stolen peer
+
+
+REPORT = {"engine": "e", "rank": 1, "phase": "init", "version": None, "error": None}
+
+
+async def worked(swarm, lead, *members):
+    """Each member's worker answers its server's question: ranks 1, 2, …"""
+    with lead.socket.expect(lambda r: r["phase"] == "init", len(members)):
+        for rank, member in enumerate(members, 1):
+            member.member.report(REPORT | {"rank": rank})
+        ranks = [[rank] for rank, _ in enumerate(members, 1)]
+        await swarm.until(lambda: [m["ranks"] for m in lead.lead.status()["members"] if m["ranks"]] == ranks, "ranks are known")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_a_peer_that_joined_as_no_member_is_none(swarm, joined):
+    swarm.plaintext = not joined
+    lead, member = await pair(swarm)
+    thief = await swarm.peer_up("t") if joined else None
+    identity = thief.listener._identity if thief else Identity(b"n" * 16, "thief", lead.listener._identity.token)
+    tls = thief.papers.tls.client if thief else None
+
+    class Thief(QuietOwner):
+        error: P2PCastError | None = None
+
+        def on_link_closed(self, link, error):
+            self.error = error
+
+    nobody = Thief()
+    try:
+        await dial(nobody, *lead.listener.address, identity, purpose="engine", role="member", tls=tls)
+    except P2PCastError as error:
+        nobody.error = error
+    await swarm.until(lambda: nobody.error is not None, "it is shown out")
+    assert isinstance(nobody.error, RefusedError)
+    assert "the hub names no such member of engine big" in str(nobody.error)
+    shown = (await swarm.status(lead))["engine"]
+    assert shown["named"] == [member.ident.hex()]
+    assert [m["node"] for m in shown["members"]] == [member.ident.hex()]
+
+
+async def test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_the_engine(swarm, states):
+    """It has joined with the engine's name and no worker of it; it is at no version, reports ranks of its own, and vanishes."""
+    lead, member = await pair(swarm)
+    await worked(swarm, lead, member)
+    thief = await swarm.peer_up("t", engine=("big", "member"))
+    await met(swarm, lead, "b", "t")
+    swarm.publish(1, states.first())
+    await swarm.until(lambda: lead.staged == member.staged == Version(0, 1), "both are there")
+    lead.lead.begin()
+    thief.member._link.send(Type.HELD, {"version": [0, 7], "still": False, "round": 0})
+    thief.member.report(REPORT)
+    with lead.socket.expect(lambda r: r.get("nonce") == "secret", 1) as expectation:
+        thief.member.report(REPORT | {"nonce": "guess"})
+        async with asyncio.timeout(DEADLINE_S):
+            await lead.lead.meet(Version(0, 1))
+        await swarm.down(thief)
+        await met(swarm, lead, "b")
+        lead.lead.require()
+        assert lead.lead.status()["members"][0]["ranks"] == [1]
+        member.member.report(REPORT | {"nonce": "secret"})
+        assert len(await expectation.wait(DEADLINE_S)) == 1
+
+
+async def test_a_lead_knows_its_members_without_the_hub(swarm, monkeypatch):
+    lead, member = await pair(swarm)
+    await swarm.until(lambda: lead.memory["members"] is not None, "it is told")
+    await swarm.down(lead)
+    monkeypatch.setattr(Spans, "rosters", lambda self: iter(()))
+    lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
+    assert lead.lead.status()["named"] == [member.ident.hex()]
+    await met(swarm, lead)
+    assert not lead.lead._anybody
+
+
+async def test_a_hub_that_names_nobody_is_an_older_one(swarm, monkeypatch):
+    monkeypatch.setattr(Spans, "rosters", lambda self: iter(()))
+    lead, _ = await pair(swarm)
+    assert lead.lead.status()["named"] is None
+    assert lead.lead._anybody
+
+
+async def test_the_place_of_a_lead_that_is_away_is_kept_also_by_a_hub_that_was_restarted(swarm):
+    swarm.plaintext = False
+    lead, member = await pair(swarm)
+    await swarm.until(lambda: swarm.hub.memory["leads"] == {"big": lead.ident.hex()}, "it is written")
+    await swarm.down(lead)
+    for restart in (False, True):
+        if restart:
+            await swarm.down(swarm.hub)
+            await swarm.hub_up()
+        thief = swarm.peer_begun("t", engine=("big", "lead"), targets=NOBODY)
+        error = await swarm.ended(thief)
+        assert isinstance(error, RefusedError)
+        assert "its name is kept" in str(error)
+    lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
+    await met(swarm, lead)
+    await swarm.down(lead)
+    code, _ = await swarm.post(swarm.hub, "/evict", {"peer": lead.ident.hex(), "keep_token": True})
+    assert code == 200
+    other = await swarm.peer_up("c", engine=("big", "lead"), targets=NOBODY)
+    await met(swarm, other)
+    assert member.member.status()["lead"]["node"] == other.ident.hex()

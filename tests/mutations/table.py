@@ -5,7 +5,8 @@ from __future__ import annotations
 from getting_in import GETTING_IN
 from inside import FROM_INSIDE, MIRRORS
 from mutation import Mutation
+from owned import OWNED
 from releases import RELEASES
 from wearing_out import SAID, WEARING_OUT
 
-MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *WEARING_OUT, *SAID, *RELEASES]
+MUTATIONS: list[Mutation] = [*GETTING_IN, *FROM_INSIDE, *MIRRORS, *WEARING_OUT, *SAID, *OWNED, *RELEASES]

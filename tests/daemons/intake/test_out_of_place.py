@@ -95,7 +95,7 @@ async def test_a_part_that_is_not_right_undoes_the_version(swarm, states, traine
     await swarm.until(lambda: nothing_is_left(swarm), "nothing of it is left")
     assert swarm.hub.publishing.head == (0, 1)
     await trainer.publish(2, new)
-    await swarm.live("0.2")
+    await swarm.live("1.2")
 
 
 @pytest.mark.parametrize(("spoil", "why"), [(left_out, "came from all ranks together"), (altered(before=lambda b: 1), "nothing that it could change"), (altered(after=lambda a: a ^ 1), "its words have digest")], ids=["missing", "change", "digest"])  # fmt: skip

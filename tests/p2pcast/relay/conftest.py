@@ -9,6 +9,7 @@ import blake3
 import pytest
 
 from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
+from p2pcast.artifact.records import OWN
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.artifact import Artifact
 from p2pcast.relay.pieces import PieceSet
@@ -25,6 +26,7 @@ class Made(NamedTuple):
     manifest: bytes
     log: bytes
     id: bytes
+    durable: bytes = b""
 
     def pieces(self, size: int) -> list[bytes]:
         return [self.log[at : at + size] for at in range(0, len(self.log), size)]
@@ -35,8 +37,17 @@ class Maker:
     layout = LAYOUT
 
     @staticmethod
-    def make(sizes: list[int], *, step: int = 1, piece: int = 65536, seed: int = 0, kind: str = "delta", files: int = 0) -> Made:
-        """``sizes``: of the cells' payloads. Batches are taken as soon as they are there."""
+    def make(
+        sizes: list[int],
+        *,
+        step: int = 1,
+        piece: int = 65536,
+        seed: int = 0,
+        kind: str = "delta",
+        files: int = 0,
+        version_hash: bytes | None = None,
+    ) -> Made:
+        """``sizes``: of the cells' payloads. Batches are taken as soon as they are there. ``version_hash``: OWN for a delta that seals its version."""
         draw = random.Random(f"{seed} {step} {sizes}")
         base = Version(0, step - 1) if kind == "delta" else None
         record = Open(draw.randbytes(16), base, kind, LAYOUT.layout_id, piece, run_id(KEY.public), Version(0, step))
@@ -54,8 +65,9 @@ class Maker:
             contents = draw.randbytes(100 * n)
             packer.add_file(f"f{n}.json", contents, len(contents), blake3.blake3(contents).digest())
             log += contents
-        *rest, manifest = packer.seal(state % 2**64)
-        return Made(packer.open_signed, batches + rest, manifest, log, record.artifact)
+        *rest, manifest = packer.seal(state % 2**64, version_hash=version_hash)
+        durable = packer.durable() if version_hash == OWN else b""
+        return Made(packer.open_signed, batches + rest, manifest, log, record.artifact, durable)
 
     @classmethod
     def anchor(cls, *, step: int = 0, files: int = 3) -> Made:

@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
+
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.version import Version
 from p2pcast.wire.connection import Identity
+from p2pcast.wire.messages import Type
 from p2pcast.wire.token import Token
 from rollout_node.companions import Lead
 from rollout_node.install_frames import InstallClient
@@ -45,6 +48,7 @@ class Host(QuietOwner):
         await self.listener.start("127.0.0.1", port)
         if role == "lead":
             self.lead = Lead(engine, self.socket, lambda: None)
+            self.lead.hub_has_told()
             self._tasks.append(asyncio.create_task(self.lead.run()))
         else:
             self.member = Member(engine, self, self.identity, None)
@@ -141,8 +145,22 @@ async def together(hosts, *members: str, at: Version = ONE) -> tuple[Host, ...]:
         found.append(host)
     async with asyncio.timeout(LIMIT_S):
         await until(lambda: len(lead.lead.status()["members"]) == len(members))
+        await work(lead, **{host.name: rank for rank, host in enumerate(found, 1)})
         await lead.lead.meet(at)
+    lead.reports.clear()
     return lead, *found
+
+
+async def work(lead: Host, **ranks: int) -> None:
+    """Workers answer their server's first question: each host has one from now on."""
+    hosts = {m["name"]: m["node"] for m in lead.lead.status()["members"]}
+    with lead.socket.expect(lambda r: r["phase"] == "init", len(ranks)) as expectation:
+        for name, rank in ranks.items():
+            seat = lead.lead._seats[bytes.fromhex(hosts[name])]
+            report = msgpack.packb(REPORT | {"rank": rank, "phase": "init"})
+            lead.lead.on_said(seat, Type.REPORTED, {"report": report, "age_us": 0})
+        if ranks:
+            await expectation.wait(LIMIT_S)
 
 
 def seen(lead: Host) -> dict[str, Any]:

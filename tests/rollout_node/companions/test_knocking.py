@@ -141,13 +141,15 @@ async def test_an_answer_to_an_older_round_is_none(hosts):
     assert not seen(lead)["knocker"]["still"]
 
 
-async def test_ranks_beyond_reason_are_not_remembered(hosts):
+@pytest.mark.parametrize("rank", [limits.MAX_RANKS, -1])
+async def test_ranks_beyond_reason_are_refused(hosts, rank):
     lead, b = await together(hosts, "b")
-    await b.says(rank=limits.MAX_RANKS)
-    await b.says(rank=-1)
-    await b.says(rank=3)
-    await until(lambda: len(lead.reports) == 3)
-    assert seen(lead)["b"]["ranks"] == [3]
+    with lead.socket.expect(lambda r: True, 2):
+        link = b.member._link
+        await b.says(rank=rank)
+        await until(lambda: link.closed)
+    await until(lambda: set(seen(lead)) == {"b"})
+    assert seen(lead)["b"]["ranks"] == [1]
 
 
 async def test_errors_of_versions_off_the_wire_close_the_link(hosts):

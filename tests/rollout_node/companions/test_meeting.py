@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from engine_hosts import LIMIT_S, ONE, THREE, TWO, Host, seen, together, until
+from engine_hosts import LIMIT_S, ONE, THREE, TWO, Host, seen, together, until, work
 
 from p2pcast.errors import RetryableError
 from p2pcast.version import Version
@@ -70,6 +70,7 @@ async def test_a_member_that_is_further_waits_for_the_lead(hosts):
     for each in (b, c):
         each.member.lead_is(lead.place)
     await until(lambda: all(m["staged"] for m in seen(lead).values()) and len(seen(lead)) == 2)
+    await work(lead, b=1, c=2)
     with pytest.raises(RetryableError, match=r"member b \(62626262\) is at version 0.3 already, so 0.1 is left out"):
         await lead.lead.meet(ONE)
     await c.move(THREE)
@@ -86,6 +87,7 @@ async def test_a_member_without_a_version_is_named(hosts):
     c = await hosts("member", "c")
     c.member.lead_is(lead.place)
     await until(lambda: len(seen(lead)) == 2)
+    await work(lead, c=2)
     with pytest.raises(RetryableError, match=r"member c \(63636363\) has no version yet"):
         await asyncio.wait_for(lead.lead.meet(ONE), LIMIT_S)
     await c.move(ONE)

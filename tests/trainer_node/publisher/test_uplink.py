@@ -317,3 +317,49 @@ def test_what_makes_no_sense(played, tmp_path, monkeypatch):
         Publisher(played.address, token_file=played.token, dtype=torch.int8)
     with pytest.raises(UsageError, match="not initialised"):
         Publisher(played.address, token_file=played.token, group=object())
+
+
+class Bug(Exception):
+    """Nobody expects it."""
+
+
+def broken(*_: object) -> None:
+    raise Bug("by a test")
+
+
+def test_a_callback_that_fails_on_the_publishers_loop_ends_the_wait_and_the_connection(played, made, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(uplink.Uplink, "_pump", broken)
+        handle = made.publish(4, tensors())
+        with pytest.raises(RetryableError, match=r"failed by itself \(Bug: by a test\)"):
+            handle.wait_durable()
+    assert made._uplink.over
+
+
+def test_a_publishers_thread_that_dies_ends_the_wait(played, thread, monkeypatch):
+    """In the middle of a version, with nothing left that could hear the hub."""
+    monkeypatch.setattr(uplink, "BEAT_S", 0.01)
+    making: Future[Publisher] = thread.submit(Publisher, played.address, token_file=played.token)
+    played.ranked()
+    made = making.result()
+    handle = made.publish(4, tensors())
+    played.heard_of(Type.BEGIN, 0)
+    monkeypatch.setattr(uplink, "SILENCE_S", "no number")
+    with pytest.raises(RetryableError, match="failed by itself \\(TypeError"):
+        handle.wait_durable()
+    made.close()
+
+
+def test_a_publisher_whose_thread_never_gets_going_says_so(played, monkeypatch):
+    monkeypatch.setattr(uplink.Uplink, "_main", broken)
+    with pytest.raises(RetryableError, match="Bug: by a test"):
+        Publisher(played.address, token_file=played.token)
+
+
+def test_a_handle_is_finished_even_where_giving_up_fails(played, made, monkeypatch):
+    monkeypatch.setattr(uplink.Uplink, "abandon", broken)
+    monkeypatch.setattr(publisher, "send_parts", broken)
+    handle = made.publish(4, tensors())
+    begun(played, 0, (0, 4))
+    with pytest.raises(Bug):
+        handle.wait_durable()

@@ -32,6 +32,14 @@ class Watched(Node):
         super().add_piece(holding, index, payload)
         self.owner.on_piece(holding, index)
 
+    def seal(self, holding, signed):
+        super().seal(holding, signed)
+        Swarm.changed.set()
+
+    def confirm(self, holding, signed):
+        super().confirm(holding, signed)
+        Swarm.changed.set()
+
     def set_path(self, path):
         super().set_path(path)
         Swarm.changed.set()

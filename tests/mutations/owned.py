@@ -1,0 +1,184 @@
+"""Defences against tasks that die in silence, and against a stolen peer at an engine on several hosts."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+TASKS = "p2pcast/tasks.py"
+LEAD = "rollout_node/companions.py"
+SPANS = "trainer_node/spans.py"
+IN_DAEMONS = "tests/daemons/test_tasks.py::"
+IN_TASKS = "tests/p2pcast/test_tasks.py::"
+UPLINK = "tests/trainer_node/publisher/test_uplink.py::"
+HOSTS = "tests/daemons/test_hosts.py::"
+AT_A_LEAD = "tests/rollout_node/companions/test_thieves.py::"
+IN_SPANS = "tests/trainer_node/test_spans.py::"
+
+OWN_WORK = "the daemon's own work fails"
+ONE_LINK = "what one connection asked for fails"
+ENGINES = "to pass for a member"
+PLACE = "to take the place of an engine's lead"
+
+OWNED = [
+    Mutation(
+        OWN_WORK,
+        TASKS,
+        "            self.fail(task.get_name(), error, fatal=vital)",
+        "            self.failed += 1",
+        IN_DAEMONS + "test_a_hub_that_fails_to_seal_ends_and_its_publish_does_not_hang",
+    ),
+    Mutation(
+        OWN_WORK,
+        "trainer_node/sealing.py",
+        '            holding.not_sealed(LocalError(f"version {holding.open.version} could not be sealed: {type(error).__name__}"))\n',
+        "            del error\n",
+        IN_DAEMONS + "test_a_hub_that_fails_to_seal_ends_and_its_publish_does_not_hang",
+    ),
+    Mutation(
+        OWN_WORK,
+        TASKS,
+        "            self.fail(task.get_name(), error, fatal=vital)",
+        "            self.fail(task.get_name(), error)",
+        IN_DAEMONS + "test_a_peer_that_fails_to_seal_ends",
+    ),
+    Mutation(
+        OWN_WORK,
+        TASKS,
+        "        elif vital and isinstance(error, LocalError):",
+        "        elif False:",
+        IN_DAEMONS + "test_an_eviction_that_a_peer_cannot_write_is_told",
+    ),
+    Mutation(
+        OWN_WORK,
+        TASKS,
+        "            raise self._tasks.fail(name, error, fatal=True) from error",
+        "            del name",
+        IN_DAEMONS + "test_keepalives_that_fail_end_the_daemon",
+    ),
+    Mutation(
+        OWN_WORK,
+        TASKS,
+        "            self._fatal.set_exception(_ended(self._first))",
+        "            self._fatal.set_exception(RuntimeError(self._first.why))",
+        IN_DAEMONS + "test_the_process_ends_with_one_line_that_names_the_task",
+    ),
+    Mutation(
+        OWN_WORK,
+        TASKS,
+        "            if not ends:",
+        "            if False:",
+        IN_TASKS + "test_a_loop_of_the_daemon_that_ends_by_itself_is_a_failure",
+    ),
+    Mutation(
+        ONE_LINK,
+        "p2pcast/transport/stripe.py",
+        '            raise RuntimeError(f"{type(error).__name__}: {error}") from error',
+        "            raise",
+        IN_DAEMONS + "test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connections_own",
+    ),
+    Mutation(
+        ONE_LINK,
+        "p2pcast/http.py",
+        "        healthy, why = self._healthy()",
+        '        healthy, why = True, ""',
+        IN_DAEMONS + "test_a_message_that_a_hub_fails_to_handle_costs_its_link_and_is_told",
+    ),
+    Mutation(
+        ONE_LINK,
+        TASKS,
+        "            loop.set_exception_handler(_heard)",
+        "            loop.set_exception_handler(None)",
+        IN_DAEMONS + "test_a_timer_that_fails_is_told",
+    ),
+    Mutation(
+        ONE_LINK,
+        "trainer_node/hub.py",
+        'f"renew {session.link.name}", vital=False)',
+        'f"renew {session.link.name}")',
+        IN_DAEMONS + "test_a_certificate_that_fails_to_be_issued_costs_its_link_and_is_told",
+    ),
+    Mutation(
+        ONE_LINK,
+        TASKS,
+        "    task.add_done_callback(_settled)\n",
+        "    task.add_done_callback(lambda task: task.exception())\n",
+        IN_DAEMONS + "test_a_read_ahead_that_fails_costs_that_child_and_is_told",
+    ),
+    Mutation(
+        ONE_LINK,
+        TASKS,
+        "        threading.excepthook = hook\n",
+        "",
+        IN_TASKS + "test_a_thread_that_dies_is_heard",
+    ),
+    Mutation(
+        "a publisher's thread dies",
+        "trainer_node/uplink.py",
+        '            self._failed(self._loop, {"message": "the publisher\'s thread failed", "exception": error})',
+        "            del error",
+        UPLINK + "test_a_publisher_whose_thread_never_gets_going_says_so",
+    ),
+    Mutation(
+        "a publisher's thread dies",
+        "trainer_node/uplink.py",
+        "                self._loop.set_exception_handler(self._failed)\n",
+        "",
+        UPLINK + "test_a_callback_that_fails_on_the_publishers_loop_ends_the_wait_and_the_connection",
+    ),
+    Mutation(
+        ENGINES,
+        LEAD,
+        "        if node not in self._roster:",
+        "        if False:",
+        AT_A_LEAD + "test_whom_the_hub_does_not_name_is_no_member",
+    ),
+    Mutation(
+        ENGINES,
+        LEAD,
+        "        self._check_named(link.remote)\n",
+        "",
+        HOSTS + "test_a_peer_that_joined_as_no_member_is_none",
+    ),
+    Mutation(
+        ENGINES,
+        LEAD,
+        " for node, s in self._seats.items() if node in working}",
+        " for node, s in self._seats.items()}",
+        HOSTS + "test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_the_engine",
+    ),
+    Mutation(
+        ENGINES,
+        LEAD,
+        " for node, s in self._seats.items() if node in working}",
+        " for node, s in self._seats.items()}",
+        AT_A_LEAD + "test_a_member_without_a_worker_is_waited_for_by_nobody",
+    ),
+    Mutation(
+        ENGINES,
+        "rollout_node/install_socket.py",
+        "        if claim is not None and any(e.awaits(report, made_at) for e in self._expecting):",
+        "        if claim is not None:",
+        AT_A_LEAD + "test_what_nobody_asked_is_no_claim_to_a_rank",
+    ),
+    Mutation(
+        ENGINES,
+        LEAD,
+        "        if whose is not None and rank not in self._loose:",
+        "        if False:",
+        AT_A_LEAD + "test_no_rank_is_claimed_by_two_members",
+    ),
+    Mutation(
+        PLACE,
+        SPANS,
+        '        if known is None and claimant not in ("", ident) and now - since < CLAIM_S:',
+        "        if False:",
+        IN_SPANS + "test_the_name_of_an_engine_is_kept_for_a_lead_that_is_away",
+    ),
+    Mutation(
+        PLACE,
+        "trainer_node/hub.py",
+        '        self.hearing.recall_leads(self.memory["leads"])\n',
+        "",
+        HOSTS + "test_the_place_of_a_lead_that_is_away_is_kept_also_by_a_hub_that_was_restarted",
+    ),
+]

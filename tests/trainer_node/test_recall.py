@@ -1,0 +1,154 @@
+"""What peers show a hub that has come back: only signed records count, and each that the hub does not know makes it go on above."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from p2pcast.artifact.records import Durable, Open, RunKey, run_id
+from p2pcast.version import Version
+from trainer_node.recall import Recall, Roster
+from trainer_node.version_numbers import VersionNumbers
+
+V = Version
+KEY = RunKey(bytes([7]) * 32)
+RUN = run_id(KEY.public)
+HASH = bytes([1]) * 32
+
+
+def durable(version: Version, manifest: bytes = HASH, key: RunKey = KEY, run: bytes = RUN) -> bytes:
+    return Durable(bytes(16), manifest, run, version).to_signed(key)
+
+
+def opened(version: Version, key: RunKey = KEY) -> bytes:
+    return Open(bytes(16), V(0, 0), "delta", bytes(32), 1024, run_id(key.public), version).to_signed(key)
+
+
+class Kept:
+    """A store that holds a chain of versions, each with a hash of its own."""
+
+    run_key = KEY.public
+
+    def __init__(self, *versions: Version, legacy: bool = False) -> None:
+        bases = [None, *versions]
+        self.artifacts = {
+            bytes([n]): SimpleNamespace(version=v, base=bases[n], manifest=SimpleNamespace(identity=None if legacy else HASH))
+            for n, v in enumerate(versions)
+        }
+
+    def newest(self):
+        return max((s.version for s in self.artifacts.values()), default=None)
+
+    def identity(self, version):
+        return next((s.manifest.identity for s in self.artifacts.values() if s.version == version), None)
+
+
+@pytest.fixture
+def recall(tmp_path: Path):
+    def make(store: Kept, *, restarted: bool = True, roster: Roster | None = None):
+        numbers = VersionNumbers(tmp_path / "versions.log", "boot")
+        unlike: list[tuple[str, Version]] = []
+        made = Recall(
+            store,
+            numbers,
+            roster or Roster(tmp_path / "peers.log"),
+            restarted=restarted,
+            unlike=lambda *what: unlike.append(what),
+        )
+        return made, numbers, unlike
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("shown", "branch"),
+    [
+        (durable(V(0, 3)), 0),
+        (durable(V(0, 3), bytes(32)), 1),
+        (durable(V(0, 9)), 1),
+        (durable(V(4, 1)), 5),
+        (durable(V(0, 1), bytes(32)), 1),
+        (durable(V(0, 9), key=RunKey(bytes([8]) * 32)), 0),
+        (durable(V(0, 9), run=bytes(16)), 0),
+        (b"", 0),
+        (durable(V(0, 9))[:-1], 0),
+        (opened(V(0, 9)), 0),
+    ],
+    ids=[
+        "known",
+        "other bytes",
+        "newer",
+        "newer branch",
+        "old, other bytes",
+        "forged",
+        "another run",
+        "empty",
+        "cut",
+        "no durable",
+    ],
+)
+def test_what_a_peer_proves_and_the_hub_lacks_opens_a_higher_branch(recall, shown, branch) -> None:
+    made, numbers, unlike = recall(Kept(V(0, 1), V(0, 2), V(0, 3)))
+    made.heard("aa", "name", [shown], [])
+    assert numbers.next(V(0, 3), 10).branch == branch
+    assert bool(unlike) == bool(branch)
+
+
+def test_a_gap_in_the_kept_chain_is_a_contradiction_and_what_retention_removed_is_none(recall) -> None:
+    made, numbers, _ = recall(Kept(V(0, 3), V(0, 5), V(0, 7)))
+    made.heard("aa", "name", [durable(V(0, 2))], [])
+    assert numbers.floor == 0
+    made.heard("aa", "name", [durable(V(0, 6))], [])
+    assert numbers.floor == 1
+
+
+def test_states_of_release_0_1_contradict_nothing(recall) -> None:
+    made, numbers, _ = recall(Kept(V(0, 1), V(0, 2), legacy=True))
+    made.heard("aa", "name", [durable(V(0, 2))], [])
+    assert numbers.floor == 0
+
+
+def test_numbers_that_were_only_opened_are_skipped_without_a_branch_of_their_own(recall) -> None:
+    made, numbers, _ = recall(Kept(V(0, 1), V(0, 2)))
+    made.heard("aa", "name", [], [opened(V(0, 3)), opened(V(0, 1)), opened(V(9, 9), RunKey(bytes([8]) * 32))])
+    assert numbers.next(V(0, 2), 3) == V(1, 3)
+    assert numbers.next(V(0, 2), 4) == V(0, 4)
+
+
+def test_it_is_said_once_for_each_version(recall) -> None:
+    made, _, unlike = recall(Kept(V(0, 1)))
+    for peer in ("aa", "bb", "aa"):
+        made.heard(peer, peer, [durable(V(0, 9))], [])
+    assert unlike == [("aa", V(0, 9))]
+
+
+async def test_versions_open_once_the_peers_of_the_last_process_have_reported(recall, tmp_path: Path) -> None:
+    before = Roster(tmp_path / "peers.log")
+    for peer in ("aa", "bb", "cc"):
+        before.joined(peer)
+    before.left("bb")
+    before.close()
+    made, _, _ = recall(Kept(V(0, 1)), roster=Roster(tmp_path / "peers.log"))
+    waiting = asyncio.ensure_future(made.run(60.0))
+    made.joined("aa")
+    made.heard("aa", "a", [], [])
+    await asyncio.sleep(0)
+    assert not made.done.is_set()
+    made.heard("cc", "c", [], [])
+    await waiting
+    assert made.done.is_set()
+
+
+async def test_where_no_peer_is_known_the_time_runs_out(recall) -> None:
+    made, _, _ = recall(Kept(V(0, 1)))
+    made.heard("aa", "a", [], [])
+    assert not made.done.is_set()
+    await made.run(0.001)
+    assert made.done.is_set()
+
+
+def test_a_first_start_waits_for_nobody(recall) -> None:
+    assert recall(Kept(), restarted=False)[0].done.is_set()
