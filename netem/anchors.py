@@ -22,7 +22,6 @@ import aiohttp
 import numpy as np
 import safetensors
 
-from netem.anchored import ANCHOR_EVERY
 from netem.fleet import HUB, Fleet, FleetError
 from netem.loopback import Net
 
@@ -101,9 +100,9 @@ async def beside_anchors(
     folder: Path, hub_folder: Path, state_bytes: int, peers: int, versions: int, every: int, deadline_s: float
 ) -> Outcome:
     """``folder``: in memory. Raises FleetError when something does not come about."""
-    os.environ[ANCHOR_EVERY] = str(every)
+    os.environ["P2PCAST_SEED_ANCHOR_EVERY"] = str(every)
     (folder / HUB).symlink_to(hub_folder, target_is_directory=True)
-    async with AnchorFleet(folder, Net(1e12), peers, 1, state_bytes, deadline_s, "netem.anchored") as fleet:
+    async with AnchorFleet(folder, Net(1e12), peers, 1, state_bytes, deadline_s, "p2pcast.cli") as fleet:
         watch = _Watch()
         task = asyncio.create_task(watch.follow(*await fleet.http_place(HUB)))
         try:

@@ -238,8 +238,12 @@ class Fleet:
 
     @property
     def version(self) -> str:
-        """The newest."""
+        """The newest, where no hub was killed in the middle of one: after that, branches are higher."""
         return f"0.{self.step}"
+
+    def is_newest(self, version: str | None) -> bool:
+        """Whether this is the newest step, in whichever branch."""
+        return version is not None and version.endswith(f".{self.step}")
 
     def publish(self) -> None:
         """The next version."""
@@ -260,7 +264,7 @@ class Fleet:
 
         async def look() -> bool:
             for name in sorted(waiting):
-                if (await self.status(name) or {}).get("committed") == self.version:
+                if self.is_newest((await self.status(name) or {}).get("committed")):
                     waiting.discard(name)
             return not waiting
 

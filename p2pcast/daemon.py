@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import hashlib
 import json
 import os
@@ -19,10 +20,12 @@ from typing import Any
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, UsageError
+from p2pcast.store import private
 from p2pcast.store.files import atomic_write, explained
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+TMPFS = Path("/dev/shm")
 _POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -39,17 +42,25 @@ def state_home() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "p2pcast"
 
 
+def shadow_prefix() -> str:
+    """Of the names of this user's default shadow folders in ``TMPFS``."""
+    return f"p2pcast-{os.getuid()}-"
+
+
 def default_shadow(state: Path) -> Path:
     """A folder in tmpfs that belongs to this state folder."""
     name = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]
-    return Path("/dev/shm") / f"p2pcast-{os.getuid()}-{name}"
+    return TMPFS / f"{shadow_prefix()}{name}"
+
+
+_users_umask = -1
 
 
 class Memory:
     """A daemon's small facts, in one JSON file that is replaced whole."""
 
     def __init__(self, path: Path, defaults: dict[str, Any]) -> None:
-        self._path = path
+        self.path = path
         self._changing = threading.Lock()
         self.facts = dict(defaults)
         if path.exists():
@@ -66,7 +77,16 @@ class Memory:
         """Durable when it returns; from any thread. Raises LocalError."""
         with self._changing:
             self.facts |= facts
-            atomic_write(self._path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
+            self._write()
+
+    def forget(self, *keys: str) -> None:
+        """Durable when it returns; what is unknown is no fault. Raises LocalError."""
+        with self._changing:
+            self.facts = {key: fact for key, fact in self.facts.items() if key not in keys}
+            self._write()
+
+    def _write(self) -> None:
+        atomic_write(self.path, json.dumps(self.facts, sort_keys=True).encode(), 0o600)
 
 
 def node_id(memory: Memory) -> bytes:
@@ -108,12 +128,30 @@ async def until_told(work: Callable[[], Awaitable[None]], drain: Callable[[], Aw
             await asyncio.wait([draining])
 
 
+def keep_to_ourselves() -> None:
+    """What this process makes from now on is for its own user. ``users_umask`` is what it was before."""
+    global _users_umask
+    _users_umask = os.umask(private.UMASK)
+    os.umask(private.UMASK | _users_umask)
+
+
+def users_umask() -> int:
+    """For commands of the user's that this process runs; -1: as it is."""
+    return _users_umask
+
+
 def keep_freed_memory() -> None:
     """Buffers of pieces come and go all the time: without this, the allocator gives each back to the kernel and pays for fresh pages (glibc; elsewhere nothing)."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 8 * limits.MIB)
         libc.mallopt(_M_TRIM_THRESHOLD, 64 * limits.MIB)
+
+
+def name_fatal_signals() -> None:
+    """A process that ends by SIGBUS (its shadow was cut short in tmpfs, by its own user) or SIGSEGV says so, with every thread's stack, on stderr."""
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
+        faulthandler.enable()
 
 
 def raise_descriptor_limit() -> None:

@@ -34,7 +34,7 @@ def save(figure: Any, file: Path) -> None:
     """Write it whole, or raise LocalError. The same figure gives the same bytes."""
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
-    atomic_write(file, out.getvalue())
+    atomic_write(file, out.getvalue(), None)
 
 
 def plain(text: str) -> str:

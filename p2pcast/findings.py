@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from p2pcast.codec.floats import thresholds_shown
+
 HEAVY_TENSOR, HEAVY_KIND = 0.25, 0.4
 """Share of the bytes from which a tensor, or all of one kind, is named."""
 BEYOND_ITS_SIZE = 1.2
@@ -129,8 +131,9 @@ def _threshold(document: dict[str, Any]) -> Iterator[str]:
         what = f"η not given: the mean update {rate:.2g} stands for it, which under Adam is below η"
     under, above = total["under"], total["words"] - total["under"]
     above_changed = total["changed"] - total["under_changed"]
+    below = thresholds_shown(t["dtype"] for t in document["tensors"] if t["magnitudes"] is not None)
     yield (
-        f"{_percent(under, total['words'])} of the weights are small enough to show a typical update (|w| < 256·η for bf16; {what}): "
+        f"{_percent(under, total['words'])} of the weights are small enough to show a typical update (|w| < {below}; {what}): "
         f"{_percent(total['under_changed'], under)} of them changed, and {_percent(above_changed, above)} of the others. "
         f"They make {_percent(total['under_changed'], total['changed'])} of the changes."
     )

@@ -1,7 +1,7 @@
 """Every daemon's HTTP side: /status, /healthz, /readyz, /metrics, /events, /wait, and the commands that it takes.
 
-Promises: health, readiness and metrics are open; everything else needs the bearer token unless the caller is on loopback, and there it must not be a web page from elsewhere
-that a browser was made to speak for; an error is a line of JSON, never a traceback; a reader of /events that does not take what it is sent is dropped; nobody who waits holds up
+Promises: health, readiness and metrics are open; a command needs the bearer token, wherever its caller is, since any user of this machine may call on loopback;
+everything else needs the token unless the caller is on loopback. There a caller without it must not be a web page from elsewhere that a browser was made to speak for; an error is a line of JSON, never a traceback; a reader of /events that does not take what it is sent is dropped; nobody who waits holds up
 the daemon's end. Connections that ask nothing are `http_door`'s.
 """
 
@@ -12,8 +12,10 @@ import hmac
 import json
 import logging
 import math
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -27,6 +29,7 @@ from p2pcast.events import Events
 from p2pcast.http_door import KEPT_S, Door
 from p2pcast.limits import KIB, MAX_READERS, MAX_WAIT_S, MAX_WAITERS
 from p2pcast.transport.binding import listening
+from p2pcast.trust import bearer as bearer_tokens
 from p2pcast.version import Version
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,8 @@ protocol_logger = logging.getLogger(f"{__name__}.protocol")
 """Of aiohttp's reading of requests. What a caller did wrong is said to the caller, and not written down with a traceback for each."""
 protocol_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^][:@/?#\s]+))(?::\d{1,5})?", re.ASCII | re.IGNORECASE)
+READING = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_REQUEST_BYTES = 64 * KIB
 HEARTBEAT_S = 15.0
@@ -69,15 +74,18 @@ class HttpServer:
         events: Events,
         waits: Mapping[str, Reached],
         *,
+        bearer_file: Path = Path(bearer_tokens.FILE),
         only_here: frozenset[str] = frozenset(),
         healthy: Callable[[], tuple[bool, str]] = lambda: (True, ""),
     ) -> None:
-        """``only_here``: commands whose answers hold secrets, and are given to callers on loopback alone. ``healthy``: whether a restart is due, and why."""
+        """``bearer_file``: where ``bearer`` lies, for whoever may read it. ``only_here``: commands whose answers hold secrets, and are given to callers on loopback alone.
+        ``healthy``: whether a restart is due, and why."""
         self._status = status
         self._ready = ready
         self._healthy = healthy
         self._registry = registry
         self.bearer = bearer
+        self._bearer_file = bearer_file
         self._events = events
         self._waits = waits
         self._waiting = 0
@@ -135,11 +143,11 @@ class HttpServer:
             self._door.asked(request)
         if request.path not in OPEN_PATHS and not self._bears_token(request):
             if not is_loopback(request.remote or ""):
-                return web.json_response(
-                    {"error": "a bearer token is needed off loopback: what lies in http.token of its state folder"}, status=401
-                )
+                return _unknown("what lies in http.token of its state folder")
             if not _by_itself(request):
                 return web.json_response({"error": "web pages of other origins may not speak to this daemon"}, status=403)
+            if request.method not in READING:
+                return _unknown(f"what lies in {self._bearer_file}")
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -303,11 +311,18 @@ def _gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
+def _unknown(where: str) -> web.Response:
+    error = f"a bearer token is needed: send the header Authorization: Bearer TOKEN, with {where}"
+    return web.json_response({"error": error}, status=401, headers={"WWW-Authenticate": "Bearer"})
+
+
 def _by_itself(request: web.Request) -> bool:
     """Whether the caller was not made to call by a web page from elsewhere, which may post blindly (it has another origin) or read answers by way of a name of its own
     that leads to loopback (then ``Host`` is that name)."""
     host = request.headers.get("Host", "")
-    name = host.rpartition("]")[0].lstrip("[") or host.partition(":")[0]
+    if (match := _HOST.fullmatch(host)) is None:
+        return False
+    name = match[1] or match[2]
     if not is_loopback(name) and name.lower() not in ("localhost", socket.gethostname().lower()):
         return False
     origin = request.headers.get("Origin")

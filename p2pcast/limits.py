@@ -69,6 +69,9 @@ MAX_WAYS = 8
 """Addresses at which one node may be found: two families, advertised, observed and its own, with room to spare."""
 MAX_SOURCES = 64
 """Nodes that may be named to one that pulls, or that it has done with."""
+MAX_KEPT = 1000
+"""Deltas, and anchors, that a user may have a store keep, versions between anchors, and a peer's deltas since its anchor: with as many squashes, a store
+fits one message (MAX_CATALOG)."""
 MAX_HELD = 1024
 """Artifacts that one report may name: ten times what a peer keeps."""
 MAX_GARBLED = 64
@@ -149,6 +152,8 @@ EVENTS_KEPT = 4096
 """Events that a reader may come back for: an hour of a busy hub, about 2 MiB."""
 EVENTS_AT_ONCE = 256
 """Events in one write to a reader."""
+MAX_SKIPPED = 256
+"""Checkpoint folders that /status names as skipped; a trainer may spoil any number of them."""
 MAX_EVENT_TEXT = 1000
 """Characters of one text in an event; errors are shorter."""
 MAX_FAILURES_KEPT = 16

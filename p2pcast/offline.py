@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ from p2pcast.artifact.assembly import Placed
 from p2pcast.artifact.p2pd import P2pdFile, P2pdWriter
 from p2pcast.artifact.records import DELTA, ID_BYTES, FileEntry, Open, RunKey, run_id
 from p2pcast.checkpoint import Checkpoint, write_folder
-from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode
+from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode, encode_whole
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.codec.squash import needs_base, squash
 from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.parallel import cores, ordered_map
+from p2pcast.store import disk
 from p2pcast.version import Version
 
 _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
@@ -116,10 +117,10 @@ def diff(
     state = changed = 0
 
     def code_one(cell: Cell) -> tuple[int, Encoded | None]:
-        words = was.words(cell)
+        words = was.lent(cell)
         seen(cell.nbytes, layout.nbytes)
         before = digest(words, cell)
-        coded = code(cell, words, now.words(cell), before, codec)
+        coded = code(cell, words, now.lent(cell), before, codec)
         return before if coded is None else coded.after, coded
 
     with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
@@ -134,8 +135,13 @@ def diff(
 
 
 def code(cell: Cell, old: npt.NDArray[Any], new: npt.NDArray[Any], before: int, codec: str) -> Encoded | None:
-    """As ``codec.cell.encode``, but never in more bytes than the cell has."""
+    """As ``codec.cell.encode``, but never in more bytes than the cell has; and ``auto`` tries every codec, whatever it takes."""
     coded = encode(cell, old, new, before=before, codec=codec)
+    if coded is not None and codec == "auto":
+        other = encode(cell, old, new, before=before, codec="context")
+        coded = other if other is not None and len(other.payload) < len(coded.payload) else coded
+        whole, payload = encode_whole(new, at_most=len(coded.payload))
+        return coded if payload is None else replace(coded, codec=whole, payload=payload)
     if coded is not None and coded.codec != RAW and len(coded.payload) > cell.nbytes:
         coded = encode(cell, old, new, before=before, codec="raw")
     return coded
@@ -181,7 +187,7 @@ def apply_file(
                     f"wrong base: {base}: every cell that {delta} changes is as it should be, another one is not; nothing was written"
                 )
 
-        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state)
+        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state, modes=disk.USERS)
         return file.manifest.version
 
 
@@ -261,7 +267,7 @@ def squash_files(
             ]
             if not links:
                 return None
-            return squash(cell, links, base=None if held is None else held.words(cell), codec=codec)
+            return squash(cell, links, base=None if held is None else held.lent(cell), codec=codec)
 
         with P2pdWriter(out, key, _open(key, layout, start, version), layout) as writer:
             for coded in ordered_map(join, layout.cells, workers=workers or cores(), name="squash"):
@@ -324,7 +330,7 @@ def cell_digests(checkpoint: Checkpoint, layout: Layout, *, seen: Seen = _unseen
 
     def one(cell: Cell) -> int:
         seen(cell.nbytes, layout.nbytes)
-        return digest(checkpoint.words(cell), cell)
+        return digest(checkpoint.lent(cell), cell)
 
     return ordered_map(one, layout.cells, workers=workers or cores(), name="digest")
 

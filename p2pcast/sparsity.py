@@ -70,7 +70,7 @@ def look_at_delta(file: P2pdFile, base: Checkpoint | None, learning_rate: float 
                 return Look(cell, FLAT, len(payload), sparsity.count_steps(cell.words, decode_flat(payload, cell)[1]))
             counted = sparsity.count_unread(cell.words, sparsity.stated_changes(placed.codec, payload))
             return Look(cell, placed.codec, len(payload), counted)
-        old = base.words(cell)
+        old = base.lent(cell)
         positions, new, nbytes = np.empty(0, np.uint32), old[:0], 0
         if placed is not None:
             payload, nbytes = file.read_cell(placed), placed.bytes
@@ -94,7 +94,7 @@ def look_at_folders(
     thresholds = _thresholds(learning_rate)
 
     def look(cell: Cell) -> Look:
-        was, now, dtype = old.words(cell), new.words(cell), layout.tensors[cell.tensor].dtype
+        was, now, dtype = old.lent(cell), new.lent(cell), layout.tensors[cell.tensor].dtype
         seen(cell.nbytes, layout.nbytes)
         coded = offline.code(cell, was, now, digest(was, cell), codec)
         positions = np.empty(0, np.uint32) if coded is None else np.flatnonzero(was != now).astype(np.uint32)
@@ -145,12 +145,11 @@ def mean_update(rows: Iterable[Row]) -> float | None:
 
 
 def _mean(counted: Counted) -> float | None:
-    """Mean |new − old|, where values are known and not beyond bounds."""
-    return (
-        counted.moved / counted.words
-        if counted.magnitudes is not None and counted.words and math.isfinite(counted.moved)
-        else None
-    )
+    """Mean |new − old|, where values are known; None beyond f64."""
+    if counted.magnitudes is None or not counted.words:
+        return None
+    mean = counted.moved / counted.words * sparsity.MOVE_UNIT
+    return mean if math.isfinite(mean) else None
 
 
 def _shares(row: Row) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class Following:
         await peer.staging.run(peer.store.keep_files, await peer.staging.run(checkpoint.small_files))
         logger.info("base %s is version %s: nothing to download", checkpoint.folder, version)
         self._say_room(layout)
-        return await peer.staging.new_shadow(peer.config.shadow, layout, version, checkpoint.words, state)
+        return await peer.staging.new_shadow(peer.config.shadow, layout, version, checkpoint.lent, state)
 
     def _say_room(self, layout: Layout) -> None:
         logger.info(

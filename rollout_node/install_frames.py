@@ -23,10 +23,11 @@ from typing import Any
 import msgpack
 
 from p2pcast import limits
-from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.version import Version
 
 LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")
 
 
 def pack(message: dict[str, Any], cap: int) -> bytes:
@@ -99,6 +100,10 @@ class InstallClient:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(self.timeout_s)
                 sock.connect(str(self.path))
+                if (user := other_user(sock)) is not None:
+                    raise LocalError(
+                        f"the socket {self.path} belongs to a process of user {user}, who could hand out other weights: start peer and engine as one user"
+                    )
                 sock.sendall(frame)
                 head, fds, _, _ = socket.recv_fds(sock, LENGTH.size, limits.MAX_INSTALL_FILES)
                 head += _receive(sock, LENGTH.size - len(head))
@@ -117,6 +122,13 @@ class InstallClient:
                     f"peer at {self.path}: {error.strerror or error}; is `p2pcast join` running with this socket?"
                 ) from None
             raise
+
+
+def other_user(sock: socket.socket) -> int | None:
+    """Whose process is at the other end of a Unix socket, if it is neither this process's user nor root."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user = int(_CREDENTIALS.unpack(credentials)[1])
+    return None if user in (0, os.geteuid()) else user
 
 
 def _receive(sock: socket.socket, n: int) -> bytes:

@@ -1,6 +1,6 @@
 """The peer's side of the install socket: engine workers fetch patches here as file descriptors and report here.
 
-Promise: only processes of the same user are served; a worker can name versions, never paths; a stuck or hostile
+Promise: only processes of the same user, or of root, are served; a worker can name versions, never paths; a stuck or hostile
 client costs one bounded connection and nothing else. Frames: ``rollout_node.install_frames``.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,11 +19,9 @@ from p2pcast import limits
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.tasks import spawn
 from p2pcast.version import Version
-from rollout_node.install_frames import LENGTH, pack, unpack
+from rollout_node.install_frames import LENGTH, other_user, pack, unpack
 
 Report = Mapping[str, Any]
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Provider(Protocol):
@@ -183,8 +180,7 @@ class InstallSocket:
         """One connection, until the worker closes it or breaks a rule."""
         with contextlib.suppress(OSError, TimeoutError, EOFError):
             sock.setblocking(False)
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+            if other_user(sock) is not None:
                 return
             while True:
                 async with asyncio.timeout(limits.INSTALL_IDLE_S):

@@ -29,6 +29,7 @@ from p2pcast.relay.catchup import Edge
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
+from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
@@ -115,6 +116,8 @@ class Peer(QuietOwner):
     async def _join(self) -> None:
         """Up to the run's key, by the hub's WELCOME or from the mirror. Raises RetryableError, RefusedError, LocalError."""
         config = self.config
+        claim(config.state, config.shadow)
+        await asyncio.to_thread(sweep)
         self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": [], "members": None})
         self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
         self.ident = node_id(self.memory)
@@ -150,7 +153,7 @@ class Peer(QuietOwner):
             await self.following.read_base(config.base)
         await self.staging.run(warm_up)
         key = await self.heeding.key()
-        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True))
+        self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True, counts=config.counts))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self.receiving, self.ident, key)
@@ -189,6 +192,7 @@ class Peer(QuietOwner):
             self.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=config.state.resolve() / bearer.FILE,
             healthy=self.tasks.healthy,
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
 from p2pcast.wire.token import Token
@@ -33,6 +34,9 @@ class PeerConfig:
     sockets: Sockets = DEFAULT
     kv: Kv = "recompute"
     keep: int = 3
+    """Versions that a folder of versions (``safetensors:DIR``) keeps."""
+    counts: Counts = AT_A_PEER
+    """Artifacts that stay on disk."""
     driver: Driver = "peer"
     """Who switches the engines: this peer, or somebody who calls POST /commit."""
     rolling: int | None = None

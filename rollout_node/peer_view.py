@@ -72,7 +72,7 @@ class PeerView:
         return row | {"started": runner.started, "ready": row["ready"] and late is None, "error": row["error"] or late}
 
     def engine_now(self, runner: Runner) -> EngineNow:
-        return EngineNow(self._engine(runner), len(runner.versions), runner.report, runner.error)
+        return EngineNow(self._engine(runner), runner.commits, runner.report, runner.error)
 
     def status(self) -> Document:
         peer = self._peer

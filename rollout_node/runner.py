@@ -35,6 +35,9 @@ STAGE_S = 1800.0
 """The shadow is held still for one installer for so long at most: time for 140 GB at 80 MB/s. One that hangs must not stop the others for ever.
 An audit may take as long."""
 
+KEPT = 256
+"""Commits that are remembered."""
+
 _TURN, _COMMIT, _CALLBACK = "turn", "commit", "before_commit"
 _SHOWN = 3
 
@@ -75,7 +78,9 @@ class Runner:
         """``turn`` (--rolling), ``commit`` (by whoever drives it) or ``before_commit`` (deferred by the user's callback)."""
         self.report: CommitReport | None = None
         self.versions: list[Version] = []
-        """Committed by this process, in order."""
+        """Committed by this process, in order: the newest."""
+        self.commits = 0
+        """By this process."""
         self._owner = owner
         self._turns = turns or Turns()
         self._callbacks = callbacks or Callbacks()
@@ -278,7 +283,8 @@ class Runner:
         except Exception as error:
             await self._callbacks.after(str(version), str(error) or type(error).__name__)
             raise
-        self.versions.append(version)
+        self.versions = [*self.versions, version][-KEPT:]
+        self.commits += 1
         logger.info("%s: version %s committed, pause %.1f ms", installer.name, version, 1e3 * self.report.pause_s)
         await self._callbacks.after(str(version), None)
 

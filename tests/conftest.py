@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -83,3 +85,30 @@ def p2pcast() -> Run:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, **options)
 
     return run
+
+
+_AS_NOBODY = """
+import encodings.idna, json, os, socket, sys, urllib.error, urllib.request
+os.setgroups([]); os.setgid(65534); os.setuid(65534); os.umask(0)
+"""
+
+
+@pytest.fixture
+def stranger() -> Run:
+    """Run Python code as another user of this machine, to its end, for tests marked ``root``: ``stranger("os.mkdir(sys.argv[1])", path)``."""
+
+    def run(code: str, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", _AS_NOBODY + code, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+        assert not (check and done.returncode), done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder like /dev/shm, in tmpfs: every user of the machine may write to it, and nobody may move what is another's."""
+    with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
+        os.chmod(folder, 0o1777)
+        yield Path(folder)

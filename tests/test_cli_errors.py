@@ -117,7 +117,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 256 KiB."""
     folder = tmp_path / "tmpfs"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "p2pcast-test", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "p2pcast-test", folder], check=True)
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 

@@ -30,6 +30,8 @@ class Blame:
     def heard(self, witness: str, rows: Iterable[tuple[str, int]], now_s: float) -> list[str]:
         """`rows`: (node, pieces so far). Those that have been blamed anew by one who is believed."""
         counts = self._counts.setdefault(witness, {})
+        if len(counts) > CREDIBLE:
+            return []  # nothing is kept of the word of such a witness, either
         anew = [node for node, pieces in rows if node != witness and pieces > counts.get(node, 0)]
         counts.update((node, pieces) for node, pieces in rows if node in anew)
         if len(counts) > CREDIBLE:

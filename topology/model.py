@@ -24,7 +24,7 @@ from topology.tree import ROOT, Member, Plan, PlanError, by_id
 DEFAULT_PEER_BPS: Final = 100e6
 """Taken for a fleet of which nothing has been measured: the per-worker cap of ECHO-2's experiments (section 5.5.1)."""
 MIN_PEER_BPS: Final = 8e3
-"""1 kB/s, where a score's Speed is 0. Slower is not told apart, which keeps every time finite."""
+"""1 kB/s: near where a score's Speed is 0. Slower is not told apart, which keeps every time finite."""
 TYPICAL_PAYLOAD_BYTES: Final = 64 << 20
 """About one step's delta of an 8B model."""
 

@@ -2,7 +2,7 @@
 
 The hub's uplink feeds as many chains as it can at a peer's full rate. The best-scored peers head them and the rest are dealt behind in score
 order (ECHO-2, section 4.2 and appendix C.3). Predicted time chooses among plans, the score breaks ties, and a plan that serves stays: a
-running one is repaired or replaced only for a gain above `GAMMA`, and by the fewest moves that bring it.
+running one is repaired or replaced only for a gain above `GAMMA`, and by the fewest moves that bring it. Members of poor standing stand behind the others where that costs no time.
 
 Peers of one region may share the way into it, which no rate measured of each of them shows: several at once over that way each get a part, and that looks like their own rate. So a
 region is entered once (SparrowRL's relay), also where nothing else is gained, as long as nobody has to wait for that: is served later than before, and by more than `GAMMA` and
@@ -32,7 +32,7 @@ from topology.model import (
     number_of_chains,
     predict_at,
 )
-from topology.rebuild import GAMMA, cut, demote, gather, grow, level, merge, renew, straighten, ways_in
+from topology.rebuild import GAMMA, cut, demote, gather, grow, level, merge, misplaced, renew, stand_back, straighten, ways_in
 from topology.tree import ROOT, Epoch, Member, Plan, by_id
 
 __all__ = ["ROOT", "Member", "Plan", "make_plan", "number_of_chains"]
@@ -41,6 +41,8 @@ SMALL = 16
 """Members at most for whom every number of chains is tried."""
 ENTRY_S = 0.25
 """Less than this, and a tenth of the time that a payload takes anyway, is not worth sending it once more over a way between regions."""
+STAND_BACK = 16
+"""Moves behind others that a planning tries because of standings: each takes a prediction of the whole plan."""
 LOOKED_AT = 50_000
 """Peers to look at, with all of them looked at for each region that is to be entered once: 50 regions of a fleet of 1000. It is the same ones the next time, else plans would not settle."""
 
@@ -71,19 +73,22 @@ def make_plan(
     planner = _Planner(table, member_rates(table), chains, uplink_bps, payload_bytes, network, _ranking(table), links, most)
     if previous is None:
         return planner.fresh(epoch)[0]
-    best, kept = planner.repaired(planner.keep(previous))
+    base = planner.keep(previous)
+    best, kept = planner.repaired(base)
     if anew and kept.cost_s > GAMMA * planner.floor_s():
         fresh, predicted = planner.fresh(epoch)
         if _improves(predicted, kept):
             best = fresh
+    if anew and any(m.standing for m in table.values()):
+        best = planner.stood_back(best, base)
     return renew(previous, best, epoch)
 
 
-def _ranking(table: Mapping[str, Member]) -> Callable[[Member], tuple[bool, float, str]]:
-    """Sort key: forwarders before leaves, then the best score first, the unknown at the median, ties by id."""
+def _ranking(table: Mapping[str, Member]) -> Callable[[Member], tuple[bool, int, float, str]]:
+    """Sort key: forwarders before leaves, then by standing, then the best score first, the unknown at the median, ties by id."""
     known = [m.score for m in table.values() if m.score is not None]
     middle = median(known) if known else 0.0
-    return lambda m: (m.leaf, -(middle if m.score is None else m.score), m.id)
+    return lambda m: (m.leaf, m.standing, -(middle if m.score is None else m.score), m.id)
 
 
 def _improves(new: Prediction, old: Prediction) -> bool:
@@ -101,7 +106,7 @@ class _Planner:
     uplink_bps: float
     payload_bytes: float
     network: Network
-    rank: Callable[[Member], tuple[bool, float, str]]
+    rank: Callable[[Member], tuple[bool, int, float, str]]
     links: Links | None
     most: int | None
 
@@ -185,6 +190,28 @@ class _Planner:
         if self.most is not None and (merged := self.mended(merge(plan, self.most))).parent != plan.parent:
             plan, before = merged, self.predict(merged)
         return plan, before
+
+    def stood_back(self, best: Plan, base: Plan) -> Plan:
+        """`best`, in which those whose standing asks for it stand behind the others, where that makes nobody wait: no plan that is slower by more than noise than `best`, or than
+        one made from nothing. `base`: the plan in force, which stays if no more of them stand in front there and nothing else is gained, so that plans can't take turns."""
+        before = self.predict(best)
+        wrong = misplaced(best, self.table)
+        most_s = GAMMA * min(before.cost_s, self.fresh(best.epoch)[1].cost_s) if wrong else 0.0
+        plan = tried = best
+        refused: set[str] = set()
+        for _ in range(STAND_BACK):
+            left = [peer for peer in misplaced(tried, self.table) if peer not in refused]
+            if not left:
+                break
+            candidate = self.mended(stand_back(tried, self.table[left[0]], self._region_of))
+            if self.predict(candidate).cost_s > most_s:
+                refused.add(left[0])
+                continue
+            # One behind a head may have to go, too, before there is anything gained.
+            tried = candidate
+            plan = tried if len(misplaced(tried, self.table)) < len(misplaced(plan, self.table)) else plan
+        fewer = len(misplaced(plan, self.table)) < len(misplaced(base, self.table))
+        return plan if fewer or plan is best or _improves(self.predict(plan), self.predict(base)) else base
 
     def _entered_once(self, plan: Plan) -> tuple[Plan, Prediction]:
         """The plan with as few ways into each region as have nobody wait for it, and what is predicted of it. Where the number of chains was told, that stands.

@@ -2,7 +2,7 @@
 
 Promise: peers are cut out, put in and moved one link at a time. `excise` moves the orphans of the dead and nobody else, `admit` moves nobody,
 `adopt` writes down what a peer has already done. Each returns the plan it was given when nothing changes, and otherwise one under the new epoch,
-which must be above the old. `demote`, `straighten`, `level`, `gather` and `merge` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
+which must be above the old. `demote`, `straighten`, `level`, `gather`, `merge` and `stand_back` are the planner's repairs, proposals that keep the old epoch. All of it is deterministic.
 """
 
 from __future__ import annotations
@@ -92,7 +92,24 @@ def _near(plan: Plan, region: str, region_of: Callable[[str], str], elsewhere: i
 def lower(plan: Plan, member: Member, *, region_of: Callable[[str], str] = lambda _: "", epoch: Epoch) -> Plan:
     """Take one out of the way of those below it: it goes to a tail, as a leaf if `member` is one, in its own region as `admit` would; its children
     go where an orphan's would."""
-    return renew(plan, _appended(cut(plan, [member.id]), member, 0, region_of), epoch)
+    return renew(plan, stand_back(plan, member, region_of), epoch)
+
+
+def misplaced(plan: Plan, members: Mapping[str, Member]) -> list[str]:
+    """Members that stand in front of one of better standing where their own does not allow it (`topology.standing`), the best first."""
+    best: dict[str, int] = {}  # of all below
+    found: list[Member] = []
+    for peer in reversed(plan.order):
+        member = members[peer]
+        best[peer] = min((min(best[child], members[child].standing) for child in plan.children(peer)), default=member.standing)
+        if best[peer] < member.standing and (member.standing > 1 or plan.parent[peer] == ROOT):
+            found.append(member)
+    return [m.id for m in sorted(found, key=lambda m: (m.standing, m.id))]
+
+
+def stand_back(plan: Plan, member: Member, region_of: Callable[[str], str]) -> Plan:
+    """Propose to move one to a tail, in its own region as `admit` would; its children go where an orphan's would."""
+    return _appended(cut(plan, [member.id]), member, 0, region_of)
 
 
 def moves(old: Plan, new: Plan) -> list[tuple[str, str]]:

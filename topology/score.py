@@ -4,25 +4,31 @@ The formula is that of ECHO-2 (appendix C.3, "Worker scoring"); its weights and 
 
     Score = Decay * (0.5 Speed + 0.35 Success + 0.15 Stability)
 
-Every part but Decay runs from 0 to 100. There is no clock here: `now_s` is any clock that only moves forward, the same one in every call.
+Speed counts bits per second, on a scale of logarithms from 1 kbit/s to the most that a worker may have: 100 Mbit/s in the paper, which is the least that is taken here. Where peers are faster, it is
+what the caller states, or the fastest peer's rate, so that they are told apart. Every part but Decay runs from 0 to 100. There is no clock here: `now_s` is any clock that only moves forward, the same one in every call.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 SPEED_WEIGHT: Final = 0.5
 SUCCESS_WEIGHT: Final = 0.35
 STABILITY_WEIGHT: Final = 0.15
-SPEED_FLOOR_LOG10: Final = 3.0
-"""1 kB/s and less is Speed 0."""
-SPEED_SPAN_LOG10: Final = 5.0
-"""100 MB/s and more is Speed 100."""
+SPEED_FLOOR_BPS: Final = 1e3
+"""This and less is Speed 0."""
+DEFAULT_CAP_BPS: Final = 1e8
+"""This and more is Speed 100, unless another cap is stated or measured."""
+HIGHEST_CAP_BPS: Final = 1e12
+"""No link is faster: what a peer claims above that makes nobody else look slow."""
 MAX_FAILURES_IN_ROW: Final = 3
 """More than this many, and a peer is not stable at all."""
 STABLE_SUCCESSES: Final = 10
+RECORD: Final = 256
+"""Transfers that are counted before both counts are halved: what was long ago fades, and a peer that works again is believed in the end."""
 DECAY_WINDOW_S: Final = 600.0
 MAX_DECAY: Final = 0.3
 EWMA_WEIGHT: Final = 0.3
@@ -48,6 +54,8 @@ class Transfers:
 
     def record(self, now_s: float, transferred_bytes: int, seconds: float, ok: bool) -> Transfers:
         """One transfer that ended at `now_s`. A bad one, or one without bytes or duration, says nothing about the rate."""
+        if self.good + self.bad >= RECORD:
+            return replace(self, good=self.good // 2, bad=self.bad // 2).record(now_s, transferred_bytes, seconds, ok)
         last_s = now_s if self.last_s is None else max(now_s, self.last_s)
         if not ok:
             return replace(self, bad=self.bad + 1, failures_in_row=self.failures_in_row + 1, last_s=last_s)
@@ -69,12 +77,29 @@ class Score:
     decay: float
 
 
-def score(transfers: Transfers, now_s: float) -> Score | None:
+def speed_cap_bps(rates_bps: Iterable[float | None], stated_bps: float | None = None) -> float:
+    """The rate that is Speed 100: as stated, else the fastest of these, and `DEFAULT_CAP_BPS` at least."""
+    if stated_bps is not None:
+        return max(stated_bps, 2 * SPEED_FLOOR_BPS)
+    fastest = max((bps for bps in rates_bps if bps is not None), default=0.0)
+    return min(max(fastest, DEFAULT_CAP_BPS), HIGHEST_CAP_BPS)
+
+
+def reliability(transfers: Transfers) -> float | None:
+    """What the score says beside speed and age, 0 to 100; None for one that has never been measured. A short record without a failure is no fault."""
+    tried = transfers.good + transfers.bad
+    if tried == 0:
+        return None
+    stability = 0.0 if transfers.failures_in_row > MAX_FAILURES_IN_ROW else STABILITY_WEIGHT
+    return 100.0 * (SUCCESS_WEIGHT * transfers.good / tried + stability) / (SUCCESS_WEIGHT + STABILITY_WEIGHT)
+
+
+def score(transfers: Transfers, now_s: float, cap_bps: float = DEFAULT_CAP_BPS) -> Score | None:
     """The peer's score at `now_s`; None for one that has never been measured, which a planner takes for the median."""
     tried = transfers.good + transfers.bad
     if tried == 0 or transfers.last_s is None:
         return None
-    speed = _speed(transfers.bytes_per_s)
+    speed = _speed(transfers.bps, cap_bps)
     success = 100.0 * transfers.good / tried
     stability = 0.0
     if transfers.failures_in_row <= MAX_FAILURES_IN_ROW:
@@ -85,7 +110,7 @@ def score(transfers: Transfers, now_s: float) -> Score | None:
     return Score(total, speed, success, stability, decay)
 
 
-def _speed(bytes_per_s: float | None) -> float:
-    if bytes_per_s is None or bytes_per_s <= 0:
+def _speed(bps: float | None, cap_bps: float) -> float:
+    if bps is None or bps <= SPEED_FLOOR_BPS:
         return 0.0
-    return min(100.0, max(0.0, 100.0 * (math.log10(bytes_per_s) - SPEED_FLOOR_LOG10) / SPEED_SPAN_LOG10))
+    return min(100.0, 100.0 * math.log10(bps / SPEED_FLOOR_BPS) / math.log10(cap_bps / SPEED_FLOOR_BPS))

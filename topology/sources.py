@@ -40,6 +40,13 @@ class Sources:
             mine.discard(artifact)
             _remove(self._whole, artifact, peer)
 
+    def gone(self, artifact: bytes) -> None:
+        """Nobody is sent to anybody for it any more."""
+        for peer in self._whole.pop(artifact, ()):
+            self._held[peer].discard(artifact)
+        for seeker in self._parts.pop(artifact, ()):
+            self._forget(seeker, artifact)
+
     def left(self, peer: str) -> None:
         for artifact in self._held.pop(peer, ()):
             _remove(self._whole, artifact, peer)

@@ -41,7 +41,8 @@ class Member:
     """One live peer as the planner sees it.
 
     `bps` is the rate in bits per second that it can take in and pass on, `score` its score (0-100); None where nothing has been measured. A
-    `leaf` receives and never forwards.
+    `leaf` receives and never forwards. `standing` (`topology.standing`): 0, or what it should not be, where that costs nobody else time: a head with others behind it (1),
+    before anybody of better standing (2).
     """
 
     id: str
@@ -49,6 +50,7 @@ class Member:
     bps: float | None = None
     score: float | None = None
     leaf: bool = False
+    standing: int = 0
 
     def __post_init__(self) -> None:
         if self.id == ROOT:

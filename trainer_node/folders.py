@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.daemon import Memory
 from p2pcast.errors import LocalError, P2PCastError
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
+from trainer_node.past import Past
 from trainer_node.publishing import HealedError, Published, Publishing
-from trainer_node.watcher import Damaged, Found, watch
+from trainer_node.watcher import Damaged, Found, check_checkpoint, watch
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -41,12 +41,10 @@ class FoldersOwner(Protocol):
 
 
 class Folders:
-    """``memory``: the hub's, of what was published."""
-
-    def __init__(self, owner: FoldersOwner, publishing: Publishing, memory: Memory, staging: Staging) -> None:
+    def __init__(self, owner: FoldersOwner, publishing: Publishing, past: Past, staging: Staging) -> None:
         self._owner = owner
         self._publishing = publishing
-        self._memory = memory
+        self._past = past
         self._staging = staging
 
     async def run(self, checkpoints: Path) -> None:
@@ -55,7 +53,7 @@ class Folders:
             async for event in events:
                 if isinstance(event, Damaged):
                     self._owner.skip(event.path.name, event.reason)
-                elif self._memory["published"].get(str(event.step)) != event.fingerprint:
+                elif self._past[event.step].folder != event.fingerprint:
                     await self._take(event)
 
     async def _take(self, found: Found) -> None:
@@ -70,7 +68,7 @@ class Folders:
             elif isinstance(error, LocalError) and owner.broken():
                 raise
             else:
-                owner.skip(found.path.name, str(error))
+                owner.skip(found.path.name, await self._staging.run(_why, found.path, error))
 
     async def _first(self, step: int, checkpoint: Checkpoint) -> Published:
         """Publish new weights; once more, under another number, where the hub's own state had to be healed first."""
@@ -86,10 +84,10 @@ class Folders:
                 healed = True
 
     async def _publish(self, found: Found) -> None:
-        owner, publishing, step = self._owner, self._publishing, str(found.step)
+        owner, publishing = self._owner, self._publishing
         checkpoint = await self._staging.run(Checkpoint.open, found.path)
-        same = await publishing.unchanged(found.step, checkpoint, self._memory["marks"].get(step))
-        facts = {"published": self._memory["published"] | {step: found.fingerprint}}
+        same = await publishing.unchanged(found.step, checkpoint, self._past[found.step].mark)
+        mark = None
         if same is not None:
             logger.info("%s has the weights of version %s: nothing to publish", found.path.name, same)
         else:
@@ -97,6 +95,15 @@ class Folders:
             for path, why in checkpoint.skipped:
                 logger.info("%s/%s does not travel: %s", found.path.name, path, why)
             await owner.went_out(done)
-            facts["marks"] = self._memory["marks"] | {step: publishing.mark_of(done.version)}
+            mark = publishing.mark_of(done.version)
         owner.not_skipped(found.path.name)
-        await self._staging.run(self._memory.update, **facts)
+        await self._staging.run(self._past.note, found.step, folder=found.fingerprint, mark=mark)
+
+
+def _why(path: Path, error: P2PCastError) -> str:
+    """Why a folder could not be published. What is wrong with it by now comes first, in the words that the watcher finds for it: so it is said once."""
+    try:
+        check_checkpoint(path)
+    except P2PCastError as found:
+        return str(found)
+    return str(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2pcast.events import Events
@@ -41,8 +41,11 @@ class Guide:
         events: Events,
         identity: Identity,
         tls: ssl.SSLContext | None,
+        knows: Callable[[bytes], bool] = lambda artifact: True,
     ) -> None:
         self.sources = Sources()
+        self.knows = knows
+        """Whether an artifact is one of this run's that the hub has. Of any other nothing is remembered, whatever peers say."""
         self.lookout = Lookout(membership.reach, identity, tls, self._looked)
         self._membership = membership
         self._sessions = sessions
@@ -122,9 +125,10 @@ class Guide:
         assert peer is not None
         ident, region = peer.ident, peer.region
         unfit = {node.hex() for node in body["without"]} | self._membership.detached | self._membership.blame.muted(now)
-        found = [
-            peers[p] for p in self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region) if p in peers
-        ]
+        holders: list[str] = []
+        if self.knows(body["artifact"]):
+            holders = self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region)
+        found = [peers[p] for p in holders if p in peers]
         found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
         session.link.send(Type.WAYS, {"peers": [self._ways(ident, p, now) for p in found]})
         session.link.send(Type.SOURCES, {"artifact": body["artifact"], "peers": [list(p.place) for p in found]})

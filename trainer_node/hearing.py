@@ -144,7 +144,8 @@ class Hearing:
             if type(size) is int and type(micros) is int and size >= 0 and micros > 0:
                 self._membership.transferred(peer.ident, now, size, micros / 1e6)
         self._membership.heard(peer.ident, now)
-        self.guide.sources.holds(peer.ident, body.get("held", ()), body.get("dropped", ()))
+        held = [artifact for artifact in body.get("held", ()) if self.guide.knows(artifact)]
+        self.guide.sources.holds(peer.ident, held, body.get("dropped", ()))
         if "garbled" in body:
             self.guide.garbled(peer, body["garbled"], now)
         if "spoilt" in body:

@@ -25,6 +25,7 @@ from p2pcast.mirror.names import run_folder
 from p2pcast.mirror.objects import Objects
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
+from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
@@ -33,6 +34,7 @@ from p2pcast.store.store import Store, Stored
 from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
+from p2pcast.trust import bearer
 from p2pcast.trust.roles import ENROL
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT
@@ -58,12 +60,15 @@ from trainer_node.membership import DEFAULT_UPLINK_BPS, Membership
 from trainer_node.mirroring import Mirroring
 from trainer_node.outgoing import Outgoing
 from trainer_node.pace import Pace, laggards
+from trainer_node.past import FILE as PUBLISHED
+from trainer_node.past import Past
 from trainer_node.peer import Peer
 from trainer_node.publishing import Publishing
 from trainer_node.recall import ROSTER, Recall, Roster
 from trainer_node.sealing import Sealing
 from trainer_node.session import Session
 from trainer_node.version_numbers import VersionNumbers
+from trainer_node.watcher import steps_there
 
 logger = logging.getLogger("p2pcast.hub")
 
@@ -107,10 +112,12 @@ class Hub(QuietOwner):
             raise UsageError(
                 f"{self.config.checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
             )
+        claim(state, self.config.shadow)
+        await asyncio.to_thread(sweep)
         self.key = RunKey.load_or_create(state / "run.key")
-        self.memory = Memory(
-            state / "hub.json", {"node": "", "incarnation": 0, "target": None, "published": {}, "marks": {}, "leads": {}}
-        )
+        self.memory = Memory(state / "hub.json", {"node": "", "incarnation": 0, "target": None, "leads": {}})
+        self.past = Past(state / PUBLISHED, self._steps_there)
+        self.past.move_from(self.memory)
         self.memory.update(incarnation=self.memory["incarnation"] + 1)
         self.ident = node_id(self.memory)
         self.admission = Admission(
@@ -121,7 +128,7 @@ class Hub(QuietOwner):
             plaintext=self.config.plaintext,
             lifetime_s=self.config.certificate_s,
         )
-        self.store = Store(state, self.key.public)
+        self.store = Store(state, self.key.public, counts=self.config.counts)
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
         self.node = Node(self.sealing, self.ident, self.key.public)
@@ -130,7 +137,9 @@ class Hub(QuietOwner):
             self.node.add_stored(stored.assembly, self.store.open_log(stored))
         self.staging = Staging()
         uplink_bps = self.config.uplink_bps or DEFAULT_UPLINK_BPS
-        self.membership = Membership(self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region)
+        self.membership = Membership(
+            self.memory["incarnation"], uplink_bps, self.config.chains, self.config.region, self.config.peer_cap_bps
+        )
         self._recall_sizes()
         self.choosing = Choosing(self.config.codec, lambda: self.membership.way(time.monotonic(), self.staging.workers))
         self.numbers = VersionNumbers(state / version_numbers.FILE, version_numbers.this_boot())
@@ -144,7 +153,9 @@ class Hub(QuietOwner):
         self.publishing = Publishing(
             self.node, self.store, self.key, self.staging, self.config.shadow, self.choosing, self.membership.sizes, self.numbers
         )
-        self.keeping = Keeping(self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else ())
+        self.keeping = Keeping(
+            self, self.key, self.publishing, rungs=RUNGS if self.config.squashes else (), anchor_every=self.config.anchor_every
+        )
         self.pace = Pace(
             self.config.max_lag,
             lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
@@ -157,10 +168,13 @@ class Hub(QuietOwner):
         self.mirroring: Mirroring | None = None
         if self.config.mirror is not None:
             objects = Objects(self.config.mirror, run_folder(self.token.run))
-            self.mirroring = Mirroring(self, objects, self.config.mirror_bps)
+            self.mirroring = Mirroring(self, objects, self.config.mirror_bps, self.config.counts)
         identity, tls = self.admission.identity, self.admission.tls
         self.listener = Listener(self, identity, None if tls is None else tls.server, sockets=self.config.sockets)
-        self.guide = Guide(self.membership, self.sessions, self.fleet, self.events, identity, None if tls is None else tls.client)
+        client = None if tls is None else tls.client
+        self.guide = Guide(
+            self.membership, self.sessions, self.fleet, self.events, identity, client, self.node.holdings.__contains__
+        )
         self.hearing = Hearing(
             self, self.ident, self.sessions, self.membership, self.guide, self.broadcast, self.fleet, self.commits
         )
@@ -173,9 +187,13 @@ class Hub(QuietOwner):
             self.admission.bearer,
             self.events,
             self.view.waits(),
+            bearer_file=state.resolve() / bearer.FILE,
             only_here=frozenset({"token/create"}),
             healthy=self.tasks.healthy,
         )
+
+    def _steps_there(self) -> set[int]:
+        return set() if self.config.checkpoints is None else steps_there(self.config.checkpoints)
 
     def _recall_sizes(self) -> None:
         """Of the state and of its deltas, from what an earlier process stored."""
@@ -204,7 +222,7 @@ class Hub(QuietOwner):
             if self.mirroring is not None:
                 group.create_task(self.mirroring.run(), name="mirror")
             if self.config.checkpoints is not None:
-                folders = Folders(self.outgoing, self.publishing, self.memory, self.staging)
+                folders = Folders(self.outgoing, self.publishing, self.past, self.staging)
                 group.create_task(folders.run(self.config.checkpoints), name="checkpoints")
 
     def _write_addresses(self) -> None:
@@ -248,6 +266,7 @@ class Hub(QuietOwner):
         self.node.close()
         self.numbers.close()
         self.staging.close()
+        self.past.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
 
@@ -270,6 +289,11 @@ class Hub(QuietOwner):
         """What the store holds has changed."""
         if self.mirroring is not None:
             self.mirroring.news.ring()
+
+    def dropped(self, artifacts: list[bytes]) -> None:
+        for artifact in artifacts:
+            self.guide.sources.gone(artifact)
+        self.send_all(Type.CATALOG, {"artifacts": [], "dropped": artifacts})
 
     # -- KeepingOwner
 

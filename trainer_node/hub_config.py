@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pcast.store.retention import DEFAULT as KEPT
+from p2pcast.store.retention import Counts
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
 from trainer_node.admission import LIFETIME_S
@@ -27,6 +29,8 @@ class HubConfig:
     uplink_bps: float | None = None
     """Stated; else it is measured, and until then taken for `DEFAULT_UPLINK_BPS`."""
     chains: int | None = None
+    peer_cap_bps: float | None = None
+    """The most that a peer may send, which is full speed in scores; None: the fastest peer's rate."""
     region: str = ""
     """Peers that join with another label are taken to share the way into theirs."""
     commit: str = "auto"
@@ -37,6 +41,10 @@ class HubConfig:
     """No version begins while a peer is more versions behind than this."""
     squashes: bool = True
     """Squashed deltas are kept ready for late peers, and made for those that ask."""
+    anchor_every: int | None = None
+    """Versions between whole states; None: ``retention.ANCHOR_EVERY``."""
+    counts: Counts = KEPT
+    """What stays on disk, and on the mirror."""
     token_file: Path | None = None
     mirror: str | None = None
     """URL of an object store that is to hold a copy of the run."""

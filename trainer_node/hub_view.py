@@ -115,6 +115,7 @@ class HubView:
             "committed": None if peer.committed is None else str(peer.committed),
             "score": None if rated is None else round(rated.total, 1),
             "score_parts": None if rated is None else {part: round(value, 3) for part, value in _parts(rated)},
+            "standing": hub.membership.standing(peer.ident).name.lower(),
             "bps": None if rate.bps is None else round(rate.bps),
             "bps_exact": rate.exact,
             "detached": peer.ident in hub.membership.detached,
@@ -195,6 +196,10 @@ class HubView:
         yield metrics.labelled(
             "p2pcast_hub_peer_score_part", "What a peer's score is made of", ["peer", "part"],
             (([n, part], value) for n, s in scores for part, value in _parts(s)),
+        )  # fmt: skip
+        yield metrics.labelled(
+            "p2pcast_hub_peer_standing", "What a peer is trusted with: 0 anything to 3 nothing", ["peer"],
+            (([p.name], float(hub.membership.standing(p.ident))) for p in peers),
         )  # fmt: skip
         rates = ((p.name, hub.membership.rate(p.ident)) for p in peers)
         yield metrics.labelled(

@@ -74,7 +74,7 @@ class Promise:
 
 
 class Keeping:
-    """``run`` until cancelled. ``rungs`` empty: no squashes, for nobody."""
+    """``run`` until cancelled. ``rungs`` empty: no squashes, for nobody. ``anchor_every``: versions between anchors; None: ANCHOR_EVERY."""
 
     def __init__(
         self,
@@ -83,6 +83,7 @@ class Keeping:
         source: Source,
         *,
         rungs: Sequence[int] = RUNGS,
+        anchor_every: int | None = None,
     ) -> None:
         self.made_bytes = 0
         """Of squashes and anchors, by this process."""
@@ -91,6 +92,7 @@ class Keeping:
         self._key = key
         self._source = source
         self._rungs = rungs
+        self._anchor_every = anchor_every
         self._bell = Bell()
         self._asked: dict[Version, Promise] = {}
         self._speed_bytes_s = SQUASH_BYTES_S
@@ -143,13 +145,14 @@ class Keeping:
     # -- anchors
 
     def _anchor_due(self) -> bool:
-        """ANCHOR_EVERY versions since the newest whole state of this branch and layout."""
+        """``anchor_every`` versions since the newest whole state of this branch and layout."""
         head = self._owner.store.newest()
         if head is None or self._source.shadow is None:
             return False
         stored = self._owner.store.artifacts.values()
         since = max((s.version for s in stored if s.base is None), default=None)
-        return since is not None and len({s.version for s in stored if s.version > since}) >= ANCHOR_EVERY
+        every = ANCHOR_EVERY if self._anchor_every is None else self._anchor_every
+        return since is not None and len({s.version for s in stored if s.version > since}) >= every
 
     async def _anchor(self) -> None:
         store = self._owner.store
@@ -254,6 +257,7 @@ class Keeping:
             return None
         path = self._path()
         made = [(e.base, e.version) for e in self._edges() if e.base is not None]
+        self._failed = {span for span in self._failed if span[0] in path}
         return next(((r.base, r.version) for r in due(path, made, self._rungs) if (r.base, r.version) not in self._failed), None)
 
     def _way(self, base: Version, version: Version) -> list[Holding]:

@@ -22,9 +22,10 @@ from topology.plan import make_plan
 from topology.rates import Rate, assumed_bps, settle
 from topology.reach import Reach
 from topology.rebuild import admit, adopt, excise, lower, straighten
-from topology.score import Score, Transfers, score
+from topology.score import Score, Transfers, reliability, score, speed_cap_bps
 from topology.sideways import concerned
 from topology.sizes import Sizes
+from topology.standing import Standing, Standings
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
 from trainer_node.peer import Peer
 
@@ -41,9 +42,14 @@ MAX_HISTORY = 4096
 
 class Membership:
     """``incarnation``: how often this hub has started. ``chains``: a fixed number of chains, or None for the rule. ``region``: the hub's own;
-    of those that name none, hub or peers, nothing is taken to share a way."""
+    of those that name none, hub or peers, nothing is taken to share a way. ``cap_bps``: the rate that is full speed in scores, or None for the fastest peer's."""
 
-    def __init__(self, incarnation: int, uplink_bps: float, chains: int | None = None, region: str = "") -> None:
+    def __init__(
+        self, incarnation: int, uplink_bps: float, chains: int | None = None, region: str = "", cap_bps: float | None = None
+    ) -> None:
+        self._stated_cap_bps = cap_bps
+        self._cap_bps: float | None = None
+        """While nothing new has been measured."""
         self._region = region
         self._incarnation = incarnation
         self._counter = 0
@@ -69,6 +75,7 @@ class Membership:
         self._patience = Patience()
         self._laggards = Laggards()
         self._stragglers = Stragglers()
+        self._standings = Standings()
         self._fed: dict[str, set[str]] = {}
         """Parent → whom it feeds, as they say themselves."""
         self._suspects: set[str] = set()
@@ -113,7 +120,8 @@ class Membership:
             self._rates[peer.ident] = rate
         self.peers[peer.ident] = peer
         self._fed.setdefault(peer.parent, set()).add(peer.ident)
-        leaf = peer.ident in self._laggards.detached or peer.ident in self.blame.muted(now)
+        self._cap_bps = None
+        leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.blame.muted(now)
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
@@ -134,8 +142,11 @@ class Membership:
         self._fed.pop(ident, None)
         self._history.pop(ident, None)
         self._history[ident] = (peer.transfers, self._rates.pop(ident, Rate()))
+        self._cap_bps = None
         if len(self._history) > MAX_HISTORY:
-            del self._history[next(iter(self._history))]
+            longest = next(iter(self._history))
+            del self._history[longest]
+            self._standings.forget(longest)
         self._samples.pop(ident, None)
         self._stragglers.forget(ident)
         self._suspects.discard(ident)
@@ -186,6 +197,7 @@ class Membership:
     def transferred(self, ident: str, now: float, size: int, seconds: float) -> None:
         peer = self.peers.get(ident)
         if peer is not None:
+            self._cap_bps = None
             rated = size if size >= RATED_BYTES else 0
             peer.transfers = peer.transfers.record(now, rated, seconds, True)
             if rated and seconds > 0:
@@ -249,11 +261,12 @@ class Membership:
         self._settle()
         strayed, self._strayed = self._strayed, False
         bps = self._bps()
-        was = self._laggards.detached
+        was = self._laggards.detached | self._standings.leaves
         self._laggards.look(bps)
+        self._standings.look({ident: reliability(peer.transfers) for ident, peer in self.peers.items()})
         plan = self._made(now)
         if not self._patience.wanted(plan is not self.plan):
-            if not strayed and was == self._laggards.detached:
+            if not strayed and was == self._laggards.detached | self._standings.leaves:
                 return False
             plan = self._made(now, anew=False)
         return self._follow(plan)
@@ -336,7 +349,18 @@ class Membership:
         return max((s for ident, s in times_s.items() if ident not in self._laggards.detached), default=0.0)
 
     def score(self, ident: str, now: float) -> Score | None:
-        return score(self.peers[ident].transfers, now)
+        return score(self.peers[ident].transfers, now, self.speed_cap_bps)
+
+    def standing(self, ident: str) -> Standing:
+        """How far a peer is trusted with others."""
+        return self._standings.of(ident)
+
+    @property
+    def speed_cap_bps(self) -> float:
+        """The rate that is full speed in scores."""
+        if self._cap_bps is None:
+            self._cap_bps = speed_cap_bps((peer.transfers.bps for peer in self.peers.values()), self._stated_cap_bps)
+        return self._cap_bps
 
     def _members(self, now: float) -> list[Member]:
         bps, leaves = self._bps(), self._leaves(now)
@@ -344,11 +368,11 @@ class Membership:
 
     def _leaves(self, now: float) -> AbstractSet[str]:
         """Who is to feed nobody, for whatever reason."""
-        return self._laggards.detached | self._suspects | self.blame.muted(now)
+        return self._laggards.detached | self._standings.leaves | self._suspects | self.blame.muted(now)
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:
-        rated = score(peer.transfers, now)
-        return Member(peer.ident, peer.region, bps, None if rated is None else rated.total, leaf)
+        rated = self.score(peer.ident, now)
+        return Member(peer.ident, peer.region, bps, None if rated is None else rated.total, leaf, self._standings.of(peer.ident))
 
     def _bps(self) -> dict[str, float | None]:
         return assumed_bps({ident: self._rates.get(ident, Rate()) for ident in self.peers}, self.plan.depth)

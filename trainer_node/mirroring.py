@@ -27,6 +27,7 @@ from p2pcast.mirror.names import KEY, SLICE_BYTES, Marker, slice_name, tail_name
 from p2pcast.mirror.objects import MissingError, Objects, TooLargeError
 from p2pcast.mirror.plan import Inventory, head, removals, uploads
 from p2pcast.relay.catchup import Edge
+from p2pcast.store.retention import DEFAULT, Counts
 from p2pcast.store.store import Store, Stored
 from p2pcast.version import Version
 from trainer_node.mirror_contents import Contents
@@ -59,7 +60,7 @@ class MirroringOwner(Protocol):
 class Mirroring:
     """``news`` rings whenever the store has changed."""
 
-    def __init__(self, owner: MirroringOwner, objects: Objects, rate_bps: float | None) -> None:
+    def __init__(self, owner: MirroringOwner, objects: Objects, rate_bps: float | None, counts: Counts = DEFAULT) -> None:
         self.news = Bell()
         self.error: str | None = None
         self.errors = 0
@@ -69,6 +70,7 @@ class Mirroring:
         self._owner = owner
         self._objects = objects
         self._rate_bps = rate_bps
+        self._counts = counts
         self._contents = Contents(owner.store)
         self._mirror = Inventory()
         self._doubts = Doubts()
@@ -89,7 +91,7 @@ class Mirroring:
         """As in /status."""
         here, mirror = self._here(), self._mirror
         newest = None if self._scanned_at is None else head(here, mirror)
-        lacking = uploads(here, mirror)
+        lacking = uploads(here, mirror, self._counts)
         return {
             "url": self._objects.url,
             "version": None if newest is None else str(newest),
@@ -106,7 +108,11 @@ class Mirroring:
 
     def _current(self, here: Mapping[bytes, Edge]) -> bool:
         """What is kept here is there, nothing else is, and all of it is believed."""
-        waits = uploads(here, self._mirror) or removals(here, self._mirror) or self._doubt(here) is not None
+        waits = (
+            uploads(here, self._mirror, self._counts)
+            or removals(here, self._mirror, self._counts)
+            or self._doubt(here) is not None
+        )
         return self._scanned_at is not None and not waits
 
     def _lag(self, newest: Version | None) -> int:
@@ -158,9 +164,9 @@ class Mirroring:
             self._doubts.listed(listing)
             self._scanned_at = now
         here = self._here()
-        if lacking := uploads(here, self._mirror):
+        if lacking := uploads(here, self._mirror, self._counts):
             await self._upload(lacking[0])
-        elif names := removals(here, self._mirror)[:REMOVE_AT_ONCE]:
+        elif names := removals(here, self._mirror, self._counts)[:REMOVE_AT_ONCE]:
             await self._objects.remove(names)
             self._mirror.gone(names)
             self._doubts.gone(names)

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from p2pcast import limits
 from p2pcast.artifact.records import ANCHOR
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.daemon import Memory
 from p2pcast.errors import P2PCastError
 from p2pcast.events import Events
 from p2pcast.relay.node import Node
@@ -25,6 +24,7 @@ from trainer_node.intake_session import Intake
 from trainer_node.keeping import Keeping
 from trainer_node.membership import Membership
 from trainer_node.pace import Pace
+from trainer_node.past import Past
 from trainer_node.publishing import Published, Publishing
 from trainer_node.recall import Recall
 from trainer_node.sealing import Sealing
@@ -37,7 +37,7 @@ FROM_RANKS = " from ranks"
 
 class OutgoingOwner(Protocol):
     publishing: Publishing
-    memory: Memory
+    past: Past
     staging: Staging
     node: Node
     events: Events
@@ -59,7 +59,7 @@ class Outgoing:
         self.published: Published | None = None
         """The newest."""
         self.skipped: dict[str, str] = {}
-        """Folder name (``step_N from ranks`` for what came from ranks) → why it was not published."""
+        """Folder name (``step_N from ranks`` for what came from ranks) → why it was not published; the newest ones."""
         self._owner = owner
 
     async def begin_from(self, base: Path | None) -> None:
@@ -118,7 +118,14 @@ class Outgoing:
         await self._owner.pace.until_near()
 
     def skip(self, name: str, why: str) -> None:
+        why = why[: limits.MAX_EVENT_TEXT]
+        if self.skipped.get(name) == why:
+            return
+        # Named again for another reason, it is among the newest.
+        self.skipped.pop(name, None)
         self.skipped[name] = why
+        if len(self.skipped) > limits.MAX_SKIPPED:
+            del self.skipped[next(iter(self.skipped))]
         self._owner.events.emit("skipped", folder=name, why=why)
         logger.warning("skipped %s: %s", name, why)
 
@@ -136,8 +143,8 @@ class Outgoing:
         try:
             await self.went_out(done)
             self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
-            marks = owner.memory["marks"] | {str(done.version.step): owner.publishing.mark_of(done.version)}
-            await owner.staging.run(owner.memory.update, marks=marks)
+            mark = owner.publishing.mark_of(done.version)
+            await owner.staging.run(owner.past.note, done.version.step, mark=mark)
         except P2PCastError as error:
             logger.warning("after version %s: %s", done.version, error)
 

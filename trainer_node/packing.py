@@ -115,7 +115,7 @@ def encode_folder(checkpoint: Checkpoint, shadow: Shadow, packing: Packing, choi
     """All cells of a folder against the shadow, on all cores. Blocks until the last is packed."""
 
     def coded(cell: Cell) -> Encoded | None:
-        return code(cell, shadow.words(cell), checkpoint.words(cell), shadow.mark(cell.index), choice)
+        return code(cell, shadow.words(cell), checkpoint.lent(cell), shadow.mark(cell.index), choice)
 
     for one in ordered_map(coded, shadow.layout.cells, workers=cores(), name="encode"):
         if one is not None:

@@ -320,8 +320,8 @@ class Publisher:
         if base.layout().tensors != plan.layout.tensors or state_digest(base, plan.layout) != ranked.state:
             return
         cells = [part.cell for part in plan.parts]
-        plan.rooms.fill_previous(lambda number: base.words(cells[number]))
-        self._marks = list(ordered_map(lambda cell: digest(base.words(cell), cell), cells, workers=self._workers, name="base"))
+        plan.rooms.fill_previous(lambda number: base.lent(cells[number]))
+        self._marks = list(ordered_map(lambda cell: digest(base.lent(cell), cell), cells, workers=self._workers, name="base"))
         self._version = ranked.head
 
 

@@ -216,7 +216,7 @@ class Publishing:
         """A whole state from a folder: the run's first, or the first of another layout."""
 
         async def filled() -> tuple[Shadow, dict[str, bytes]]:
-            return await self._staging.new_shadow(self._folder, layout, version, checkpoint.words, None), files
+            return await self._staging.new_shadow(self._folder, layout, version, checkpoint.lent, None), files
 
         return await self._publish_anchor(version, layout, filled)
 

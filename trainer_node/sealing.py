@@ -50,6 +50,9 @@ class SealingOwner(Protocol):
     def stored(self) -> None:
         """What the store holds has changed."""
 
+    def dropped(self, artifacts: list[bytes]) -> None:
+        """They are no longer here, and peers are to know."""
+
 
 class Sealing:
     """A ``NodeOwner``."""
@@ -106,7 +109,7 @@ class Sealing:
         owner.events.emit("aborted", version=str(holding.open.version))
         owner.commits.happened(Aborted(holding.open.version))
         owner.later(owner.staging.run(owner.store.abandon, holding.log, holding.id), f"abandon {holding.open.version}")
-        owner.send_all(Type.CATALOG, {"artifacts": [], "dropped": [holding.id]})
+        owner.dropped([holding.id])
 
     def on_offered(self, upstream: Upstream) -> None: ...
 
@@ -144,7 +147,7 @@ class Sealing:
         for stored in gone:
             owner.node.forget(stored.id)
         if gone:
-            owner.send_all(Type.CATALOG, {"artifacts": [], "dropped": [s.id for s in gone]})
+            owner.dropped([s.id for s in gone])
         owner.stored()
 
     def needed(self) -> frozenset[bytes]:

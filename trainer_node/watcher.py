@@ -99,6 +99,15 @@ def scan(path: Path) -> list[Folder]:
     return sorted(found, key=lambda folder: (folder.step, folder.path.name))
 
 
+def steps_there(path: Path) -> set[int]:
+    """The steps that have a folder under ``path``, whatever is in it. Raises LocalError when ``path`` can't be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return {int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.name)) and entry.is_dir()}
+    except OSError as error:
+        raise LocalError(f"{path}: can't list the checkpoints folder: {error.strerror}") from None
+
+
 def _look(step: int, path: Path) -> Folder | None:
     """One step folder; None when it vanished meanwhile."""
     digest = blake3.blake3()

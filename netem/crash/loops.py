@@ -60,7 +60,7 @@ class MirroredFleet(Fleet):
         """Have the follower begin: once there is something to follow."""
 
         async def look() -> bool:
-            return bool((await self.answers(HUB))["mirror"]["version"] == self.version)
+            return self.is_newest((await self.answers(HUB))["mirror"]["version"])
 
         await self._until(look, lambda: f"{self.version} is on the mirror")
         self.names.append(FOLLOWER)
@@ -116,7 +116,7 @@ async def _until_dead(fleet: Fleet, victim: str) -> None:
     deadline = loop.time() + DEADLINE_S
     while not await fleet.ended(victim, 0.5):
         at = await fleet.status(victim)
-        if at is not None and at.get("version" if victim == HUB else "committed") == fleet.version:
+        if at is not None and fleet.is_newest(at.get("version" if victim == HUB else "committed")):
             fleet.publish()
         if loop.time() > deadline:
             raise FleetError(f"{victim} did not come to its step: {fleet.log(victim).read_text()[-1000:]}")

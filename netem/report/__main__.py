@@ -55,7 +55,7 @@ def report(measured: Path, labs: Path, docs: Path) -> Path:
     for picture in written.pictures:
         draw(picture, folder)
     path = docs / "benchmarks.md"
-    atomic_write(path, written.text.encode())
+    atomic_write(path, written.text.encode(), None)
     return path
 
 

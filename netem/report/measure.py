@@ -73,7 +73,7 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, tell: Callable[[s
                 tell(f"{part.name}: failed, {made['why']}")
                 whole = False
         if "document" in made or "document" not in old:
-            atomic_write(folder / f"{part.name}.json", json.dumps(made, indent=1).encode() + b"\n")
+            atomic_write(folder / f"{part.name}.json", json.dumps(made, indent=1).encode() + b"\n", None)
     return whole
 
 

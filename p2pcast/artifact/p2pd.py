@@ -152,7 +152,7 @@ class P2pdWriter:
         self._part = part_path(self.path)
         self._done = False
         with explained("write", self.path):
-            self._fd = disk.create(self._part, os.O_WRONLY | os.O_EXCL)
+            self._fd = disk.create(self._part, os.O_WRONLY | os.O_EXCL, disk.USERS.file)
             self._write(HEADER)
 
     def __enter__(self) -> Self:

@@ -110,7 +110,7 @@ def _decode_all(base: Path, delta: Path) -> None:
     with P2pdFile.open(delta) as file:
 
         def decoded(placed: Placed) -> int:
-            words = checkpoint.words(file.layout.cells[placed.cell])
+            words = checkpoint.lent(file.layout.cells[placed.cell])
             patch = decode(
                 file.layout.cells[placed.cell], placed.codec, file.read_cell(placed), words, placed.before, placed.after
             )

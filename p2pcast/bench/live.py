@@ -36,6 +36,7 @@ from p2pcast.demo.watching import HTTP_S, READY_S, Watch, unwrapped
 from p2pcast.demo.workspace import Workspace
 from p2pcast.errors import UsageError
 from p2pcast.store.files import atomic_write
+from p2pcast.trust import bearer
 
 log = logging.getLogger(__name__)
 
@@ -221,8 +222,12 @@ class LiveBench:
         """The engine's own weights, digested in place, against the trainer's folder."""
         name = (await self._engine())["name"]
         timeout = aiohttp.ClientTimeout(total=VERSION_S)
+        token = (self.work.state(demo.FIRST_PEER) / bearer.FILE).read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
         try:
-            async with self._http.post(self._peer + "/verify", json={"engine": name}, timeout=timeout) as response:
+            async with self._http.post(
+                self._peer + "/verify", json={"engine": name}, timeout=timeout, headers=headers
+            ) as response:
                 found = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self.processes.children[demo.FIRST_PEER].failure(f"the peer did not verify its engine: {error}") from None
@@ -312,7 +317,7 @@ def bench_live(options: Options) -> dict[str, Any]:
         bench = LiveBench(options, work, processes)
         checks = asyncio.run(unwrapped(bench.run()))
         document = _document(bench, checks) | {"elapsed_s": round(time.monotonic() - began_s, 1)}
-        atomic_write(work.root / "result.json", json.dumps(document, indent=1).encode())
+        atomic_write(work.root / "result.json", json.dumps(document, indent=1).encode(), None)
         if document["verdict"] == "PASS" and not options.keep:
             processes.stop_all()
             work.slim()

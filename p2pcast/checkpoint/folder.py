@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint folder, read as a canonical state and written as one.
 
-Promise: reading never leaves the folder (save for the Hugging Face cache's own links), validates every shard before a weight is looked at, and copies
-nothing that is aligned; a folder that is written appears whole under its name, or not at all.
+Promise: reading never leaves the folder (save for the Hugging Face cache's own links), and validates every shard before a weight is looked at; a file that somebody
+cuts short meanwhile is an error. A folder that is written appears whole under its name, or not at all.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from p2pcast import limits
 from p2pcast.artifact.records import path_fault
-from p2pcast.checkpoint.safetensors_file import SafetensorsFile, header_for, parse_json
+from p2pcast.checkpoint.safetensors_file import SafetensorsFile, as_words, header_for, parse_json
 from p2pcast.codec.layout import Cell, Layout, Tensor
+from p2pcast.codec.room import Room
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.parallel import ordered_map
 from p2pcast.store import disk
@@ -50,6 +52,7 @@ class Checkpoint:
                 tensors.append(tensor)
         self._layout = Layout(tensors)
         self._sources = [where[t.name] for t in self._layout.tensors]
+        self._room = Room()
         self.skipped: list[tuple[str, str]] = []
         """What ``small_files`` left out: path and reason."""
 
@@ -107,12 +110,19 @@ class Checkpoint:
         return Layout(self._layout.tensors, cell_words=cell_words, cuts=cuts)
 
     def words(self, cell: Cell) -> npt.NDArray[Any]:
-        """A cell's words, unsigned and read-only: a view of the mapped file, or a copy where the file is misaligned.
+        """A cell's words, unsigned and read-only, in memory of their own. Raises LocalError, also when the file has become shorter.
 
         The cell may be of any layout with the same tensors.
         """
         file, begin = self._sources[cell.tensor]
         return file.words(cell.word_bytes, begin + cell.start * cell.word_bytes, cell.words)
+
+    def lent(self, cell: Cell) -> npt.NDArray[Any]:
+        """As ``words``, in memory that this thread's next call overwrites: warm memory, as fast as a map would be."""
+        file, begin = self._sources[cell.tensor]
+        room = self._room.array("words", cell.nbytes, np.uint8)
+        file.read(room, begin + cell.start * cell.word_bytes)
+        return as_words(room, cell.word_bytes)
 
     def small_files(self) -> dict[str, bytes]:
         """Path → contents of config, tokenizer and the like; what was left out, and why, is in ``skipped``. Raises LocalError."""
@@ -184,6 +194,7 @@ def write_folder(
     workers: int = 1,
     before_rename: Callable[[], None] | None = None,
     sync_bytes: int | None = None,
+    modes: disk.Modes = disk.PRIVATE,
 ) -> None:
     """Write a checkpoint folder: canonical ``model.safetensors`` and the small files; durable and whole, or nothing.
 
@@ -195,19 +206,19 @@ def write_folder(
         fault = path_fault(path)
         if fault:
             raise IntegrityError(f"small file {fault}")
-    with atomic_folder(Path(dst)) as part:
+    with atomic_folder(Path(dst), modes) as part:
         for path, contents in files.items():
             target = part / path
             with explained("write", target):
-                disk.make_folder(target.parent)
-                fd = disk.create(target, os.O_WRONLY | os.O_EXCL)
+                disk.make_folder(target.parent, modes.folder)
+                fd = disk.create(target, os.O_WRONLY | os.O_EXCL, modes.file)
                 try:
                     disk.write(fd, target, contents)
                 finally:
                     os.close(fd)
         weights = part / SINGLE
         with explained("write", weights):
-            fd = disk.create(weights, os.O_WRONLY | os.O_EXCL)
+            fd = disk.create(weights, os.O_WRONLY | os.O_EXCL, modes.file)
             try:
                 disk.write(fd, weights, header_for(layout))
                 unsynced = 0

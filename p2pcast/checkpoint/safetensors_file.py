@@ -1,4 +1,4 @@
-"""The safetensors format: its header parsed with total validation, its data mapped.
+"""The safetensors format: its header parsed with total validation, its data read.
 
 Checks, in order: the file's size, the header's size against its cap and the file, UTF-8 and JSON without duplicate keys, metadata, the number of
 tensors, then for each its name, dtype, shape and offsets; at last that the tensors tile the data section without holes or overlaps to its very end.
@@ -7,8 +7,8 @@ tensors, then for each its name, dtype, shape and offsets; at last that the tens
 from __future__ import annotations
 
 import json
-import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from p2pcast import limits
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.errors import IntegrityError
+from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.store.files import explained
 
 WORD_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _PREFIX_BYTES = 8
 _ALIGNMENT = 8
+READ_BYTES = limits.GIB
+"""In one system call: below Linux's limit of 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +136,40 @@ def header_for(layout: Layout) -> bytes:
 
 
 class SafetensorsFile:
-    """One file, mapped read-only. Views keep the map alive, even once the file is deleted."""
+    """One file, open for reading for as long as this lives, even once the file is deleted.
+
+    Never mapped: a map of a file that another process cuts short is a SIGBUS, and the end of this process.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises LocalError when it can't be read, IntegrityError when it is damaged."""
         self.path = path
         with explained("read", path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self.nbytes = os.fstat(fd).st_size
-                size = header_bytes(os.pread(fd, _PREFIX_BYTES, 0), self.nbytes, str(path))
-                self.header = parse_header(os.pread(fd, size, _PREFIX_BYTES), self.nbytes, str(path))
-                self._map = mmap.mmap(fd, self.nbytes, access=mmap.ACCESS_READ)
-            finally:
-                os.close(fd)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._fd)
+            self.nbytes = os.fstat(self._fd).st_size
+            size = header_bytes(os.pread(self._fd, _PREFIX_BYTES, 0), self.nbytes, str(path))
+            self.header = parse_header(os.pread(self._fd, size, _PREFIX_BYTES), self.nbytes, str(path))
+
+    def read(self, into: npt.NDArray[np.uint8], begin: int) -> None:
+        """Fill ``into`` with the bytes from ``begin`` of the data section on. Raises LocalError, also when the file has become shorter than it was."""
+        at, left = self.header.data_start + begin, into.data
+        with explained("read", self.path):
+            while left:
+                read = os.preadv(self._fd, [left[:READ_BYTES]], at)
+                if not read:
+                    raise LocalError(f"{self.path}: it was cut short while it was read: its byte {at} is gone")
+                at, left = at + read, left[read:]
 
     def words(self, word_bytes: int, begin: int, count: int) -> npt.NDArray[Any]:
-        """``count`` words from byte ``begin`` of the data section on: read-only, a view where the file's alignment allows it."""
-        offset = self.header.data_start + begin
-        words: npt.NDArray[Any] = np.frombuffer(self._map, WORD_DTYPES[word_bytes], count, offset)
-        if offset % word_bytes:
-            words = words.copy()
-            words.flags.writeable = False
-        return words
+        """``count`` words from byte ``begin`` of the data section on: read-only, in memory of their own. Raises as ``read`` does."""
+        room = np.empty(count * word_bytes, np.uint8)
+        self.read(room, begin)
+        return as_words(room, word_bytes)
+
+
+def as_words(room: npt.NDArray[np.uint8], word_bytes: int) -> npt.NDArray[Any]:
+    """A read-only view of bytes as words."""
+    words: npt.NDArray[Any] = room.view(WORD_DTYPES[word_bytes])
+    words.flags.writeable = False
+    return words

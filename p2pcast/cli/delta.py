@@ -31,7 +31,7 @@ def delta() -> None:
     type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
     show_default=True,
-    help="How changed cells are coded; auto takes the smaller of flat and dense for each.",
+    help="Codec of changed cells; auto: the smallest for each.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def diff_command(old: Path, new: Path, output: Path, codec: str, as_json: bool) -> None:

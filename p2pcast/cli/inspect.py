@@ -43,7 +43,7 @@ _NAME = 40
     "learning_rate",
     type=click.FloatRange(min=0, min_open=True),
     metavar="η",
-    help="Learning rate, for PULSE's threshold 256·η.",
+    help="Learning rate, for PULSE's threshold: 256·η for bf16, other multiples for other types.",
 )
 @click.option(
     "--codec",

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from p2pcast.codec.floats import thresholds_shown
 from p2pcast.codec.sparsity import WAYS
 from p2pcast.figure import blank, plain, save
 
@@ -17,10 +18,13 @@ _NONE = "–"
 def change_lines(document: dict[str, Any]) -> list[dict[str, str]]:
     """A line for every tensor that takes bytes."""
     everything = document["total"]["bytes"]
-    return [_line(t, everything) for t in document["tensors"] if t["bytes"]]
+    there = [t for t in document["tensors"] if t["bytes"]]
+    below = f"<_{thresholds_shown(t['dtype'] for t in there)}".replace(" ", "_")
+    return [_line(t, everything, below) for t in there]
 
 
-def _line(tensor: dict[str, Any], everything: int) -> dict[str, str]:
+def _line(tensor: dict[str, Any], everything: int, below: str) -> dict[str, str]:
+    """``below``: heading of the weights that show an update at once."""
     found = tensor["magnitudes"]
     known = tensor["steps_known"]
     line = {
@@ -37,7 +41,7 @@ def _line(tensor: dict[str, Any], everything: int) -> dict[str, str]:
     if found is not None:
         line["median_|w|"] = _value(found["median"])
         line["changed_|w|"] = _value(found["median_changed"])
-        line["<_256·η"] = _percent(found["under"], tensor["words"])
+        line[below] = _percent(found["under"], tensor["words"])
         line["of_changes"] = _percent(found["under_changed"], tensor["changed"])
     return line
 

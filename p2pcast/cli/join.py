@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token
+from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention
 from p2pcast.errors import UsageError
+from p2pcast.store.retention import AT_A_PEER
 
 if TYPE_CHECKING:
     from rollout_node.catching_up import Squashes
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Keys and values of older weights: computed anew, kept for clients that send cache_salt=BRANCH.STEP, or kept.",
 )
+@retention
 @click.option("--keep", type=click.IntRange(1), default=3, show_default=True, help="Versions that safetensors:DIR keeps.")
 @click.option(
     "--driver",
@@ -110,6 +113,8 @@ def join(
     stripes: int | None,
     congestion: str | None,
     kv: Literal["recompute", "salt", "keep"],
+    keep_deltas: int | None,
+    keep_anchors: int | None,
     keep: int,
     driver: Literal["peer", "external"],
     rolling: int | None,
@@ -120,7 +125,15 @@ def join(
     plaintext: bool,
 ) -> None:
     """Receive every version from the run at HUB, pass it on, and install it. Without HUB, follow the run's mirror (--from) alone."""
-    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.daemon import (
+        default_shadow,
+        keep_freed_memory,
+        keep_to_ourselves,
+        name_fatal_signals,
+        raise_descriptor_limit,
+        state_home,
+        until_told,
+    )
     from p2pcast.transport.sockets import settled
     from p2pcast.wire.token import Token
     from rollout_node.callbacks import load
@@ -157,6 +170,7 @@ def join(
         sockets=settled(congestion),
         kv=kv,
         keep=keep,
+        counts=replace(AT_A_PEER, deltas=keep_deltas, anchors=keep_anchors),
         driver=driver,
         rolling=rolling,
         callbacks=None if callbacks is None else load(callbacks, Path.cwd()),
@@ -165,8 +179,10 @@ def join(
         plaintext=plaintext,
     )
 
+    keep_to_ourselves()
     keep_freed_memory()
     raise_descriptor_limit()
+    name_fatal_signals()
 
     async def work() -> None:
         peer = Peer(config)

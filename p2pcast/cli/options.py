@@ -15,8 +15,9 @@ from rich.console import Console
 from p2pcast.addresses import parse_address
 from p2pcast.daemon import parse_rate
 from p2pcast.errors import UsageError
-from p2pcast.limits import MAX_STRIPES
+from p2pcast.limits import MAX_KEPT, MAX_STRIPES
 from p2pcast.store.files import atomic_write
+from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 from p2pcast.version import Version
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,6 +87,23 @@ class VersionType(click.ParamType[Version | str]):
             self.fail(str(error), param, ctx)
 
 
+def retention(function: F) -> F:
+    """``--keep-deltas``, ``--keep-anchors``."""
+    deltas = click.option(
+        "--keep-deltas",
+        type=click.IntRange(1, MAX_KEPT),
+        metavar="N",
+        help=f"Deltas that stay on disk: the newest N, and those that the newest version needs.  [default: {KEEP_DELTAS}]",
+    )
+    anchors = click.option(
+        "--keep-anchors",
+        type=click.IntRange(1, MAX_KEPT),
+        metavar="N",
+        help=f"Whole states that stay on disk: the newest N, and those that kept deltas start from.  [default: {KEEP_ANCHORS}]",
+    )
+    return deltas(anchors(function))
+
+
 def congestion(function: F) -> F:
     """``--congestion NAME``."""
     return click.option(
@@ -126,7 +144,14 @@ def handed_over(document: dict[str, Any], output: Path | None, *, as_json: bool)
 def write_document(document: dict[str, Any], file: Path | None) -> None:
     """Raises LocalError."""
     if file is not None:
-        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n")
+        atomic_write(file, json.dumps(document, indent=1).encode() + b"\n", None)
+
+
+BEARER_FILE = click.option(
+    "--bearer-file",
+    type=PATH,
+    help="A copy of the daemon's STATE/http.token; or P2PCAST_HTTP_TOKEN.  [default: found by --state]",
+)
 
 
 def read_token(file: Path | None) -> str:

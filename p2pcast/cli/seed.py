@@ -7,8 +7,10 @@ from pathlib import Path
 import click
 import uvloop
 
-from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext
+from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention
 from p2pcast.errors import UsageError
+from p2pcast.limits import MAX_KEPT
+from p2pcast.store.retention import ANCHOR_EVERY, Counts
 
 
 @click.command()
@@ -25,6 +27,11 @@ from p2pcast.errors import UsageError
     help="This side's upload rate, which decides the number of chains.  [default: measured; 1gbit until then]",
 )
 @click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
+@click.option(
+    "--peer-cap",
+    type=Rate(),
+    help="Rate of a peer that counts as full speed in its score.  [default: the fastest peer's, 100mbit at least]",
+)
 @click.option("--region", default="", help="Label of this site: peers that name another one are taken to share the way there.")
 @click.option(
     "--commit",
@@ -50,13 +57,20 @@ from p2pcast.errors import UsageError
     type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
     show_default=True,
-    help="auto: for each version, the one that is predicted to be at the last peer first.",
+    help="Codec of changed cells; auto: for each version, the quickest to the last peer, or fewer bytes in hardly more time.",
 )
 @click.option(
     "--max-lag",
     type=click.IntRange(0),
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
+@click.option(
+    "--anchor-every",
+    type=click.IntRange(1, MAX_KEPT),
+    metavar="N",
+    help=f"Versions between the whole states that the hub writes for peers that come late.  [default: {ANCHOR_EVERY}]",
+)
+@retention
 @click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
@@ -74,6 +88,14 @@ from p2pcast.errors import UsageError
     show_default=True,
     help="How long a certificate is in force. Renewed after a third of it; so two thirds of it may the hub be away.",
 )
+@click.option(
+    "--recall",
+    type=click.FloatRange(0, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Wait after a restart, before the first new version, for peers to show versions that this state lacks. Ends early when the last process's peers are back.",
+)
 @plaintext
 def seed(
     checkpoints: Path | None,
@@ -85,25 +107,38 @@ def seed(
     shadow: Path | None,
     uplink: float | None,
     chains: int | None,
+    peer_cap: float | None,
     region: str,
     commit: str,
     barrier_timeout: float | None,
     barrier_quorum: float | None,
     codec: str,
     max_lag: int | None,
+    anchor_every: int | None,
+    keep_deltas: int | None,
+    keep_anchors: int | None,
     token_file: Path | None,
     no_squashes: bool,
     mirror: str | None,
     mirror_rate: float | None,
     congestion: str | None,
     certificate_days: float,
+    recall: float,
     plaintext: bool,
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
 
     Without CHECKPOINTS, only what a trainer's own processes publish (trainer_node.Publisher) goes out; with it, both do.
     """
-    from p2pcast.daemon import default_shadow, keep_freed_memory, raise_descriptor_limit, state_home, until_told
+    from p2pcast.daemon import (
+        default_shadow,
+        keep_freed_memory,
+        keep_to_ourselves,
+        name_fatal_signals,
+        raise_descriptor_limit,
+        state_home,
+        until_told,
+    )
     from p2pcast.transport.sockets import settled
     from trainer_node.hub import Hub
     from trainer_node.hub_config import HubConfig
@@ -123,12 +158,15 @@ def seed(
         http=http,
         uplink_bps=uplink,
         chains=chains,
+        peer_cap_bps=peer_cap,
         region=region,
         commit=commit,
         barrier_timeout_s=30.0 if barrier_timeout is None else barrier_timeout,
         barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,
         codec=codec,
         max_lag=max_lag,
+        anchor_every=anchor_every,
+        counts=Counts(keep_deltas, keep_anchors),
         token_file=token_file or (folder / "token"),
         squashes=not no_squashes,
         mirror=mirror,
@@ -136,10 +174,13 @@ def seed(
         sockets=settled(congestion),
         plaintext=plaintext,
         certificate_s=86400 * certificate_days,
+        recall_s=recall,
     )
 
+    keep_to_ourselves()
     keep_freed_memory()
     raise_descriptor_limit()
+    name_fatal_signals()
 
     async def work() -> None:
         await until_told(Hub(config).run)

@@ -19,6 +19,7 @@ from p2pcast.daemon import default_shadow
 from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError
 from p2pcast.parallel import cores
 from p2pcast.progress import Meter
+from p2pcast.state.leftovers import leftovers, remove
 from p2pcast.state.replay import heal, replay_to
 from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.store.anchor_log import AnchorLog
@@ -95,6 +96,8 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
 
     Exit code 3 names what is damaged. With --repair it is moved to STATE/damaged, from where nothing is taken, cells of the shadow that have rotted are
     put right from what lies on disk, and a peer's daemon fetches the rest, those cells alone, when it starts.
+
+    This user's shadows in /dev/shm whose state folder is gone are listed too; --repair removes them.
     """
     with explained("read", state):
         state.stat()
@@ -105,7 +108,22 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
             found = survey(state, deep=True, seen=lambda count: meter(count, 0))
         moved = set_aside(found) if repair else []
         rotten = _shadow_faults(found, shadow or default_shadow(state), repair)
-    document = _document(found) | {"kind": "check", "set_aside": [str(path) for path in moved], "shadow": rotten}
+    left_over: list[dict[str, Any]] = [
+        {
+            "path": str(left.folder),
+            "bytes": left.nbytes,
+            "why": left.why,
+            "proved": left.proved,
+            "removed": repair and remove(left),
+        }
+        for left in leftovers()
+    ]
+    document = _document(found) | {
+        "kind": "check",
+        "set_aside": [str(path) for path in moved],
+        "shadow": rotten,
+        "leftovers": left_over,
+    }
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -115,6 +133,9 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
             click.echo(f"set aside: {target}")
         if rotten["note"]:
             click.echo(rotten["note"])
+        for item in left_over:
+            done = "removed" if item["removed"] else "--repair removes it" if item["proved"] else "not removed"
+            click.echo(f"left over, {item['bytes'] / 1e9:.2f} GB: {item['path']}: {item['why']} ({done})")
         sound = sum(i.fault is None for i in found.items)
         click.echo(
             f"{state}: {sound} artifacts of run {found.run or 'unknown'} are sound, the newest is {document['version'] or 'none'}"

@@ -8,6 +8,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, VersionType, console
+from p2pcast.cli.listeners import foreign_listener
+from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
+from p2pcast.daemon import state_home
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.trust import bearer
 from p2pcast.version import Version
@@ -39,12 +42,37 @@ def daemon_url(url: str | None, state: Path | None) -> str:
         raise RetryableError(f"no daemon runs on the state folder {state}") from None
 
 
-def bearer_token(state: Path | None = None) -> str | None:
-    """What opens a daemon's HTTP side off loopback: from its state folder, else from the environment; never from argv."""
-    if state is not None:
+def bearer_token(url: str, state: Path | None = None, file: Path | None = None) -> str | None:
+    """What opens a daemon's HTTP side: from ``file``, its state folder, the environment, or else the state folder in the usual place whose daemon answers at
+    ``url``; never from argv. Raises LocalError; RefusedError where another user's process listens in place of the state folder's daemon."""
+    if file is not None:
+        try:
+            return file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LocalError(f"cannot read the bearer file {file}: {getattr(error, 'strerror', None) or error}") from None
+    given = os.environ.get(bearer.VARIABLE, "").strip() or None
+    if state is None and given is not None:
+        return given
+    for folder in [state] if state is not None else _folders_of(url):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            return (state / bearer.FILE).read_text().strip()
-    return os.environ.get(bearer.VARIABLE, "").strip() or None
+            path = folder / bearer.FILE
+            text, owner = path.read_text().strip(), path.stat().st_uid
+            if (other := foreign_listener(url, owner)) is not None:
+                if state is None:
+                    continue  # a daemon.json of a daemon that was killed
+                raise RefusedError(
+                    f"{url}: a process of user {other} answers there, not the daemon of {folder}; it is told no token"
+                )
+            return text
+    return given
+
+
+def _folders_of(url: str) -> Iterator[Path]:
+    """State folders in the usual place that say that their daemon answers at ``url``."""
+    for path in sorted(state_home().glob("*/daemon.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(path.read_text())["http"] == url:
+                yield path.parent
 
 
 def ask(
@@ -55,12 +83,13 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     state: Path | None = None,
     token: str | None = None,
+    bearer_file: Path | None = None,
 ) -> dict[str, Any]:
-    """One request; with a bearer token, if there is one: ``token``, or as ``bearer_token`` finds it. Raises RetryableError (unreachable, or not done in time), RefusedError, LocalError."""
+    """One request; with a bearer token, if there is one: ``token``, or as ``bearer_token`` finds it by ``state`` and ``bearer_file``. Raises RetryableError (unreachable, or not done in time), RefusedError, LocalError."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
     headers = {"Content-Type": "application/json"}
-    if found := token or bearer_token(state):
+    if found := token or bearer_token(url, state, bearer_file):
         headers["Authorization"] = f"Bearer {found}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, headers)
@@ -196,13 +225,14 @@ def _engines(peers: list[dict[str, Any]]) -> Table:
 @click.command()
 @click.option("--hub", "url", metavar="URL", help=f"The daemon's HTTP address; {DEFAULT_URL} by default.")
 @click.option("--state", type=PATH, help="State folder of a daemon on this machine.")
+@BEARER_FILE
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.option("--watch", is_flag=True, help="Go on showing it.")
-def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> None:
+def status(url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool, watch: bool) -> None:
     """Show the run as the hub sees it, or a peer as it sees itself."""
     where = daemon_url(url, state)
     if not watch:
-        document = ask(where, "/status", state=state)
+        document = ask(where, "/status", state=state, bearer_file=bearer_file)
         if as_json:
             click.echo(json.dumps(document))
         else:
@@ -210,12 +240,12 @@ def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> N
         return
     if as_json:
         while True:
-            click.echo(json.dumps(ask(where, "/status", state=state)))
+            click.echo(json.dumps(ask(where, "/status", state=state, bearer_file=bearer_file)))
             time.sleep(WATCH_S)
-    with Live(table(ask(where, "/status", state=state)), console=console(), auto_refresh=False) as live:
+    with Live(table(ask(where, "/status", state=state, bearer_file=bearer_file)), console=console(), auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_S)
-            live.update(table(ask(where, "/status", state=state)), refresh=True)
+            live.update(table(ask(where, "/status", state=state, bearer_file=bearer_file)), refresh=True)
 
 
 @click.command()
@@ -231,12 +261,20 @@ def status(url: str | None, state: Path | None, as_json: bool, watch: bool) -> N
     metavar="SECONDS",
     help="A peer may take so long until its engines are live.",
 )
+@BEARER_FILE
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def commit(version: Version | str, url: str | None, state: Path | None, timeout_s: float, as_json: bool) -> None:
+def commit(
+    version: Version | str,
+    url: str | None,
+    state: Path | None,
+    timeout_s: float,
+    bearer_file: Path | None,
+    as_json: bool,
+) -> None:
     """Let engines switch to VERSION: a hub that runs with --commit manual tells all of them; a peer that runs with --driver external switches
     its own to the version that it has staged (or "newest"), and answers when they are live."""
     body = {"version": str(version), "timeout_s": timeout_s}
-    answer = ask(daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S, state=state)
+    answer = ask(daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S, state=state, bearer_file=bearer_file)
     if as_json:
         click.echo(json.dumps(answer))
     elif "target" in answer:

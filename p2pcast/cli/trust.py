@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import PATH, console
+from p2pcast.cli.options import BEARER_FILE, PATH, console
 from p2pcast.cli.status import ask, daemon_url
 from p2pcast.errors import UsageError
 from p2pcast.store.files import atomic_write
@@ -47,13 +47,21 @@ def token() -> None:
 @click.option("-o", "--output", type=PATH, help="Write the token there (mode 0600) instead of stdout.")
 @HUB
 @STATE
+@BEARER_FILE
 @JSON
 def create(
-    role: str, ttl: str, uses: int | None, output: Path | None, url: str | None, state: Path | None, as_json: bool
+    role: str,
+    ttl: str,
+    uses: int | None,
+    output: Path | None,
+    url: str | None,
+    state: Path | None,
+    bearer_file: Path | None,
+    as_json: bool,
 ) -> None:
     """A token for nodes that are still to join. Only on the hub's own machine."""
     body = {"role": role, "ttl_s": span_s(ttl), "uses": uses}
-    made = ask(daemon_url(url, state), "/token/create", body, state=state)
+    made = ask(daemon_url(url, state), "/token/create", body, state=state, bearer_file=bearer_file)
     if output is not None:
         atomic_write(output, f"{made.pop('token')}\n".encode(), 0o600)
     if as_json:
@@ -65,10 +73,11 @@ def create(
 @token.command("list")
 @HUB
 @STATE
+@BEARER_FILE
 @JSON
-def list_(url: str | None, state: Path | None, as_json: bool) -> None:
+def list_(url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool) -> None:
     """All tokens that are in force or have admitted somebody; not their secrets."""
-    rows = ask(daemon_url(url, state), "/token/list", {}, state=state)["tokens"]
+    rows = ask(daemon_url(url, state), "/token/list", {}, state=state, bearer_file=bearer_file)["tokens"]
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -85,10 +94,11 @@ def list_(url: str | None, state: Path | None, as_json: bool) -> None:
 @click.argument("ident", metavar="TOKEN_ID")
 @HUB
 @STATE
+@BEARER_FILE
 @JSON
-def revoke(ident: str, url: str | None, state: Path | None, as_json: bool) -> None:
+def revoke(ident: str, url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool) -> None:
     """From now on it admits nobody. TOKEN_ID: see `p2pcast token list`; enough of its beginning will do. In the place of the hub's own token comes a new one, in the same file."""
-    done = ask(daemon_url(url, state), "/token/revoke", {"id": ident}, state=state)
+    done = ask(daemon_url(url, state), "/token/revoke", {"id": ident}, state=state, bearer_file=bearer_file)
     click.echo(json.dumps(done) if as_json else f"token {done['id']} is revoked")
 
 
@@ -98,11 +108,20 @@ def revoke(ident: str, url: str | None, state: Path | None, as_json: bool) -> No
 @click.option("--keep-token", is_flag=True, help="Do not revoke the token that admitted it.")
 @HUB
 @STATE
+@BEARER_FILE
 @JSON
-def evict(peer: str, undo: bool, keep_token: bool, url: str | None, state: Path | None, as_json: bool) -> None:
+def evict(
+    peer: str, undo: bool, keep_token: bool, url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool
+) -> None:
     """Cut PEER (a name, or a node's id) off from hub and peers, now and for good. The token that admitted it is revoked too: others that it admitted keep their
     certificates."""
-    done = ask(daemon_url(url, state), "/evict", {"peer": peer, "undo": undo, "keep_token": keep_token}, state=state)
+    done = ask(
+        daemon_url(url, state),
+        "/evict",
+        {"peer": peer, "undo": undo, "keep_token": keep_token},
+        state=state,
+        bearer_file=bearer_file,
+    )
     if as_json:
         click.echo(json.dumps(done))
         return

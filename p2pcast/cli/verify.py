@@ -24,7 +24,11 @@ _TIMEOUT_S = 10.0
 @click.option("--against", metavar="FILE|HUB_HTTP", help="A .p2pd file, or a hub's http(s) address.")
 @click.option("--version", "version_text", metavar="VERSION", help="With a hub: insist on this version instead of any it knows.")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path), help="With a hub that is not on loopback: a copy of its STATE/http.token."
+    "--token-file",
+    "--bearer-file",
+    "token_file",
+    type=click.Path(path_type=Path),
+    help="A copy of the hub's STATE/http.token; with --peer, of the peer's.",
 )
 @click.option("--live", is_flag=True, help="Engines instead of a folder: their own weights, digested where they lie.")
 @click.option("--peer", metavar="URL", help="With --live: a peer's HTTP address.")
@@ -53,11 +57,7 @@ def verify(
     if live:
         if folder is not None or against is not None or version_text is not None:
             raise UsageError("--live looks at engines: give no folder, --against or --version with it")
-        if token_file is not None:
-            raise UsageError(
-                "with --live the bearer token is taken from P2PCAST_HTTP_TOKEN, or from --state, not from --token-file"
-            )
-        verify_live(hub, state, peer, engine, as_json)
+        verify_live(hub, state, peer, engine, token_file, as_json)
         return
     if folder is None or against is None:
         raise UsageError("give a folder and --against FILE|HUB_HTTP, or --live")

@@ -19,17 +19,24 @@ AUDIT_S = 1860.0
 _SHOWN = 10
 
 
-def verify_live(hub: str | None, state: Path | None, peer: str | None, engine: str | None, as_json: bool) -> None:
+def verify_live(
+    hub: str | None, state: Path | None, peer: str | None, engine: str | None, bearer_file: Path | None, as_json: bool
+) -> None:
     """Ask the peer at ``peer`` or of the state folder, or else every peer of the run, and compare with the hub too where one is named."""
     known: dict[str, Any] = {}
     if peer is None and state is None:
-        status = ask(daemon_url(hub, None), "/status")
+        url = daemon_url(hub, None)
+        # The hub's opens every peer's, made over for it.
+        hubs = bearer_token(url, None, bearer_file)
+        status = ask(url, "/status", token=hubs)
         known = status.get("digests") or {}
-        audited = [_ask_listed(p, engine) for p in status.get("peers", []) if _has(p, engine)]
+        audited = [_ask_listed(p, engine, hubs) for p in status.get("peers", []) if _has(p, engine)]
     else:
         if hub is not None:
             known = ask(daemon_url(hub, None), "/status").get("digests") or {}
-        audited = [ask(daemon_url(peer, state), "/verify", {"engine": engine}, timeout_s=AUDIT_S, state=state)]
+        audited = [
+            ask(daemon_url(peer, state), "/verify", {"engine": engine}, timeout_s=AUDIT_S, state=state, bearer_file=bearer_file)
+        ]
     rows = [{"peer": a["name"], **row, "faults": _faults(row, known)} for a in audited for row in a["engines"]]
     if not rows:
         raise RetryableError(f"no peer has an engine {engine!r}" if engine else "no peer has joined")
@@ -45,13 +52,11 @@ def _has(listed: dict[str, Any], engine: str | None) -> bool:
     return engine is None or any(e["name"] == engine for e in listed.get("engines") or [])
 
 
-def _ask_listed(listed: dict[str, Any], engine: str | None) -> dict[str, Any]:
+def _ask_listed(listed: dict[str, Any], engine: str | None, hubs: str | None) -> dict[str, Any]:
     """A peer where the hub says it is. Raises RetryableError when somebody else answers there: its loopback may not be ours."""
     name, where = listed["name"], listed.get("http")
     if where is None:
         raise RetryableError(f"peer {name} does not say where its HTTP side is; ask it with --peer URL")
-    # The hub's opens every peer's, made over for it.
-    hubs = bearer_token()
     token = None if hubs is None else bearer.of_node(hubs, bytes.fromhex(listed["node"]))
     status = ask(f"http://{where}", "/status", token=token)
     if status.get("node") != listed["node"]:

@@ -1,4 +1,4 @@
-"""Choice: which codec brings a version to the last peer soonest.
+"""Choice: which codec brings a version to the last peer soonest, or nearly so in fewer bytes.
 
 Three stages work at the same time, cell by cell: the trainer's cores encode, the narrowest link carries, a peer's cores decode. Of n equal cells a
 pipeline's slowest stage works all the time and each other stage adds one cell, so with T_i the time of stage i for everything and f_i for one cell
@@ -17,6 +17,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+SLACK = 1.15
+"""Codecs within this factor of the best predicted time count as equally fast: a prediction is no better than that. The fewest bytes win among them."""
+SLACK_S = 0.05
+"""So do all that are through within this: an engine's pause is as long."""
 PEER_CORES = 16
 """Taken for a peer that does not say: few hosts of a GPU have less."""
 _LOWEST_BPS, _HIGHEST_BPS = 1e3, 1e15
@@ -77,6 +81,7 @@ class Choice:
         return (
             f"{shown} to the last peer, at {self.way.link_bps / 1e6:.4g} Mbit/s, "
             f"{self.way.encode_cores} cores here and {self.way.decode_cores} there"
+            + ("" if order[0][0] == self.codec else f"; {self.codec} takes fewer bytes and hardly longer")
         )
 
 
@@ -106,10 +111,11 @@ def predict(cost: Cost, way: Way, state: State) -> Times:
 
 
 def choose(costs: Mapping[str, Cost], way: Way, state: State) -> Choice:
-    """The codec that is through first; of equals the one with the fewest bytes."""
+    """Of the codecs that are through within SLACK of the first, or within SLACK_S, the one with the fewest bytes; of equals the quickest."""
     times = {name: predict(cost, way, state) for name, cost in costs.items()}
-    best = min(costs, key=lambda name: (times[name].whole_s, costs[name].share))
-    return Choice(best, way, times)
+    enough_s = max(SLACK * min(t.whole_s for t in times.values()), SLACK_S)
+    quick = [name for name in costs if times[name].whole_s <= enough_s]
+    return Choice(min(quick, key=lambda name: (costs[name].share, times[name].whole_s)), way, times)
 
 
 def sequential_s(cost: Cost, way: Way, state: State) -> float:

@@ -7,6 +7,7 @@ the same way (their absolute value), unsigned ones have no sign. Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,19 @@ FORMATS: dict[str, Format] = {
     "F8_E4M3FNUZ": Format(4, 3, 8, 0x80),
 }
 """By safetensors dtype. Of the FNUZ types, NaN is what elsewhere is −0, and passes for 0 here."""
+_SPELT_BITS = 11
+"""Up to here a power of two is a number that readers know."""
+
+
+def thresholds_shown(dtypes: Iterable[str]) -> str:
+    """Below which multiple of an update η a value shows it, for a heading: ``256·η``; of several types, each with its name. Empty without floats."""
+    found = {dtype: FORMATS[dtype].mantissa + 1 for dtype in dtypes if dtype in FORMATS}
+    shown = {dtype: f"{1 << bits if bits <= _SPELT_BITS else f'2^{bits}'}·η" for dtype, bits in found.items()}
+    if len(set(shown.values())) == 1:
+        return next(iter(shown.values()))
+    return ", ".join(f"{threshold} ({dtype})" for dtype, threshold in sorted(shown.items()))
+
+
 _SIGNED = frozenset({"I8", "I16", "I32", "I64"})
 
 

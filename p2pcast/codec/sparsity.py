@@ -24,6 +24,9 @@ AWAY, TOWARDS, ACROSS = 0, 1, 2
 WAYS = ("away", "towards", "across")
 BINS = 66
 NO_THRESHOLD = 0
+_MOVE_BITS = 64
+MOVE_UNIT = 2.0**_MOVE_BITS
+"""Of sums of moves: in it, no sum over 2^60 words overflows, though the words be the largest of f64. Its powers of two cost no bit of any narrower type."""
 _EDGES = np.array([1 << b for b in range(64)], np.uint64)
 _CHUNK = 1 << 18
 """Changed words that are looked at together: what they take beside themselves is bounded."""
@@ -50,7 +53,7 @@ class Counted:
     """Counts over words of one dtype.
 
     ``exact``: False where it is not known which words changed; then ``changed`` is the most that can have. ``counted``: changed words in ``ulps``.
-    ``ulps[b, way]``: words that moved by more than 2^(b−1), up to 2^b ULPs. ``moved``: Σ |new − old| in value over finite words (infinite when it is beyond f64). ``magnitudes``: None where old
+    ``ulps[b, way]``: words that moved by more than 2^(b−1), up to 2^b ULPs. ``moved``: Σ |new − old| in value over finite words, in units of ``MOVE_UNIT``. ``magnitudes``: None where old
     values are not known or are no floats.
     """
 
@@ -117,8 +120,7 @@ def count_cell(dtype: str, old: Words, positions: npt.NDArray[Any], new: Words, 
         if form is not None:
             finite = (here < form.endless) & (there < form.endless)
             before, after = _values(form, here[finite]), _values(form, there[finite])
-            with np.errstate(over="ignore"):  # of 8-byte words sums may end in infinity
-                out.moved += float(np.abs(np.where(crossed[finite], after + before, after - before)).sum())
+            out.moved += float(np.abs(np.where(crossed[finite], after + before, after - before)).sum())
     if form is not None:
         every, under = _census_of(form, old, threshold)
         those, under_those = _census_of(form, was, threshold)
@@ -132,10 +134,11 @@ def _tally(far: npt.NDArray[np.uint64], way: npt.NDArray[Any]) -> Counts:
 
 
 def _values(form: Format, magnitudes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """In units of ``MOVE_UNIT``."""
     exponent = (magnitudes >> np.uint64(form.mantissa)).astype(np.int64)
     rest = (magnitudes & np.uint64((1 << form.mantissa) - 1)).astype(np.float64)
     rest += np.where(exponent > 0, float(1 << form.mantissa), 0.0)
-    return np.asarray(np.ldexp(rest, np.maximum(exponent, 1) - form.bias - form.mantissa))
+    return np.asarray(np.ldexp(rest, np.maximum(exponent, 1) - form.bias - form.mantissa - _MOVE_BITS))
 
 
 def _census_of(form: Format, words: Words, threshold: int) -> tuple[Counts, int]:

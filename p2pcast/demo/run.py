@@ -394,7 +394,7 @@ def demo(options: Options, board: Board) -> dict[str, Any]:
             checks = asyncio.run(unwrapped(play.run()))
         passed = all(check.ok for check in checks)
         result = _document(play, checks, passed)
-        atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode())
+        atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode(), None)
         if passed and not options.keep:
             processes.stop_all()
             work.slim()

@@ -31,17 +31,23 @@ class Workspace:
             if not self.root.is_dir() or (any(self.root.iterdir()) and not (self.root / MARKER).exists()):
                 raise UsageError(f"{self.root} exists and is not the demo's (or a bench's): choose another folder with --dir")
             shutil.rmtree(self.root)
-        self.root.mkdir(parents=True)
+        # Daemons refuse a state folder below one that all users may write to, whatever the umask here.
+        self.root.mkdir(mode=0o755, parents=True)
         (self.root / MARKER).touch()
         for name in ("logs", "peers", "state"):
-            (self.root / name).mkdir()
+            (self.root / name).mkdir(mode=0o755)
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
         memory = TMPFS if os.access(TMPFS, os.W_OK) else self.root
         self.memory = memory / f"p2pcast-demo-{os.getuid()}-{digest}"
 
     def __enter__(self) -> Workspace:
         shutil.rmtree(self.memory, ignore_errors=True)
-        self.memory.mkdir(mode=0o700)
+        try:
+            self.memory.mkdir(mode=0o700)
+        except FileExistsError:
+            raise UsageError(
+                f"{self.memory} is another user's, or a link: remove it, or choose another folder with --dir"
+            ) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

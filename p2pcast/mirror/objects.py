@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 from p2pcast.errors import RetryableError, UsageError
@@ -76,9 +78,23 @@ class Objects:
         async def do() -> str | None:
             # In one request: parts of an upload that is never finished would lie in the store unseen.
             result = await obstore.put_async(self._store, self._folder + name, data, use_multipart=False)
+            self._share(name)
             return _tag(result["e_tag"])
 
         return await self._ask("write", name, do, data)
+
+    def _share(self, name: str) -> None:
+        """Of a folder: whoever may read it may read what is written there, whatever this process's umask."""
+        if not self.url.startswith("file://"):
+            return
+        path = top = Path(self.url.removeprefix("file://") or "/")
+        mode = top.stat().st_mode & 0o755 | stat.S_IRWXU
+        *folders, file = PurePath(self._folder + name).parts
+        for part in folders:
+            path /= part
+            if path.stat().st_mode & 0o777 != mode:
+                path.chmod(mode)
+        (path / file).chmod(mode & 0o666)
 
     async def get(self, name: str, most_bytes: int) -> bytes:
         """Raises MissingError, TooLargeError (there is more than ``most_bytes``), RetryableError."""

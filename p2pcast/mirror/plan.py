@@ -22,7 +22,7 @@ from p2pcast.mirror.names import (
     tail_of,
 )
 from p2pcast.relay.catchup import Edge, cheapest_path
-from p2pcast.store.retention import expendable
+from p2pcast.store.retention import DEFAULT, Counts, expendable
 from p2pcast.version import Version
 
 LEFT_OVER_S = 3600.0
@@ -107,15 +107,20 @@ class Inventory:
             elif tail is not None:
                 self.tails.pop(tail, None)
             elif part is not None:
-                size, _ = self.parts.get(part[0], {}).pop(part[1], (0, 0.0))
+                parts = self.parts.get(part[0], {})
+                size, _ = parts.pop(part[1], (0, 0.0))
                 self._held[part[0]] = self._held.get(part[0], 0) - size
+                if not parts:
+                    # A run has more artifacts than are ever there at one time.
+                    self.parts.pop(part[0], None)
+                    del self._held[part[0]]
 
 
-def uploads(here: Mapping[bytes, Edge], mirror: Inventory) -> list[Edge]:
+def uploads(here: Mapping[bytes, Edge], mirror: Inventory, counts: Counts = DEFAULT) -> list[Edge]:
     """What the mirror lacks, in the order in which it should come."""
     ready = mirror.ready(here)
     there = [Edge(m.id, m.base, m.version, _FREE) for m in ready.values()]
-    late = _expendable(here, ready)
+    late = _expendable(here, ready, counts)
     lacking = [e for a, e in here.items() if a not in ready and a not in late]
     costs = [Edge(e.artifact, e.base, e.version, _FREE + mirror.missing_bytes(e)) for e in lacking]
     way = [here[e.artifact] for e in cheapest_path(None, [*there, *costs]) if e.artifact not in ready]
@@ -129,12 +134,12 @@ def head(here: Mapping[bytes, Edge], mirror: Inventory) -> Version | None:
     return way[-1].version if way else None
 
 
-def removals(here: Mapping[bytes, Edge], mirror: Inventory) -> list[str]:
+def removals(here: Mapping[bytes, Edge], mirror: Inventory, counts: Counts = DEFAULT) -> list[str]:
     """Names that may go, in this order: the marker of an artifact before its parts."""
     ready = mirror.ready(here)
     names: list[str] = []
-    late = _expendable(here, ready)
-    for artifact in expendable(ready.values()):
+    late = _expendable(here, ready, counts)
+    for artifact in expendable(ready.values(), counts):
         if artifact in here and artifact not in late:
             continue  # else it would come and go for ever
         names += [str(mirror.markers[artifact]), *_parts(artifact, mirror)]
@@ -144,9 +149,10 @@ def removals(here: Mapping[bytes, Edge], mirror: Inventory) -> list[str]:
     return names
 
 
-def _expendable(here: Mapping[bytes, Edge], ready: Mapping[bytes, Marker]) -> set[bytes]:
+def _expendable(here: Mapping[bytes, Edge], ready: Mapping[bytes, Marker], counts: Counts) -> set[bytes]:
     """What retention would not keep of here and there together: not worth an upload."""
-    return set(expendable({**{a: Marker(e.version, e.base, a) for a, e in here.items()}, **ready}.values()))
+    every = {**{a: Marker(e.version, e.base, a) for a, e in here.items()}, **ready}
+    return set(expendable(every.values(), counts))
 
 
 def _parts(artifact: bytes, mirror: Inventory) -> list[str]:

@@ -313,6 +313,11 @@ class Node:
         holding = self.holdings.pop(artifact, None)
         if holding is not None:
             holding.log.close()
+        for upstream in self.upstreams:
+            upstream.forgotten(artifact)
+        if self.downstream is not None:
+            for child in self.downstream.children.values():
+                child.spared.discard(artifact)
 
     def wants(self) -> list[Holding]:
         """What is incomplete and has no source, or is whole and not known to be durable at the hub."""

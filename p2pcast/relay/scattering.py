@@ -135,6 +135,7 @@ class Scattering:
                 source.asked_bytes -= source.asked.pop(key)
             source.has.pop(artifact, None)
             source.early.pop(artifact, None)
+            source.sealed.discard(artifact)
 
     # -- what sources say
 

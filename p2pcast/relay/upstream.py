@@ -26,6 +26,8 @@ ATTACH_S = 5.0
 """For the parent's answer to ATTACH."""
 EXPECTED_S = 2.0
 """A parent that lives may itself wait for its own; after this it is listened to as an idle one again."""
+MAX_HANDLES = 256
+"""Artifacts of one link that are remembered after they have come: stripes may bring something of the last few once more."""
 MAX_UNNAMED_LAYOUTS = 4
 """A run has one layout as a rule; stripes may interleave a few."""
 
@@ -290,6 +292,7 @@ class Upstream:
             # Its OPEN may still be under way on another stripe.
             holding = self.handles.get(message.handle)
             self.handles[message.handle] = None
+            self._retire()
             if holding is not None:
                 self.wanted.discard(holding.id)
                 if holding.completed_at is None or not holding.confirmed.is_set():
@@ -366,11 +369,31 @@ class Upstream:
             holding.source = self
             holding.idle = False
         elif holding.source is not self and (holding.completed_at is None or holding.confirmed.is_set()):
+            # An OPEN shows that the parent has forgotten an earlier SPARE.
+            self._spared.discard(holding.id)
             self.spare(holding.id)
         self.handles[message.handle] = holding
+        self._retire()
         self._expected.pop(holding.id, None)
         if not self._active:
             self._bell.ring()
         self.offers.setdefault(
             holding.id, (holding.open.kind, holding.open.base, holding.open.version, holding.artifact.complete)
         )
+        while len(self.offers) > limits.MAX_CATALOG:
+            del self.offers[next(iter(self.offers))]
+
+    def _retire(self) -> None:
+        """A link may outlast any number of versions: the oldest handles on which nothing more can come are forgotten."""
+        if len(self.handles) > MAX_HANDLES:
+            over = [
+                handle
+                for handle, holding in self.handles.items()
+                if holding is None or holding.aborted or holding.finished or holding.completed_at is not None
+            ]
+            for handle in over[: len(self.handles) - MAX_HANDLES]:
+                del self.handles[handle]
+
+    def forgotten(self, artifact: bytes) -> None:
+        """It is no longer held here."""
+        self._spared.discard(artifact)

@@ -24,7 +24,7 @@ from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
-from p2pcast.store import disk
+from p2pcast.store import disk, private
 from p2pcast.store.files import explained
 from p2pcast.version import Version
 
@@ -78,7 +78,15 @@ class PatchWriter:
         self._end = HEADER_BYTES
         self._rows: dict[int, tuple[int, ...]] = {}
         with explained("write", path):
-            self._fd = disk.create(self._part, os.O_RDWR | os.O_TRUNC)
+            self._fd = disk.create(self._part, os.O_RDWR)
+            try:
+                # What a staging left that failed goes only after a look at whose it is.
+                private.check_file(self._fd, self._part)
+                if os.fstat(self._fd).st_size:
+                    disk.resize(self._fd, self._part, 0)
+            except BaseException:
+                self._close()
+                raise
 
     def add(self, patch: Patch) -> None:
         """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""
@@ -110,7 +118,7 @@ class PatchWriter:
         head = (MAGIC, self._layout.layout_id, b.branch, v.branch, b.step, v.step)
         self._write(_HEADER.pack(*head, self._end, len(index), 0, state), 0)
         with explained("write", self.path):
-            os.fchmod(self._fd, 0o444)  # engines map this file
+            os.fchmod(self._fd, 0o400)  # engines map this file, by descriptors
             disk.rename(self._part, self.path)
         self._close()
 
@@ -156,7 +164,7 @@ class PatchFile:
     def open(cls, path: Path, layout: Layout) -> PatchFile:
         """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (not there)."""
         with explained("open", path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return cls.open_fd(fd, layout, str(path))
         finally:

@@ -1,7 +1,8 @@
 """The shadow: a peer's own copy of the state, in tmpfs, always at its newest staged version.
 
 Promise: every cell's bytes match its mark, and the marks are those of ``version``, whenever the phase is clean. A process killed between any two
-writes loses nothing: ``open`` replays the patch that was being applied. A first fill that was cut short is reported and starts over. All room is
+writes loses nothing: ``open`` replays the patch that was being applied. No other user of the machine can read it, or have another file opened in its
+place: folder and files are checked as they are opened (``store.private``). A first fill that was cut short is reported and starts over. All room is
 taken when the shadow is made, so a full tmpfs is an error then and never a SIGBUS later. Format: docs/delta-format.md, section 8.
 
 Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``heal``); readers of ``words`` are the caller's to
@@ -11,6 +12,7 @@ keep apart from it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -34,8 +36,8 @@ from p2pcast.errors import IntegrityError, LocalError, UsageError
 from p2pcast.parallel import ordered_map
 from p2pcast.state.frozen import Frozen
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
-from p2pcast.store import disk
-from p2pcast.store.files import explained
+from p2pcast.store import disk, private
+from p2pcast.store.files import explained, reason
 from p2pcast.version import Version
 
 MODEL_NAME = "model.safetensors"
@@ -80,8 +82,8 @@ class Shadow:
         self._writing = threading.Lock()
         self._frozen: tuple[Frozen, ...] = ()
         self._head = header_for(layout)
-        self._table = _mapped(folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells))
-        self._model = _mapped(self.path, len(self._head) + layout.nbytes)
+        self._table = _mapped(lock_fd, folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells))
+        self._model = _mapped(lock_fd, self.path, len(self._head) + layout.nbytes)
         self._marks: npt.NDArray[np.uint64] = np.frombuffer(self._table, "<u8", len(layout.cells), _HEADER.size)
 
     # -- making and opening
@@ -89,10 +91,9 @@ class Shadow:
     @classmethod
     def create(cls, folder: Path, layout: Layout) -> Shadow:
         """An empty shadow, to be filled; takes the place of what was there. Raises LocalError: no room, or held by another process."""
-        with explained("create", folder):
-            disk.make_folder(folder / PATCHES_NAME)
-        lock_fd = _locked(folder)
+        lock_fd = locked(folder, make=True)
         try:
+            os.close(private.own_folder(folder / PATCHES_NAME, None))
             # The marks go first: from here on what lies in the folder is not taken for a shadow.
             disk.unlink(folder / MARKS_NAME, missing_ok=True)
             for patch in (folder / PATCHES_NAME).iterdir():
@@ -118,8 +119,9 @@ class Shadow:
         Raises LocalError (not there, held by another process) and IntegrityError (damaged, of another layout, or never filled): then ``create``
         makes a new one in its place.
         """
-        lock_fd = _locked(folder)
+        lock_fd = locked(folder)
         try:
+            os.close(private.own_folder(folder / PATCHES_NAME, None))
             shadow = cls(folder, layout, lock_fd)
             shadow._check()
             for part in (folder / PATCHES_NAME).glob(f"*{PART_SUFFIX}"):
@@ -399,21 +401,33 @@ def _put(target: Words, words: Words | int) -> None:
     target[:] = words
 
 
-def _locked(folder: Path) -> int:
-    """A descriptor that keeps other processes out until it is closed. Raises LocalError."""
-    with explained("open", folder):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def locked(folder: Path, *, make: bool = False) -> int:
+    """A descriptor of the folder that keeps other processes out until it is closed; ``make``: the folder is made if it is missing. Raises LocalError."""
+    while True:
+        fd = private.own_folder(folder, (MARKS_NAME, PATCHES_NAME), make=make)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno != errno.EWOULDBLOCK:
+                raise LocalError(f"cannot lock {folder}: {reason(error)}") from None
+            raise LocalError(f"shadow {folder} is in use by another process; stop that one or choose another folder") from None
+        if is_at(folder, fd):
+            return fd
+        os.close(fd)  # somebody removed the folder before it was locked here
+
+
+def is_at(folder: Path, fd: int) -> bool:
+    """Whether the folder that has the name now is the one that the descriptor is of."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(fd))
     except OSError:
-        os.close(fd)
-        raise LocalError(f"shadow {folder} is in use by another process; stop that one or choose another folder") from None
-    return fd
+        return False
 
 
-def _mapped(path: Path, nbytes: int) -> mmap.mmap:
+def _mapped(folder: int, path: Path, nbytes: int) -> mmap.mmap:
     with explained("open", path):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = private.opened(folder, path, os.O_RDWR)
         try:
             size = os.fstat(fd).st_size
             if size != nbytes:
@@ -427,8 +441,13 @@ def _mapped(path: Path, nbytes: int) -> mmap.mmap:
 def _allocated(path: Path, nbytes: int, head: bytes) -> None:
     """Make the file, with room for all of it, and write its first bytes. Raises LocalError when there is no room."""
     with explained("create", path):
+        # Never made smaller: whoever still maps the one before, an engine or a view of ours, would end by SIGBUS.
+        if path.exists() and path.stat().st_size > nbytes:
+            disk.unlink(path)
         fd = disk.create(path, os.O_RDWR)
         try:
+            private.check_file(fd, path)
+            os.fchmod(fd, disk.PRIVATE.file)
             disk.resize(fd, path, nbytes)
             missing = nbytes - os.fstat(fd).st_blocks * 512
             room = os.fstatvfs(fd)

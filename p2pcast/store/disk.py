@@ -33,6 +33,20 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True, slots=True)
+class Modes:
+    """Permission bits of new files and folders; the process's umask takes away from them."""
+
+    file: int
+    folder: int
+
+
+PRIVATE = Modes(0o600, 0o700)
+"""What a daemon keeps for itself: the default here."""
+USERS = Modes(0o666, 0o777)
+"""What a user asked for: the umask alone decides."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """``what``: create, write, allocate, sync, sync folder, rename, exchange, link, symlink, unlink, mkdir, rmdir or store. ``to``: the other name.
 
@@ -65,9 +79,10 @@ def _step(step: Step, do: Callable[[], T]) -> T:
 # -- files
 
 
-def create(path: Path, flags: int, mode: int = 0o644) -> int:
-    """A descriptor of a new (or, without O_EXCL, truncated or reopened) file. ``flags`` beside O_CREAT and O_CLOEXEC."""
-    return _step(Step("create", path, size=flags), lambda: os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, mode))
+def create(path: Path, flags: int, mode: int = PRIVATE.file) -> int:
+    """A descriptor of a new (or, without O_EXCL, truncated or reopened) file. ``flags`` beside O_CREAT, O_NOFOLLOW and O_CLOEXEC."""
+    safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return _step(Step("create", path, size=flags), lambda: os.open(path, flags | safe, mode))
 
 
 def write(fd: int, path: Path, data: Buffer) -> None:
@@ -196,8 +211,8 @@ def unlink(path: Path, *, missing_ok: bool = False) -> None:
             raise
 
 
-def mkdir(path: Path) -> None:
-    _step(Step("mkdir", path), lambda: os.mkdir(path))
+def mkdir(path: Path, mode: int = PRIVATE.folder) -> None:
+    _step(Step("mkdir", path), lambda: os.mkdir(path, mode))
 
 
 def rmdir(path: Path) -> None:
@@ -220,14 +235,14 @@ def sync_folder(path: Path) -> None:
 # -- several steps
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = PRIVATE.folder) -> None:
     """The folder and those above it, each durable in the one above; one that is there stays."""
     if path.is_dir():
         return
     if path.parent != path:
-        make_folder(path.parent)
+        make_folder(path.parent, mode)
     with suppress(FileExistsError):
-        mkdir(path)
+        mkdir(path, mode)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     sync_folder(path.parent)

@@ -28,6 +28,7 @@ _REASONS = {
     errno.EEXIST: "it exists already; remove it or choose another name",
     errno.ENOTEMPTY: "it exists already and is not empty; remove it or choose another name",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.ELOOP: "it is a link; remove it if it is not yours",
     errno.EIO: "the device reports an input/output error",
 }
 
@@ -62,8 +63,9 @@ def fsync_dir(path: Path | str) -> None:
         disk.sync_folder(Path(path))
 
 
-def atomic_write(path: Path | str, data: bytes, mode: int = 0o644, *, replace: bool = True) -> None:
+def atomic_write(path: Path | str, data: bytes, mode: int | None = disk.PRIVATE.file, *, replace: bool = True) -> None:
     """Put ``data`` at ``path``, whole and durable. With ``replace=False`` an existing file stays and FileExistsError is raised.
+    ``mode`` None: by the process's umask, for what a user asked for.
 
     Raises LocalError, naming the file and the reason.
     """
@@ -71,9 +73,10 @@ def atomic_write(path: Path | str, data: bytes, mode: int = 0o644, *, replace: b
     part = part_path(final)
     with explained("write", final):
         try:
-            fd = disk.create(part, os.O_WRONLY | os.O_EXCL, mode)
+            fd = disk.create(part, os.O_WRONLY | os.O_EXCL, disk.USERS.file if mode is None else mode)
             try:
-                os.fchmod(fd, mode)
+                if mode is not None:
+                    os.fchmod(fd, mode)
                 disk.write(fd, part, data)
                 disk.sync(fd, part)
             finally:
@@ -105,7 +108,7 @@ def commit(part: Path, final: Path, *, replace: bool = True) -> None:
 
 
 @contextmanager
-def atomic_folder(final: Path) -> Iterator[Path]:
+def atomic_folder(final: Path, modes: disk.Modes = disk.PRIVATE) -> Iterator[Path]:
     """Fill a hidden folder beside ``final``; when the block ends well it is synced, file by file, and takes the final name.
 
     ``final`` may not exist, or be an empty folder. On any failure the hidden folder is removed and nothing is left. Raises LocalError.
@@ -116,9 +119,9 @@ def atomic_folder(final: Path) -> Iterator[Path]:
             raise LocalError(f"cannot create {final}: something that is not a folder has that name; choose another name")
         if final.is_dir() and any(final.iterdir()):
             raise LocalError(f"cannot create {final}: it exists already and is not empty; remove it or choose another name")
-        disk.make_folder(final.parent)
+        disk.make_folder(final.parent, modes.folder)
         part = part_path(final)
-        disk.mkdir(part)
+        disk.mkdir(part, modes.folder)
     try:
         # An OSError of the caller's own about other files keeps its name: explained() looks at it.
         with explained("write", part):

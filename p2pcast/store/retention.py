@@ -1,22 +1,40 @@
 """Which artifacts a store may let go. Pure.
 
-Rule (design, section 5; PULSE, appendix G.7): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors stay, and whatever the newest version needs: its newest anchor and the chain from there.
-A squash (a delta beside which there is one to the same version from a newer base) takes none of their places; it stays as long as something that stays leads to its
-base, KEEP_DELTAS of them at most.
+Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors stay, every anchor that a kept delta starts from, and whatever the
+newest version needs: its newest anchor and the chain from there. So a version that kept deltas lead to can be had as long as there is an anchor for it. A squash (a delta beside which there is one to the same version from a newer base) takes none of their places; it stays as long as something that stays leads to its
+base, KEEP_DELTAS of them at most. The counts are a user's to change (``Counts``).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
+from p2pcast import limits
 from p2pcast.version import Version
 
 KEEP_DELTAS = 100
 KEEP_ANCHORS = 10
 ANCHOR_EVERY = 50
 """Versions between anchors: PULSE's interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many to keep; None: KEEP_DELTAS, KEEP_ANCHORS, and the chain however long it is.
+
+    ``chain``: of a peer. It may never get another anchor than its first, and all deltas since would stay for ever; the swarm has newer anchors.
+    """
+
+    deltas: int | None = None
+    anchors: int | None = None
+    chain: int | None = None
+
+
+DEFAULT = Counts()
+AT_A_PEER = Counts(chain=limits.MAX_KEPT)
 
 
 class Kept(Protocol):
@@ -28,13 +46,18 @@ class Kept(Protocol):
     def version(self) -> Version: ...
 
 
-def expendable(artifacts: Iterable[Kept], *, deltas: int = KEEP_DELTAS, anchors: int = KEEP_ANCHORS) -> list[bytes]:
+def expendable(artifacts: Iterable[Kept], counts: Counts = DEFAULT) -> list[bytes]:
     """Ids that may go, oldest first."""
+    deltas = KEEP_DELTAS if counts.deltas is None else counts.deltas
+    anchors = KEEP_ANCHORS if counts.anchors is None else counts.anchors
     every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
     squashes = _squashes(every)
     kept = {a.id for a in [x for x in every if x.base is not None and x.id not in squashes][:deltas]}
     kept |= {a.id for a in [x for x in every if x.base is None][:anchors]}
-    kept |= _newest_chain(every)
+    chain = _newest_chain(every)
+    kept |= chain if counts.chain is None or len(chain) <= counts.chain else set()
+    begun = {a.base for a in every if a.id in kept}
+    kept |= {a.id for a in every if a.base is None and a.version in begun}
     ends = {v for a in every if a.id in kept for v in (a.version, a.base) if v is not None}
     kept |= {a.id for a in [x for x in every if x.id in squashes and x.base in ends and x.version in ends][:deltas]}
     return [a.id for a in reversed(every) if a.id not in kept]

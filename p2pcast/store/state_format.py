@@ -22,7 +22,7 @@ from pathlib import Path
 
 from p2pcast.errors import LocalError
 from p2pcast.release import RELEASE
-from p2pcast.store import disk
+from p2pcast.store import disk, private
 from p2pcast.store.files import atomic_write, explained, part_path
 
 FORMAT = 2
@@ -37,6 +37,8 @@ p2pcast 0.1 ends with "cannot create .../lock: it is a folder, not a file", and 
 Use p2pcast 0.2 or later, or a copy of the state folder from before the upgrade.
 """
 MAX_FILE_BYTES = 4096
+MARKS = (FILE, LOCK, "hub.json", "peer.json", "run.key", "token.key", "trust.json", "http.token", "deltas", "partial")
+"""A folder that holds one of these is a daemon's state."""
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
 """Another process has put its own lock there, or taken ours for left over."""
 
@@ -86,10 +88,9 @@ def check(state: Path) -> Written:
 
 @contextlib.contextmanager
 def state_lock(state: Path, *, upgrade: bool = True) -> Iterator[None]:
-    """The folder for this process alone, and in this release's form (``upgrade`` False: in the form that it has). Raises LocalError."""
+    """The folder for this process alone, and for no other user, in this release's form (``upgrade`` False: in the form that it has). Raises LocalError."""
     check(state)
-    with explained("create", state):
-        disk.make_folder(state)
+    os.close(private.own_folder(state, MARKS))
     with explained("create", state / LOCK):
         fd = _take(state, upgrade)
     try:

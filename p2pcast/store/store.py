@@ -34,7 +34,7 @@ from p2pcast.store.files import explained, fsync_dir
 from p2pcast.store.journal import Journal
 from p2pcast.store.log import FileLog, Log
 from p2pcast.store.partial import Partial
-from p2pcast.store.retention import expendable
+from p2pcast.store.retention import DEFAULT, Counts, expendable
 from p2pcast.store.small_files import SmallFiles
 from p2pcast.version import Version
 
@@ -73,12 +73,13 @@ class Stored:
 
 
 class Store:
-    """``run_key``: the run's public key."""
+    """``run_key``: the run's public key. ``counts``: what retention keeps."""
 
-    def __init__(self, root: Path, run_key: bytes, *, keep_partial: bool = False) -> None:
+    def __init__(self, root: Path, run_key: bytes, *, keep_partial: bool = False, counts: Counts = DEFAULT) -> None:
         """Opens the folder and lists what is whole in it. ``keep_partial``: what was half received stays, for ``resume``. Raises LocalError."""
         self.root = root
         self.run_key = run_key
+        self._counts = counts
         self.damaged: list[tuple[Path, str]] = []
         """What was found and can't be used, with the reason; it is left where it is."""
         self.artifacts: Mapping[bytes, Stored] = {}
@@ -305,7 +306,8 @@ class Store:
         _remove_all(aside)
 
     def _retain(self, spare: frozenset[bytes], aside: list[Path]) -> list[Stored]:
-        gone = [self._remove(artifact, aside) for artifact in expendable(self.artifacts.values()) if artifact not in spare]
+        late = expendable(self.artifacts.values(), self._counts)
+        gone = [self._remove(artifact, aside) for artifact in late if artifact not in spare]
         if gone:
             manifests = [s.manifest for s in self.artifacts.values()] + ([] if self._noted is None else [self._noted])
             self._files.drop_others({file.hash for manifest in manifests for file in manifest.files})

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from p2pcast import limits
 from p2pcast.codec.layout import Layout
+from p2pcast.daemon import users_umask
 from p2pcast.errors import LocalError, P2PCastError, UsageError
 from p2pcast.store.files import explained
 from p2pcast.version import Version
@@ -120,7 +121,7 @@ class CommandInstaller:
         with explained("run", self._argv[0]), log.open("wb") as output:
             # A file, not a pipe: a process that the command leaves behind can't keep us waiting for the pipe's end.
             process = await asyncio.create_subprocess_exec(
-                *self._argv,
+                *self._command(),
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -139,6 +140,12 @@ class CommandInstaller:
         if status:
             how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
             raise LocalError(f"{self.name}: version {version} not committed: {how}{_last_lines(log)}")
+
+    def _command(self) -> list[str]:
+        """With the umask that the user started the peer with, not with the peer's own, so that others may read what the command writes."""
+        if (mask := users_umask()) < 0:
+            return self._argv
+        return ["/bin/sh", "-c", f'umask {mask:03o} && exec "$@"', "sh", *self._argv]
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

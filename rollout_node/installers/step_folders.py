@@ -2,7 +2,8 @@
 
 Promise: whatever has the name ``step_N`` is a whole Hugging Face checkpoint, durable and complete with ``STABLE``, from the moment the name appears;
 ``latest`` always leads to one. A step that comes back with other bytes takes the old one's place in one move. Folders that p2pcast did not write are
-never replaced or removed. A full disk is one clear error and costs no folder that stood.
+never replaced or removed. A full disk is one clear error and costs no folder that stood. Who may read the checkpoints is what the folder's own mode says,
+whatever the process's umask; one that is made here is this user's alone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError, UsageError
 from p2pcast.offline import cell_digests
-from p2pcast.store import disk
+from p2pcast.store import disk, private
 from p2pcast.store.files import atomic_write, explained, fsync_dir, part_path
 from p2pcast.version import Version
 
@@ -47,12 +48,15 @@ class StepFolders:
         self.folder = folder
         self._keep = keep
         self._lock_fd = -1
+        self._mode = disk.PRIVATE.folder
+        """Of folders that are made here; files have it without the right to execute."""
         self._staged: tuple[Version, Path] | None = None
 
     def start(self) -> None:
         """Make the folder, keep other processes out, remove what a killed one left. Raises LocalError."""
         with explained("create", self.folder):
             disk.make_folder(self.folder)
+            self._mode = private.check_shared(self.folder)
             fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,7 +152,7 @@ class StepFolders:
             with suppress(OSError):
                 disk.remove_tree(part)  # the one that stood there before
         elif self._version_in(final) != version:  # the same bytes under another branch
-            atomic_write(final / STABLE, _stable(version))
+            atomic_write(final / STABLE, _stable(version), self._mode & disk.USERS.file)
         self._prune()
         return final
 
@@ -171,6 +175,7 @@ class StepFolders:
             return False
 
     def _write(self, part: Path, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
+        mode = self._mode & disk.USERS.file
         with explained("write", part):
             need = shadow.stat().st_size + sum(map(len, files.values()))
             room = os.statvfs(self.folder)
@@ -183,11 +188,12 @@ class StepFolders:
             for path, contents in files.items():
                 target = part / path
                 disk.make_folder(target.parent)
-                _write_synced(target, contents)
-            _copy_synced(shadow, part / MODEL, cancelled)
-            _write_synced(part / STABLE, _stable(version))
-        for folder, _, _ in os.walk(part, topdown=False):
-            fsync_dir(folder)
+                _write_synced(target, contents, mode)
+            _copy_synced(shadow, part / MODEL, cancelled, mode)
+            _write_synced(part / STABLE, _stable(version), mode)
+            for folder, _, _ in os.walk(part, topdown=False):
+                os.chmod(folder, self._mode)
+                fsync_dir(folder)
 
     def _same(self, final: Path, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> bool:
         """Whether the folder holds exactly these bytes."""
@@ -253,18 +259,20 @@ def _take_place(part: Path, final: Path) -> None:
         disk.rename(aside, part)
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+def _write_synced(path: Path, data: bytes, mode: int) -> None:
     fd = disk.create(path, os.O_WRONLY | os.O_EXCL)
     try:
+        os.fchmod(fd, mode)
         disk.write(fd, path, data)
         disk.sync(fd, path)
     finally:
         os.close(fd)
 
 
-def _copy_synced(source: Path, target: Path, cancelled: threading.Event) -> None:
+def _copy_synced(source: Path, target: Path, cancelled: threading.Event, mode: int = disk.PRIVATE.file) -> None:
     """Copy inside the kernel: shared blocks where the file system has them, else from page cache to page cache."""
     with source.open("rb", buffering=0) as src, open(disk.create(target, os.O_WRONLY | os.O_EXCL), "wb", buffering=0) as dst:
+        os.fchmod(dst.fileno(), mode)
         size = os.fstat(src.fileno()).st_size
         direct = True
         done = 0

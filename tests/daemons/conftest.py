@@ -304,11 +304,14 @@ class Swarm:
             document: dict[str, Any] = await answer.json()
             return document
 
-    async def post(self, daemon: Hub | Peer, path: str, body: Any) -> tuple[int, str]:
-        return await self._ask("POST", daemon, path, body)
+    async def post(self, daemon: Hub | Peer, path: str, body: Any, *, token: str | None = "") -> tuple[int, str]:
+        """``token``: empty for the daemon's own bearer, None for none."""
+        return await self._ask("POST", daemon, path, body, daemon.http.bearer if token == "" else token)
 
-    async def _ask(self, method: str, daemon: Hub | Peer, path: str, body: Any) -> tuple[int, str]:
-        given = {"data": body} if isinstance(body, bytes) else {"json": body}
+    async def _ask(self, method: str, daemon: Hub | Peer, path: str, body: Any, token: str | None = None) -> tuple[int, str]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        given: dict[str, Any] = {"headers": headers}
+        given |= {"data": body} if isinstance(body, bytes) else {"json": body}
         async with aiohttp.ClientSession() as session, session.request(method, _url(daemon, path), **given) as answer:
             return answer.status, await answer.text()
 

@@ -304,9 +304,10 @@ async def test_every_option_on_the_command_line(swarm, states, tmp_path):
     try:
         await swarm.until((tmp_path / "x" / "daemon.json").exists, "it has joined")
         url = json.loads((tmp_path / "x" / "daemon.json").read_text())["http"]
+        headers = {"Authorization": f"Bearer {(tmp_path / 'x' / 'http.token').read_text().strip()}"}
         async with aiohttp.ClientSession() as http:
             for _ in range(1000):
-                async with http.post(f"{url}/commit", json={"version": "newest"}) as answer:
+                async with http.post(f"{url}/commit", json={"version": "newest"}, headers=headers) as answer:
                     if (status := answer.status) != 409:  # nothing is staged yet
                         break
                 await asyncio.sleep(0.01)

@@ -118,6 +118,9 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
     async def verify(*words: object):
         return await asyncio.to_thread(p2pcast, "verify", "--live", *words)
 
+    hubs = ("--bearer-file", swarm.folder / "hub" / "http.token")
+    peers = ("--bearer-file", swarm.folder / "a" / "http.token")
+
     here = ("--state", swarm.folder / "a")
     done = await verify(*here)
     assert (done.returncode, "no version is in use" in done.stderr) == (3, True)
@@ -133,7 +136,7 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
     expected = {"peer": "a", "name": folder, "version": "0.1", "wrong": [], "unknown": [], "faults": []}
     assert document == {"ok": True, "engines": [expected | {"state": (await swarm.status(hub))["digests"]["0.1"]}]}
     hub_url = "http://{}:{}".format(*hub.http.address)
-    done = await verify("--hub", hub_url, "--json")
+    done = await verify("--hub", hub_url, "--json", *hubs)
     assert done.returncode == 0, done.stderr
     found = {e["name"]: (e["wrong"], len(e["unknown"])) for e in json.loads(done.stdout)["engines"]}
     assert found == {folder: ([], 0), command: ([], len(state))}  # nobody can look into a command
@@ -141,7 +144,7 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
 
     damage(swarm.out("a") / "step_1" / "model.safetensors")
     peer_url = "http://{}:{}".format(*peer.http.address)
-    done = await verify("--peer", peer_url, "--hub", hub_url)
+    done = await verify("--peer", peer_url, "--hub", hub_url, *peers)
     assert done.returncode == 3
     assert f"{folder} at a: tensor 'model.odd' is not that of version 0.1" in done.stderr
     assert not peer.runners[0].ready
@@ -151,13 +154,14 @@ async def test_verify_looks_at_the_engines_own_weights(swarm, states, p2pcast, n
     assert (await verify(*here)).returncode == 0
 
     for words, code, said in (
-        (("--peer", peer_url, "--engine", "no such"), 2, "there is safetensors:"),
+        (("--peer", peer_url, "--engine", "no such", *peers), 2, "there is safetensors:"),
         (("--hub", hub_url, "--engine", "no such"), 4, "no peer has"),
         (("--peer", "http://127.0.0.1:9"), 4, "cannot reach"),
         (("--state", swarm.folder), 4, "no daemon"),
         (("--peer", peer_url, "--state", swarm.folder / "a"), 2, "not both"),
         (("--peer", peer_url, "--version", "0.1"), 2, "give no folder"),
-        (("--peer", peer_url, "--token-file", swarm.folder / "token"), 2, "P2PCAST_HTTP_TOKEN"),
+        (("--peer", peer_url), 3, str(swarm.folder / "a" / "http.token")),
+        (("--peer", peer_url, "--bearer-file", swarm.folder / "nowhere"), 1, "cannot read the bearer file"),
     ):
         done = await verify(*words)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
@@ -174,7 +178,8 @@ async def test_a_hub_that_knows_other_weights_under_that_version_is_heard(swarm,
     status = hub.view.status
     hub.http._status = lambda: status() | {"digests": {"0.1": "0" * 16}}  # type: ignore[attr-defined]
     urls = ["http://{}:{}".format(*d.http.address) for d in (peer, hub)]
-    done = await asyncio.to_thread(p2pcast, "verify", "--live", "--peer", urls[0], "--hub", urls[1])
+    mine = ("--bearer-file", swarm.folder / "a" / "http.token")
+    done = await asyncio.to_thread(p2pcast, "verify", "--live", "--peer", urls[0], "--hub", urls[1], *mine)
     assert done.returncode == 3
     assert "the hub knows 0000000000000000" in done.stderr
 

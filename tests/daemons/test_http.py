@@ -139,6 +139,8 @@ async def test_a_hub_that_commits_by_itself_takes_no_commits(swarm, states):
         ("/status", None, None, 401),
         ("/status", "not an address", None, 401),
         ("/commit", "192.0.2.7", None, 401),
+        ("/commit", "127.0.0.1", None, 401),
+        ("/commit", "127.0.0.1", "right", 200),
         ("/healthz", "192.0.2.7", None, 200),
         ("/readyz", "192.0.2.7", None, 200),
         ("/metrics", "192.0.2.7", None, 200),
@@ -151,7 +153,9 @@ async def test_who_may_ask_from_elsewhere(swarm, path, remote, given, code):
         if given is None
         else {"Authorization": f"Bearer {hub.admission.bearer}" if given == "right" else given}
     )
-    elsewhere = SimpleNamespace(path=path, headers=headers, remote=remote, protocol=None)
+    elsewhere = SimpleNamespace(
+        path=path, method="POST" if path == "/commit" else "GET", headers=headers, remote=remote, protocol=None
+    )
 
     async def handler(_: web.Request) -> web.Response:
         return web.Response(status=200)

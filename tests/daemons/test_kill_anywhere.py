@@ -35,7 +35,6 @@ from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store import disk, retention
-from p2pcast.store import store as store_module
 from p2pcast.store.store import Store
 from p2pcast.version import Version
 from rollout_node import mirrored
@@ -81,10 +80,8 @@ class Story:
 def small(monkeypatch):
     """Retention that has something to let go within a few versions."""
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
-    defaults = dict(zip(("deltas", "anchors"), (2, 1), strict=True))
-    expendable = retention.expendable
-    for module in (store_module, plan):
-        monkeypatch.setattr(module, "expendable", lambda artifacts: expendable(artifacts, **defaults))
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 2)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     monkeypatch.setattr(mirrored, "POLL_MIN_S", 0.02)
     monkeypatch.setattr(mirrored, "POLL_MAX_S", 0.1)
 

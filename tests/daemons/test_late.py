@@ -85,7 +85,7 @@ async def test_a_hub_without_squashes_makes_none(swarm, states):
 
 async def test_what_a_live_peer_needs_is_not_let_go(swarm, states, monkeypatch):
     """A peer that stands still far behind still finds the deltas from there."""
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 2)
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 2)
     state = await run_to(swarm, states, 2, squashes=False)
     await swarm.peer_up("a")
     await swarm.live("0.2")

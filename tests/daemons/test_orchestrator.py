@@ -25,9 +25,10 @@ CLIENTS = 4
 
 
 class Orchestrator:
-    """Pauses, has the peer commit, resumes. It knows nothing of p2pcast but ``POST /commit``."""
+    """Pauses, has the peer commit, resumes. It knows nothing of p2pcast but ``POST /commit`` and the bearer for it."""
 
-    def __init__(self, http: aiohttp.ClientSession, server: str, peer: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, server: str, peer: str, bearer: str) -> None:
+        self._headers = {"Authorization": f"Bearer {bearer}"}
         self._http, self._server, self._peer = http, server, peer
         self.pauses = 0
 
@@ -54,7 +55,7 @@ class Orchestrator:
 
     async def commit(self, version: str, *, timeout_s: float = 60.0, status: int = 200) -> dict:
         body = {"version": version, "timeout_s": timeout_s}
-        async with self._http.post(f"{self._peer}/commit", json=body) as answer:
+        async with self._http.post(f"{self._peer}/commit", json=body, headers=self._headers) as answer:
             found = await answer.json()
             assert answer.status == status, found
             return dict(found)
@@ -100,7 +101,7 @@ async def test_an_orchestrator_that_pauses_by_itself(swarm, states, server, p2pc
     await staged(0)
     enough = asyncio.Event()
     async with aiohttp.ClientSession() as http:
-        orchestrator = Orchestrator(http, server.url, "http://{}:{}".format(*peer.http.address))
+        orchestrator = Orchestrator(http, server.url, "http://{}:{}".format(*peer.http.address), peer.http.bearer)
         # The first whole state goes in under the orchestrator's pause too.
         assert (await orchestrator.switch("newest"))["version"] == "0.0"
         assert runner.ready
@@ -152,6 +153,6 @@ async def test_an_orchestrator_that_pauses_by_itself(swarm, states, server, p2pc
     assert (await swarm.get(peer, "/readyz"))[0] == 503
     await staged(VERSIONS + 1)
     async with aiohttp.ClientSession() as http:
-        orchestrator = Orchestrator(http, server.url, "http://{}:{}".format(*peer.http.address))
+        orchestrator = Orchestrator(http, server.url, "http://{}:{}".format(*peer.http.address), peer.http.bearer)
         assert (await orchestrator.switch("newest"))["version"] == f"0.{VERSIONS + 1}"
     assert (await swarm.get(peer, "/readyz"))[0] == 200

@@ -8,11 +8,15 @@ import shutil
 
 import pytest
 
+from p2pcast import limits
 from p2pcast.errors import LocalError, RefusedError
+from p2pcast.relay import upstream
 from p2pcast.store import disk, retention
 from p2pcast.store.journal import Kind
+from p2pcast.store.retention import Counts
 from p2pcast.store.store import Store
 from p2pcast.wire.token import Token
+from rollout_node.telling import Telling
 from topology import sizes
 from trainer_node import keeping
 
@@ -212,18 +216,18 @@ async def test_the_hub_restarts_without_its_shadow(swarm, states, tmpfs):
 
 async def test_old_folders_that_look_new_are_not_published_again(swarm, states, monkeypatch):
     """Another mount, other inodes: the hub restarts and all fingerprints differ, of versions too that retention has removed."""
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 1)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
     await started(swarm, states, "a", steps=4)
     await swarm.until(lambda: "0.2" not in swarm.versions(), "it is let go")
-    seen = dict(swarm.hub.memory["published"])
+    seen = {step: swarm.hub.past[step].folder for step in swarm.steps}
     await swarm.down(swarm.hub)
     kept = dict(swarm.steps)
     for step, (state, files) in kept.items():
         swarm.publish(step, state, files)
     await swarm.hub_up()
-    await swarm.until(lambda: all(swarm.hub.memory["published"][k] != seen[k] for k in seen), "the hub has looked at all again")
+    await swarm.until(lambda: all(swarm.hub.past[k].folder != seen[k] for k in seen), "the hub has looked at all again")
     assert str(swarm.hub.publishing.head) == "0.4"
 
 
@@ -293,8 +297,8 @@ async def test_a_later_anchor_that_cannot_be_stored_costs_nothing(swarm, states,
 @pytest.mark.parametrize("every", [2, 100])
 async def test_retention_never_breaks_a_late_joiner(swarm, states, monkeypatch, every):
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", every)
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "deltas", 1)
-    monkeypatch.setitem(retention.expendable.__kwdefaults__, "anchors", 1)
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 1)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     state = await started(swarm, states, "a", steps=5)
     late = await swarm.peer_up("b")
     await swarm.live("0.5", late)
@@ -415,3 +419,54 @@ async def test_a_hub_that_died_in_mid_version_aborts_it_everywhere(swarm, states
     await swarm.live("1.2")
     await swarm.until(lambda: list((swarm.folder / "a" / "partial").iterdir()) == [], "nothing is left of the other one")
     assert all(not h.idle for h in back.node.holdings.values())
+
+
+async def test_a_link_that_outlasts_many_versions_remembers_the_last_few(swarm, states, monkeypatch):
+    monkeypatch.setattr(upstream, "MAX_HANDLES", 3)
+    monkeypatch.setattr(limits, "MAX_CATALOG", 4)
+    await started(swarm, states, "a", steps=9)
+    (above,) = swarm.peers["a"].node.upstreams
+    assert len(above.handles) == 3
+    assert len(above.offers) <= 4
+    assert swarm.peers["a"].node.bytes_duplicate == 0
+
+
+async def test_the_hub_remembers_nothing_of_artifacts_that_it_never_had(swarm, states, monkeypatch):
+    """Whatever a peer claims to hold, and however often it asks for what nobody has."""
+    said = []
+    news = Telling._news
+
+    def lies(telling):
+        said.extend(os.urandom(16) for _ in range(50))
+        return news(telling) | {"held": said[-50:]}
+
+    monkeypatch.setattr(Telling, "_news", lies)
+    await started(swarm, states, "a", steps=2)
+    for _ in range(20):
+        swarm.peers["a"].seek(os.urandom(16), [])
+    count = len(said)
+    await swarm.until(lambda: len(said) > count + 100, "it has said more")
+    sources, held = swarm.hub.guide.sources, swarm.hub.node.holdings.keys()
+    assert sources._whole.keys() | sources._parts.keys() <= held
+    assert all(mine <= held for mine in sources._held.values())
+
+
+async def test_a_user_sets_what_stays_on_disk(swarm, states):
+    state = states.first()
+    await swarm.hub_up(anchor_every=2, counts=Counts(2, 1), squashes=False)
+    peer = await swarm.peer_up("a", counts=Counts(1, 1, 3))
+    for step in range(1, 8):
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")
+        state = states.trained(state, step)
+    await swarm.until(lambda: swarm.versions("anchor")[-1:] == ["0.7"], "a whole state is written every two versions")
+    await swarm.until(lambda: len(swarm.versions("delta")) == 2, "two deltas stay")
+    assert swarm.versions("delta") == ["0.6", "0.7"]
+    assert set(swarm.versions("anchor")) == {"0.5", "0.7"}, "the one that the older delta starts from, and the newest"
+    await swarm.until(
+        lambda: sum(s.base is not None for s in peer.store.artifacts.values()) <= 2, "its first anchor is too far back"
+    )
+    await swarm.down(peer)
+    shutil.rmtree(swarm.tmpfs / "a")
+    back = await swarm.peer_up("a", counts=Counts(1, 1, 3))
+    await swarm.live("0.7", back)

@@ -392,6 +392,7 @@ async def test_no_secret_is_told_and_keys_are_their_owners_alone(tls, states, ca
             "http.token",
             "token",
             "hub.json",
+            "published.log",
             "peer.json",
         ):
             path = tls.folder / state / file

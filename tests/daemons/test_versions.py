@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
+from p2pcast import limits
+from p2pcast.checkpoint import Checkpoint
 from p2pcast.errors import IntegrityError
 
 
@@ -177,8 +181,8 @@ async def test_the_same_step_again_is_nothing_new(swarm, states):
     swarm.publish(2, states.trained(state, 2))
     await swarm.live("0.2")
     swarm.publish(1, state)  # other inodes and times, the same weights
-    told = swarm.hub.memory["published"]["1"]
-    await swarm.until(lambda: swarm.hub.memory["published"]["1"] != told, "the hub has looked at step_1 again")
+    told = swarm.hub.past[1].folder
+    await swarm.until(lambda: swarm.hub.past[1].folder != told, "the hub has looked at step_1 again")
     assert swarm.versions() == ["0.1", "0.2"]
     assert swarm.hub.outgoing.skipped == {}
 
@@ -202,6 +206,44 @@ async def test_damaged_and_vanishing_folders_are_skipped(swarm, states):
     swarm.publish(2, states.trained(state, 2))  # mended; it comes after step 3 and so begins a branch
     await swarm.live("1.2")
     await swarm.until(lambda: swarm.hub.outgoing.skipped == {}, "it is no longer named, once the hub is through with it")
+
+
+@pytest.mark.parametrize("left", [0, 3, -1])
+async def test_a_checkpoint_that_is_cut_short_while_it_is_read_is_skipped(swarm, states, monkeypatch, left):
+    """By another process, between the check and the reading; a map of the file would end this one. ``left``: cells whose bytes stay, or all bytes but the last."""
+    state = states.first()
+    await swarm.hub_up()
+    await swarm.peer_up("a")
+    swarm.publish(1, state)
+    await swarm.live("0.1")
+    lent = Checkpoint.lent
+
+    def cut(checkpoint, cell):
+        weights = checkpoint.folder / "model.safetensors"
+        if checkpoint.folder.name == "step_2":
+            size = f"-{1}" if left < 0 else str(left * cell.nbytes)
+            subprocess.run(["truncate", "--no-create", "--size", size, weights], check=True)
+        return lent(checkpoint, cell)
+
+    monkeypatch.setattr(Checkpoint, "lent", cut)
+    swarm.publish(2, states.trained(state, 2))
+    await swarm.until(lambda: "step_2" in swarm.hub.outgoing.skipped, "it is named")
+    swarm.publish(3, states.trained(state, 3))
+    await swarm.live("0.3")
+    assert swarm.versions("delta") == ["0.3"]
+    assert [e.facts["folder"] for e in swarm.hub.events.after(0)[1] if e.kind == "skipped"] == ["step_2"]
+
+
+async def test_the_newest_skipped_folders_are_named(swarm, states, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_SKIPPED", 2)
+    await swarm.hub_up()
+    for step in range(1, 6):
+        folder = swarm.checkpoints / f"step_{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"x" * 7)
+        (folder / "STABLE").touch()
+        await swarm.until(lambda step=step: f"step_{step}" in swarm.hub.outgoing.skipped, "it is named")
+    assert list(swarm.hub.outgoing.skipped) == ["step_4", "step_5"]
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from mutation import CROWD, DOOR, GRANTS, HTTP, LEDGER, LISTENER, SERVER, TLS, TRUST, TURNSTILE, Mutation
 
+PAST = "trainer_node/past.py"
+PAST_TEST = "tests/trainer_node/test_past.py::"
+RECOVERY = "tests/daemons/test_recovery.py::"
+
 WEARING_OUT = [
     Mutation(
         "many silent connections",
@@ -151,6 +155,125 @@ WEARING_OUT = [
         "                async with asyncio.timeout(BODY_S):",
         "                async with asyncio.timeout(1e6):",
         HTTP + "test_a_body_that_does_not_come",
+    ),
+    Mutation(
+        "cuts short a file",
+        "p2pcast/checkpoint/safetensors_file.py",
+        'raise LocalError(f"{self.path}: it was cut short while it was read: its byte {at} is gone")',
+        "return",
+        "tests/p2pcast/checkpoint/test_folder.py::test_a_file_that_is_cut_short_while_it_is_read_is_an_error",
+    ),
+    Mutation(
+        "cuts short a file",
+        "trainer_node/folders.py",
+        "owner.skip(found.path.name, await self._staging.run(_why, found.path, error))",
+        "raise",
+        "tests/daemons/test_versions.py::test_a_checkpoint_that_is_cut_short_while_it_is_read_is_skipped",
+    ),
+    Mutation(
+        "cuts short a file",
+        "p2pcast/state/shadow.py",
+        "if path.exists() and path.stat().st_size > nbytes:",
+        "if False:",
+        "tests/p2pcast/state/test_shadow.py::test_a_smaller_shadow_takes_nothing_away_from_who_maps_the_one_before",
+    ),
+    Mutation(
+        "cuts short a file",
+        "p2pcast/daemon.py",
+        "        faulthandler.enable()",
+        "        pass",
+        "tests/p2pcast/state/test_shadow.py::test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        PAST,
+        "if len(self._log.records) >= self._full_at:",
+        "if True:",
+        PAST_TEST + "test_bytes_written_for_a_version_do_not_grow_with_their_number",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        PAST,
+        "if len(self._log.records) >= self._full_at:",
+        "if False:",
+        PAST_TEST + "test_versions_from_ranks_are_forgotten_too",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        PAST,
+        "absent = one.folder is None or (there is not None and step not in there)",
+        "absent = True",
+        PAST_TEST + "test_what_still_lies_there_is_never_forgotten",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        PAST,
+        "if step in newest or not absent or",
+        "if step in newest or",
+        PAST_TEST + "test_a_folder_that_is_away_for_a_moment_costs_nothing",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        PAST,
+        "        memory.forget(*_MOVED)",
+        "        pass",
+        PAST_TEST + "test_what_version_0_1_0_kept_is_taken_over_once",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        "p2pcast/relay/upstream.py",
+        "            for handle in over[: len(self.handles) - MAX_HANDLES]:",
+        "            for handle in over[:0]:",
+        RECOVERY + "test_a_link_that_outlasts_many_versions_remembers_the_last_few",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        "p2pcast/store/retention.py",
+        "if counts.chain is None or len(chain) <= counts.chain else set()",
+        "if True else set()",
+        "tests/p2pcast/store/test_retention.py::test_a_chain_that_is_too_long_is_let_go",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        "p2pcast/store/retention.py",
+        "kept |= {a.id for a in every if a.base is None and a.version in begun}",
+        "kept |= set()",
+        "tests/p2pcast/store/test_retention.py::test_anchors_that_kept_deltas_start_from_stay_beyond_their_number",
+    ),
+    Mutation(
+        "hundreds of thousands of versions",
+        "trainer_node/outgoing.py",
+        "if len(self.skipped) > limits.MAX_SKIPPED:",
+        "if False:",
+        "tests/daemons/test_versions.py::test_the_newest_skipped_folders_are_named",
+    ),
+    Mutation(
+        "artifacts that nobody has",
+        "trainer_node/hearing.py",
+        "if self.guide.knows(artifact)]",
+        "if True]",
+        RECOVERY + "test_the_hub_remembers_nothing_of_artifacts_that_it_never_had",
+    ),
+    Mutation(
+        "artifacts that nobody has",
+        "trainer_node/guide.py",
+        'if self.knows(body["artifact"]):',
+        "if True:",
+        RECOVERY + "test_the_hub_remembers_nothing_of_artifacts_that_it_never_had",
+    ),
+    Mutation(
+        "artifacts that nobody has",
+        "topology/sources.py",
+        "        for seeker in self._parts.pop(artifact, ()):",
+        "        for seeker in ():",
+        "tests/topology/test_sources.py::test_nothing_is_left_of_what_is_gone",
+    ),
+    Mutation(
+        "artifacts that nobody has",
+        "topology/blame.py",
+        "            return []  # nothing is kept",
+        "            pass  # nothing is kept",
+        "tests/topology/test_blame.py::test_one_witness_costs_little_memory_whatever_it_says",
     ),
 ]
 

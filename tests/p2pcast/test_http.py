@@ -8,6 +8,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from p2pcast.http import HttpServer
 from p2pcast.version import Version
 
 DEADLINE_S = 30.0
+FILE = Path("/where/http.token")
 
 
 class Daemon:
@@ -34,7 +36,14 @@ class Daemon:
         self.asked: list[float | None] = []
         self.fault: Exception | None = None
         self.http = HttpServer(
-            dict, lambda: (True, ""), metrics.registry(), {"fail": self._fail}, "secret", self.events, {"live": self._live}
+            dict,
+            lambda: (True, ""),
+            metrics.registry(),
+            {"fail": self._fail},
+            "secret",
+            self.events,
+            {"live": self._live},
+            bearer_file=FILE,
         )
 
     async def _fail(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +291,12 @@ async def test_there_are_not_too_many_that_wait(daemon, client, monkeypatch):
 @pytest.mark.parametrize(("token", "code"), [(None, 401), ("Bearer wrong", 401), ("Bearer secret", 200)])
 async def test_from_elsewhere_they_need_the_token(daemon, path, token, code):
     elsewhere = SimpleNamespace(
-        path=path, headers={} if token is None else {"Authorization": token}, remote="192.0.2.7", protocol=None, transport=None
+        path=path,
+        method="GET",
+        headers={} if token is None else {"Authorization": token},
+        remote="192.0.2.7",
+        protocol=None,
+        transport=None,
     )
 
     async def handler(_: web.Request) -> web.Response:
@@ -302,7 +316,7 @@ async def test_from_elsewhere_they_need_the_token(daemon, path, token, code):
 )
 async def test_what_goes_wrong_has_a_status(daemon, client, fault, code):
     daemon.fault = fault
-    async with client.post(daemon.url("/fail"), json={}) as answer:
+    async with client.post(daemon.url("/fail"), json={}, headers={"Authorization": "Bearer secret"}) as answer:
         assert (answer.status, await answer.json()) == (code, {"error": str(fault)})
 
 
@@ -312,22 +326,46 @@ async def test_what_goes_wrong_has_a_status(daemon, client, fault, code):
 @pytest.mark.parametrize(
     ("headers", "code"),
     [
-        ({}, 409),
-        ({"Host": "localhost:7078"}, 409),
-        ({"Host": "[::1]:7078"}, 409),
-        ({"Host": f"{socket.gethostname()}:7078"}, 409),
-        ({"Host": "127.0.0.1:7078", "Origin": "http://127.0.0.1:7078"}, 409),
+        ({}, 401),
+        ({"Host": "localhost:7078"}, 401),
+        ({"Host": "[::1]:7078"}, 401),
+        ({"Host": f"{socket.gethostname()}:7078"}, 401),
+        ({"Host": "127.0.0.1:7078", "Origin": "http://127.0.0.1:7078"}, 401),
         ({"Origin": "https://elsewhere.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Host": "127.0.0.1:7078", "Origin": "http://127.0.0.1:8000"}, 403),
         ({"Host": "rebound.example:7078"}, 403),
         ({"Host": ""}, 403),
+        ({"Host": "127.0.0.1.rebound.example"}, 403),
+        ({"Host": "[::1].rebound.example"}, 403),
+        ({"Host": "127.0.0.1:7078@rebound.example"}, 403),
         ({"Host": "rebound.example", "Authorization": "Bearer secret"}, 409),
     ],
 )
 async def test_a_browser_cannot_be_made_to_speak_for_its_user(daemon, client, headers, code):
     daemon.fault = RefusedError("reached")
     async with client.post(daemon.url("/fail"), data="{}", headers=headers) as answer:
+        assert answer.status == code
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"), [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer secret"}, 409)]
+)
+async def test_a_command_needs_the_bearer_on_loopback_too(daemon, client, headers, code):
+    daemon.fault = RefusedError("reached")
+    async with client.post(daemon.url("/fail"), json={}, headers=headers) as answer:
+        assert answer.status == code
+        said = (await answer.json())["error"]
+    assert (str(FILE) in said) == (code == 401)
+    async with client.get(daemon.url("/status")) as answer:  # reading needs none
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "code"), [("127.0.0.1:7078", 200), ("rebound.example:7078", 403), ("[::1].rebound.example", 403)]
+)
+async def test_a_name_that_was_led_to_loopback_reads_nothing(daemon, client, host, code):
+    async with client.get(daemon.url("/status"), headers={"Host": host}) as answer:
         assert answer.status == code
 
 
@@ -352,7 +390,7 @@ async def test_who_does_not_ask_is_shown_out(daemon, monkeypatch, sent):
 async def test_a_body_that_does_not_come(daemon, monkeypatch):
     monkeypatch.setattr(module, "BODY_S", 0.1)
     reader, writer = await connected(daemon)
-    writer.write(b"POST /fail HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+    writer.write(b"POST /fail HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nContent-Length: 100\r\n\r\n{")
     async with asyncio.timeout(DEADLINE_S):
         assert b" 400 " in await reader.readline()
     writer.close()

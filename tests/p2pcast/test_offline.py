@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast import offline
+from p2pcast import offline, sparsity
 from p2pcast.artifact import Open, RunKey, run_id
 from p2pcast.artifact.p2pd import HEADER, P2pdFile, P2pdWriter
 from p2pcast.checkpoint import Checkpoint
-from p2pcast.codec.layout import DTYPES, Tensor
+from p2pcast.codec.cell import apply, decode, digest
+from p2pcast.codec.layout import DTYPES, Layout, Tensor
 from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError, UsageError
 from p2pcast.version import Version
 
@@ -95,8 +97,9 @@ def test_diff_then_apply_is_exact(make_checkpoint: Make, seed: int, how: str, co
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), back=st.booleans())
-def test_squash_is_the_direct_way(make_checkpoint: Make, seed: int, back: bool) -> None:
+@given(seed=st.integers(0, 2**32), back=st.booleans(), codec=st.sampled_from(["auto", "flat"]))
+def test_squash_is_the_direct_way(make_checkpoint: Make, seed: int, back: bool, codec: str) -> None:
+    """Of deltas in the smallest form with the base at hand, of flat ones without it."""
     draw = random.Random(seed)
     states = [_random_tensors(draw)]
     for _ in range(3):
@@ -109,8 +112,9 @@ def test_squash_is_the_direct_way(make_checkpoint: Make, seed: int, back: bool) 
         for n, state in enumerate(states):
             make_checkpoint(top / f"step_{n}", state, {"config.json": names[n]})
         for n in range(3):
-            offline.diff(top / f"step_{n}", top / f"step_{n + 1}", top / f"d{n}", cell_words=CELL_WORDS, workers=1)
-        made = offline.squash_files([top / "d0", top / "d1", top / "d2"], top / "s", workers=2)
+            offline.diff(top / f"step_{n}", top / f"step_{n + 1}", top / f"d{n}", cell_words=CELL_WORDS, workers=1, codec=codec)
+        base = top / "step_0" if codec == "auto" else None
+        made = offline.squash_files([top / "d0", top / "d1", top / "d2"], top / "s", base=base, workers=2)
         assert (made.base, made.version) == (Version(0, 0), Version(0, 3))
         offline.apply_file(top / "step_0", top / "s", top / "out", workers=1)
         assert _contents(top / "out") == {n: c for n, (_, _, c) in states[3].items()}
@@ -130,7 +134,7 @@ def pair(tmp_path: Path, make_checkpoint: Make) -> tuple[Path, Table, Table]:
     new = {**old, "w": ("BF16", [40, 10], bytes(changed))}
     make_checkpoint(tmp_path / "old", old, {"config.json": b"{}", "same.txt": b"same" * 99})
     make_checkpoint(tmp_path / "new", new, {"config.json": b'{"a": 1}', "same.txt": b"same" * 99})
-    offline.diff(tmp_path / "old", tmp_path / "new", tmp_path / "d", cell_words=50)
+    offline.diff(tmp_path / "old", tmp_path / "new", tmp_path / "d", cell_words=50, codec="flat")
     return tmp_path, old, new
 
 
@@ -140,6 +144,29 @@ def _refused(top: Path, base: str, words: str, delta: str = "d") -> None:
         offline.apply_file(top / base, top / delta, top / "out")
     assert caught.value.exit_code == EXIT_REFUSED
     assert sorted(os.listdir(top)) == before
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_auto_is_the_smallest_for_each_cell(seed: int) -> None:
+    """Few changes and many, in words that look like weights and in noise."""
+    draw = np.random.default_rng(seed)
+    words, share = int(draw.integers(1, 5000)), float(draw.choice([0.0005, 0.01, 0.2, 1.0]))
+    cell = Layout([Tensor("w", "BF16", (words,))]).cells[0]
+    old = (draw.normal(0, 0.02, words).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    moved = draw.random(words) < share
+    new = np.where(moved, old + draw.integers(1, 3, words).astype(np.uint16), old)
+    before = digest(old, cell)
+    made = offline.code(cell, old, new, before, "auto")
+    others = [offline.code(cell, old, new, before, codec) for codec in ("context", "flat", "dense", "raw")]
+    if made is None:
+        assert others == [None] * 4
+        return
+    assert len(made.payload) == min(len(other.payload) for other in others if other is not None)
+    patch = decode(cell, made.codec, made.payload, old, made.before, made.after)
+    reached = old.copy()
+    apply(patch, reached)
+    assert np.array_equal(reached, new)
 
 
 def test_a_wrong_base_is_named(pair: tuple[Path, Table, Table], make_checkpoint: Make) -> None:
@@ -247,7 +274,7 @@ def test_versions_of_folders(old: str, new: str, base: str, version: str) -> Non
 
 def test_squash_refuses_gaps(pair: tuple[Path, Table, Table], make_checkpoint: Make) -> None:
     top, old, _ = pair
-    offline.diff(top / "new", top / "old", top / "back", cell_words=50)
+    offline.diff(top / "new", top / "old", top / "back", cell_words=50, codec="flat")
     with pytest.raises(IntegrityError, match="does not follow"):
         offline.squash_files([top / "d", top / "d"], top / "s")
     make_checkpoint(top / "third", {**old, "b": ("F32", [3], bytes(12))})
@@ -308,3 +335,34 @@ def test_an_anchor_can_not_be_squashed(tmp_path: Path, make_checkpoint: Make) ->
         writer.seal(5)
     with pytest.raises(UsageError, match="anchor"):
         offline.squash_files([tmp_path / "a"], tmp_path / "s")
+
+
+@pytest.mark.parametrize("what", ["diff old", "diff new", "apply", "squash", "verify", "inspect delta", "inspect folders"])
+def test_a_folder_that_is_cut_short_meanwhile_is_an_error(pair: tuple[Path, Table, Table], what: str) -> None:
+    """By another process, after the header was checked; a map of the file would end this one."""
+    top, _, _ = pair
+    folder = top / ("new" if what in ("diff new", "verify", "inspect folders") else "old")
+
+    def seen(count: int, total: int) -> None:
+        os.truncate(folder / "model.safetensors", 400)
+
+    def inspected() -> None:
+        with P2pdFile.open(top / "d") as file:
+            list(sparsity.look_at_delta(file, Checkpoint.open(top / "old"), None, seen=seen))
+
+    def compared() -> None:
+        was, now = Checkpoint.open(top / "old"), Checkpoint.open(top / "new")
+        list(sparsity.look_at_folders(was, now, was.layout(cell_words=50), "auto", None, seen=seen))
+
+    work = {
+        "diff": lambda: offline.diff(top / "old", top / "new", top / "out", seen=seen, cell_words=50, workers=1),
+        "apply": lambda: offline.apply_file(top / "old", top / "d", top / "out", seen=seen, workers=1),
+        "squash": lambda: offline.squash_files([top / "d"], top / "out", base=top / "old", codec="flat", seen=seen, workers=1),
+        "verify": lambda: offline.verify_folder(top / "new", top / "d", seen=seen, workers=1),
+        "inspect delta": inspected,
+        "inspect folders": compared,
+    }
+    before = sorted(os.listdir(top))
+    with pytest.raises(LocalError, match=f"{folder.name}/model.safetensors: it was cut short while it was read"):
+        work.get(what, work["diff"])()
+    assert sorted(os.listdir(top)) == before

@@ -6,6 +6,7 @@ import select
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -294,6 +295,25 @@ async def test_a_death_at_any_rename_leaves_whole_checkpoints(shadow, tmp_path, 
         check(out / "step_1", *((Version(0, 1), 1) if left <= 2 else (Version(1, 1), 2)))
 
 
+@pytest.mark.parametrize(("given", "folder", "file"), [(None, 0o700, 0o600), (0o755, 0o755, 0o644), (0o750, 0o750, 0o640)])
+async def test_who_may_read_what_is_installed_is_what_its_folder_says(shadow, tmp_path, given, folder, file):
+    """Whatever the umask, for engines of other users read there."""
+    out = tmp_path / "out"
+    if given is not None:
+        out.mkdir()
+        out.chmod(given)
+    before = os.umask(0o077 if given else 0)
+    try:
+        installer = FolderInstaller(out, lambda _: {"config.json": b"{}", "code/a.py": b""}, keep=2)
+        await install(installer, shadow, Version(0, 1), 1)
+        await installer.close()
+    finally:
+        os.umask(before)
+    made = [out, *(p for p in out.rglob("*") if not p.is_symlink())]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in made if p.is_dir()} == {folder}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in made if p.is_file()} == {file}
+
+
 async def test_bad_paths_and_bad_folders(shadow, tmp_path):
     for path in ("../x", "/x", "STABLE", "model.safetensors", "a//b", ".hidden"):
         installer = FolderInstaller(tmp_path / "out", lambda _, path=path: {path: b""}, keep=1)
@@ -346,7 +366,7 @@ def small_disk(tmp_path):
         pytest.skip("mounting a tmpfs needs root")
     folder = tmp_path / "small"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k,mode=700", "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("this container may not mount a tmpfs")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)

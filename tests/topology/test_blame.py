@@ -51,3 +51,11 @@ def test_who_is_muted_has_a_witness_who_is_believed(said):
         count = sum(node in nodes for nodes in believed)
         assert blame.quarantined(node) == (count >= WITNESSES)
         assert (node in blame.muted(float(len(said)))) == (count > 0)
+
+
+def test_one_witness_costs_little_memory_whatever_it_says():
+    blame = Blame()
+    for n in range(1000):
+        blame.heard("liar", [(f"x{n}-{m}", 1) for m in range(10)], float(n))
+    assert len(blame._counts["liar"]) <= 10
+    assert not blame._last_s

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.score import Transfers, score
+from topology.score import DEFAULT_CAP_BPS, HIGHEST_CAP_BPS, Transfers, reliability, score, speed_cap_bps
 
 
 def after(*results: tuple[float, int, float, bool]) -> Transfers:
@@ -22,8 +24,8 @@ def test_a_peer_never_measured_has_no_score() -> None:
 
 
 def test_four_good_transfers_and_one_bad() -> None:
-    # 1e7 B/s: Speed = 100 * (7 - 3) / 5 = 80; Success = 4/5; Stability = 4/10; idle 60 s: Decay = 0.9.
-    transfers = after(*[(float(t), 10_000_000, 1.0, True) for t in range(4)], (4.0, 0, 1.0, False))
+    # 1e7 bit/s: Speed = 100 * (7 - 3) / 5 = 80; Success = 4/5; Stability = 4/10; idle 60 s: Decay = 0.9.
+    transfers = after(*[(float(t), 1_250_000, 1.0, True) for t in range(4)], (4.0, 0, 1.0, False))
     result = score(transfers, 64.0)
     assert result is not None
     assert result.speed == pytest.approx(80.0)
@@ -31,17 +33,60 @@ def test_four_good_transfers_and_one_bad() -> None:
     assert result.stability == pytest.approx(40.0)
     assert result.decay == pytest.approx(0.9)
     assert result.total == pytest.approx(0.9 * (40.0 + 28.0 + 6.0))  # 66.6
-    assert transfers.bps == pytest.approx(8e7)
+    assert transfers.bps == pytest.approx(1e7)
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "speed"),
-    [(10, 0.0), (1_000, 0.0), (100_000, 40.0), (12_500_000, 81.93820026), (100_000_000, 100.0), (10**10, 100.0)],
+    ("bits_per_s", "speed"),
+    [(80, 0.0), (1_000, 0.0), (100_000, 40.0), (12_500_000, 81.93820026), (100_000_000, 100.0), (10**10, 100.0)],
 )
-def test_speed_runs_from_a_kilobyte_to_a_hundred_megabytes(bytes_per_s: int, speed: float) -> None:
-    result = score(after((0.0, bytes_per_s, 1.0, True)), 0.0)
+def test_speed_runs_from_a_kilobit_to_a_hundred_megabits(bits_per_s: int, speed: float) -> None:
+    result = score(after((0.0, bits_per_s, 8.0, True)), 0.0)
     assert result is not None
     assert result.speed == pytest.approx(speed)
+
+
+def test_another_cap_tells_faster_peers_apart() -> None:
+    speeds = [
+        result.speed for bps in (1e3, 1e7, 1e8, 1e9, 1e10) if (result := score(after((0.0, int(bps), 8.0, True)), 0.0, 1e9))
+    ]
+    assert speeds == pytest.approx([0.0, 100 * 4 / 6, 100 * 5 / 6, 100.0, 100.0])
+
+
+def test_the_cap_is_as_stated_else_the_fastest_peers_rate() -> None:
+    assert speed_cap_bps([None, 1e6, 5e9]) == 5e9
+    assert speed_cap_bps([1e6, None]) == speed_cap_bps([]) == DEFAULT_CAP_BPS, "the paper's, where nobody is faster"
+    assert speed_cap_bps([1e6, 5e9], 3e7) == 3e7
+    assert speed_cap_bps([1e30]) == HIGHEST_CAP_BPS, "nobody makes all others slow by what it claims"
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1, 1e12), min_size=2, max_size=9))
+def test_whoever_is_faster_is_never_scored_lower_and_differs_above_the_floor(rates: list[float]) -> None:
+    cap = speed_cap_bps(rates)
+    found = [
+        (bps, result.speed)
+        for bps in sorted(rates)
+        if (result := score(after((0.0, 1 << 40, 8.0 * (1 << 40) / bps, True)), 0.0, cap))
+    ]
+    for (slow, low), (fast, high) in pairwise(found):
+        assert low <= high + 1e-9
+        assert low < high or fast < 1.01 * slow or fast <= 1e3 * 1.01
+
+
+def test_what_was_long_ago_fades() -> None:
+    transfers = Transfers(good=0, bad=200)
+    for _ in range(1000):
+        transfers = transfers.record(0.0, 0, 0.0, True)
+        assert transfers.good + transfers.bad <= 256
+    assert transfers.bad / transfers.good < 0.02
+
+
+def test_reliability_is_the_score_without_speed_and_a_short_record_is_no_fault() -> None:
+    assert reliability(Transfers()) is None
+    assert reliability(after((0.0, 0, 0.0, True))) == pytest.approx(100.0)
+    assert reliability(Transfers(good=9, bad=1)) == pytest.approx(93.0)
+    assert reliability(Transfers(good=9, bad=4, failures_in_row=4)) == pytest.approx(70 * 9 / 13)
 
 
 def test_stability_falls_to_zero_at_the_fourth_failure_in_a_row_and_comes_back_with_a_success() -> None:
@@ -79,9 +124,10 @@ def test_average_rate_moves_by_its_weight_and_ignores_what_measures_nothing() ->
 @given(
     st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 1 << 40), st.floats(0, 1e4), st.booleans()), max_size=30),
     st.floats(0, 2e6),
+    st.floats(2e3, 1e12),
 )
-def test_scores_stay_in_range(results: list[tuple[float, int, float, bool]], now_s: float) -> None:
-    result = score(after(*results), now_s)
+def test_scores_stay_in_range(results: list[tuple[float, int, float, bool]], now_s: float, cap_bps: float) -> None:
+    result = score(after(*results), now_s, cap_bps)
     assert (result is None) == (not results)
     if result is not None:
         assert 0.7 - 1e-9 <= result.decay <= 1.0

@@ -72,3 +72,20 @@ def test_those_who_pull_find_each_other():
     assert sources.seek("x", A) == ["y"]
     sources.left("y")
     assert sources.seek("x", A) == []
+
+
+def test_nothing_is_left_of_what_is_gone():
+    sources = Sources()
+    sources.holds("a", [A, B])
+    sources.seek("b", A)
+    sources.seek("c", A)
+    assert sources.serves("a") == 2
+    sources.gone(A)
+    assert sources.serves("a") == 0
+    assert sources.seek("d", A) == []
+    assert sources.seek("d", B) == ["a"]
+    sources.gone(A)
+    sources.left("a")
+    sources.left("d")
+    sources.gone(B)
+    assert not any([sources._whole, sources._parts, sources._held, sources._named, +sources._serves])

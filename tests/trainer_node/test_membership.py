@@ -10,6 +10,7 @@ from p2pcast.codec.choice import PEER_CORES
 from p2pcast.relay.lag import Inflow
 from topology.laggards import SUSTAINED
 from topology.model import DEFAULT_PEER_BPS
+from topology.standing import Standing
 from topology.tree import ROOT, Plan
 from trainer_node import membership
 from trainer_node.membership import RATED_BYTES, REPAIR_S, Membership
@@ -507,3 +508,66 @@ def test_a_hub_with_a_region_feeds_its_neighbours_as_many_ways_as_its_link_allow
             members.join(peer(name, "lab"), 0.0)
     assert len(apart.plan.children(ROOT)) == 1
     assert len(beside.plan.children(ROOT)) == 3
+
+
+def fails(members: Membership, name: str, now: float, times: int = 1) -> None:
+    """It is lost, and comes back."""
+    for _ in range(times):
+        members.leave(ident(name), now, failed=True)
+        members.join(peer(name), now)
+
+
+def broadcast(members: Membership, now: float) -> bool:
+    for one in members.peers:
+        members.transferred(one, now, 1000, 0.1)
+    return members.replan(now)
+
+
+def test_a_peer_that_keeps_failing_ends_as_a_leaf_and_comes_back_when_it_works():
+    members = joined("abcd")
+    for now in range(30):
+        fails(members, "b", float(now), 2)
+        broadcast(members, float(now))
+    assert members.standing(ident("b")) is Standing.LEAF
+    assert members.standing(ident("a")) is Standing.HEAD
+    assert ident("b") in members.plan.leaves
+    fails(members, "b", 30.0)
+    assert ident("b") in members.plan.leaves, "coming back does not make it new"
+    for now in range(31, 600):
+        broadcast(members, float(now))
+    assert members.standing(ident("b")) is Standing.HEAD
+    assert ident("b") not in members.plan.leaves
+
+
+def test_a_head_whose_score_fell_without_its_rate_loses_its_place():
+    """Failures that the hub hears of while the peer keeps its place: no predicted time changes by them."""
+    members = joined("abc")
+    for now in range(10):
+        broadcast(members, float(now))
+    head = members.peers[ident("a")]
+    assert links(members)["a"] == ""
+    moved = []
+    for now in range(10, 30):
+        head.transfers = head.transfers.record(float(now), 0, 0.0, False)
+        if broadcast(members, float(now)):
+            moved.append(links(members))
+    assert members.standing(ident("a")) >= Standing.MIDDLE
+    assert moved, "the plan was changed"
+    assert moved[0] == {"b": "", "c": "b", "a": "c"}
+    assert len(moved) <= 2, "once to the tail, perhaps once more as a leaf"
+
+
+def test_full_speed_is_the_fastest_peers_rate_or_what_was_stated():
+    for cap_bps, expected in ((None, 8e9), (1e9, 1e9)):
+        members = Membership(1, GBIT, cap_bps=cap_bps)
+        for name in "ab":
+            members.join(peer(name), 0.0)
+        assert members.speed_cap_bps == (cap_bps or 1e8)
+        members.transferred(ident("a"), 1.0, 10**9, 1.0)
+        members.transferred(ident("b"), 1.0, 10**8, 1.0)
+        assert members.speed_cap_bps == expected
+        a, b = (members.score(ident(name), 1.0) for name in "ab")
+        assert a.speed == 100.0
+        assert b.speed < 100.0
+        members.leave(ident("a"), 2.0)
+        assert members.speed_cap_bps == (cap_bps or 8e8)

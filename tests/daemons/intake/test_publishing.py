@@ -161,9 +161,9 @@ async def test_folders_and_ranks_take_turns(swarm, states, trainers):
     await swarm.live("0.4")
     assert swarm.versions("anchor") == ["0.1"]
     swarm.publish(4, states.trained(state, 4))
-    await swarm.until(lambda: "4" in swarm.hub.memory["published"], "the hub has looked at step_4")
+    await swarm.until(lambda: swarm.hub.past[4].folder is not None, "the hub has looked at step_4")
     assert swarm.versions() == ["0.1", "0.2", "0.3", "0.4"], "the weights that ranks published as step 4 are nothing new"
-    assert swarm.hub.memory["marks"]["2"] == swarm.hub.publishing.mark_of((0, 2))
+    assert swarm.hub.past[2].mark == swarm.hub.publishing.mark_of((0, 2))
 
 
 async def test_a_resumed_trainer_opens_a_branch(swarm, states, trainers):

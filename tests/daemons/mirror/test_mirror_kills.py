@@ -19,7 +19,6 @@ from p2pcast.mirror.objects import Objects
 from p2pcast.mirror.requests import Request
 from p2pcast.relay.catchup import Edge, cheapest_path
 from p2pcast.store import retention
-from p2pcast.store import store as store_module
 from p2pcast.version import Version
 from trainer_node import keeping
 from trainer_node.mirroring import Mirroring
@@ -59,9 +58,8 @@ async def test_killed_at_every_request_it_is_never_half_and_ends_current(
     swarm: Any, states: Any, network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
-    expendable = retention.expendable
-    for module in (store_module, plan):
-        monkeypatch.setattr(module, "expendable", lambda artifacts: expendable(artifacts, deltas=2, anchors=1))
+    monkeypatch.setattr(retention, "KEEP_DELTAS", 2)
+    monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
     # As if an hour had passed: what a life left when it died in the middle of a removal, or of an upload of what is not kept any more, is nobody's.
     monkeypatch.setattr(plan, "LEFT_OVER_S", -1.0)
     state = states.first()

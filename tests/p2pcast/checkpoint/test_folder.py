@@ -5,6 +5,7 @@ import json
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,29 @@ def test_reads_what_is_there_however_aligned(tmp_path: Path, make_checkpoint: Ma
     }
 
 
-def test_aligned_words_are_views(tmp_path: Path, make_checkpoint: Make) -> None:
-    checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "m", {"a": ("F32", [2], bytes(8))}))
-    cell = checkpoint.layout().cells[0]
-    assert np.shares_memory(checkpoint.words(cell), checkpoint.words(cell))
+def test_memory_is_lent_to_each_thread_again_and_given_for_good_once(tmp_path: Path, make_checkpoint: Make) -> None:
+    checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "m", {"a": ("F32", [2], bytes(8)), "b": ("BF16", [1], b"xy")}))
+    cells = checkpoint.layout().cells
+    assert not np.shares_memory(checkpoint.words(cells[0]), checkpoint.words(cells[0]))
+    lent = checkpoint.lent(cells[0])
+    assert lent.tolist() == [0, 0]
+    assert np.shares_memory(lent, checkpoint.lent(cells[1]))
+    assert not lent.flags.writeable
+    with ThreadPoolExecutor(1) as pool:
+        assert not np.shares_memory(lent, pool.submit(checkpoint.lent, cells[0]).result())
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path, make_checkpoint: Make) -> None:
+    """Also where the last page is still there as a whole, which a map would show as zeros."""
+    folder = make_checkpoint(tmp_path / "m", {"a": ("U8", [100_000], bytes(100_000))})
+    checkpoint = Checkpoint.open(folder)
+    (cell,) = checkpoint.layout().cells
+    size = (folder / "model.safetensors").stat().st_size
+    for left in (size - 1, size - 5000, 10, 0):
+        os.truncate(folder / "model.safetensors", left)
+        for read in (checkpoint.words, checkpoint.lent):
+            with pytest.raises(LocalError, match=r"model\.safetensors: it was cut short while it was read"):
+                read(cell)
 
 
 def test_the_folder_may_go_while_it_is_read(tmp_path: Path, make_checkpoint: Make) -> None:

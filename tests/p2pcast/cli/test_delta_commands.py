@@ -52,8 +52,8 @@ def test_diff_squash_apply_verify(steps: Path, run: Callable[..., Result]) -> No
         assert report["dense_bytes"] == 4008
         assert report["params"] == 2002
         assert 0 < report["changed"] <= 10
-        assert report["codec"] == {"none": 1, "flat": 1}
-    done = run(delta, "squash", steps / "d0.p2pd", steps / "d1.p2pd", "-o", steps / "s.p2pd")
+        assert report["codec"] == {"none": 1, "context": 1}
+    done = run(delta, "squash", steps / "d0.p2pd", steps / "d1.p2pd", "-o", steps / "s.p2pd", "--base", steps / "step_0")
     assert "0.0 → 0.2" in done.stdout
     assert "throw-away key" in done.stderr
     done = run(delta, "apply", steps / "step_0", steps / "s.p2pd", "-o", steps / "out")
@@ -107,7 +107,7 @@ def test_inspect_a_delta(steps: Path, run: Callable[..., Result]) -> None:
     assert report["state"] == made["state"]
     assert (report["base"], report["version"], report["kind"]) == ("0.0", "0.1", "delta")
     assert [t["changed"] for t in report["tensors"]] == [made["changed"], 0]
-    assert report["codecs"]["flat"]["cells"] == 1
+    assert report["codecs"]["context"]["cells"] == 1
     assert report["files"] == [{"path": "config.json", "bytes": 2, "in_base": True}]
     shown = run(inspect, steps / "d.p2pd").stdout
     assert "[red]w" in shown

@@ -178,11 +178,16 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         os.chmod(place, 0o755)
         mine = Path(shutil.copytree(state, Path(place) / "state"))
         (mine / "partial" / ("0" * 32)).touch()
+        (mine / "lock" / "daemon").unlink()
+        for path in (mine, *mine.rglob("*")):
+            os.chown(path, 65534, 65534)
+            if path.is_dir():
+                path.chmod(0o500)
         os.seteuid(65534)
         try:
             with pytest.raises(LocalError, match=r"cannot clean .*partial.*: permission denied"):
                 Store(mine, key.public)
-            with pytest.raises(LocalError, match=r"cannot read .*state.format: permission denied"), state_lock(mine):
+            with pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: permission denied"), state_lock(mine):
                 pass
         finally:
             os.seteuid(0)

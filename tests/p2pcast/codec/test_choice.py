@@ -93,6 +93,23 @@ def test_of_equals_the_one_with_fewer_bytes():
     assert choose(costs, Way(math.inf, 1, 1), EIGHT_B).codec == "small"
 
 
+@given(costs=st.lists(COSTS, min_size=1, max_size=4), link=LINKS, cells=st.integers(0, 500))
+def test_the_fewest_bytes_win_among_those_that_take_hardly_longer(costs, link, cells):
+    named, way, state = {str(n): cost for n, cost in enumerate(costs)}, Way(link, 4, 16), State(cells * CELL, CELL)
+    made = choose(named, way, state)
+    times_s = {name: predict(cost, way, state).whole_s for name, cost in named.items()}
+    best_s = min(times_s.values())
+    assert times_s[made.codec] <= max(1.15 * best_s, 0.05)
+    assert all(named[made.codec].share <= named[n].share for n, s in times_s.items() if s <= max(1.15 * best_s, 0.05))
+
+
+def test_a_choice_against_the_clock_says_why():
+    made = choose(MEASURED_BEFORE, Way(100e9, 16, 16), State(CELL, CELL))
+    assert made.codec == "context"
+    assert made.why.startswith("flat")
+    assert "context takes fewer bytes" in made.why
+
+
 def test_why_names_every_codec_and_the_way():
     said = choose(MEASURED_BEFORE, Way(100e6, 4, 16), EIGHT_B).why
     for part in ("context ", "flat ", "dense ", "100 Mbit/s", "4 cores here", "16 there"):
@@ -125,7 +142,9 @@ def test_pulse_by_its_own_figures():
 def test_overlapped_crossover_parts_the_rates():
     small, quick, way = MEASURED_BEFORE["context"], MEASURED_BEFORE["flat"], Way(1, 16, 16)
     bps = overlapped_crossover_bps(small, quick, way, EIGHT_B)
-    for factor, first in ((0.99, "context"), (1.01, "flat")):
-        assert choose({"context": small, "flat": quick}, replace(way, link_bps=bps * factor), EIGHT_B).codec == first
+    for factor in (0.99, 1.01):
+        at = replace(way, link_bps=bps * factor)
+        assert (predict(small, at, EIGHT_B).whole_s < predict(quick, at, EIGHT_B).whole_s) == (factor < 1)
+        assert choose({"context": small, "flat": quick}, at, EIGHT_B).codec == "context", "as good as equal, in fewer bytes"
     assert overlapped_crossover_bps(quick, quick, way, EIGHT_B) == math.inf
     assert overlapped_crossover_bps(replace(small, share=quick.share), quick, way, EIGHT_B) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2pcast.codec.floats import FORMATS, signs_and_magnitudes
+from p2pcast.codec.floats import FORMATS, signs_and_magnitudes, thresholds_shown
 
 TORCH = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -60,3 +60,11 @@ def test_signs_and_distances(width):
     negative, far = signs_and_magnitudes(words, {1: "F8_E5M2", 2: "BF16", 4: "F32", 8: "F64"}[width])
     assert negative.tolist() == [False] * 3 + [True] * 3
     assert far.tolist() == [0, 1, top - 1, 0, 1, top - 1]
+
+
+def test_thresholds_are_named_for_the_types_that_are_there():
+    assert thresholds_shown(["BF16", "BF16"]) == "256·η"
+    assert thresholds_shown(["F32", "I32"]) == "2^24·η"
+    assert thresholds_shown(["BF16", "F16", "F8_E4M3"]) == "256·η (BF16), 2048·η (F16), 16·η (F8_E4M3)"
+    assert thresholds_shown(["F32", "C64"]) == "2^24·η"
+    assert thresholds_shown(["U8"]) == ""

@@ -12,7 +12,7 @@ from p2pcast.limits import KIB, MIB
 from p2pcast.mirror.names import SLICE_BYTES, Found, Marker, slice_bytes, slice_name, slice_of, slices, tail_name
 from p2pcast.mirror.plan import LEFT_OVER_S, Inventory, head, removals, spans, uploads
 from p2pcast.relay.catchup import Edge
-from p2pcast.store.retention import expendable
+from p2pcast.store.retention import Counts, expendable
 from p2pcast.version import Version
 
 
@@ -162,7 +162,7 @@ def test_crashes_retention_and_stale_lists_never_cost_the_way_to_the_newest_that
     for number, new in enumerate(made):
         store[new.artifact] = new
         kept = (Marker(e.version, e.base, a) for a, e in store.items())
-        for gone in expendable(kept, deltas=4, anchors=2):
+        for gone in expendable(kept, Counts(4, 2)):
             del store[gone]
         bucket.work(store, steps=pauses[number % len(pauses)])
         ready = bucket.check()

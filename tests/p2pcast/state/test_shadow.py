@@ -414,3 +414,57 @@ def test_a_limit_on_file_sizes_is_one_clear_error(world, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.glob("*.safetensors")) == []
+
+
+def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(world, tmp_path):
+    """Nobody but its own user can do that; every pass over the shadow is a pass over a map."""
+    with world.filled(tmp_path, world.state(1)):
+        pass
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import mmap, os, pathlib, sys\n"
+            "from p2pcast.daemon import name_fatal_signals\n"
+            "from p2pcast.state.shadow import MODEL_NAME, _mapped\n"
+            "path = pathlib.Path(sys.argv[1]) / MODEL_NAME\n"
+            "name_fatal_signals()\n"
+            "found = _mapped(path, path.stat().st_size)\n"
+            "os.truncate(path, 0)\n"
+            "found[0]",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGBUS
+    assert "Bus error" in ended.stderr
+    with pytest.raises(IntegrityError, match="must be made anew"):
+        Shadow.open(tmp_path, world.layout)
+
+
+def test_a_smaller_shadow_takes_nothing_away_from_who_maps_the_one_before(tmp_path):
+    """In a process of its own: where it fails, that one ends by SIGBUS."""
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import pathlib, sys\n"
+            "from p2pcast.codec.layout import Layout, Tensor\n"
+            "from p2pcast.state.shadow import Shadow\n"
+            "folder = pathlib.Path(sys.argv[1])\n"
+            "large, small = (Layout([Tensor('w', 'BF16', (words,))]) for words in (100_000, 10))\n"
+            "before = Shadow.create(folder, large)\n"
+            "view = before.words(large.cells[0])\n"
+            "before.close()\n"
+            "with Shadow.create(folder, small) as after:\n"
+            "    assert view[-1] == 0\n"
+            "    assert after.words(small.cells[0]).size == 10\n",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.store import retention
-from p2pcast.store.retention import expendable
+from p2pcast.store.retention import Counts, expendable
 from p2pcast.version import Version
 
 
@@ -50,7 +50,7 @@ def reachable(items) -> set[Version]:
 
 @given(histories(), st.integers(1, 6), st.integers(1, 3))
 def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anchors):
-    gone = expendable(items, deltas=deltas, anchors=anchors)
+    gone = expendable(items, Counts(deltas, anchors))
     assert len(gone) == len(set(gone)) <= len(items)
     left = [i for i in items if i.id not in gone]
     newest = max((i.version for i in items), default=None)
@@ -68,6 +68,36 @@ def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anch
     assert [versions[g] for g in gone] == sorted(versions[g] for g in gone), "oldest first"
 
 
+@given(histories(), st.integers(1, 6), st.integers(1, 3))
+def test_whatever_kept_deltas_lead_to_can_still_be_had(items, deltas, anchors):
+    """An anchor that a kept delta starts from is never taken: what could be had by way of kept deltas and any anchor still can."""
+    gone = set(expendable(items, Counts(deltas, anchors)))
+    left = [i for i in items if i.id not in gone]
+    newest = [x for x in sorted(items, key=lambda i: i.version, reverse=True) if x.base is not None and x.id[0] == 0]
+    counted = [i for i in left if i.base is not None and (i in newest[:deltas])]
+    before = reachable([*counted, *(i for i in items if i.base is None)])
+    after = reachable(left)
+    assert {d.version for d in counted if d.base in before} <= after
+
+
+def test_a_chain_that_is_too_long_is_let_go():
+    items = [Item(0, None, Version(0, 0))]
+    items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 31)]
+    assert expendable(items, Counts(5, 1, 31)) == []
+    left = {i.id for i in items} - set(expendable(items, Counts(5, 1, 30)))
+    assert left == {items[0].id, *(i.id for i in items[26:])}, "the anchor and the newest five"
+    assert not set(expendable([i for i in items if i.id in left], Counts(5, 1, 30)))
+
+
+def test_anchors_that_kept_deltas_start_from_stay_beyond_their_number():
+    items = [Item(0, None, Version(0, 0))]
+    items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 60)]
+    items += [Item(1000 + n, None, Version(0, n)) for n in range(10, 60, 10)]
+    gone = expendable(items, Counts(25, 1))
+    left = {i.version.step for i in items if i.base is None and i.id not in gone}
+    assert left == {40, 50}, "25 deltas begin at 34: the anchors of 40 and 50 lie on their way"
+
+
 def test_retention_of_a_plain_run():
     items = [Item(0, None, Version(0, 0))]
     items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 300)]
@@ -79,7 +109,9 @@ def test_retention_of_a_plain_run():
 
 
 def test_retain_removes_files_but_spares(store, monkeypatch):
-    monkeypatch.setattr("p2pcast.store.store.expendable", lambda artifacts: [a.id for a in artifacts if a.version.step < 3])
+    monkeypatch.setattr(
+        "p2pcast.store.store.expendable", lambda artifacts, counts: [a.id for a in artifacts if a.version.step < 3]
+    )
     kept = {step: put(store, "delta", step, files=((f"f{step}", 10 + step),))[0] for step in (1, 2, 3)}
     anchor, _ = put(store, "anchor", 0)
     gone = store.retain(frozenset({kept[2].id}))

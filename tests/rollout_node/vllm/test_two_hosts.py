@@ -101,7 +101,8 @@ class Fleet:
     def ask(self, name: str, path: str, body: Any = None) -> dict[str, Any]:
         url = json.loads((self.folder / name / "daemon.json").read_text())["http"]
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+        token = (self.folder / name / "http.token").read_text().strip()
+        request = urllib.request.Request(url + path, data, {"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=200) as answer:
             found: dict[str, Any] = json.load(answer)
             return found

@@ -78,9 +78,8 @@ class Run:
 
     def commit(self, version: str) -> None:
         url = json.loads((self.folder / "hub" / "daemon.json").read_text())["http"]
-        request = urllib.request.Request(
-            f"{url}/commit", json.dumps({"version": version}).encode(), {"Content-Type": "application/json"}
-        )
+        headers = {"Authorization": f"Bearer {(self.folder / 'hub' / 'http.token').read_text().strip()}"}
+        request = urllib.request.Request(f"{url}/commit", json.dumps({"version": version}).encode(), headers)
         with urllib.request.urlopen(request) as answer:
             assert answer.status == 200
 
