@@ -20,7 +20,7 @@ from typing import Any
 from p2pcast import metrics
 from p2pcast.addresses import show_address
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, state_lock
+from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
@@ -34,6 +34,7 @@ from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store
 from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner

@@ -18,7 +18,7 @@ from p2pcast import limits, metrics
 from p2pcast.addresses import ANYWHERE, show_address, unscoped
 from p2pcast.artifact.records import RunKey
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, state_lock
+from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
@@ -30,6 +30,7 @@ from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store, Stored
 from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner

@@ -7,7 +7,7 @@ be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from p2pcast.artifact.piece_size import piece_bytes

@@ -90,6 +90,11 @@ class Link:
         return show_address(*self.stripes[0].remote_address) if 0 in self.stripes else ""
 
     @property
+    def protocol(self) -> int | None:
+        """What both sides have settled on (``wire.versions``)."""
+        return self.stripes[0].connection.protocol if 0 in self.stripes else None
+
+    @property
     def carriers(self) -> list[Stripe]:
         """The stripes in use, by number."""
         return [self.stripes[number] for number in range(self.in_use) if number in self.stripes]

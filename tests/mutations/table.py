@@ -10,6 +10,7 @@ from lost import LOST
 from mutation import Mutation
 from one_version import ONE_VERSION
 from owned import OWNED
+from releases import RELEASES
 from staying import STAYING
 from wearing_out import SAID, WEARING_OUT
 
@@ -22,6 +23,7 @@ MUTATIONS: list[Mutation] = [
     *LOST,
     *ONE_VERSION,
     *OWNED,
+    *RELEASES,
     *STAYING,
     *SAID,
     *WEARING_OUT,
