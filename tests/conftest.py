@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,20 @@ def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
         if is_root() or "root" not in reason:
             report.outcome = "failed"
             report.longrepr = f"{report.nodeid} was skipped where nothing may be (P2PCAST_NO_SKIPS=1): {reason}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Minutes of work by folder, summed over all workers: where a run that takes too long has to be cut."""
+    minutes: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folders = Path(report.nodeid.partition("::")[0]).parent.parts[1:3]
+                minutes["/".join(folders) or "tests"] += report.duration / 60
+    if minutes.total() > 1:
+        terminalreporter.write_line(
+            "minutes by part: " + ", ".join(f"{part} {spent:.1f}" for part, spent in minutes.most_common() if spent > 0.05)
+        )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,7 +42,7 @@ ONE_VERSION = [
         "trainer_node/recall.py",
         "        self._numbers.above(version.branch)\n",
         "",
-        DAEMONS + "test_a_hub_restored_from_an_older_copy_hears_from_its_peers_what_it_has_forgotten",
+        RECALL + "test_what_a_peer_proves_and_the_hub_lacks_opens_a_higher_branch",
     ),
     Mutation(
         "the hub's state is restored from an older copy",
