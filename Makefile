@@ -18,7 +18,7 @@ EXTRAS := trainer,$(VLLM),mirror,lab,rivals,dev
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test fuzz mutations style types bench lab help
+.PHONY: setup demo test fuzz mutations style types bench guard lab help
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ types: setup  ## mypy, strict
 
 bench: setup  ## Measure what is not measured yet, beside rivals, and write docs/benchmarks.md: ONLY="codec relay" anew, QUICK=1 coarsely, WRITE=1 the text alone
 	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick) $(if $(WRITE),--write-only)
+
+guard: setup  ## A short form of every bar beside the previous release's, by turns: ONLY="relay swarm", PAIRS=5, BASELINE=…, WRITE=1 the record anew
+	$(BIN)/python -m netem.guard $(addprefix --only ,$(ONLY)) $(addprefix --pairs ,$(PAIRS)) $(addprefix --baseline ,$(BASELINE)) $(if $(WRITE),--write)
 
 lab: setup  ## What network emulation this machine can do, and every scenario on it; SCENARIOS="smoke …" for some
 	$(BIN)/p2pcast lab doctor

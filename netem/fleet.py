@@ -248,7 +248,15 @@ class Fleet:
     def publish(self) -> None:
         """The next version."""
         self.step += 1
-        words = np.random.default_rng(self.step).integers(0, 1 << 16, self.payload_bytes // 2, dtype=np.uint16)
+        self._write(self.step)
+
+    def publish_again(self, seed: int) -> None:
+        """The newest step with other bytes, as a trainer writes it that computes it anew."""
+        shutil.rmtree(self.folder / "checkpoints" / f"step_{self.step}")
+        self._write(seed)
+
+    def _write(self, seed: int) -> None:
+        words = np.random.default_rng(seed).integers(0, 1 << 16, self.payload_bytes // 2, dtype=np.uint16)
         part = self.folder / "checkpoints" / f".step_{self.step}"
         part.mkdir(parents=True)
         spec = safetensors.TensorSpec(dtype="bfloat16", shape=[len(words)], data_ptr=words.ctypes.data, data_len=words.nbytes)

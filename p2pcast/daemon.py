@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
-import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ import resource
 import secrets
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ from p2pcast.store.files import atomic_write, explained
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(bit|bps|b)?(?:/s)?", re.ASCII | re.IGNORECASE)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 TMPFS = Path("/dev/shm")
-STATE_MARKS = ("lock", "hub.json", "peer.json", "run.key", "token.key", "trust.json", "http.token", "deltas", "partial")
-"""A folder that holds one of these is a daemon's state."""
 _POWER = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -57,27 +54,6 @@ def default_shadow(state: Path) -> Path:
 
 
 _users_umask = -1
-
-
-@contextlib.contextmanager
-def state_lock(state: Path) -> Iterator[None]:
-    """The state folder for this process alone, and for no other user. Raises LocalError when another daemon has it, or it could not be kept from others."""
-    folder = private.own_folder(state, STATE_MARKS)
-    try:
-        with explained("create", state / "lock"):
-            fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    finally:
-        os.close(folder)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LocalError(
-                f"state folder {state} is in use by another p2pcast daemon; give this one its own with --state"
-            ) from None
-        yield
-    finally:
-        os.close(fd)
 
 
 class Memory:

@@ -44,6 +44,10 @@ class RefusedError(RemoteError):
     wire_code = "refused"
 
 
+class IncompatibleError(RefusedError):
+    """The two sides have no protocol in common: one of them has to be updated."""
+
+
 class UntrustedError(RefusedError):
     """The other side did not show to be who it should be. Somebody else may answer there by and by: no reason to give up who was in already."""
 

@@ -76,6 +76,8 @@ MAX_HELD = 1024
 """Artifacts that one report may name: ten times what a peer keeps."""
 MAX_GARBLED = 64
 """Nodes that one report may blame."""
+MAX_LACKING = 64
+"""Sealed artifacts that one report may say are not getting on: more than a way to the newest version has."""
 MAX_OBJECT_NAME = 128
 """Bytes of a name of a mirror's object, below the run's folder: the longest that there is has 100."""
 MAX_SPOILT = 64
@@ -128,6 +130,16 @@ MAX_HOLDERS = 1 << 16
 """Nodes with a certificate in force, trainers' connections among them."""
 MAX_EVICTED = MAX_PEERS
 """Nodes that one message may name."""
+STATEMENT_BYTES = 97
+"""A signed statement about an eviction: node, token, serial, flag, signature."""
+MAX_STATEMENTS = 1024
+"""Statements in one message of a hub: a peer verifies them in 0.1 s."""
+MAX_RETOLD = 64
+"""Statements in one report of a peer: 6 KiB of the 64 that a report may have."""
+MAX_REVOKED = 1 << 16
+"""Tokens whose revocation a hub remembers after the tokens themselves are forgotten."""
+MAX_SHOWN = 8
+"""Tokens of one node that a hub remembers: as a rule it has shown one or two."""
 MAX_CERTIFICATE_BYTES = 4 * KIB
 """A certificate, or a request for one, in DER. Ours have about 500 bytes."""
 

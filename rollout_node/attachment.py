@@ -79,7 +79,9 @@ class Attachment:
         self._ordered = asyncio.Event()
         self._news = Bell()
         """Rings for each new plan."""
-        self._neighbours: list[Place] = []
+        self.on_places: Callable[[], None] = lambda: None
+        """Called when the hub has named others to turn to."""
+        self.neighbours: list[Place] = []
         """Beside us, by the hub's last word."""
         self._introduced = Bell()
         self._orphaned = asyncio.Event()
@@ -99,11 +101,18 @@ class Attachment:
         self._ordered.set()
         self._news.ring()
         self._changed()
+        self.on_places()
+
+    def recall(self, parent: Place | None, backups: list[Place], neighbours: list[Place]) -> None:
+        """What an earlier process was told, for a start without the hub; whatever the hub says is newer."""
+        self.orders, self.neighbours = Orders((0, 0), parent, backups), neighbours
+        self._ordered.set()
 
     def introduce(self, neighbours: list[Place]) -> None:
         """Whom to turn to when nobody above answers."""
-        self._neighbours = neighbours
+        self.neighbours = neighbours
         self._introduced.ring()
+        self.on_places()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -297,7 +306,7 @@ class Attachment:
         """As an orphan: receive what a neighbour has, until somebody above answers."""
         while True:
             await self._orphaned.wait()
-            for place in list(self._neighbours):
+            for place in list(self.neighbours):
                 upstream = await self._attach(place, live=True, beside=True)
                 if upstream is None:
                     continue

@@ -23,6 +23,8 @@ class Entry:
     """When we heard that it is sealed."""
     identity: bytes | None = None
     """The version's hash; None where it has none (release 0.1)."""
+    durable: bytes | None = None
+    """The hub's durable record, once there is one."""
 
 
 class Catalog:
@@ -30,6 +32,8 @@ class Catalog:
         self._entries: dict[bytes, Entry] = {}
         self.complete = asyncio.Event()
         """The first list has come."""
+        self.listed = False
+        """The hub has listed what it has, since this process began."""
         self._anew = True
 
     def begin(self) -> None:
@@ -42,7 +46,7 @@ class Catalog:
         if anew:
             listed = {artifact for artifact, *_ in body["artifacts"]}
             self._entries = {a: e for a, e in self._entries.items() if a in listed}
-        for artifact, kind, base, version, size, layout, state, sealed, identity, _ in body["artifacts"]:
+        for artifact, kind, base, version, size, layout, state, sealed, identity, durable in body["artifacts"]:
             old = self._entries.get(artifact)
             since = old.sealed_at if old is not None and old.sealed else now
             self._entries[artifact] = Entry(
@@ -55,10 +59,12 @@ class Catalog:
                 sealed,
                 since,
                 identity,
+                durable or (None if old is None else old.durable),
             )
         for artifact in body["dropped"]:
             self._entries.pop(artifact, None)
         self.complete.set()
+        self.listed = True
         return anew
 
     def get(self, artifact: bytes) -> Entry | None:

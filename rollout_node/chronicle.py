@@ -117,6 +117,10 @@ class Chronicle:
 
     # -- neighbours
 
+    def withheld(self, version: str, parent: bytes) -> None:
+        """The hub has sealed it, and the parent did not get on with it."""
+        self._events.emit("withheld", version=version, parent=parent.hex())
+
     def attached(self, parent: bytes | None) -> None:
         """Told as often as you like."""
         if parent != self._parent:

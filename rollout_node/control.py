@@ -24,6 +24,7 @@ SILENCE_S = 5.0
 """The hub PINGs every second; one that is silent for so long is gone, or cut off."""
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
+"""Before another try to reach the hub: half to one and a half times as long, doubled each time."""
 
 
 class ControlOwner(Protocol):
@@ -66,6 +67,13 @@ class Control:
         """The hub's node, once it has answered."""
         self.joined_at = 0.0
         """When it was last dialled with success, by the loop's clock."""
+        self.hub_answered = False
+        """This process has reached it."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the hub last said anything, by the loop's clock; None: it has not yet."""
+        return self._heard_at if self.hub_answered else None
 
     @property
     def connected(self) -> bool:
@@ -81,9 +89,15 @@ class Control:
         tls = None if self._papers is None else self._papers.tls.client
         link = await dial(self, *self._address, self._identity, purpose="control", role="peer", tls=tls)
         self.hub = link.remote
+        self.hub_answered = True
         self._link = link
         self._heard_at = self.joined_at = asyncio.get_running_loop().time()
         link.send(Type.JOIN, self._join() | {"engine": None if self._engine is None else list(self._engine)})
+
+    def hang_up(self) -> None:
+        """Give up a connection on which the hub has not answered."""
+        if self._link is not None:
+            self._link.abort()
 
     async def run(self) -> None:
         """Report, and come back whenever the hub is lost. Until cancelled; raises RefusedError when the hub will not have us back."""
@@ -193,7 +207,7 @@ class Control:
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         if error is not None:
             logger.warning("hub: %s", error)
-        if isinstance(error, RefusedError):
+        if isinstance(error, RefusedError) and not (self._papers is not None and self._papers.renewal_refused()):
             self._refusal = error
             self._owner.on_hub_refused(error)
         self._lost.set()

@@ -125,6 +125,7 @@ class Following:
             logger.error("version %s as it is stored here is not the run's: it is discarded", stored.version)
             peer.node.forget(stored.id)
             await peer.staging.run(partial(peer.store.discard, stored.id, contradicted=True))
+            self._wayfinding.news.ring()
         if self._off_the_chain() and self.shadow is not None and self.staged is not None:
             await self._leave_chain(self.shadow, self.staged)
 
@@ -149,8 +150,10 @@ class Following:
 
     async def _begin(self) -> None:
         """The shadow of an earlier process if it is good, else the base folder, else nothing: then an anchor comes over the wire."""
-        catalog = self._peer.catalog
-        await catalog.complete.wait()
+        peer, catalog = self._peer, self._peer.catalog
+        if not peer.heeding.alone or peer.store.newest() is None:
+            self.say_busy("waiting" if peer.heeding.alone else "joining")
+            await catalog.complete.wait()
         await self._settle_contradictions()
         self.shadow = await self._reopened()
         if self.shadow is None and self.base is not None:
@@ -176,6 +179,11 @@ class Following:
             except LocalError:
                 return None
             known = self._signed(shadow.version)
+            if known is None and not self._peer.catalog.complete.is_set():
+                # Nothing signed lies here for it; without the hub's word it can be neither used nor called wrong.
+                self.say_busy("waiting")
+                await self._peer.catalog.complete.wait()
+                known = self._signed(shadow.version)
             sound = known is not None and known == shadow.state_digest
             if sound and (rotten := await self._rotten(shadow)):
                 sound = await self._healing.mend(shadow, rotten, contextlib.nullcontext)
@@ -299,8 +307,11 @@ class Following:
         """The shadow holds ``version`` now: have it installed, unless the next is there already."""
         self.staged = version
         self._identity = self._peer.store.identity(version) or self._identities.get(version)
-        if self._peer.mirrored is not None:
-            await self._peer.staging.run(lambda: self._peer.memory.update(newest=str(version)))
+        if not self._peer.leads_back(version):
+            if self._peer.mirrored is not None:
+                await self._peer.staging.run(lambda: self._peer.memory.update(newest=str(version)))
+            else:
+                self._peer.remembering.keep(newest=str(version))
         self.say_busy("staged")
         logger.info("version %s staged", version)
         self._drop_patches()

@@ -1,7 +1,8 @@
 """A peer's certificate: bought with the join token on the first connection, kept in the state folder, renewed while the peer runs.
 
 Promises: a certificate that is in force is used as it is, so a token that has expired meanwhile stops nobody who is in; the next one is asked for after a third of its life; one that
-has run out because the hub was away is bought anew.
+has run out because the hub was away is asked for anew with the same key, which a hub that knows it takes whatever has become of the token; a hub that refuses to renew is asked as by a newcomer,
+and no refusal of another certificate ends a peer that has had one in force: it goes on trying.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.addresses import Address
+from p2pcast.errors import RefusedError, RetryableError, UntrustedError
 from p2pcast.transport.enrol import enrol
 from p2pcast.trust.certificates import fingerprint, new_key
 from p2pcast.trust.contexts import Tls
@@ -41,6 +43,13 @@ class Papers:
         self._blocking = blocking
         self._held: Credentials | None = None
         self._asked_at = 0.0
+        self._asked = False
+        """The hub has not answered yet."""
+        self._refused = False
+        """The hub does not renew this certificate."""
+        self._was_in = False
+        """A certificate was in force while this process ran."""
+        self._said = ""
         self.tls = Tls()
 
     @property
@@ -57,19 +66,38 @@ class Papers:
 
     async def ready(self) -> None:
         """A certificate that is in force. Raises RetryableError, RefusedError, LocalError."""
-        if self._hub is not None and (self._held is None or self._held.expired(time.time())):
-            key = new_key() if self._held is None else self._held.key
+        held, now = self._held, time.time()
+        if self._hub is None or not (held is None or self._refused or held.expired(now)):
+            return
+        key = new_key() if held is None else held.key
+        try:
             bought = await enrol(*self._hub, self._token, self._who.node, self._name, "peer", key)
-            await self._blocking(bought.save, self._path)
-            self._use(bought)
-            logger.info("this peer has a certificate for %.1f days", (bought.until - time.time()) / 86400)
+        except RefusedError as error:
+            if held is None or not self._was_in or isinstance(error, UntrustedError):
+                raise
+            if str(error) != self._said:
+                self._said = str(error)
+                logger.warning("no new certificate: %s; this one is good until %s", error, time.ctime(held.until))
+            if held.expired(now):
+                raise RetryableError(f"no certificate: {error}") from None
+            self._refused, self._asked_at = False, now + (held.until - held.begun) / 10
+            return
+        await self._blocking(bought.save, self._path)
+        self._use(bought)
+        logger.info("this peer has a certificate for %.1f days", (bought.until - time.time()) / 86400)
+
+    def renewal_refused(self) -> bool:
+        """The hub has ended the connection with a refusal: whether that may have been for the request for the next certificate. Then ``ready`` asks as a newcomer does."""
+        refused, self._asked = self._asked, False
+        self._refused |= refused
+        return refused
 
     def request(self) -> bytes | None:
         """To be sent to the hub, when it is time for the next certificate."""
         held, now = self._held, time.time()
         if held is None or not held.due(now) or now < self._asked_at + min(ASK_AGAIN_S, (held.until - held.begun) / 10):
             return None
-        self._asked_at = now
+        self._asked_at, self._asked = now, True
         return held.request
 
     async def take(self, certificate: bytes) -> None:
@@ -83,3 +111,5 @@ class Papers:
     def _use(self, held: Credentials) -> None:
         self.tls.use(held)
         self._held = held
+        self._asked = self._refused = False
+        self._was_in |= not held.expired(time.time())

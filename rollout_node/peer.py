@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any
 from p2pcast import metrics
 from p2pcast.addresses import show_address
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, state_lock
+from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import Document, HttpServer
@@ -33,6 +34,7 @@ from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store
 from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
@@ -40,6 +42,8 @@ from p2pcast.transport.listener import Listener
 from p2pcast.transport.sockets import own_congestion, window_bytes
 from p2pcast.transport.striping import Way, stripes
 from p2pcast.trust import bearer
+from p2pcast.trust.eviction_log import EvictionLog
+from p2pcast.trust.evictions import unsigned
 from p2pcast.version import Version
 from p2pcast.wire.connection import PARENT, Identity
 from p2pcast.wire.messages import Body, Type
@@ -51,9 +55,11 @@ from rollout_node.companions import Lead
 from rollout_node.control import Control
 from rollout_node.dialling import Dialling
 from rollout_node.following import Following
+from rollout_node.freshness import Freshness
 from rollout_node.heeding import Heeding
 from rollout_node.install_socket import InstallSocket
 from rollout_node.installers.led import LedInstaller
+from rollout_node.lacking import Lacking
 from rollout_node.marks import Marks
 from rollout_node.member import Member
 from rollout_node.mirrored import Mirrored
@@ -64,6 +70,7 @@ from rollout_node.peer_view import PeerView
 from rollout_node.providing import Providing
 from rollout_node.pulling import Pulling
 from rollout_node.receiving import Receiving
+from rollout_node.remembering import FACTS, Remembering
 from rollout_node.runner import Runner
 from rollout_node.targets import Targets
 from rollout_node.telling import Telling
@@ -89,6 +96,7 @@ class Peer(QuietOwner):
         self.telling = Telling(self)
         self.receiving = Receiving(self)
         self.wayfinding = Wayfinding(self)
+        self.lacking = Lacking(self)
         self.following = Following(self)
         self.providing = Providing(self)
         self.target: Version | None = None
@@ -117,8 +125,14 @@ class Peer(QuietOwner):
         config = self.config
         claim(config.state, config.shadow)
         await asyncio.to_thread(sweep)
-        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "newest": None, "evicted": [], "members": None})
-        self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}
+        self.memory = Memory(config.state / "peer.json", {"node": "", "run": "", "evicted": [], "members": None, **FACTS})
+        self.remembering = Remembering(self.memory, config.token.run, self.later, lambda work: self.staging.run(work))
+        self.eviction_log = EvictionLog(config.state)
+        self._ends.callback(self.eviction_log.close)
+        self.evictions = self.eviction_log.evictions
+        for node in self.memory["evicted"]:  # by an earlier release
+            self.evictions.take(unsigned(bytes.fromhex(node)))
+        self.evicted = self.evictions.nodes
         self.ident = node_id(self.memory)
         self.bearer = bearer.of_node(bearer.of_run(config.token.secret), self.ident)
         if not config.plaintext:
@@ -127,6 +141,7 @@ class Peer(QuietOwner):
         self._ends.callback(self.following.close)
         self.staging = Staging()
         self._ends.callback(self.staging.close)
+        self._ends.callback(self.remembering.close)
         self._ends.push_async_callback(self.tasks.end)
         config.token.check_links(plaintext=config.plaintext)
         if config.plaintext:
@@ -155,6 +170,7 @@ class Peer(QuietOwner):
         self.store = await self.staging.run(partial(Store, config.state, key, keep_partial=True, counts=config.counts))
         for path, why in self.store.damaged:
             logger.warning("not used: %s (%s)", path, why)
+        self.freshness = self._kept_knowledge()
         self.node = Node(self.receiving, self.ident, key)
         self._ends.callback(self.node.close)
         self.downstream = Downstream(self.node)
@@ -167,6 +183,9 @@ class Peer(QuietOwner):
                 "version %s: %.1f MB of it were received before", holding.open.version, part.held.count * holding.open.piece / 1e6
             )
         self.attachment = Attachment(self.node, self.dialling, self.hub, config.stripes or self._stripes, self._attached)
+        self.attachment.on_places = self._keep_places
+        if self.heeding.alone:
+            self._recall()
         self.pulling = Pulling(self.node, self.dialling, self)
         self.socket = InstallSocket(config.state / "install.sock", self.providing)
         targets = Targets(
@@ -180,6 +199,8 @@ class Peer(QuietOwner):
             self.lead = Lead(name, self.socket, self.control.changed)
             if (named := self.memory["members"]) is not None and named[0] == name:
                 self.lead.members_are(bytes.fromhex(node) for node in named[1])
+        if self.member is not None and self.heeding.alone:
+            self.member.lead_is(self.remembering.lead)
         made = [targets.installer(t) if self.lead is None else targets.led(t, self.lead) for t in config.targets]
         self.runners = [Runner(self, installer, turns, callbacks) for installer in made]
         atomic_write(config.state / bearer.FILE, f"{self.bearer}\n".encode(), 0o600)
@@ -198,6 +219,26 @@ class Peer(QuietOwner):
     def hub(self) -> tuple[bytes, str, int]:
         assert self.config.hub is not None, "only a hub sends plans"
         return (self.control.hub, *self.config.hub)
+
+    def _kept_knowledge(self) -> Freshness:
+        newest = max(self.store.artifacts.values(), key=lambda s: s.version, default=None)
+        kept = None
+        if newest is not None:
+            with contextlib.suppress(OSError):
+                kept = newest.version, time.time() - newest.path.stat().st_mtime
+        return Freshness(kept, asyncio.get_running_loop().time())
+
+    def _recall(self) -> None:
+        """The hub's last words, for a start without it."""
+        known = self.remembering
+        self.commits, self.target, self.wayfinding.hold = known.commit, known.target, known.hold
+        if known.neighbourhood is not None:
+            self.control.hub, parent, backups, neighbours = known.neighbourhood
+            self.attachment.recall(parent, backups, neighbours)
+
+    def _keep_places(self) -> None:
+        orders = self.attachment.orders
+        self.remembering.keep_neighbourhood(self.control.hub, orders.parent, orders.backups, self.attachment.neighbours)
 
     async def _serve(self) -> None:
         self._ends.push_async_callback(self.tasks.end)
@@ -330,6 +371,7 @@ class Peer(QuietOwner):
 
     def mirror_listed(self) -> None:
         self.catalog.complete.set()
+        self.freshness.said("mirror", asyncio.get_running_loop().time())
         self.wayfinding.news.ring()
 
     def look_for_a_way(self) -> None:
@@ -365,9 +407,19 @@ class Peer(QuietOwner):
         return isinstance(self.following.patches(base, to), Path)
 
     def may_commit(self, version: Version) -> bool:
+        """The one place that decides whether an engine may switch to a version that is staged."""
+        if self.leads_back(version):
+            return False
         if self.config.driver == "external":
             return self.orders.wants(version)
         return self.commits == "auto" or version == self.target
+
+    def leads_back(self, version: Version) -> bool:
+        """Whether a newer one was staged here before, and is not known to be gone from the run: no engine goes back because of what is lost here alone."""
+        newest = self.remembering.newest
+        if newest is None or version >= newest:
+            return False
+        return not self.catalog.listed or any(known >= newest for known in self.catalog.states())
 
     def on_installed(self) -> None:
         if self.lead is not None:

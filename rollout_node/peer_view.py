@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.shown import shown
 from p2pcast.version import Version
 from rollout_node.chronicle import EngineNow
+from rollout_node.freshness import Freshness
 
 if TYPE_CHECKING:
     from rollout_node.peer import Peer
@@ -55,12 +57,41 @@ class PeerView:
             return False, "it is ending"
         if peer.staged is None:
             return False, "no version is staged"
+        if (stale := self._freshness().stale(asyncio.get_running_loop().time(), peer.config.max_age_s)) is not None:
+            return False, stale
         waiting = [f"{row['name']}: {row['error'] or 'no verified weights yet'}" for row in self.engines() if not row["ready"]]
         if (member := peer.member) is not None and not member.ready:
             waiting.append(
                 f"engine {member.name}: {'no verified weights yet' if member.connected else 'its lead is out of reach'}"
             )
         return not waiting, "; ".join(waiting)
+
+    def _freshness(self) -> Freshness:
+        """With the hub's last sign of life in it."""
+        peer = self._peer
+        if (heard_at := peer.control.heard_at) is not None:
+            peer.freshness.said("hub", heard_at)
+        return peer.freshness
+
+    def _hub(self) -> Document | None:
+        peer = self._peer
+        if peer.config.hub is None:
+            return None
+        heard_at = peer.control.heard_at
+        return {
+            "address": show_address(*peer.config.hub),
+            "connected": peer.control.connected,
+            "heard_s": None if heard_at is None else round(asyncio.get_running_loop().time() - heard_at, 3),
+        }
+
+    def _knowledge(self) -> Document:
+        known = self._freshness()
+        age_s = known.age_s(asyncio.get_running_loop().time())
+        return {
+            "age_s": None if age_s is None else round(age_s, 3),
+            "source": known.source,
+            "max_age_s": self._peer.config.max_age_s,
+        }
 
     def engines(self) -> list[Document]:
         """As in /status and in reports."""
@@ -86,7 +117,8 @@ class PeerView:
             "run": config.token.run.hex(),
             "name": config.name,
             "node": peer.ident.hex(),
-            "hub": None if config.hub is None else {"address": show_address(*config.hub), "connected": peer.control.connected},
+            "hub": self._hub(),
+            "knowledge": self._knowledge(),
             "mirror": None if peer.mirrored is None else peer.mirrored.status(),
             "parent": None if parent is None else parent.hex(),
             "link": self._link(),
@@ -153,6 +185,13 @@ class PeerView:
         if peer.mirrored is not None:
             yield from peer.mirrored.families()
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
+        if (age_s := self._freshness().age_s(asyncio.get_running_loop().time())) is not None:
+            yield metrics.gauge("p2pcast_peer_knowledge_age_seconds", "Age of the last word of the newest version", age_s)
+        yield metrics.counter(
+            "p2pcast_peer_withheld_versions",
+            "Versions that the hub had sealed and the parent did not send",
+            peer.lacking.withheld,
+        )
         yield metrics.gauge("p2pcast_peer_sources", "Nodes that this peer pulls from", len(peer.pulling.sources))
         yield metrics.counter("p2pcast_peer_pulled_bytes", "Piece bytes that were pulled", peer.pulling.bytes_received)
         if peer.papers is not None and peer.papers.until is not None:

@@ -43,6 +43,8 @@ class Receiving:
         peer = self._peer
         if holding.excerpt:
             return
+        peer.freshness.saw(holding.open.version, holding.opened_at)
+        peer.lacking.opened(holding)
         peer.chronicle.receiving(holding.open.version, holding.open.base, holding.opened_at)
         peer.wayfinding.news.ring()
 
@@ -55,6 +57,10 @@ class Receiving:
             peer.wayfinding.squashes.transferred(came, took)
             self.transfer = [came, int(took * 1e6)]
             self.fastest_bps = max(self.fastest_bps, 8 * came / took if came > SPEAKING_BYTES else 0.0)
+        entry = peer.catalog.get(holding.id)
+        if entry is not None and entry.durable is not None:
+            # The hub has said so before the seal came; a parent that withholds its record holds up nobody.
+            peer.node.confirm(holding, entry.durable)
         peer.later(self._seal(holding), f"seal {holding.open.version}")
 
     async def _seal(self, holding: Holding) -> None:
@@ -83,6 +89,9 @@ class Receiving:
         peer.wayfinding.news.ring()
 
     def on_offered(self, upstream: Upstream) -> None:
+        if upstream.live and not upstream.beside and not self._peer.control.connected:
+            # No catalog names what was published meanwhile; what it offers is signed all the same.
+            upstream.want_newer()
         self._peer.wayfinding.news.ring()
 
     def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None:

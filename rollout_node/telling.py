@@ -58,6 +58,8 @@ class Telling:
             "held": sorted(held - self._told)[: limits.MAX_HELD],
             "dropped": sorted(self._told - held)[: limits.MAX_HELD],
             "garbled": [list(row) for row in peer.node.garbled.most_common(limits.MAX_GARBLED)],
+            "evicted": peer.heeding.untold(),
+            "lacking": peer.lacking.rows(),
             "spoilt": [] if peer.mirrored is None else peer.mirrored.complaints(),
             **(self._evidence() if first else {}),
         }

@@ -53,12 +53,11 @@ class Wayfinding:
         return [] if self._leads_back(way) else way
 
     def _leads_back(self, way: list[Edge]) -> bool:
-        """A mirror may show less than it did. Where a shadow was lost meanwhile, that would take engines back: then nothing is done until it shows more, or a hub
+        """A mirror may show less than it did, and so may the own disk. Where a shadow was lost meanwhile, that would take engines back: then nothing is done until it shows more, or a hub
         says otherwise."""
-        mirrored, newest = self._peer.mirrored, self._peer.memory["newest"]
-        return bool(
-            way and mirrored is not None and mirrored.in_use and newest is not None and way[-1].version < Version.parse(newest)
-        )
+        mirrored, newest = self._peer.mirrored, self._peer.remembering.newest
+        unsure = not self._peer.catalog.listed or (mirrored is not None and mirrored.in_use)
+        return bool(way and unsure and newest is not None and way[-1].version < newest)
 
     def needed(self) -> frozenset[bytes]:
         """Artifacts that must not be let go: what leads on, past where the shadow is held, too."""
@@ -131,12 +130,13 @@ class Wayfinding:
 
     def _ask(self) -> bool:
         """True when something is missing that may have to be asked for later."""
-        peer, waiting = self._peer, False
+        peer = self._peer
         live, now = peer.attachment.feeding, asyncio.get_running_loop().time()
         path = self.path()
         if self._awaits_squash(path, now):
             return True
         self._give_up_needless()
+        waiting = peer.lacking.look(path, live, now)
         mirrored = peer.mirrored.entries if peer.mirrored is not None and peer.mirrored.in_use else {}
         for artifact in peer.pulling.hopeless:
             if live is not None and artifact in live.offers:
@@ -165,7 +165,12 @@ class Wayfinding:
                     waiting = True
             else:
                 waiting = True
-                if entry is not None and entry.sealed and edge.artifact not in mirrored and self._forsaken(entry, live, now):
+                if (
+                    entry is not None
+                    and entry.sealed
+                    and edge.artifact not in mirrored
+                    and self._forsaken(edge, entry, live, now)
+                ):
                     peer.pulling.fetch(edge.artifact, anchor=edge.base is None)
         return waiting
 
@@ -212,13 +217,18 @@ class Wayfinding:
             if entry is not None and entry.sealed and holding.id not in needed:
                 peer.receiving.give_up(holding)
 
-    def _forsaken(self, entry: Entry, live: Upstream | None, now: float) -> bool:
+    def _forsaken(self, edge: Edge, entry: Entry, live: Upstream | None, now: float) -> bool:
         """Whether the parent will not push what it does not have yet. One that is lost is replaced in a moment; one that is still sending an earlier version
         will come to it."""
         attachment = self._peer.attachment
+        if live is not None and edge.artifact in live.withheld:
+            return True
         coming = attachment.receiving
         if coming is not None and coming < entry.version:
             return False
         if live is not None and live.attached.is_set() and entry.sealed_at < attachment.moved_at:
             return True
-        return now - max(entry.sealed_at, attachment.moved_at) > PATIENCE_S
+        late = now - max(entry.sealed_at, attachment.moved_at) > PATIENCE_S
+        if late and live is not None and edge.artifact not in self._peer.node.holdings:
+            self._peer.lacking.missed(edge.artifact, live, now)
+        return late

@@ -149,6 +149,9 @@ def bound() -> Iterator[str]:
         (["join", "hub", "--install", "safetensors:x", "--token-file", "none"], "token file none"),
         (["token", "create", "--ttl", "soon"], "no span of time"),
         (["token", "create", "--role", "hub"], "--role"),
+        (["token", "create", "--ttl", "never"], "--uses"),
+        (["join", "hub", "--install", "safetensors:x", "--name", "DeadBeef"], "looks like a node's id"),
+        (["join", "hub", "--install", "safetensors:x", "--name", ""], "is empty"),
         (["evict"], "PEER"),
         (["join", "hub", "--install", "tape:x", "--plaintext"], "not an install target"),
         (["join", "hub", "--install", "safetensors:x", "--plaintext"], "P2PCAST_TOKEN"),
@@ -185,11 +188,11 @@ def test_nobody_listens(join: Run, bound: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
-    explained(join(address=f"127.0.0.1:{free}"), UNREACHABLE, str(free), "refused")
+    explained(join("--join-timeout", 0.1, address=f"127.0.0.1:{free}"), UNREACHABLE, str(free), "refused")
 
 
 def test_a_name_that_does_not_exist(join: Run) -> None:
-    explained(join(address="no-such-host.invalid:7077"), UNREACHABLE, "no-such-host.invalid")
+    explained(join("--join-timeout", 0.1, address="no-such-host.invalid:7077"), UNREACHABLE, "no-such-host.invalid")
 
 
 def test_no_daemon_answers(p2pcast: Run, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import secrets
 import ssl
 import time
 
+from p2pcast.errors import RefusedError
 from p2pcast.transport.enrol import enrol
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.contexts import Tls
@@ -28,6 +29,12 @@ class Badge:
         if not self.token.authority:
             return None
         if self._held is None or self._held.due(time.time()):
-            self._held = await enrol(*hub, self.token, self.node, name, "trainer", self._key)
-            self._tls.use(self._held)
+            try:
+                self._held = await enrol(*hub, self.token, self.node, name, "trainer", self._key)
+            except RefusedError:
+                # The hub may have lost what it knew of this node: what it has issued is in force all the same.
+                if self._held is None or self._held.expired(time.time()):
+                    raise
+            else:
+                self._tls.use(self._held)
         return self._tls.client

@@ -50,6 +50,10 @@ class Engine:
     def is_past(self, version: Version) -> bool:
         return any(v is not None and v > version for v in (self.staged, self.committed))
 
+    def is_beyond(self, version: Version | None) -> bool:
+        """It says that it has what has not been sealed yet, as far as is known here."""
+        return version is None or self.is_past(version)
+
 
 # -- events
 
@@ -274,7 +278,8 @@ class Barrier:
             this.waited, this.phase, this.deadline = self._in_service(), Phase.GATHERING, None
         behind = newest > this.version
         past = [key for key in this.waited if self._engine(key).is_past(this.version)]
-        if behind and (past or not this.waited):
+        # Whoever claims a version that is not sealed ends nobody's round.
+        if behind and (any(not self._engine(key).is_beyond(newest) for key in past) or not this.waited):
             return self._supersede(this, newest, out)
         for key in past:
             # It holds what this hub does not know; it will never come back to this version.

@@ -124,7 +124,7 @@ class Guide:
         peer, peers, reach, now = session.peer, self._membership.peers, self._membership.reach, time.monotonic()
         assert peer is not None
         ident, region = peer.ident, peer.region
-        unfit = {node.hex() for node in body["without"]} | self._membership.detached | self._membership.blame.muted(now)
+        unfit = {node.hex() for node in body["without"]} | self._membership.detached | self._membership.muted(now)
         holders: list[str] = []
         if self.knows(body["artifact"]):
             holders = self.sources.seek(ident, body["artifact"], unfit, lambda p: peers[p].region == region)
@@ -148,3 +148,17 @@ class Guide:
                 name, witness.name, "any more" if quarantined else "for a while",
             )  # fmt: skip
         self.send_plans()
+
+    def withheld(self, now: float) -> None:
+        """What peers said that they lack is judged."""
+        anew = self._membership.withheld(now)
+        for ident, witness in anew:
+            quarantined = self._membership.withholding.quarantined(ident)
+            names = [self._membership.peers[i].name if i in self._membership.peers else i for i in (ident, witness)]
+            self._events.emit("withheld", peer=names[0], node=ident, witness=names[1], quarantined=quarantined)
+            logger.warning(
+                "%s did not pass on to %s what was sealed: it feeds nobody %s",
+                names[0], names[1], "any more" if quarantined else "for a while",
+            )  # fmt: skip
+        if anew:
+            self.send_plans()

@@ -55,8 +55,19 @@ class HearingOwner(Protocol):
         """Of a squash from ``base`` to the newest version, for this node."""
         ...
 
+    def admitted(self, session: Session, name: str) -> str:
+        """What a peer that asks for this name goes by. Raises RefusedError."""
+        ...
+
+    def learn_evictions(self, signed: list[bytes]) -> None:
+        """A peer knows of these evictions. Raises IntegrityError."""
+
     def renew(self, session: Session, request: bytes) -> None:
         """It asks for its next certificate."""
+
+    def is_sealed(self, artifact: bytes) -> bool:
+        """Whether it lies in the hub's store."""
+        ...
 
     def complained(self, objects: list[str]) -> None:
         """They are on the mirror, and are not what they should be."""
@@ -97,7 +108,8 @@ class Hearing:
         ident = session.link.remote.hex()
         host, port = body["listen"]
         now = time.monotonic()
-        peer = Peer(ident, body["name"], body["region"], host or unscoped(session.link.remote_host), port, now)
+        name = self._owner.admitted(session, body["name"])
+        peer = Peer(ident, name, body["region"], host or unscoped(session.link.remote_host), port, now)
         peer.staged = None if body["held"] is None else Version.of(body["held"])
         settle_in(peer, body, session.link.remote_host)
         engine = body["engine"]
@@ -153,6 +165,11 @@ class Hearing:
         self.guide.sources.holds(peer.ident, held, body.get("dropped", ()))
         if "garbled" in body:
             self.guide.garbled(peer, body["garbled"], now)
+        if "evicted" in body:
+            self._owner.learn_evictions(body["evicted"])
+        if "lacking" in body:
+            rows = [(a, None if parent is None else parent.hex()) for a, parent in body["lacking"] if self._owner.is_sealed(a)]
+            self._membership.lacks(peer.ident, rows, now)
         if "spoilt" in body:
             self._owner.complained(body["spoilt"])
         parent = body["parent"]
@@ -202,8 +219,9 @@ class Hearing:
         self.settle()
 
     def settle(self) -> None:
-        """Between broadcasts the plan may change."""
+        """Between broadcasts the plan may change; at any time, around a peer that withholds what it should pass on."""
         now = time.monotonic()
+        self.guide.withheld(now)
         slow = self._membership.detached
         staged = {i: None if s.peer is None else s.peer.staged for i, s in self._sessions.items() if i not in slow}
         if self._broadcast.settled(staged, now):

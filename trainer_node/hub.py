@@ -11,13 +11,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
-from p2pcast import metrics
+from p2pcast import limits, metrics
 from p2pcast.addresses import ANYWHERE, show_address, unscoped
-from p2pcast.artifact.records import RunKey, run_id
+from p2pcast.artifact.records import RunKey
 from p2pcast.codec.warm import warm_up
-from p2pcast.daemon import Memory, node_id, state_lock
+from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.events import Events
 from p2pcast.http import HttpServer
@@ -29,6 +30,7 @@ from p2pcast.state.leftovers import claim, sweep
 from p2pcast.state.staging import Staging
 from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store, Stored
 from p2pcast.tasks import Tasks
 from p2pcast.transport.link import Link, QuietOwner
@@ -122,10 +124,11 @@ class Hub(QuietOwner):
         self.admission = Admission(
             self,
             state,
-            run_id(self.key.public),
+            self.key,
             self.ident,
             plaintext=self.config.plaintext,
             lifetime_s=self.config.certificate_s,
+            token_ttl_s=self.config.token_ttl_s,
         )
         self.store = Store(state, self.key.public, counts=self.config.counts)
         for path, why in self.store.damaged:
@@ -157,9 +160,16 @@ class Hub(QuietOwner):
         )
         self.pace = Pace(
             self.config.max_lag,
-            lambda most: laggards(self.membership.peers.values(), (s.version for s in self.store.artifacts.values()), most),
+            lambda most: laggards(
+                self.membership.peers.values(),
+                (s.version for s in self.store.artifacts.values()),
+                most,
+                self.membership.detached,
+            ),
+            self.config.max_lag_wait_s,
+            self.events,
         )
-        self.intake = Intake(self.outgoing, self.publishing, self.node, self.store, self.staging)
+        self.intake = Intake(self.outgoing, self.publishing, self.node, self.store, self.staging, self.config.rank_timeout_s)
         self.commits = Commits(
             self, self.memory, self.events, self.config.commit, self.config.barrier_timeout_s, self.config.barrier_quorum
         )
@@ -268,6 +278,7 @@ class Hub(QuietOwner):
         self.past.close()
         if self.publishing.shadow is not None:
             self.publishing.shadow.close()
+        self.admission.close()
 
     def _unlike(self, peer: str, version: Version) -> None:
         logger.error(
@@ -317,11 +328,13 @@ class Hub(QuietOwner):
             "target": self.memory["target"],
             "host": unscoped(session.link.remote_host),
         }
+        if session.peer is not None:
+            said["name"] = session.peer.name
         if not self.config.plaintext:
             said["bearer"] = self.admission.bearer_of(session.link.remote)
         return [
             (Type.WELCOME, said),
-            (Type.EVICTED, {"nodes": sorted(self.admission.evicted)}),
+            *((Type.EVICTED, body) for body in self.admission.evictions()),
             (Type.CATALOG, self.sealing.catalog()),
             *self.commits.greeting(),
         ]
@@ -342,6 +355,12 @@ class Hub(QuietOwner):
     def promise(self, base: Version, node: bytes) -> Promise | None:
         return self.keeping.ask(base, node)
 
+    def admitted(self, session: Session, name: str) -> str:
+        return self.admission.joined(session.link, name, session.token)
+
+    def learn_evictions(self, signed: list[bytes]) -> None:
+        self.admission.learn_evictions(signed)
+
     def renew(self, session: Session, request: bytes) -> None:
         async def renewed() -> None:
             try:
@@ -353,6 +372,9 @@ class Hub(QuietOwner):
 
     def leads_changed(self, claims: dict[str, str]) -> None:
         self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
+
+    def is_sealed(self, artifact: bytes) -> bool:
+        return artifact in self.store.artifacts
 
     def complained(self, objects: list[str]) -> None:
         if self.mirroring is not None:
@@ -373,7 +395,7 @@ class Hub(QuietOwner):
         elif hello["purpose"] == "engine":
             raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
-            link.owner = Session(link, self.hearing)
+            link.owner = Session(link, self.hearing, hello["token"])
             link.await_first_word("JOIN")
 
     # -- AdmissionOwner
@@ -384,15 +406,10 @@ class Hub(QuietOwner):
     def later(self, work: Coroutine[Any, Any, None], name: str, *, vital: bool = True) -> None:
         self.tasks.later(work, name, vital=vital)
 
-    def named(self, peer: str) -> tuple[str, str] | None:
-        found = [(i, s.peer.name) for i, s in self.sessions.items() if s.peer is not None and peer in (i, s.peer.name)]
-        if len(found) > 1:
-            raise RefusedError(
-                f"{len(found)} peers go by {peer[:128]!r}: name one by its id, {' or '.join(i for i, _ in found[:8])}"
-            )
-        return found[0] if found else None
+    def present(self, node: str) -> bool:
+        return node in self.sessions
 
-    def cut(self, nodes: frozenset[bytes]) -> None:
+    def cut(self, nodes: frozenset[bytes], signed: list[bytes]) -> None:
         for node in nodes:
             if (session := self.sessions.get(node.hex())) is not None:
                 session.farewell = True
@@ -401,14 +418,16 @@ class Hub(QuietOwner):
         self.listener.drop(nodes, error)
         for link in [link for link in self.downstream.children if link.remote in nodes]:
             link.close(error)
-        self.send_all(Type.EVICTED, {"nodes": sorted(nodes)})
+        for at in range(0, len(signed), limits.MAX_STATEMENTS):
+            self.send_all(Type.EVICTED, {"nodes": sorted(nodes), "signed": signed[at : at + limits.MAX_STATEMENTS]})
 
     def told(self, kind: str, **facts: Any) -> None:
         self.events.emit(kind, **facts)
 
-    def token_changed(self) -> None:
+    def token_changed(self) -> Path | None:
         if self.config.token_file is not None:
             atomic_write(self.config.token_file, f"{self.token}\n".encode(), 0o600)
+        return self.config.token_file
 
     @property
     def token(self) -> Token:

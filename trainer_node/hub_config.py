@@ -9,6 +9,7 @@ from p2pcast.store.retention import DEFAULT as KEPT
 from p2pcast.store.retention import Counts
 from p2pcast.transport.sockets import Sockets
 from p2pcast.transport.stripe import DEFAULT
+from p2pcast.trust.ledger import OWN_TTL_S
 from trainer_node.admission import LIFETIME_S
 from trainer_node.recall import RECALL_S
 
@@ -39,6 +40,10 @@ class HubConfig:
     codec: str = "auto"
     max_lag: int | None = None
     """No version begins while a peer is more versions behind than this."""
+    max_lag_wait_s: float = 300.0
+    """And for no peer is one held back for longer; 0: no limit."""
+    rank_timeout_s: float = 600.0
+    """So long a rank may keep the others of its group waiting; 0: no limit."""
     squashes: bool = True
     """Squashed deltas are kept ready for late peers, and made for those that ask."""
     anchor_every: int | None = None
@@ -57,3 +62,5 @@ class HubConfig:
     """After a restart no version opens for so long, or until the last process's peers are back: they may know of newer ones than this state."""
     certificate_s: float = LIFETIME_S
     """How long a certificate is in force."""
+    token_ttl_s: float = OWN_TTL_S
+    """How long the token of the token file admits peers; there is a fresh one in the file when half of that is over."""

@@ -86,6 +86,7 @@ class HubView:
             "ranks": hub.intake.present,
             "mirror": None if hub.mirroring is None else hub.mirroring.status(),
             "waiting_for": sorted(hub.pace.waiting_for),
+            "not_waited_for": dict(sorted(hub.pace.not_waited_for.items())),
             "failures": hub.tasks.status(),
             "pid": os.getpid(),
             "links": [shown(link, "child") for link in hub.downstream.children],
@@ -120,7 +121,8 @@ class HubView:
             "bps_exact": rate.exact,
             "detached": peer.ident in hub.membership.detached,
             "blamed_by": hub.membership.blame.witnesses(peer.ident),
-            "quarantined": hub.membership.blame.quarantined(peer.ident),
+            "quarantined": hub.membership.blame.quarantined(peer.ident) or hub.membership.withholding.quarantined(peer.ident),
+            "withheld_from": hub.membership.withholding.witnesses(peer.ident),
             "engines": [row.shown for row in peer.engines],
             **shown,
         }
@@ -161,6 +163,8 @@ class HubView:
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
         muted = hub.membership.blame.muted(time.monotonic()) & hub.membership.peers.keys()
         yield metrics.gauge("p2pcast_hub_blamed_peers", "Peers that feed nobody because they sent garbage", len(muted))
+        silent = hub.membership.withholding.muted(time.monotonic()) & hub.membership.peers.keys()
+        yield metrics.gauge("p2pcast_hub_withholding_peers", "Peers that feed nobody because they passed on nothing", len(silent))
         yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))
         yield metrics.gauge("p2pcast_hub_uplink_bits_per_second", "The hub's uplink, as planned with", hub.membership.uplink_bps)
         yield metrics.gauge(

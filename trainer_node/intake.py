@@ -92,6 +92,18 @@ class Group:
             same.setdefault(terms, []).append(rank)
         return "; ".join(f"{_row(ranks)} said {terms}" for terms, ranks in same.items())
 
+    @property
+    def silent(self) -> list[int]:
+        """The ranks for which the others wait: those that have not come, or have not begun the version that others have."""
+        if not self.complete:
+            return [rank for rank in range(self.ranks) if rank not in self.present]
+        begun = self._said and self.terms is None
+        return [rank for rank in range(self.ranks) if rank not in self._said] if begun else []
+
+    def names(self, ranks: list[int]) -> str:
+        """``ranks 0-6, 9 of 16``."""
+        return f"{_row(ranks)} of {self.ranks}"
+
     def said(self, rank: int) -> Terms | None:
         """Its BEGIN, while that version is not over."""
         return self._said.get(rank)
@@ -243,6 +255,11 @@ class Parts:
         self._pass(rank, len(self.layout.cells))
 
     # -- what follows
+
+    def progress(self, rank: int) -> tuple[int, int, bool]:
+        """How far a rank has come; each word that gets the version on changes it."""
+        one = self._ranks[rank]
+        return one.passed, one.parts, one.done
 
     @property
     def ended(self) -> bool:

@@ -21,6 +21,7 @@ from p2pcast.transport.link import Link
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
 from trainer_node.intake import Disagreement, Group, Terms
+from trainer_node.overdue import Overdue
 from trainer_node.publishing import Published, Publishing
 from trainer_node.rank_session import Coming, RankSession
 
@@ -41,6 +42,9 @@ class IntakeOwner(Protocol):
     async def is_out(self, done: Published) -> None:
         """It is sealed and durable here."""
 
+    def overdue(self, ranks: str, why: str) -> None:
+        """They keep the others of their group waiting, and what these wait for is given up."""
+
     def came_to_nothing(self, step: int, why: str) -> None: ...
 
     def engines(self) -> list[list[Any]]:
@@ -50,7 +54,10 @@ class IntakeOwner(Protocol):
 class Intake:
     """All ranks. ``run`` publishes what they bring; before that, ranks may come and wait."""
 
-    def __init__(self, owner: IntakeOwner, publishing: Publishing, node: Node, store: Store, staging: Staging) -> None:
+    def __init__(
+        self, owner: IntakeOwner, publishing: Publishing, node: Node, store: Store, staging: Staging, wait_s: float
+    ) -> None:
+        """``wait_s``: so long a rank may keep the others of its group waiting."""
         self._owner = owner
         self._publishing = publishing
         self._node = node
@@ -70,6 +77,7 @@ class Intake:
         self._agreed: asyncio.Queue[Coming] = asyncio.Queue()
         self._why = ""
         """Why the group's last version was aborted."""
+        self._overdue = Overdue(wait_s)
         self._serving = False
         self._changed = asyncio.Event()
 
@@ -103,6 +111,29 @@ class Intake:
         """Every second; ``now`` by the loop's clock."""
         for session in list(self._links):
             session.beat(now)
+        self._look_for_overdue(now)
+
+    def _look_for_overdue(self, now: float) -> None:
+        """A rank that hangs answers PINGs all the same, from another thread."""
+        group, coming = self._group, self._coming
+        if group is None:
+            return
+        if coming is not None and coming.open and not coming.sealing and coming.parts is not None:
+            parts = coming.parts
+            awaited: dict[int, Any] = {r: parts.progress(r) for r in parts.behind if not coming.sessions[r].paused}
+        else:
+            awaited = dict.fromkeys(group.silent)
+        late = self._overdue.look(awaited, now)
+        if not late:
+            return
+        error = RetryableError(f"{group.names(late)} kept the others waiting for {self._overdue.wait_s:g} s (--rank-timeout)")
+        self._owner.overdue(group.names(late), str(error))
+        if not group.complete:
+            self._disband(error)
+        elif coming is None:
+            self._abort(group, str(error))
+        else:
+            coming.fail(error)
 
     def changed(self) -> None:
         """What LIVE says may have changed."""

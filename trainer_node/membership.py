@@ -7,7 +7,7 @@ be linked to, as far as is known (`topology.reach`). No I/O, time is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 
 from p2pcast.artifact.piece_size import piece_bytes
@@ -27,6 +27,7 @@ from topology.sideways import concerned
 from topology.sizes import Sizes
 from topology.standing import Standing, Standings
 from topology.tree import ROOT, Epoch, Member, Plan, PlanError
+from topology.withholding import Withholding
 from trainer_node.peer import Peer
 
 DEFAULT_UPLINK_BPS = 1e9
@@ -86,6 +87,7 @@ class Membership:
         """Somebody has moved by itself since the last planning: what that spoilt is repaired at the next, or before that by ``repair``."""
         self._repair_at, self._repair_wait_s = 0.0, REPAIR_S
         self.blame = Blame()
+        self.withholding = Withholding()
 
     @property
     def _network(self) -> Network:
@@ -121,7 +123,7 @@ class Membership:
         self.peers[peer.ident] = peer
         self._fed.setdefault(peer.parent, set()).add(peer.ident)
         self._cap_bps = None
-        leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.blame.muted(now)
+        leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.muted(now)
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
@@ -243,12 +245,26 @@ class Membership:
     def blamed(self, witness: str, rows: Collection[tuple[str, int]], now: float) -> list[str]:
         """A peer says who has sent it how many pieces that did not match. Those whom it blames anew and who are here: they feed nobody any more."""
         anew = [ident for ident in self.blame.heard(witness, rows, now) if ident in self.peers]
-        for ident in anew:
+        self._made_leaves(anew, now)
+        return anew
+
+    def lacks(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now: float) -> None:
+        """A peer says what it lacks of what is sealed, and who should have brought it. Its word counts against its parent by the plan alone."""
+        above = self.plan.parent[witness] if witness in self.plan else ROOT
+        self.withholding.heard(witness, ((artifact, parent if parent == above else None) for artifact, parent in rows), now)
+
+    def withheld(self, now: float) -> list[tuple[str, str]]:
+        """Those that turn out to withhold versions, each with its witness: they feed nobody any more."""
+        anew = self.withholding.judge(now, lambda ident: ident in self.peers)
+        self._made_leaves([ident for ident, _ in anew], now)
+        return anew
+
+    def _made_leaves(self, idents: Iterable[str], now: float) -> None:
+        for ident in idents:
             if ident in self.plan and ident not in self.plan.leaves:
                 member = Member(ident, self._region_of(ident), leaf=True)
                 self._touch(ident, *self.plan.children(ident))
                 self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
-        return anew
 
     def looked(self, now: float) -> bool:
         """Something has been learnt of who can dial whom (`reach`). True when that made a new plan."""
@@ -368,7 +384,11 @@ class Membership:
 
     def _leaves(self, now: float) -> AbstractSet[str]:
         """Who is to feed nobody, for whatever reason."""
-        return self._laggards.detached | self._standings.leaves | self._suspects | self.blame.muted(now)
+        return self._laggards.detached | self._standings.leaves | self._suspects | self.muted(now)
+
+    def muted(self, now: float) -> frozenset[str]:
+        """Who is to feed nobody because of what others say of it."""
+        return self.blame.muted(now) | self.withholding.muted(now)
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:
         rated = self.score(peer.ident, now)

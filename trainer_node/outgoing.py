@@ -148,6 +148,10 @@ class Outgoing:
         except P2PCastError as error:
             logger.warning("after version %s: %s", done.version, error)
 
+    def overdue(self, ranks: str, why: str) -> None:
+        self._owner.events.emit("ranks_overdue", ranks=ranks, why=why)
+        logger.warning("%s", why)
+
     def came_to_nothing(self, step: int, why: str) -> None:
         self._owner.broadcast.end()
         self.skip(f"step_{step}{FROM_RANKS}", why)

@@ -1,61 +1,124 @@
-"""A trainer that must not run away from its fleet: with ``--max-lag K`` no version begins while a peer is more than K versions behind the newest.
+"""A trainer that must not run away from its fleet: with ``--max-lag K`` no version begins while an engine is more than K versions behind the newest.
 
-Promise: a peer that leaves is not waited for; who is waited for is said once.
+Promises: peers without an engine in reach, and those that are detached as too slow, are not waited for; nobody is waited for longer than ``--max-lag-wait``, and then
+not again before it has come near once more; who is waited for, and who no longer is, is said once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from p2pcast.events import Events
 from p2pcast.version import Version
+from trainer_node.engines import EngineRow
 
 logger = logging.getLogger("p2pcast.hub")
+
+NO_ENGINE = "none of its engines is in reach"
+DETACHED = "too slow for the others"
 
 
 class Follower(Protocol):
     @property
+    def ident(self) -> str: ...
+    @property
     def name(self) -> str: ...
     @property
-    def committed(self) -> Version | None: ...
+    def engines(self) -> Sequence[EngineRow]: ...
 
 
-def laggards(peers: Iterable[Follower], versions: Iterable[Version], most: int) -> list[str]:
-    """Names of the peers whose committed version has more than ``most`` of ``versions`` after it; all of them come after none. Pure."""
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Peers by their ids: those that are behind, with their names, and those that are behind and do not count, with name and reason."""
+
+    late: dict[str, str] = field(default_factory=dict)
+    excused: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def laggards(peers: Iterable[Follower], versions: Iterable[Version], most: int, detached: Collection[str] = ()) -> Lag:
+    """Whose engines have more than ``most`` of ``versions`` after what they use; all of them come after nothing. Pure."""
     newest = sorted(set(versions), reverse=True)
     if len(newest) <= most:
-        return []
+        return Lag()
     # Whoever has this one, or a later one, has at most ``most`` after it.
     needed = newest[most]
-    return [peer.name for peer in peers if peer.committed is None or peer.committed < needed]
+    late, excused = {}, {}
+    for peer in peers:
+        started = [engine for engine in peer.engines if engine.started]
+        if not started:
+            # A relay without engines is no news; an engine that never answered is.
+            if peer.engines:
+                excused[peer.ident] = (peer.name, NO_ENGINE)
+        elif any(engine.committed is None or engine.committed < needed for engine in started):
+            if peer.ident in detached:
+                excused[peer.ident] = (peer.name, DETACHED)
+            else:
+                late[peer.ident] = peer.name
+    return Lag(late, excused)
 
 
 class Pace:
-    """``most``: None lets everything through. ``late`` says who is behind by more."""
+    """``most``: None lets everything through. ``behind`` says who is behind by more. ``wait_s``: so long a peer may hold back versions; 0: for ever."""
 
-    def __init__(self, most: int | None, late: Callable[[int], list[str]]) -> None:
+    def __init__(self, most: int | None, behind: Callable[[int], Lag], wait_s: float, events: Events) -> None:
         self._most = most
-        self._late = late
+        self._behind = behind
+        self._wait_s = wait_s
+        self._events = events
         self._moved = asyncio.Event()
+        self._since: dict[str, float] = {}
+        """Peer → since when versions are held back for it."""
+        self._given_up: dict[str, str] = {}
+        """Peer → why it is not waited for, until it has come near."""
         self.waiting_for: list[str] = []
-        """Peers for whom a version is held back."""
+        """Names of peers for whom a version is held back."""
+        self.not_waited_for: dict[str, str] = {}
+        """Names of peers that are behind and do not hold back versions → why."""
 
     def moved(self) -> None:
         """A peer has committed something, or left."""
         self._moved.set()
 
     async def until_near(self) -> None:
-        """Returns once nobody is further behind than he may be."""
+        """Returns once nobody that counts is further behind than it may be."""
         if self._most is None:
             return
+        loop = asyncio.get_running_loop()
         try:
-            while late := self._late(self._most):
+            while late := self._late(self._most, loop.time()):
                 if not self.waiting_for:
-                    logger.info("publishing waits: more than %d versions behind: %s", self._most, ", ".join(sorted(late)))
-                self.waiting_for = late
+                    logger.info(
+                        "publishing waits: more than %d versions behind: %s", self._most, ", ".join(sorted(late.values()))
+                    )
+                self.waiting_for = list(late.values())
                 self._moved.clear()
-                await self._moved.wait()
+                try:
+                    async with asyncio.timeout_at(
+                        min(self._since[ident] for ident in late) + self._wait_s if self._wait_s else None
+                    ):
+                        await self._moved.wait()
+                except TimeoutError:
+                    pass
         finally:
             self.waiting_for = []
+            self._since.clear()
+
+    def _late(self, most: int, now: float) -> dict[str, str]:
+        """Those that are waited for."""
+        lag = self._behind(most)
+        self._given_up = {ident: why for ident, why in self._given_up.items() if ident in lag.late}
+        self._since = {ident: self._since.get(ident, now) for ident in lag.late}
+        for ident, since in self._since.items():
+            if self._wait_s and now - since >= self._wait_s:
+                self._given_up.setdefault(ident, f"held back versions for {self._wait_s:g} s")
+        rows = {lag.late[ident]: why for ident, why in self._given_up.items()} | dict(lag.excused.values())
+        for name, why in rows.items():
+            if name not in self.not_waited_for:
+                self._events.emit("not_waited_for", peer=name, why=why)
+                logger.warning("%s is behind and not waited for: %s", name, why)
+        self.not_waited_for = rows
+        return {ident: name for ident, name in lag.late.items() if ident not in self._given_up}

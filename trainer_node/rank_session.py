@@ -59,6 +59,11 @@ class RankSession:
             self._pinged_at = now
             self.link.send(Type.PING, {"t": int(now * 1e6)})
 
+    @property
+    def paused(self) -> bool:
+        """It is not read from."""
+        return self._paused
+
     def pause(self, paused: bool) -> None:
         if paused != self._paused:
             self._paused = paused

@@ -43,10 +43,11 @@ class SessionOwner(Protocol):
 
 
 class Session:
-    """Owns the link; ``peer`` is set once it has joined."""
+    """Owns the link; ``peer`` is set once it has joined. ``token``: ident of the token that it was started with; behind TLS it has not proved to know more of it."""
 
-    def __init__(self, link: Link, owner: SessionOwner) -> None:
+    def __init__(self, link: Link, owner: SessionOwner, token: bytes = b"") -> None:
         self.link = link
+        self.token = token
         self.peer: Peer | None = None
         self.farewell = False
         """It said LEAVE: going is no failure."""
@@ -125,7 +126,10 @@ class Session:
             if event.odd:
                 self._owner.left_out(self, event.odd, first=not self._odd)
                 self._odd = True
-            self._owner.reported(self, event.body)
+            try:
+                self._owner.reported(self, event.body)
+            except P2PCastError as error:
+                link.close(error)
         elif kind is Type.CALL:
             self._owner.guide.called(self, event.body)
         elif kind is Type.UNREACHED:

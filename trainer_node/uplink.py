@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
+import ssl
 import threading
 import time
 from collections import deque
@@ -31,6 +33,8 @@ from trainer_node.badge import Badge
 
 logger = logging.getLogger("p2pcast.publisher")
 
+RETRY_MIN_S, RETRY_MAX_S = 0.2, 5.0
+"""Before another try to reach the hub: half to one and a half times as long, doubled each time."""
 QUEUE_BYTES = 64 * limits.MIB
 """Coded parts that may wait for the socket."""
 BEAT_S = 5.0
@@ -124,6 +128,10 @@ class Uplink:
         self._queued_bytes = 0
         self._in_peace = False
         self._link: Link | None = None
+        self._unreachable: RetryableError | None = None
+        """Why the hub could not be dialled, while that is tried."""
+        self._until = 0.0
+        """So long it is tried, by ``time.monotonic``."""
         self._heard_at = 0.0
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()
@@ -137,12 +145,16 @@ class Uplink:
         return self._over is not None
 
     def open(self, group: bytes, rank: int, ranks: int, timeout_s: float) -> Ranked:
-        """Dial, say who we are, and wait until all ranks have. Raises RetryableError, RefusedError."""
+        """Dial until the hub is there, say who we are, and wait until all ranks have. Raises RetryableError, RefusedError."""
+        self._until = time.monotonic() + timeout_s
         self._queue.append((Type.RANK, {"group": group, "rank": rank, "ranks": ranks}, 0))
         self._thread.start()
         ranked = self.wait(lambda heard: heard.ranked, timeout_s)
         if ranked is None:
+            unreachable = self._unreachable
             self.close()
+            if unreachable is not None:
+                raise RetryableError(f"{unreachable}, in {timeout_s:g} s")
             raise RetryableError(f"not all {ranks} ranks of the trainer reached the hub within {timeout_s:.0f} s")
         return ranked
 
@@ -229,9 +241,7 @@ class Uplink:
 
     async def _main(self) -> None:
         try:
-            tls = await self._badge.show(self._address, self._name)
-            identity = Identity(self._badge.node, self._name, self._badge.token)
-            link = await dial(self, *self._address, identity, purpose="publish", role="rank", tls=tls)
+            link = await self._dialled()
         except P2PCastError as error:
             self._end(error)
             return
@@ -251,6 +261,31 @@ class Uplink:
             self._failed(loop, {"message": "the publisher's thread failed", "exception": error})
         finally:
             await self._part_from(link)
+
+    async def _dialled(self) -> Link:
+        """A hub that is being restarted is waited for. Raises RefusedError, RetryableError."""
+        wait_s = RETRY_MIN_S
+        while True:
+            try:
+                tls = await self._badge.show(self._address, self._name)
+                link = await self._dial(tls)
+            except RetryableError as error:
+                if self._unreachable is None:
+                    logger.warning("%s; trying until %.0f s are over", error, max(0.0, self._until - time.monotonic()))
+                self._unreachable = error
+                if self._stop.is_set() or time.monotonic() >= self._until:
+                    raise
+            else:
+                self._unreachable = None
+                return link
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s * random.uniform(0.5, 1.5)):
+                    await self._stop.wait()
+            wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def _dial(self, tls: ssl.SSLContext | None) -> Link:
+        identity = Identity(self._badge.node, self._name, self._badge.token)
+        return await dial(self, *self._address, identity, purpose="publish", role="rank", tls=tls)
 
     async def _part_from(self, link: Link) -> None:
         """The loop ends behind this, and no socket may outlive it."""

@@ -13,6 +13,7 @@ import uvloop
 from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention
 from p2pcast.errors import UsageError
 from p2pcast.store.retention import AT_A_PEER
+from p2pcast.trust.names import default_name, name_fault
 
 if TYPE_CHECKING:
     from rollout_node.catching_up import Squashes
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     default="",
     help="Label of the site; links inside one are taken to be short, the way there to be shared; without it, none is.",
 )
-@click.option("--name", help="Name in status; the host's by default.")
+@click.option("--name", help="Name in status and for `p2pcast evict`, one a node.  [default: the host's]")
 @click.option(
     "--stripes",
     type=Stripes(),
@@ -91,6 +92,24 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="So long may before_commit put off a version.",
 )
+@click.option(
+    "--join-timeout",
+    "join_timeout_s",
+    envvar="P2PCAST_JOIN_JOIN_TIMEOUT",
+    type=click.FloatRange(0.0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for the first join to reach the hub; 0: no limit. A peer that has joined before needs no hub to start.",
+)
+@click.option(
+    "--max-age",
+    "max_age_s",
+    envvar="P2PCAST_JOIN_MAX_AGE",
+    type=click.FloatRange(0.0, min_open=True),
+    metavar="SECONDS",
+    help="Greatest age of the last word of the newest version, from hub, swarm or mirror; unready beyond it.  [default: no limit]",
+)
 @click.option("--engine", metavar="NAME", help="An engine whose workers run on several hosts, each with a peer.")
 @click.option(
     "--role", type=click.Choice(["lead", "member"]), help="In --engine: the one peer with --install vllm:URL, or another."
@@ -120,6 +139,8 @@ def join(
     rolling: int | None,
     callbacks: str | None,
     max_defer_s: float,
+    join_timeout_s: float,
+    max_age_s: float | None,
     engine: str | None,
     role: Literal["lead", "member"] | None,
     plaintext: bool,
@@ -148,8 +169,11 @@ def join(
     for target in targets:
         check(target)
     check_span(targets, engine, role)
-    named = name or socket.gethostname()
-    folder = state or state_home() / f"peer-{named}"
+    host = socket.gethostname()
+    if name is not None and (fault := name_fault(name)) is not None:
+        raise UsageError(fault)
+    named = default_name(host) if name is None else name
+    folder = state or state_home() / f"peer-{name or host}"
     token = Token.parse(read_token(token_file))
     token.check_links(plaintext=plaintext)
     config = PeerConfig(
@@ -175,6 +199,8 @@ def join(
         rolling=rolling,
         callbacks=None if callbacks is None else load(callbacks, Path.cwd()),
         max_defer_s=max_defer_s,
+        join_timeout_s=join_timeout_s,
+        max_age_s=max_age_s,
         engine=None if engine is None or role is None else (engine, role),
         plaintext=plaintext,
     )

@@ -65,13 +65,40 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
 @click.option(
+    "--max-lag-wait",
+    "max_lag_wait_s",
+    envvar="P2PCAST_SEED_MAX_LAG_WAIT",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --max-lag: greatest time for which one peer may hold back versions; 0: no limit.",
+)
+@click.option(
+    "--rank-timeout",
+    "rank_timeout_s",
+    envvar="P2PCAST_SEED_RANK_TIMEOUT",
+    type=click.FloatRange(0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Greatest time for which a trainer's rank may keep the other ranks waiting; 0: no limit.",
+)
+@click.option(
     "--anchor-every",
     type=click.IntRange(1, MAX_KEPT),
     metavar="N",
     help=f"Versions between the whole states that the hub writes for peers that come late.  [default: {ANCHOR_EVERY}]",
 )
 @retention
-@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600).")
+@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600), and the next one before it ends.")
+@click.option(
+    "--token-hours",
+    type=click.FloatRange(0, 8760, min_open=True),
+    default=24,
+    show_default=True,
+    help="How long that token admits peers, in hours. The file gets the next one when half of them are over.",
+)
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
 @click.option(
@@ -114,10 +141,13 @@ def seed(
     barrier_quorum: float | None,
     codec: str,
     max_lag: int | None,
+    max_lag_wait_s: float,
+    rank_timeout_s: float,
     anchor_every: int | None,
     keep_deltas: int | None,
     keep_anchors: int | None,
     token_file: Path | None,
+    token_hours: float,
     no_squashes: bool,
     mirror: str | None,
     mirror_rate: float | None,
@@ -165,6 +195,8 @@ def seed(
         barrier_quorum=0.9 if barrier_quorum is None else barrier_quorum,
         codec=codec,
         max_lag=max_lag,
+        max_lag_wait_s=max_lag_wait_s,
+        rank_timeout_s=rank_timeout_s,
         anchor_every=anchor_every,
         counts=Counts(keep_deltas, keep_anchors),
         token_file=token_file or (folder / "token"),
@@ -174,6 +206,7 @@ def seed(
         sockets=settled(congestion),
         plaintext=plaintext,
         certificate_s=86400 * certificate_days,
+        token_ttl_s=3600 * token_hours,
         recall_s=recall,
     )
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import HEADER
 from p2pcast.cli.options import PATH, console
-from p2pcast.daemon import default_shadow, state_lock
+from p2pcast.daemon import default_shadow
 from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError
 from p2pcast.parallel import cores
 from p2pcast.progress import Meter
@@ -25,11 +25,14 @@ from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.files import explained
 from p2pcast.store.log import FileLog, Log
+from p2pcast.store.state_format import check as check_format
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.survey import Item, Survey, set_aside, survey
 
 
 def describe_state(path: Path) -> dict[str, Any]:
     """A state folder as a JSON document, by its records; a daemon may be running on it. Raises LocalError."""
+    check_format(path)
     return _document(survey(path)) | {"kind": "state"}
 
 
@@ -98,8 +101,9 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     """
     with explained("read", state):
         state.stat()
+    check_format(state)
     survey(state)  # before its lock makes a folder of it
-    with state_lock(state):
+    with state_lock(state, upgrade=False):
         with Meter("check") as meter:
             found = survey(state, deep=True, seen=lambda count: meter(count, 0))
         moved = set_aside(found) if repair else []

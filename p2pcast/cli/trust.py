@@ -42,8 +42,8 @@ def token() -> None:
 
 @token.command()
 @click.option("--role", type=click.Choice(["peer", "trainer"]), default="peer", show_default=True, help="What it admits as.")
-@click.option("--ttl", default="24h", show_default=True, metavar="SPAN", help="90m, 12h, 7d or never.")
-@click.option("--uses", type=click.IntRange(1), help="How many nodes it admits.  [default: any number]")
+@click.option("--ttl", default="24h", show_default=True, metavar="SPAN", help="90m, 12h, 7d; or never, with --uses.")
+@click.option("--uses", type=click.IntRange(1), help="How many nodes it admits.  [default: any number; needed with --ttl never]")
 @click.option("-o", "--output", type=PATH, help="Write the token there (mode 0600) instead of stdout.")
 @HUB
 @STATE
@@ -59,7 +59,12 @@ def create(
     bearer_file: Path | None,
     as_json: bool,
 ) -> None:
-    """A token for nodes that are still to join. Only on the hub's own machine."""
+    """A token for nodes that are still to join: for a role, a time, a number of nodes. Only on the hub's own machine.
+
+    The end of a token bounds first admissions: nodes that it has admitted stay. For a fleet that grows by itself: --ttl never --uses N, with N nodes to come in all.
+    """
+    if span_s(ttl) is None and uses is None:
+        raise UsageError("--ttl never needs --uses N: a token without an end may be found years from now")
     body = {"role": role, "ttl_s": span_s(ttl), "uses": uses}
     made = ask(daemon_url(url, state), "/token/create", body, state=state, bearer_file=bearer_file)
     if output is not None:
@@ -99,13 +104,13 @@ def list_(url: str | None, state: Path | None, bearer_file: Path | None, as_json
 def revoke(ident: str, url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool) -> None:
     """From now on it admits nobody. TOKEN_ID: see `p2pcast token list`; enough of its beginning will do. In the place of the hub's own token comes a new one, in the same file."""
     done = ask(daemon_url(url, state), "/token/revoke", {"id": ident}, state=state, bearer_file=bearer_file)
-    click.echo(json.dumps(done) if as_json else f"token {done['id']} is revoked")
+    click.echo(json.dumps(done) if as_json else f"token {done['id']} is revoked" + _fresh(done))
 
 
 @click.command()
 @click.argument("peer")
 @click.option("--undo", is_flag=True, help="Let it join again.")
-@click.option("--keep-token", is_flag=True, help="Do not revoke the token that admitted it.")
+@click.option("--keep-token", is_flag=True, help="Revoke no token: PEER may have none any more.")
 @HUB
 @STATE
 @BEARER_FILE
@@ -113,8 +118,11 @@ def revoke(ident: str, url: str | None, state: Path | None, bearer_file: Path | 
 def evict(
     peer: str, undo: bool, keep_token: bool, url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool
 ) -> None:
-    """Cut PEER (a name, or a node's id) off from hub and peers, now and for good. The token that admitted it is revoked too: others that it admitted keep their
-    certificates."""
+    """Cut PEER (a node's id, or a name) off from hub and peers, now and for good.
+
+    Tokens that would let PEER in again under another id are revoked: the one that admitted it, and where that was the hub's own, all of the hub's own; the token file then holds a fresh one.
+    Every other node keeps its certificate and renews it as before.
+    """
     done = ask(
         daemon_url(url, state),
         "/evict",
@@ -131,10 +139,21 @@ def evict(
 def _evicted(done: dict[str, Any]) -> str:
     if not done["evicted"]:
         return f"{done['node']} may join again"
-    text = f"{done['peer']} ({done['node']}) is evicted"
-    if done["revoked_token"] is not None:
-        text += f"; token {done['revoked_token']} is revoked"
-    return text + (f"\n{done['note']}" if done["note"] else "")
+    lines = [f"{done['peer']} ({done['node']}) is evicted"]
+    if revoked := done.get("revoked_tokens"):
+        lines.append(
+            f"token {', '.join(revoked)} {'is' if len(revoked) == 1 else 'are'} revoked: the node had it, and could have come back under another id. "
+            "Nodes that are in stay in"
+        )
+        lines.append(_fresh(done).lstrip("\n") or "nodes that are still to join by it need another: `p2pcast token create`")
+    if others := done.get("others"):
+        lines.append(f"not evicted, and also started with --name {done['peer']}: {', '.join(others)}")
+    return "\n".join([*lines, done["note"]] if done["note"] else lines)
+
+
+def _fresh(done: dict[str, Any]) -> str:
+    file = done.get("token_file")
+    return "" if file is None else f"\na fresh token is in {file}: nodes that join from now on need that one"
 
 
 def _when(at: float | None) -> str:

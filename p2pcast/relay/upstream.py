@@ -50,6 +50,8 @@ class Upstream:
         self.offers: dict[bytes, tuple[str, Version | None, Version, bool]] = {}
         """Artifact -> kind, base, version, complete: what the parent said it has."""
         self.wanted: set[bytes] = set()
+        self.withheld: set[bytes] = set()
+        """What it did not send in time: never asked of it again on this link."""
         self.attached = asyncio.Event()
         self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
         self.bytes_received = 0
@@ -103,7 +105,7 @@ class Upstream:
 
     def want(self, artifact: bytes) -> None:
         """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""
-        if artifact in self.wanted or artifact in self.node.pulled or self.link.closed:
+        if artifact in self.wanted or artifact in self.withheld or artifact in self.node.pulled or self.link.closed:
             return
         holding = self.node.holdings.get(artifact)
         if holding is not None:
@@ -126,6 +128,12 @@ class Upstream:
             self._spared.add(artifact)
             self.link.send(Type.SPARE, {"artifact": artifact})
 
+    def forsake(self, artifact: bytes) -> None:
+        """It does not send that, whatever it says: from now on it may come from elsewhere, and what still comes from here counts as well."""
+        self.withheld.add(artifact)
+        self.offers.pop(artifact, None)
+        self._release(artifact)
+
     def expect(self, artifact: bytes) -> None:
         """The hub says that it has opened: a parent that lives will have it any moment, and one that is silent need not be waited for as long as
         an idle one."""
@@ -145,6 +153,9 @@ class Upstream:
 
     async def decline(self, artifact: bytes) -> bool:
         """Before it is pulled: have the parent not send it. False when it is on its way already, and comes; true also when the link ends."""
+        if artifact in self.withheld:
+            # Its word that pieces are on their way is worth nothing.
+            return True
         if self.link.closed or artifact in self.wanted:
             return self.link.closed
         answer = self._declined.setdefault(artifact, asyncio.get_running_loop().create_future())
@@ -332,7 +343,7 @@ class Upstream:
                 self.attached.set()
                 self._attached_at = self._loop.time()
                 if self.beside:
-                    self._want_newer()
+                    self.want_newer()
                 node.owner.on_offered(self)
         elif kind is Type.UNSENT:
             if (answer := self._declined.get(body["artifact"])) is not None and not answer.done():
@@ -350,8 +361,8 @@ class Upstream:
         self.node.look()
         self.node.owner.on_offered(self)
 
-    def _want_newer(self) -> None:
-        """Versions that were on their way when the hub was lost, and had not begun here."""
+    def want_newer(self) -> None:
+        """Versions that were on their way when the hub was lost, or were published while this node was down, and had not begun here."""
         newest = max((h.open.version for h in self.node.holdings.values()), default=None)
         for artifact, (kind, _, version, _) in sorted(self.offers.items(), key=lambda offer: offer[1][2]):
             if kind == "delta" and newest is not None and version > newest:
@@ -374,6 +385,7 @@ class Upstream:
             and holding.completed_at is None
             and not (holding.finished or holding.excerpt)
             and holding.id not in self.node.pulled
+            and holding.id not in self.withheld
         ):
             holding.source = self
             holding.idle = False

@@ -75,6 +75,11 @@ class Link:
         return self.stripes[0].remote_address[0] if 0 in self.stripes else ""
 
     @property
+    def certificate(self) -> bytes | None:
+        """The other side's, DER; None where links are plain text."""
+        return self.stripes[0].certificate if 0 in self.stripes else None
+
+    @property
     def own_host(self) -> str:
         """The address from which this machine speaks to the other side."""
         return self.stripes[0].own_host if 0 in self.stripes else ""
@@ -83,6 +88,11 @@ class Link:
     def address(self) -> str:
         """Where the other side's connections are from, or were dialled at."""
         return show_address(*self.stripes[0].remote_address) if 0 in self.stripes else ""
+
+    @property
+    def protocol(self) -> int | None:
+        """What both sides have settled on (``wire.versions``)."""
+        return self.stripes[0].connection.protocol if 0 in self.stripes else None
 
     @property
     def carriers(self) -> list[Stripe]:

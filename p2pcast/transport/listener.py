@@ -6,6 +6,7 @@ Promises: what one node has brought up is bounded in number, and all of it toget
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import ssl
 from collections.abc import Container
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
-from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.errors import IncompatibleError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.binding import listening
 from p2pcast.transport.door import Door
 from p2pcast.transport.link import Link, LinkOwner
@@ -25,7 +26,11 @@ from p2pcast.wire.connection import Connection, Established, Event, Identity
 from p2pcast.wire.messages import Body
 from p2pcast.wire.state import Side
 
+logger = logging.getLogger("p2pcast.transport")
+
 _TOO_MANY = RetryableError("too many handshakes at once")
+MAX_OUTDATED = 64
+"""Hosts of which is said, once each, that their p2pcast has to be updated: nobody fills a log by saying HELLO."""
 
 
 class Acceptor(LinkOwner, Protocol):
@@ -62,6 +67,7 @@ class Listener:
         self._rations = Rations()
         self._orphans: dict[Stripe, Body] = {}
         """Stripes that came before stripe 0 of their link, oldest first, with their HELLO."""
+        self._outdated: set[str] = set()
         self.address: tuple[str, int] = ("", 0)
 
     async def start(self, host: str, port: int) -> None:
@@ -170,6 +176,13 @@ class Listener:
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
         self._waiting.leave(stripe)
         self._orphans.pop(stripe, None)
+        if isinstance(error, IncompatibleError):
+            self._tell(stripe.remote_address[0], error)
+
+    def _tell(self, host: str, error: IncompatibleError) -> None:
+        if host not in self._outdated and len(self._outdated) < MAX_OUTDATED:
+            self._outdated.add(host)
+            logger.warning("refused a connection from %s: %s", host, error)
 
 
 def _make_room(stripes: dict[Stripe, Body], node: bytes) -> None:

@@ -98,6 +98,12 @@ class Stripe(asyncio.BufferedProtocol):
             return 0
         return self._transport.get_write_buffer_size() + unsent_bytes(self._descriptor)
 
+    @property
+    def certificate(self) -> bytes | None:
+        """The other side's, DER; None without TLS, or once this is closed."""
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return None if tls is None else tls.getpeercert(binary_form=True)
+
     def info(self) -> TcpInfo | None:
         """What the kernel says of this connection; None where it says nothing."""
         return read(self.socket)

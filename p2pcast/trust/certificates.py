@@ -72,6 +72,14 @@ def load(certificate: bytes) -> x509.Certificate:
         raise RefusedError("the other side's certificate cannot be read") from None
 
 
+def held_key(certificate: bytes) -> PublicKey:
+    """The key that a certificate is for. Raises RefusedError."""
+    key = load(certificate).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise RefusedError("the other side's certificate is not for a P-256 key")
+    return key
+
+
 def certified(certificate: bytes) -> Certified:
     """Whom a certificate (DER) names. Raises RefusedError."""
     try:

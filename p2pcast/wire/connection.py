@@ -101,6 +101,11 @@ class Connection:
         if side is Side.DIALER:
             self._put(*self._handshake.begin)
 
+    @property
+    def protocol(self) -> int | None:
+        """What both sides have settled on: of later protocols each may hold more than this one does. None during the handshake."""
+        return None if self._handshake.established is None else self._handshake.established.protocol
+
     def secured(self, theirs: bytes | None, *, proven: bool) -> None:
         """This connection is behind TLS: ``Handshake.secured``. Comes before any other byte. Raises RefusedError."""
         self._handshake.secured(theirs, proven=proven)
@@ -277,11 +282,15 @@ class Connection:
             self._move(self.other, kind)
             events.append(Message(kind, {}, handle, bytes(body)))
             return
-        content = messages.decode(kind, body)
+        content = messages.unpacked(kind, body)
+        if kind is Type.HELLO:
+            self._handshake.greeted(content)
+        messages.checked(kind, content)
         if kind is Type.ERROR:
             self._move(self.other, kind)
-            error: type[P2PCastError] = RefusedError if content["code"] == RefusedError.wire_code else RemoteError
-            raise error(f"the other side says: {content['message']}")
+            if content["code"] == RefusedError.wire_code:
+                raise self._handshake.refusal(content["message"])
+            raise RemoteError(f"the other side says: {content['message']}")
         if kind in (Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY):
             self._move(self.other, kind)
             if (answer := self._handshake.take(kind, content, bytes(body))) is not None:

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 from p2pcast.errors import RefusedError, RemoteError, UntrustedError
 from p2pcast.trust.certificates import certified, fingerprint
 from p2pcast.trust.roles import DIALERS, ENROL, LISTENERS, Certified
-from p2pcast.wire import messages
-from p2pcast.wire.messages import PROTOCOL_VERSION, Body, Type
+from p2pcast.wire import messages, versions
+from p2pcast.wire.messages import Body, Type
 from p2pcast.wire.state import Side
 from p2pcast.wire.token import DIALER_LABEL, LISTENER_LABEL, Token
+from p2pcast.wire.versions import SPOKEN, Speaks
 
 PARENT = "parent"
 """The role of a dialer who feeds the listener."""
@@ -37,7 +38,7 @@ class Gate(Protocol):
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who we are. ``evicted``: nodes that we have nothing to do with. ``gate``: where first connections are answered. ``vouch``: where one is begun; takes the
-    listener's certificate and its authority's, and raises RefusedError unless the token pins them, else says whom the first names."""
+    listener's certificate and its authority's, and raises RefusedError unless the token pins them, else says whom the first names. ``speaks``: protocols."""
 
     node: bytes
     name: str
@@ -45,14 +46,16 @@ class Identity:
     evicted: Container[bytes] = frozenset()
     gate: Gate | None = None
     vouch: Callable[[bytes, bytes], Certified] | None = None
+    speaks: Speaks = SPOKEN
 
 
 @dataclass(frozen=True, slots=True)
 class Established:
-    """The handshake is done; ``hello`` is the dialer's HELLO, ``remote`` the other side's node."""
+    """The handshake is done; ``hello`` is the dialer's HELLO, ``remote`` the other side's node, ``protocol`` what both speak from now on."""
 
     hello: Body
     remote: bytes
+    protocol: int
 
 
 Answer = tuple[Type, bytes]
@@ -66,6 +69,8 @@ class Handshake:
         self.hello: Body = {}
         """The dialer's."""
         self.established: Established | None = None
+        self.protocol: int | None = None
+        """What both sides have settled on, once they have."""
         self._side = side
         self._identity = identity
         self._nonce = nonce
@@ -83,7 +88,9 @@ class Handshake:
             if hello is None:
                 raise ValueError("a dialer needs a hello")
             self.hello = {
-                "v": PROTOCOL_VERSION,
+                "v": identity.speaks.greatest,
+                "least": identity.speaks.least,
+                "greatest": identity.speaks.greatest,
                 "run": identity.token.run,
                 "node": identity.node,
                 "name": identity.name,
@@ -121,15 +128,23 @@ class Handshake:
             raise UntrustedError(f"a {who} answers at this address, who has no business with a {purpose} connection")
         self._know(found.node)
 
+    def greeted(self, unchecked: Body) -> None:
+        """A HELLO has come, and nobody has looked at it yet: what is in it of a protocol that is not spoken here is no fault. Raises IncompatibleError."""
+        if (theirs := versions.offered(unchecked)) is not None:
+            called = versions.sides(unchecked.get("purpose"), unchecked.get("role"))
+            self.protocol = versions.settle(theirs, self._identity.speaks, called)
+
+    def refusal(self, message: str) -> RefusedError:
+        """What a refusal by the other side amounts to."""
+        if self._side is Side.DIALER and self.established is None:
+            called = versions.sides(self.hello["purpose"], self.hello["role"])
+            return versions.refusal(message, self._identity.speaks, called)
+        return RefusedError(f"the other side says: {message}")
+
     def take(self, kind: Type, content: Body, body: bytes) -> Answer | None:
         """A message of the handshake. Raises RefusedError, RemoteError."""
-        if kind in (Type.HELLO, Type.CHALLENGE):
-            if content["v"] != PROTOCOL_VERSION:
-                raise RefusedError(
-                    f"this side speaks protocol {PROTOCOL_VERSION}, the other {content['v']}: use one release of p2pcast"
-                )
-            if content["run"] != self._identity.token.run:
-                raise RefusedError("that token belongs to another run: take the one that this hub wrote")
+        if kind in (Type.HELLO, Type.CHALLENGE) and content["run"] != self._identity.token.run:
+            raise RefusedError("that token belongs to another run: take the one that this hub wrote")
         if kind is Type.HELLO:
             return self._on_hello(content, body)
         if kind is Type.CHALLENGE:
@@ -138,13 +153,16 @@ class Handshake:
             if not hmac.compare_digest(self._proof(DIALER_LABEL, self._nonce, self._identity.node), content["proof"]):
                 raise RefusedError("the token's proof is wrong")
             return self._ready()
-        self.established = Established(self.hello, self._remote)
+        self._settle(versions.settled(content))
+        self.established = Established(self.hello, self._remote, versions.settled(content))
         return None
 
     # -- the listener
 
     def _on_hello(self, content: Body, body: bytes) -> Answer:
         self.hello, self._raw, self._remote = content, body, content["node"]
+        if self.protocol is None:
+            raise RemoteError("HELLO: the least protocol is above the greatest")
         if content["role"] == PARENT and content["purpose"] != "data":
             raise RemoteError(f"a parent dials for data, not for {content['purpose']}")
         if self._remote in self._identity.evicted:
@@ -166,7 +184,7 @@ class Handshake:
         else:
             self._token = Token(self._identity.token.run, gate.secret(content["token"]))
         answer: dict[str, Any] = {
-            "v": PROTOCOL_VERSION,
+            "v": self.protocol,
             "run": self._identity.token.run,
             "node": self._identity.node,
             "nonce": self._nonce,
@@ -185,13 +203,15 @@ class Handshake:
             raise RefusedError(f"a {who.role}'s certificate is not for a {purpose} connection")
 
     def _ready(self) -> Answer:
-        self.established = Established(self.hello, self._remote)
-        return Type.READY, messages.encode(Type.READY, {})
+        assert self.protocol is not None, "settled when HELLO came"
+        self.established = Established(self.hello, self._remote, self.protocol)
+        return Type.READY, messages.encode(Type.READY, {"v": self.protocol})
 
     # -- the dialer
 
     def _on_challenge(self, content: Body) -> Answer:
         node, nonce = content["node"], content["nonce"]
+        self._settle(content["v"])
         if self._leaf is not None:
             if self._identity.vouch is None or self.hello["purpose"] != ENROL:
                 raise RemoteError("CHALLENGE where certificates have been shown")
@@ -203,6 +223,11 @@ class Handshake:
         self._know(node)
         return Type.PROOF, messages.encode(Type.PROOF, {"proof": self._proof(DIALER_LABEL, nonce, node)})
 
+    def _settle(self, protocol: int) -> None:
+        """Raises RemoteError."""
+        versions.check_settled(protocol, self._identity.speaks, self.protocol)
+        self.protocol = protocol
+
     def _know(self, node: bytes) -> None:
         """Whom we deal with. Raises RefusedError."""
         if self._expect is not None and node != self._expect:
@@ -213,4 +238,5 @@ class Handshake:
 
     def _proof(self, label: bytes, nonce: bytes, node: bytes) -> bytes:
         channel = b"" if self._leaf is None else fingerprint(self._leaf)
+        label %= self.protocol
         return self._token.proof(label, self._raw, nonce, node, channel)

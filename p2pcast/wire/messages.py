@@ -16,8 +16,7 @@ import msgpack
 from p2pcast import limits
 from p2pcast.addresses import is_host
 from p2pcast.errors import RemoteError
-
-PROTOCOL_VERSION = 1
+from p2pcast.wire.versions import MAX_PROTOCOL
 
 Body = dict[str, Any]
 Check = Callable[[Any], bool]
@@ -183,10 +182,11 @@ serial = integer(0, limits.MAX_STEP)
 cell = integer(0, limits.MAX_STATE_BYTES)
 engine = text(limits.MAX_SPAN_NAME)
 ways = row(fields(host, port), limits.MAX_WAYS)
+protocol = integer(0, MAX_PROTOCOL)
 
 SCHEMA: dict[Type, dict[str, Check]] = {
     Type.HELLO: {
-        "v": integer(0, 1 << 31),
+        "v": protocol,
         "run": binary(16),
         "node": node,
         "name": text(128),
@@ -199,7 +199,7 @@ SCHEMA: dict[Type, dict[str, Check]] = {
         "stripes": integer(1, limits.MAX_STRIPES),
     },
     Type.CHALLENGE: {
-        "v": integer(0, 1 << 31),
+        "v": protocol,
         "run": binary(16),
         "node": node,
         "nonce": binary(32),
@@ -342,15 +342,20 @@ SINCE: dict[Type, dict[str, Check]] = {
         "ways": ways,
         "families": row(lambda x: type(x) is int and x in (4, 6), 2),
     },
+    Type.HELLO: {"least": protocol, "greatest": protocol},
     Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
-    Type.WELCOME: {"bearer": text(128)},
+    Type.READY: {"v": protocol},
+    Type.WELCOME: {"bearer": text(128), "name": text(128)},
+    Type.EVICTED: {"signed": row(binary(limits.STATEMENT_BYTES), limits.MAX_STATEMENTS)},
     Type.ENGINE: {"members": row(node, limits.MAX_MEMBERS)},
     Type.REPORT: {
+        "evicted": row(binary(limits.STATEMENT_BYTES), limits.MAX_RETOLD),
         "durable": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "opened": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
         "held": row(artifact, limits.MAX_HELD),
         "dropped": row(artifact, limits.MAX_HELD),
         "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),
+        "lacking": row(fields(artifact, optional(node)), limits.MAX_LACKING),
         "spoilt": row(text(limits.MAX_OBJECT_NAME), limits.MAX_SPOILT),
     },
 }
@@ -365,12 +370,22 @@ def encode(kind: Type, body: Body) -> bytes:
 
 def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
     """The checked map of a message that is not SIGNED or a PIECE. Memory stays within a small multiple of ``data``. Raises RemoteError."""
+    return checked(kind, unpacked(kind, data))
+
+
+def unpacked(kind: Type, data: bytes | bytearray | memoryview) -> Body:
+    """The map of such a message, unchecked. Raises RemoteError."""
     try:
         body = _unpack(data, flat=kind in PLAIN)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise RemoteError(f"{kind.name}: not msgpack ({type(error).__name__})") from None
     if type(body) is not dict:
         raise RemoteError(f"{kind.name}: body is not a map")
+    return body
+
+
+def checked(kind: Type, body: Body) -> Body:
+    """The same map. Raises RemoteError unless it is as the schema says."""
     for key, check in SCHEMA[kind].items():
         if key not in body:
             raise RemoteError(f"{kind.name}: {key!r} is missing")

@@ -16,8 +16,9 @@ RUN_BYTES = 16
 SECRET_BYTES = 20
 AUTHORITY_BYTES = 32
 
-LISTENER_LABEL = b"p2pcast listener 1\0"
-DIALER_LABEL = b"p2pcast dialer 1\0"
+LISTENER_LABEL = b"p2pcast listener %d\0"
+DIALER_LABEL = b"p2pcast dialer %d\0"
+"""With the protocol that was settled on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -31,6 +32,8 @@ from rollout_node.peer import Peer
 from rollout_node.peer_config import PeerConfig
 from trainer_node.hub import Hub
 from trainer_node.hub_config import HubConfig
+
+sys.path.append(str(Path(__file__).parent))  # strangers
 
 DEADLINE_S = 60.0
 POLL_S = 0.01
@@ -338,6 +341,12 @@ async def swarm(tmp_path: Path, tmpfs: Path) -> AsyncIterator[Swarm]:
     swarm = Swarm(tmp_path, tmpfs)
     yield swarm
     await swarm.all_down()
+
+
+@pytest.fixture
+def tls(swarm: Swarm) -> Swarm:
+    swarm.plaintext = False
+    return swarm
 
 
 class States:

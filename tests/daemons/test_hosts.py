@@ -133,6 +133,15 @@ async def test_the_loss_of_the_hub_does_not_part_them(swarm):
     assert not link.closed
 
 
+async def test_a_member_that_is_started_without_the_hub_goes_to_the_lead_that_it_had(swarm):
+    lead, member = await pair(swarm)
+    await swarm.down(swarm.hub)
+    await swarm.down(member)
+    await swarm.until(lambda: not lead.lead.status()["members"], "the lead has lost it")
+    await swarm.peer_up("b", engine=("big", "member"))
+    await met(swarm, lead)
+
+
 async def test_a_lead_that_comes_back_elsewhere_is_found_again(swarm):
     lead, member = await pair(swarm)
     before = member.member.status()["lead"]

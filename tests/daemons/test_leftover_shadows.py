@@ -8,9 +8,10 @@ import shutil
 import pytest
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import shadow_prefix, state_lock
+from p2pcast.daemon import shadow_prefix
 from p2pcast.state.leftovers import OWNER_NAME, claim, sweep
 from p2pcast.state.shadow import Shadow
+from p2pcast.store.state_format import state_lock
 
 LAYOUT = Layout([Tensor("a", "BF16", (100,))])
 

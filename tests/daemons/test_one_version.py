@@ -187,3 +187,16 @@ async def test_every_delta_names_the_hash_of_its_base_and_later_artifacts_that_o
         s.id: s.manifest.identity for s in store.artifacts.values()
     }
     assert all(s.assembly.confirmed for s in again.artifacts.values())
+
+
+async def test_a_connected_peer_whose_state_is_not_the_runs_gives_it_up(swarm, states):
+    """As when a restored hub made the version with other bytes: the catalog names another hash for the version that the engine serves."""
+    await started(swarm, states, "a")
+    peer = swarm.peers["a"]
+    engine = peer.runners[0]
+    served = list(engine.versions)
+    peer.following.contradict(peer.catalog.identities() | {Version(0, 2): bytes(32)})
+    await swarm.until(lambda: peer.staged != Version(0, 2), "the state is given up")
+    peer.following.contradict(peer.catalog.identities())
+    await swarm.live("0.2")
+    assert len(engine.versions) > len(served)

@@ -141,10 +141,10 @@ async def test_an_eviction_that_a_peer_cannot_write_is_told(faulty, states, monk
     hub, state, peer = await begun(faulty, states, "a")
 
     def full(**_: object) -> None:
-        raise LocalError("peer.json: no space left on device")
+        raise LocalError("evictions.log: no space left on device")
 
-    monkeypatch.setattr(peer.memory, "update", full if disk else broken)
-    hub.cut(frozenset({b"x" * 16}))
+    monkeypatch.setattr(peer.eviction_log, "save", full if disk else broken)
+    hub.admission._decide(b"x" * 16, bytes(8), evicted=True, name="x")
     if not disk:
         await ends(faulty, peer, "evicted")
         return

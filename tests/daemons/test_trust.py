@@ -12,60 +12,19 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from strangers import NODE, Nobody, at, bought, knock, token_of
 
+from p2pcast.artifact.records import RunKey
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
 from p2pcast.transport.dial import dial
-from p2pcast.transport.enrol import enrol
-from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, request
-from p2pcast.trust.contexts import Tls, first_contact
+from p2pcast.trust.contexts import first_contact
 from p2pcast.trust.credentials import Credentials, pinned
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Type
 from p2pcast.wire.token import Token
 from trainer_node.admission import Admission
-
-NODE = b"n" * 16
-
-
-@pytest.fixture
-def tls(swarm):
-    swarm.plaintext = False
-    return swarm
-
-
-def token_of(swarm) -> Token:
-    return Token.parse((swarm.folder / "token").read_text())
-
-
-class Nobody(QuietOwner):
-    """Owns links of those who should not have one; keeps what came, and why it ended."""
-
-    def __init__(self):
-        self.said = []
-        self.over = asyncio.get_running_loop().create_future()
-
-    def on_link_event(self, link, stripe, event):
-        self.said.append(event)
-
-    def on_link_closed(self, link, error):
-        if not self.over.done():
-            self.over.set_result(error)
-
-
-async def bought(swarm, *, node=NODE, role="peer", token=None) -> Credentials:
-    return await enrol(*swarm.address, token or token_of(swarm), node, "x", role, new_key())
-
-
-async def knock(swarm, papers: Credentials, *, at=None, owner=None, node=None, **options):
-    given = {"purpose": "data", "role": "child"} | options
-    identity = Identity(node or papers.who.node, "x", Token(papers.who.run, bytes(20)))
-    return await dial(owner or Nobody(), *(at or swarm.address), identity, tls=Tls(papers).client, **given)
-
-
-def at(peer) -> tuple[str, int]:
-    return ("127.0.0.1", peer.listener.address[1])
 
 
 async def test_a_run_behind_tls(tls, states):
@@ -142,7 +101,7 @@ async def test_an_impostor_at_the_hubs_address_ends_nobody(tls):
     hub = await tls.hub_up()
     peer = await tls.peer_up("a")
     await tls.down(hub)
-    other = Admission(None, tls.folder, b"r" * 16, b"o" * 16, plaintext=False, lifetime_s=60)
+    other = Admission(None, tls.folder, RunKey.generate(), b"o" * 16, plaintext=False, lifetime_s=60)
     tries = 0
 
     class Impostor(Nobody):
@@ -244,7 +203,9 @@ async def test_a_token_is_made_on_the_hubs_own_machine_alone(tls):
         await route.handler(SimpleNamespace(remote="192.0.2.7"))
 
 
-@pytest.mark.parametrize("body", [{"role": "hub"}, {"role": "root"}, {"ttl_s": -1}, {"ttl_s": "x"}, {"uses": 0}, {"uses": True}])
+@pytest.mark.parametrize(
+    "body", [{"role": "hub"}, {"role": "root"}, {"ttl_s": -1}, {"ttl_s": "x"}, {"uses": 0}, {"uses": True}, {"ttl_s": None}]
+)
 async def test_tokens_that_make_no_sense_are_not_made(tls, body):
     hub = await tls.hub_up()
     assert (await tls.post(hub, "/token/create", body))[0] == 400
@@ -263,7 +224,7 @@ async def test_tokens_expire_are_used_up_and_revoked(tls):
     await tls.until(lambda: time.time() > made + 0.05, "it has expired")
     with pytest.raises(RefusedError, match="has expired"):
         await bought(tls, node=b"3" * 16, token=short)
-    made_ = json.loads((await tls.post(hub, "/token/create", {"ttl_s": None}))[1])
+    made_ = json.loads((await tls.post(hub, "/token/create", {"ttl_s": None, "uses": 9}))[1])
     assert (await tls.post(hub, "/token/revoke", {"id": made_["id"][:8]}))[0] == 200
     with pytest.raises(RefusedError, match="revoked"):
         await bought(tls, node=b"4" * 16, token=Token.parse(made_["token"]))
@@ -320,7 +281,7 @@ async def test_peers_refuse_the_evicted_while_the_hub_is_away(tls, states):
     await knock(tls, papers, at=at(a), owner=standing)
     await hub.admission._evict({"peer": papers.who.node.hex()})
     assert "evicted" in str(await standing.over), "what it had with others than the hub is closed too"
-    await tls.until(lambda: NODE.hex() in (tls.folder / "a" / "peer.json").read_text(), "it has kept it")
+    await tls.until(lambda: NODE.hex() in (tls.folder / "a" / "evictions.log").read_text(), "it has kept it")
     await tls.down(hub)
     with pytest.raises(RefusedError, match="evicted"):
         await knock(tls, papers, at=at(a))
@@ -388,6 +349,7 @@ async def test_no_secret_is_told_and_keys_are_their_owners_alone(tls, states, ca
             "run.key",
             "token.key",
             "trust.json",
+            "evictions.log",
             "http.key",
             "http.token",
             "token",
@@ -410,8 +372,10 @@ async def test_what_opens_a_peer_does_not_open_the_hub(tls):
 
 @pytest.mark.parametrize("name", ["authority.pem", "trust.json", "http.key", "token.key"])
 async def test_what_others_can_read_or_is_damaged_is_named(tls, name):
+    key = RunKey.generate()
+
     def start() -> Admission:
-        return Admission(None, tls.folder, b"r" * 16, NODE, plaintext=False, lifetime_s=60)
+        return Admission(None, tls.folder, key, NODE, plaintext=False, lifetime_s=60)
 
     token = start().token
     assert start().token == token
@@ -445,7 +409,9 @@ async def test_the_commands(tls):
     await bought(tls, token=made)
     assert made.ident.hex() in await p2pcast("token", "list", *state)
     assert "revoked" in await p2pcast("token", "revoke", said["id"][:6], *state)
-    assert "is evicted" in await p2pcast("evict", "b", *state)
+    said = await p2pcast("evict", "b", *state)
+    assert "is evicted" in said
+    assert f"a fresh token is in {tls.folder / 'token'}" in said
     assert isinstance(await tls.ended(b), RefusedError)
     assert "no node of this run" in await p2pcast("evict", "b2", *state, code=3)
     assert "may join again" in await p2pcast("evict", "b", "--undo", *state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation import CERTIFIED, CONTEXTS, GRANTS, HANDSHAKE, LEDGER, TLS, TRUST, Mutation
+from mutation import ADMISSION, CERTIFIED, CONTEXTS, GRANTS, HANDSHAKE, LEDGER, TLS, TOKENS, TRUST, Mutation
 
 GETTING_IN = [
     Mutation(
@@ -105,6 +105,34 @@ GETTING_IN = [
     ),
     Mutation(
         "joins with it",
+        ADMISSION,
+        "ttl_s=self._token_ttl_s, own=True)",
+        "ttl_s=100 * self._token_ttl_s, own=True)",
+        TOKENS + "test_the_token_file_gets_a_fresh_token_long_before_the_last_one_ends",
+    ),
+    Mutation(
+        "joins with it",
+        ADMISSION,
+        "        if ttl_s is None and uses is None:",
+        "        if False:",
+        TRUST + "test_tokens_that_make_no_sense_are_not_made",
+    ),
+    Mutation(
+        "comes back with a token that has ended",
+        GRANTS,
+        "        if fault := found.fault(now):",
+        "        if fault := None:",
+        TOKENS + "test_a_node_is_in_for_good_by_its_key",
+    ),
+    Mutation(
+        "comes back with a token that has ended",
+        GRANTS,
+        "if known is not None and known.key and (known.key, known.role) != (key, role):",
+        "if False:",
+        LEDGER + "test_a_known_node_needs_its_key_and_no_token_in_force",
+    ),
+    Mutation(
+        "joins with it",
         GRANTS,
         "        if self.revoked:",
         "        if False:",
@@ -132,16 +160,16 @@ GETTING_IN = [
         LEDGER + "test_a_peers_token_buys_no_trainers_certificate",
     ),
     Mutation(
-        "takes another node's name",
+        "takes another node's id",
         GRANTS,
-        "if known is not None and (known.key, known.role) != (key, role):",
+        "if known is not None and known.key and (known.key, known.role) != (key, role):",
         "if False:",
         TRUST + "test_a_stolen_name_is_not_given_twice",
     ),
     Mutation(
-        "takes another node's name",
+        "takes another node's id",
         GRANTS,
-        "if known is not None and (known.key, known.role) != (key, role):",
+        "if known is not None and known.key and (known.key, known.role) != (key, role):",
         "if False:",
         TRUST + "test_renewal_is_for_the_same_key",
     ),

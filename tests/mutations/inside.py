@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from mutation import CERTIFICATES, CERTIFIED, GRANTS, HANDSHAKE, LEDGER, MIRROR, NAMES, THIEVES, TLS, TRUST, Mutation
+from mutation import (
+    ADMISSION,
+    CALLED,
+    CERTIFICATES,
+    CERTIFIED,
+    EVICTED,
+    EVICTIONS,
+    GRANTS,
+    HANDSHAKE,
+    LEDGER,
+    MIRROR,
+    NAMES,
+    STATEMENTS,
+    THIEVES,
+    TLS,
+    TRUST,
+    Mutation,
+)
 
 FROM_INSIDE = [
     Mutation(
@@ -127,14 +144,14 @@ FROM_INSIDE = [
     Mutation(
         "to stay after it was found out",
         "rollout_node/peer.py",
-        'self.evicted = {bytes.fromhex(node) for node in self.memory["evicted"]}',
+        "self.evicted = self.evictions.nodes",
         "self.evicted: set[bytes] = set()",
         TRUST + "test_peers_refuse_the_evicted_while_the_hub_is_away",
     ),
     Mutation(
         "to stay after it was found out",
         "rollout_node/heeding.py",
-        '        peer.listener.drop(peer.evicted, error)\n        if hasattr(peer, "downstream"):',
+        '        peer.listener.drop(nodes, error)\n        if hasattr(peer, "downstream"):',
         "        if False:",
         TRUST + "test_peers_refuse_the_evicted_while_the_hub_is_away",
     ),
@@ -144,6 +161,104 @@ FROM_INSIDE = [
         "        self.check_not_evicted(node)\n",
         "",
         LEDGER + "test_the_evicted_get_nothing_by_whichever_token",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        GRANTS,
+        "        if is_id(peer) or peer in self.holders:",
+        "        if peer not in self._names and peer in self.holders:",
+        LEDGER + "test_an_exact_id_wins",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        GRANTS,
+        "        if is_id(peer) or peer in self.holders:",
+        "        if peer not in self._names and peer in self.holders:",
+        CALLED + "test_whoever_calls_itself_as_another_is_evicted_and_not_the_other",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        "p2pcast/trust/names.py",
+        "    if _LIKE_AN_ID.fullmatch(name):",
+        "    if False:",
+        CALLED + "test_a_name_that_looks_like_an_id_is_refused_by_the_hub",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        GRANTS,
+        "        check_name(name)\n        ident = node.hex()",
+        "        ident = node.hex()",
+        CALLED + "test_a_name_that_looks_like_an_id_is_refused_by_the_hub",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        GRANTS,
+        "        owner = self._names.get(name)\n",
+        "        owner = None\n",
+        CALLED + "test_a_name_stays_with_the_node_that_took_it_first",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        GRANTS,
+        "(marked(name, ident, digits) for digits in (8, 16, len(ident)))",
+        "(marked(name, ident, digits) for digits in (8,) * 3)",
+        LEDGER + "test_a_made_name_is_one_nodes_too",
+    ),
+    Mutation(
+        "to have another evicted in its place",
+        STATEMENTS,
+        "[n for n in self.nodes if n.hex() == peer] or [",
+        "[",
+        EVICTIONS + "test_evictions_are_found_by_id_before_name",
+    ),
+    Mutation(
+        "to have others evicted, or itself readmitted",
+        STATEMENTS,
+        "            if not statement.genuine(public):",
+        "            if False:",
+        EVICTED + "test_a_stolen_peer_evicts_nobody",
+    ),
+    Mutation(
+        "to have others evicted, or itself readmitted",
+        STATEMENTS,
+        "            if not statement.genuine(public):",
+        "            if False:",
+        EVICTIONS + "test_only_what_the_runs_key_has_signed_counts",
+    ),
+    Mutation(
+        "to have others evicted, or itself readmitted",
+        STATEMENTS,
+        "        return known is None or statement.serial > known.serial",
+        "        return known is None or statement != known",
+        EVICTED + "test_a_statement_that_is_out_of_date_readmits_nobody",
+    ),
+    Mutation(
+        "to have others evicted, or itself readmitted",
+        STATEMENTS,
+        "max(latest + 1, int(now * 1000))",
+        "latest + 1",
+        EVICTIONS + "test_a_hub_whose_clock_or_file_is_old_says_later_things_all_the_same",
+    ),
+    Mutation(
+        "to come back under another id",
+        ADMISSION,
+        "            fresh = self._revoke_all(revoked, now)",
+        "            fresh = False",
+        EVICTED + "test_an_eviction_leaves_the_rest_of_the_fleet_alone",
+    ),
+    Mutation(
+        "to come back under another id",
+        GRANTS,
+        "(i in shown or (own and g.own))",
+        "i in shown",
+        LEDGER + "test_tokens_that_an_evicted_node_could_use_again",
+    ),
+    Mutation(
+        "to come back under another id",
+        ADMISSION,
+        "            news |= self._ledger.came_with(link.remote, token)\n",
+        "",
+        EVICTED + "test_tokens_that_a_node_was_restarted_with_go_with_it",
     ),
     Mutation(
         "to command others over HTTP",

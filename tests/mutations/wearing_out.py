@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation import CROWD, DOOR, GRANTS, HTTP, LEDGER, LISTENER, SERVER, TLS, TRUST, TURNSTILE, Mutation
+from mutation import CROWD, DOOR, EVICTIONS, GRANTS, HTTP, LEDGER, LISTENER, SERVER, TLS, TRUST, TURNSTILE, Mutation
 
 PAST = "trainer_node/past.py"
 PAST_TEST = "tests/trainer_node/test_past.py::"
@@ -89,14 +89,14 @@ WEARING_OUT = [
     Mutation(
         "many joins with one token",
         GRANTS,
-        "if len(self.holders) >= limits.MAX_HOLDERS and node.hex() not in self.holders:",
-        "if False:",
+        "        if not idle:\n            raise",
+        "        if not idle:\n            return\n        if False:\n            raise",
         LEDGER + "test_it_does_not_grow_for_ever",
     ),
     Mutation(
         "many joins with one token",
         GRANTS,
-        "if len(self.grants) >= limits.MAX_TOKENS:",
+        "if len(self.grants) >= limits.MAX_TOKENS and not own:",
         "if False:",
         LEDGER + "test_it_does_not_grow_for_ever",
     ),
@@ -106,6 +106,20 @@ WEARING_OUT = [
         "        if self._asked:\n",
         "        if False:\n",
         TRUST + "test_one_connection_buys_one_certificate",
+    ),
+    Mutation(
+        "many joins with one token",
+        "p2pcast/trust/evictions.py",
+        "len(self._known) >= limits.MAX_EVICTED:",
+        "False:",
+        EVICTIONS + "test_they_are_bounded",
+    ),
+    Mutation(
+        "many joins with one token",
+        GRANTS,
+        "        known.shown = [*known.shown, ident.hex()][-limits.MAX_SHOWN :]",
+        "        known.shown = [*known.shown, ident.hex()]",
+        LEDGER + "test_ids_of_tokens_that_a_node_shows_are_bounded_and_known",
     ),
     Mutation(
         "HTTP: slow heads, many readers, large bodies",
@@ -302,8 +316,8 @@ SAID = [
     Mutation(
         "No secret is in a log",
         "trainer_node/admission.py",
-        'await self._owner.blocking(atomic_write, self._state / "trust.json", text, 0o600)',
-        'await self._owner.blocking(atomic_write, self._state / "trust.json", text, 0o644)',
+        "await self._owner.blocking(atomic_write, self._state / LEDGER, text, 0o600)",
+        "await self._owner.blocking(atomic_write, self._state / LEDGER, text, 0o644)",
         TRUST + "test_no_secret_is_told_and_keys_are_their_owners_alone",
     ),
     Mutation(

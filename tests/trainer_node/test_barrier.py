@@ -232,6 +232,13 @@ def test_one_that_is_past_the_version_supersedes_it():
     assert barrier.handle(Reported("a", at(ONE, THREE)), 1.0) == [Superseded(TWO, THREE), Hold(THREE)]
 
 
+def test_one_that_claims_what_is_not_sealed_ends_no_round():
+    barrier = in_service("ab")
+    barrier.handle(Sealed(THREE), 1.0)
+    assert barrier.handle(Reported("a", at(ONE, Version(9, 9))), 1.0) == []
+    assert staged(barrier, "b") == [Commit(TWO, 1, 1, ())]
+
+
 def test_one_that_is_past_all_that_the_hub_knows_is_not_waited_for():
     barrier = in_service("ab")
     assert barrier.handle(Reported("a", at(ONE, THREE)), 1.0) == []

@@ -10,43 +10,102 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pcast.events import Events
 from p2pcast.version import Version
-from trainer_node.pace import Pace, laggards
+from trainer_node.engines import EngineRow
+from trainer_node.pace import DETACHED, NO_ENGINE, Lag, Pace, laggards
 
 VERSION = st.builds(Version, st.integers(0, 2), st.integers(0, 9))
+
+
+def engine(committed: Version | None, *, started: bool = True) -> EngineRow:
+    return EngineRow("e", started=started, ready=committed is not None, staged=None, committed=committed)
 
 
 @dataclass
 class Follower:
     name: str
-    committed: Version | None
+    engines: list[EngineRow]
+
+    @property
+    def ident(self) -> str:
+        return self.name * 2
+
+
+def follower(name: str, committed: Version | None) -> Follower:
+    return Follower(name, [engine(committed)])
+
+
+def late(*args) -> list[str]:
+    return list(laggards(*args).late.values())
 
 
 @given(st.lists(VERSION, max_size=9), st.none() | VERSION, st.integers(0, 10))
 def test_versions_after_the_committed_one_are_counted_once_each(versions, committed, most):
     behind = len({v for v in versions if committed is None or v > committed})
-    assert laggards([Follower("a", committed)], versions, most) == (["a"] if behind > most else [])
+    assert late([follower("a", committed)], versions, most) == (["a"] if behind > most else [])
 
 
 def test_a_few_by_hand():
     versions = [Version(0, 1), Version(0, 2), Version(1, 2), Version(1, 2)]
     peers = [
-        Follower("none", None),
-        Follower("old", Version(0, 1)),
-        Follower("near", Version(0, 2)),
-        Follower("there", Version(1, 2)),
+        follower("none", None),
+        follower("old", Version(0, 1)),
+        follower("near", Version(0, 2)),
+        follower("there", Version(1, 2)),
     ]
-    assert laggards(peers, versions, 0) == ["none", "old", "near"]
-    assert laggards(peers, versions, 1) == ["none", "old"]
-    assert laggards(peers, versions, 2) == ["none"]
-    assert laggards(peers, versions, 3) == []
-    assert laggards(peers, [], 0) == []
+    assert late(peers, versions, 0) == ["none", "old", "near"]
+    assert late(peers, versions, 1) == ["none", "old"]
+    assert late(peers, versions, 2) == ["none"]
+    assert late(peers, versions, 3) == []
+    assert late(peers, [], 0) == []
+
+
+def behind(names: list[str]) -> Lag:
+    return Lag({f"id of {name}": name for name in names})
+
+
+def test_who_has_no_engine_in_reach_or_is_detached_is_not_waited_for():
+    versions = [Version(0, n) for n in range(5)]
+    peers = [
+        Follower("relay", []),
+        Follower("dead", [engine(None, started=False)]),
+        Follower("half", [engine(None, started=False), engine(Version(0, 1))]),
+        follower("slow", Version(0, 0)),
+        follower("late", Version(0, 1)),
+        follower("there", Version(0, 4)),
+    ]
+    lag = laggards(peers, versions, 1, {"slowslow"})
+    assert list(lag.late.values()) == ["half", "late"]
+    assert list(lag.excused.values()) == [("dead", NO_ENGINE), ("slow", DETACHED)]
+
+
+async def test_nobody_is_waited_for_for_ever(caplog):
+    """A peer that holds back versions for too long is left out, until it has come near once more."""
+    events = Events()
+    far = ["a", "b"]
+    pace = Pace(1, lambda most: behind(far), 0.05, events)
+    async with asyncio.timeout(30):
+        await pace.until_near()
+        assert pace.not_waited_for == {"a": "held back versions for 0.05 s", "b": "held back versions for 0.05 s"}
+        await pace.until_near()
+        far = ["b"]
+        await pace.until_near()
+    assert list(pace.not_waited_for) == ["b"]
+    far = ["a", "b"]
+    waiting = asyncio.ensure_future(pace.until_near())
+    await asyncio.sleep(0)
+    assert pace.waiting_for == ["a"]
+    async with asyncio.timeout(30):
+        await waiting
+    said = [r.getMessage() for r in caplog.records if "not waited for" in r.getMessage()]
+    assert [text.split()[0] for text in said] == ["a", "b", "a"]
 
 
 async def test_it_waits_until_the_last_has_come_near_or_left(caplog):
     caplog.set_level(logging.INFO, "p2pcast.hub")
     late = ["b", "a"]
-    pace = Pace(2, lambda most: late if most == 2 else [])
+    pace = Pace(2, lambda most: behind(late) if most == 2 else Lag(), 0.0, Events())
     waiting = asyncio.ensure_future(pace.until_near())
     await asyncio.sleep(0)
     assert pace.waiting_for == ["b", "a"]
@@ -65,14 +124,14 @@ async def test_it_waits_until_the_last_has_come_near_or_left(caplog):
 
 
 async def test_without_a_limit_nobody_is_asked():
-    def ask(most: int) -> list[str]:
+    def ask(most: int) -> Lag:
         raise AssertionError
 
-    await Pace(None, ask).until_near()
+    await Pace(None, ask, 1.0, Events()).until_near()
 
 
 async def test_who_is_cancelled_waits_for_nobody():
-    pace = Pace(0, lambda most: ["a"])
+    pace = Pace(0, lambda most: behind(["a"]), 300.0, Events())
     waiting = asyncio.ensure_future(pace.until_near())
     await asyncio.sleep(0)
     waiting.cancel()

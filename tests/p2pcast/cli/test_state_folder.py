@@ -22,9 +22,9 @@ from p2pcast.cli.state_folder import check
 from p2pcast.codec.cell import encode
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import state_lock
 from p2pcast.errors import LocalError
 from p2pcast.state.shadow import Shadow
+from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store
 from p2pcast.version import Version
 
@@ -178,7 +178,7 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         os.chmod(place, 0o755)
         mine = Path(shutil.copytree(state, Path(place) / "state"))
         (mine / "partial" / ("0" * 32)).touch()
-        (mine / "lock").unlink()
+        (mine / "lock" / "daemon").unlink()
         for path in (mine, *mine.rglob("*")):
             os.chown(path, 65534, 65534)
             if path.is_dir():
@@ -187,7 +187,7 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         try:
             with pytest.raises(LocalError, match=r"cannot clean .*partial.*: permission denied"):
                 Store(mine, key.public)
-            with pytest.raises(LocalError, match=r"cannot create .*state.lock: permission denied"), state_lock(mine):
+            with pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: permission denied"), state_lock(mine):
                 pass
         finally:
             os.seteuid(0)
@@ -206,7 +206,10 @@ def test_a_file_system_that_is_read_only_is_one_clear_error_and_nothing_is_lost(
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         with pytest.raises(LocalError, match=r"cannot clean .*partial.*: the file system is read-only"):
             Store(mine, key.public)
-        with pytest.raises(LocalError, match=r"cannot create .*state.lock: the file system is read-only"), state_lock(mine):
+        with (
+            pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: the file system is read-only"),
+            state_lock(mine),
+        ):
             pass
         assert "0.3" in ran(inspect, mine)
         subprocess.run(["mount", "-o", "remount,rw", place], check=True)

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from p2pcast.cli.state_folder import check
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import shadow_prefix, state_lock
+from p2pcast.daemon import shadow_prefix
 from p2pcast.errors import LocalError
 from p2pcast.state import leftovers as module
 from p2pcast.state.leftovers import OWNER_NAME, claim, leftovers, remove, sweep
 from p2pcast.state.shadow import PATCHES_NAME, Shadow, locked
+from p2pcast.store.state_format import state_lock
 
 LAYOUT = Layout([Tensor("a", "BF16", (100,))])
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.daemon import keep_to_ourselves, state_lock, users_umask
+from p2pcast.daemon import keep_to_ourselves, users_umask
 from p2pcast.errors import LocalError
 from p2pcast.state.leftovers import OWNER_NAME, claim
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import MARKS_NAME, MODEL_NAME, PATCHES_NAME, Shadow
 from p2pcast.store import disk, private
 from p2pcast.store.files import atomic_write
+from p2pcast.store.state_format import state_lock
 from p2pcast.version import Version
 
 LAYOUT = Layout([Tensor("a", "BF16", (100,))])

@@ -8,7 +8,8 @@ import pytest
 
 from p2pcast import limits
 from p2pcast.errors import LocalError, RefusedError, UsageError
-from p2pcast.trust.ledger import Ledger
+from p2pcast.trust.ledger import KNOWN_S, LEGACY_TTL_S, NAME_KEPT_S, Holder, Ledger
+from p2pcast.trust.names import default_name, is_name
 from p2pcast.wire.token import Token
 
 NOW = 1_000_000.0
@@ -100,14 +101,36 @@ def test_no_token_is_made_for_other_roles(ledger, role):
         ledger.grant(b"x" * 20, role, NOW)
 
 
-def test_a_nodes_name_belongs_to_its_first_key(ledger):
+def test_a_nodes_id_belongs_to_its_first_key(ledger):
     admit(ledger, key="mine")
     for book in (ledger, again(ledger)):
-        with pytest.raises(RefusedError, match="belongs to another key"):
-            admit(book, key="theirs")
+        for now in (NOW, NOW + 101):  # in force, and run out
+            with pytest.raises(RefusedError, match="belongs to another key"):
+                admit(book, key="theirs", now=now, until=now + 100)
         with pytest.raises(RefusedError, match="belongs to another key"):
             book.renew(A, "peer", "theirs", NOW, NOW + 9)
-    admit(ledger, key="theirs", now=NOW + 101, until=NOW + 200)
+    later = NOW + 101 + KNOWN_S
+    admit(ledger, B, key="b", now=later, until=later + 9)
+    admit(ledger, key="theirs", now=later, until=later + 9)
+
+
+def test_a_known_node_needs_its_key_and_no_token_in_force(ledger):
+    """Whatever has become of its token: expired, revoked, used up, another one. Anybody else needs one."""
+    secret = b"s" * 20
+    ledger.grant(secret, "peer", NOW, ttl_s=60, uses=1)
+    ident = Token(b"", secret).ident
+    admit(ledger, ident=ident)
+    for now in (NOW + 61, NOW + 101, NOW + 100 + KNOWN_S - 1):
+        book = again(ledger)
+        admit(book, ident=ident, now=now, until=now + 50)
+        assert book.holders[A.hex()].until == now + 50
+        assert book.grants[ident.hex()].used == 1
+        with pytest.raises(RefusedError, match=r"has expired|used up"):
+            admit(book, B, key="b", ident=ident, now=now)
+    ledger.revoke(ident.hex())
+    admit(ledger, ident=ident, now=NOW + 101, until=NOW + 200)
+    with pytest.raises(RefusedError, match="belongs to another key"):
+        admit(ledger, ident=ident, key="theirs", now=NOW + 101)
 
 
 def test_renewal_is_for_those_who_hold_one(ledger):
@@ -122,54 +145,260 @@ def test_renewal_is_for_those_who_hold_one(ledger):
 
 def test_the_evicted_get_nothing_by_whichever_token(ledger):
     admit(ledger)
-    node = ledger.find("one")
-    assert ledger.evict(node, "one") == IDENT.hex()
     for book in (ledger, again(ledger)):
-        with pytest.raises(RefusedError, match="evicted"):
-            admit(book)
-        with pytest.raises(RefusedError, match="evicted"):
-            book.renew(A, "peer", "k", NOW, NOW + 9)
-        with pytest.raises(RefusedError, match="evicted"):
-            admit(book, now=NOW + 10_000, until=NOW + 20_000)
-    assert ledger.readmit("one") == A.hex()
-    admit(ledger)
-
-
-def test_names_that_fit_several_or_nobody(ledger):
-    admit(ledger, A)
-    admit(ledger, B, key="b")
-    with pytest.raises(RefusedError, match="2 nodes go by 'one'"):
-        ledger.find("one")
-    assert ledger.find(B.hex()) == B.hex()
-    with pytest.raises(RefusedError, match="no node"):
-        ledger.find("two")
-    with pytest.raises(RefusedError, match="not evicted"):
-        ledger.readmit("one")
+        evicted = set()
+        book = Ledger.of(book.document, evicted)
+        evicted.add(A)
+        for now in (NOW, NOW + 10_000):
+            with pytest.raises(RefusedError, match="evicted"):
+                admit(book, now=now, until=now + 100)
+            with pytest.raises(RefusedError, match="evicted"):
+                book.renew(A, "peer", "k", now, now + 9)
+        evicted.clear()
+        admit(book)
 
 
 def test_what_has_no_effect_any_more_is_forgotten(ledger):
-    spent = b"s" * 20
+    """Tokens that still help a known node to renew are kept as long as the node."""
+    spent, own = b"s" * 20, b"o" * 20
     ledger.grant(spent, "peer", NOW, ttl_s=10)
-    admit(ledger, A, until=NOW + 5)
+    ledger.grant(own, "peer", NOW, ttl_s=10, own=True)
+    admit(ledger, A, until=NOW + 5, ident=Token(b"", spent).ident)
     admit(ledger, B, key="b", now=NOW + 20)
-    assert list(ledger.holders) == [B.hex()]
+    assert sorted(ledger.holders) == [A.hex(), B.hex()]
+    assert len(ledger.grants) == 3
+    later = NOW + 10 + KNOWN_S
+    admit(ledger, b"c" * 16, key="c", now=later, until=later + 9)
+    assert sorted(ledger.holders) == [B.hex(), (b"c" * 16).hex()]
     assert list(ledger.grants) == [IDENT.hex()]
+    admit(ledger, b"t" * 16, key="t", role="trainer", ident=granted(ledger, b"t" * 20, "trainer"), now=later, until=later + 1)
+    admit(ledger, b"d" * 16, key="d", now=later + 2, until=later + 9)
+    assert (b"t" * 16).hex() not in ledger.holders, "no trainer outlives its process"
+
+
+def granted(ledger: Ledger, secret: bytes, role: str) -> bytes:
+    ledger.grant(secret, role, NOW)
+    return Token(b"", secret).ident
 
 
 def test_it_does_not_grow_for_ever(ledger, monkeypatch):
     monkeypatch.setattr(limits, "MAX_HOLDERS", 2)
     monkeypatch.setattr(limits, "MAX_TOKENS", 2)
-    monkeypatch.setattr(limits, "MAX_EVICTED", 1)
     ledger.grant(b"1" * 20, "peer", NOW)
     with pytest.raises(RefusedError, match="revoke some"):
         ledger.grant(b"2" * 20, "peer", NOW)
+    ledger.grant(b"o" * 20, "peer", NOW, own=True, ttl_s=9)
+    admit(ledger, A)
+    admit(ledger, B, key="b", until=NOW + 200)
+    with pytest.raises(RefusedError, match="hold certificates already"):
+        admit(ledger, b"c" * 16, key="c")
+    ledger.call(A, "one", NOW, nobody)
+    admit(ledger, b"c" * 16, key="c", now=NOW + 101, until=NOW + 200)
+    assert A.hex() not in ledger.holders, "its certificate has run out"
+    assert ledger.call(B, "one", NOW + 101, nobody) == "one"
+
+
+def test_ids_of_tokens_that_a_node_shows_are_bounded_and_known(ledger):
+    admit(ledger)
+    assert not ledger.came_with(A, IDENT)
+    assert not ledger.came_with(A, b"?" * 8)
+    assert not ledger.came_with(B, IDENT)
+    idents = [granted(ledger, bytes([n]) * 20, "peer") for n in range(40, 60)]
+    assert all(ledger.came_with(A, i) for i in idents)
+    assert len(ledger.holders[A.hex()].shown) == limits.MAX_SHOWN
+    assert again(ledger).holders[A.hex()].shown[-1] == idents[-1].hex()
+
+
+# -- names
+
+
+def nobody(node: str) -> bool:
+    return False
+
+
+def everybody(node: str) -> bool:
+    return True
+
+
+def test_an_exact_id_wins(ledger):
+    """Also over names that an earlier release let in."""
+    admit(ledger, A)
+    ledger.holders[B.hex()] = Holder("b", "peer", A.hex(), IDENT.hex(), NOW + 100, called=A.hex())
+    book = again(ledger)
+    assert book.find(A.hex()) == (A.hex(), "one")
+    assert book.find(B.hex())[0] == B.hex()
+    stranger = (b"c" * 16).hex()
+    assert book.find(stranger) == (stranger, stranger), "a ledger that was lost knows nobody"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        A.hex(), B.hex()[:8], "DEADBEEF", "0" * 31, "12345678", "", " a", "a ", "a\nb", "\x1b[2J", "a\u200bb", "\u202ea", "hub", "HUB",
+        "a~12345678", "~", "x" * 129,
+    ],
+)  # fmt: skip
+def test_names_that_could_be_mistaken_are_refused(ledger, name):
+    with pytest.raises(RefusedError, match=r"choose another one \(--name\)"):
+        admit(ledger, name=name)
+    admit(ledger)
+    with pytest.raises(RefusedError, match=r"choose another one \(--name\)"):
+        ledger.call(A, name, NOW, nobody)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "rollout-7", "deadbee", "g" * 32, "12345678.example", "0" * 33, "Müller 3", "x" * 128, "hubs"]
+)
+def test_ordinary_names_are_taken(ledger, name):
+    admit(ledger, name=name)
+    assert ledger.call(A, name, NOW, nobody) == name
+
+
+@pytest.mark.parametrize("host", ["3f2a9c0d1e2b", "", "hub", "h" * 200, "a~b", "node-1", "\x00"])
+def test_every_host_has_a_name_that_may_be_taken(host):
+    assert is_name(default_name(host))
+    assert default_name("node-1") == "node-1"
+    assert default_name("3f2a9c0d1e2b") == "host-3f2a9c0d1e2b"
+
+
+def test_a_name_belongs_to_the_node_that_took_it_first(ledger):
     admit(ledger, A)
     admit(ledger, B, key="b")
-    with pytest.raises(RefusedError, match="hold certificates already"):
-        admit(ledger, b"c" * 16)
-    ledger.evict(A.hex(), "one")
-    with pytest.raises(RefusedError, match="evicted already"):
-        ledger.evict(B.hex(), "two")
+    assert ledger.call(A, "one", NOW, nobody) == "one"
+    for book in (ledger, again(ledger)):
+        assert book.call(B, "one", NOW + NAME_KEPT_S - 1, nobody) == f"one~{B.hex()[:8]}"
+        assert book.call(A, "one", NOW + 1, nobody) == "one", "whoever has it keeps it"
+        assert book.find("one") == (A.hex(), "one")
+        assert book.find(f"one~{B.hex()[:8]}")[0] == B.hex()
+        assert book.others(A.hex(), "one") == [B.hex()]
+        assert book.others(A.hex(), "two") == []
+
+
+def test_a_made_name_is_one_nodes_too(ledger):
+    """A node chooses its id, so it may begin as another's does."""
+    twin = B[:4] + b"x" * 12
+    for node, key in ((A, "a"), (B, "b"), (twin, "c")):
+        admit(ledger, node, key=key)
+    called = [ledger.call(node, "n" * 128, NOW, nobody) for node in (A, B, twin)]
+    assert len({*called}) == 3
+    assert max(map(len, called)) == 128
+
+
+def test_a_name_is_free_once_its_node_is_evicted_gone_or_called_otherwise(ledger):
+    evicted = set()
+    admit(ledger, A)
+    admit(ledger, B, key="b")
+    ledger.call(A, "one", NOW, nobody)
+    gone = Ledger.of(again(ledger).document, evicted)
+    assert gone.call(B, "one", NOW + NAME_KEPT_S, everybody) != "one", "it is connected"
+    assert gone.call(B, "one", NOW + NAME_KEPT_S, nobody) == "one"
+    assert gone.holders[A.hex()].called == ""
+    assert gone.call(A, "one", NOW + NAME_KEPT_S, nobody) == f"one~{A.hex()[:8]}"
+    out = Ledger.of(again(ledger).document, evicted)
+    evicted.add(A)
+    assert out.call(B, "one", NOW, everybody) == "one"
+    other = again(ledger)
+    other.call(A, "two", NOW, everybody)
+    assert other.call(B, "one", NOW, everybody) == "one"
+
+
+def test_nobodys_or_several_nodes_names_evict_nobody(ledger):
+    admit(ledger, A)
+    with pytest.raises(RefusedError, match="no node"):
+        ledger.find("two")
+    for node in (b"t" * 16, b"u" * 16):
+        ident = granted(ledger, node + b"1234", "trainer")
+        admit(ledger, node, key=node.hex(), role="trainer", name="host rank 0", ident=ident)
+    with pytest.raises(RefusedError, match="2 nodes go by 'host rank 0'"):
+        ledger.find("host rank 0")
+
+
+def test_a_node_of_a_run_in_plain_text_is_known_by_its_id_and_then_by_its_key(ledger):
+    """For as long as it is connected, and once links are encrypted."""
+    assert ledger.adopt(A, "", "one", NOW, NOW)
+    assert not ledger.adopt(A, "", "one", NOW, NOW)
+    assert ledger.call(A, "one", NOW, nobody) == "one"
+    later = NOW + KNOWN_S
+    ledger.saw(A.hex(), later - 1)
+    admit(ledger, B, key="b", now=later, until=later + 9)
+    assert ledger.find("one")[0] == A.hex()
+    assert ledger.adopt(A, "a", "one", later, later + 9)
+    with pytest.raises(RefusedError, match="another key"):
+        ledger.renew(A, "peer", "x", later, later + 9)
+    assert ledger.call(A, "one", later, everybody) == "one"
+    ledger.adopt(b"c" * 16, "", "two", later, later)
+    assert ledger.call(b"c" * 16, "two", later, everybody) == "two"
+    admit(ledger, b"c" * 16, key="c", now=later, until=later + 9)
+    assert ledger.call(b"c" * 16, "two", later, everybody) == "two"
+
+
+def test_the_same_command_evicts_one_node_alone(ledger):
+    """The second time, nobody goes by that name: not the node that asked for it too."""
+    evicted = set()
+    book = Ledger.of(ledger.document, evicted)
+    for node, key in ((A, "a"), (B, "b")):
+        admit(book, node, key=key)
+        book.call(node, "one", NOW, nobody)
+    evicted.add(bytes.fromhex(book.find("one")[0]))
+    with pytest.raises(RefusedError, match="no node"):
+        book.find("one")
+
+
+# -- what an eviction takes along
+
+
+def test_tokens_that_an_evicted_node_could_use_again(ledger):
+    """Those in force that it has shown; with one of the hub's own, all of the hub's own."""
+    admit(ledger, A)
+    assert ledger.had(A.hex(), NOW) == [IDENT.hex()]
+    assert ledger.had(B.hex(), NOW) == []
+    once = b"1" * 20
+    ledger.grant(once, "peer", NOW, uses=1)
+    admit(ledger, B, key="b", ident=Token(b"", once).ident)
+    assert ledger.had(B.hex(), NOW) == [], "it is used up"
+    own = [b"o" * 20, b"p" * 20]
+    for secret in own:
+        ledger.grant(secret, "peer", NOW, own=True, ttl_s=60)
+    ledger.came_with(B, Token(b"", own[0]).ident)
+    assert ledger.had(B.hex(), NOW) == [Token(b"", s).ident.hex() for s in own]
+    assert ledger.had(B.hex(), NOW + 60) == []
+
+
+# -- a ledger of release 0.1.0
+
+OLD = {
+    "tokens": {
+        IDENT.hex(): {
+            "secret": SECRET.hex(), "role": "peer", "created": NOW, "expires": None, "uses": None, "used": 4, "revoked": False, "own": True,
+        }
+    },
+    "holders": {
+        node.hex(): {"key": node.hex(), "role": role, "name": name, "token": IDENT.hex(), "until": NOW + 100}
+        for node, name, role in (
+            (A, "one", "peer"), (B, "same", "peer"), (b"c" * 16, "same", "peer"), (b"d" * 16, "12345678", "peer"), (b"t" * 16, "t", "trainer"),
+        )
+    },
+    "evicted": {(b"e" * 16).hex(): "gone"},
+}  # fmt: skip
+
+
+def test_an_old_ledger_opens_without_loss():
+    book = Ledger.of(OLD)
+    assert book.legacy == {(b"e" * 16).hex(): "gone"}
+    assert len(book.holders) == 5
+    assert book.find("one") == (A.hex(), "one")
+    assert book.holders[A.hex()].called == "one"
+    assert {h.called for n, h in book.holders.items() if n != A.hex()} == {""}, (
+        "no name of several nodes, and none that is refused now"
+    )
+    assert book.call(B, "one", NOW, nobody) != "one"
+    assert book.bound_own(NOW)
+    assert not book.bound_own(NOW)
+    assert book.own(NOW) == IDENT.hex()
+    assert book.own(NOW + LEGACY_TTL_S) is None
+    assert again(book).legacy == {}
+    with pytest.raises(LocalError, match="later release"):
+        Ledger.of(book.document | {"format": 3})
 
 
 def test_no_row_and_no_picture_holds_a_secret(ledger):

@@ -1,17 +1,21 @@
-"""The wire's own bytes, for good: tests/golden/wire-v1.hex holds a handshake and a piece; a change of any byte is another protocol version."""
+"""The wire's own bytes, for good: tests/golden/wire-v2.hex holds a handshake and a piece; a change of any byte is another protocol version."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from p2pcast.errors import IncompatibleError
 from p2pcast.wire.connection import Piece
 from p2pcast.wire.state import State
 
-FILE = Path(__file__).parents[2] / "golden" / "wire-v1.hex"
+FOLDER = Path(__file__).parents[2] / "golden"
 
 
-def golden() -> dict[str, bytes]:
-    lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
+def golden(protocol: int = 2) -> dict[str, bytes]:
+    text = (FOLDER / f"wire-v{protocol}.hex").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {key: bytes.fromhex(value) for key, value in (line.split(": ", 1) for line in lines)}
 
 
@@ -40,3 +44,11 @@ def test_we_read_these_bytes(wires):
     assert isinstance(piece, Piece)
     assert (piece.handle, piece.index, bytes(piece.payload)) == (258, 66051, b"piece")
     assert d.state is li.state is State.DATA
+
+
+def test_a_hello_of_protocol_1_is_refused_and_says_which_side_to_update(wires):
+    _, li = wires.pair("data")
+    with pytest.raises(
+        IncompatibleError, match=r"speaks protocol 2, the dialing node protocol 1: update p2pcast on the dialing node"
+    ):
+        li.feed(golden(1)["hello"])

@@ -73,16 +73,6 @@ def test_another_run_is_refused(wires):
         li.feed(d.take_output())
 
 
-def test_another_version_is_refused_and_says_which(wires):
-    d, li = wires.pair()
-    with pytest.raises(RefusedError, match="speaks protocol 1, the other 2"):
-        li.feed(reframed(d.take_output(), v=2))
-    d, li = wires.pair()
-    li.feed(d.take_output())
-    with pytest.raises(RefusedError, match="speaks protocol 1, the other 7"):
-        d.feed(reframed(li.take_output(), v=7))
-
-
 def test_another_node_at_the_address_is_refused(wires):
     d, li = wires.pair(expect=b"?" * 16)
     with pytest.raises(RefusedError, match="another node"):

@@ -149,6 +149,18 @@ class PlayedHub(QuietOwner):
     def say(self, kind: Type, body: Body, link: Link | None = None) -> None:
         self._do(self._call((link or self.links[-1]).send, kind, body))
 
+    @staticmethod
+    def until(condition: Callable[[], Any], what: str) -> Any:
+        return until(condition, what)
+
+    def away(self) -> None:
+        """Nobody listens."""
+        self._do(self._listener.stop())
+
+    def back(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        self._do(self._listener.start(host, int(port)))
+
     def hang_up(self, error: P2PCastError | None = None) -> None:
         self._do(self._call(self.links[-1].close, error))
 

@@ -285,9 +285,20 @@ def test_not_all_ranks_come(played, monkeypatch):
         Publisher(played.address, token_file=played.token)
 
 
-def test_nobody_is_there(played, unused_tcp_port):
+def test_nobody_is_there(played, unused_tcp_port, monkeypatch):
+    monkeypatch.setattr(publisher, "GATHER_S", 0.2)
     with pytest.raises(RetryableError, match="cannot reach"):
         Publisher(f"127.0.0.1:{unused_tcp_port}", token_file=played.token)
+
+
+def test_a_hub_that_is_being_restarted_is_waited_for(played, thread, caplog):
+    played.away()
+    making = thread.submit(Publisher, played.address, token_file=played.token)
+    played.until(lambda: "cannot reach" in caplog.text, "it says that it keeps trying")
+    played.back()
+    played.ranked()
+    with making.result():
+        assert caplog.text.count("cannot reach") == 1
 
 
 def test_a_token_of_another_run(played, tmp_path, monkeypatch):

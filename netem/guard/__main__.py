@@ -1,0 +1,187 @@
+"""``python -m netem.guard``: every bar in its short form, with our code and the baseline's by turns. ``make guard`` runs it.
+
+Exit code 0: nothing is worse. 1: something is, or a bar failed. 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from netem.guard.bars import BARS, FORM, MEMORY, Bar, measured
+from netem.guard.compare import FEWEST, Spread, against, row
+from netem.guard.trees import ROOT, Tree, baseline, ours
+from netem.lab.machine import machine, versions
+from p2pcast.errors import LocalError, P2PCastError, UsageError
+from p2pcast.store.files import atomic_write, explained
+
+RECORD: Final = ROOT / "docs" / "benchmarks" / "guard.json"
+
+Document = dict[str, Any]
+
+
+def main() -> None:
+    try:
+        sys.exit(_run(_options()))
+    except P2PCastError as error:
+        print(f"guard: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _options() -> argparse.Namespace:
+    words = argparse.ArgumentParser(
+        prog="python -m netem.guard", description="Every bar in its short form, beside a baseline's, in the same minutes."
+    )
+    words.add_argument(
+        "--pairs", type=int, default=FEWEST, help=f"Runs of each bar with either code; fewer than {FEWEST} decide nothing."
+    )
+    words.add_argument("--only", action="append", default=[], metavar="BAR", help=f"One of {', '.join(BARS)}; repeatable.")
+    words.add_argument(
+        "--baseline", metavar="WHAT", help="Source archive, source folder or revision.  [default: the pinned archive]"
+    )
+    words.add_argument("--record", type=Path, default=RECORD, help="Record of the last time, shown beside this one.")
+    words.add_argument("--write", action="store_true", help="Write the record anew, with all that was measured now.")
+    words.add_argument("--json", type=Path, metavar="FILE", help="Write what was measured there too.")
+    return words.parse_args()
+
+
+def _run(given: argparse.Namespace) -> int:
+    if strange := [name for name in given.only if name not in BARS]:
+        raise UsageError(f"there is no bar {strange[0]!r}, but {', '.join(BARS)}")
+    if given.pairs < 1:
+        raise UsageError("--pairs: 1 at least")
+    bars = [bar for name, bar in BARS.items() if not given.only or name in given.only]
+    before = recorded(given.record)
+    with tempfile.TemporaryDirectory(prefix="p2pcast-guard-", dir=MEMORY if Path(MEMORY).is_dir() else None) as place:
+        trees = (ours(), baseline(given.baseline))
+        document = _measured(bars, trees, given.pairs, Path(place))
+    compared(document, before)
+    _print(document, before)
+    if given.json is not None:
+        atomic_write(given.json, json.dumps(document, indent=1).encode() + b"\n")
+    if given.write:
+        kept = {} if before is None or not _same_form(document, before) else before["figures"]
+        atomic_write(given.record, json.dumps(document | {"figures": kept | document["figures"]}, indent=1).encode() + b"\n")
+    return 1 if document["failed"] or any("worse" in (f["verdict"], f.get("since")) for f in document["figures"].values()) else 0
+
+
+def recorded(path: Path) -> Document | None:
+    """Raises LocalError for a file that is not a record."""
+    if not path.exists():
+        return None
+    try:
+        with explained("read", path):
+            found: Document = json.loads(path.read_text())
+        found["figures"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LocalError(f"{path} is not a record of `make guard`: restore it, or move it away") from None
+    return found
+
+
+def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Document:
+    document: Document = {
+        "form": FORM, "commit": trees[0].ident, "baseline": trees[1].name, "baseline_ident": trees[1].ident, "machine": machine(),
+        "versions": versions(), "began": datetime.now(UTC).isoformat(timespec="seconds"), "figures": {}, "left_out": {}, "failed": {},
+    }  # fmt: skip
+    began = time.monotonic()
+    for tree in trees:
+        tree.warm(folder)
+    for bar in bars:
+        if (why := bar.lacks()) is not None:
+            document["left_out"][bar.name] = why
+            _tell(f"{bar.name}: left out, {why}")
+            continue
+        clock = time.monotonic()
+        try:
+            document["figures"] |= _paired(bar, trees, 1 if bar.once else pairs, folder)
+            _tell(f"{bar.name}: {time.monotonic() - clock:.0f} s")
+        except (LocalError, LookupError, ValueError) as error:
+            document["failed"][bar.name] = str(error) or repr(error)
+            _tell(f"{bar.name}: failed, {error!r}")
+    document["took_s"] = round(time.monotonic() - began, 1)
+    return document
+
+
+def _paired(bar: Bar, trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Document:
+    """By turns: A B, B A, A B, …, so that neither code has the better half of a change of the machine."""
+    found: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    for number in range(pairs):
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            found[which].append(_once_more(bar, trees[which], folder / bar.name))
+    return {
+        f"{bar.name}: {name}": row(figure, [run[name] for run in found[0]], [run[name] for run in found[1]])
+        for name, figure in bar.figures.items()
+    }
+
+
+def _once_more(bar: Bar, tree: Tree, folder: Path) -> dict[str, float]:
+    """One run; a second where the first fails, since a deadline of a bench may pass on a machine that was busy. Raises LocalError."""
+    try:
+        return measured(bar, tree, folder)
+    except LocalError as error:
+        _tell(f"{bar.name}: {error}\n{bar.name}: once more with {tree.name}")
+        return measured(bar, tree, folder)
+
+
+def compared(document: Document, before: Document | None) -> None:
+    """Puts ``since`` beside each figure that the record has, of the same form and against the same baseline."""
+    if before is None or not _same_form(document, before):
+        return
+    for key, figure in document["figures"].items():
+        if (was := before["figures"].get(key)) is not None:
+            bar, _, name = key.partition(": ")
+            figure["since"] = against(BARS[bar].figures[name], Spread(*figure["ratio"]), Spread(*was["ratio"]))
+
+
+def _same_form(document: Document, before: Document) -> bool:
+    return all(document[key] == before.get(key) for key in ("form", "baseline_ident"))
+
+
+def _print(document: Document, before: Document | None) -> None:
+    from rich.table import Table
+
+    from p2pcast.cli.options import console
+
+    same = before is not None and _same_form(document, before)
+    out, table = (
+        console(),
+        Table("figure", "", "ours", document["baseline"], "ratio", "quartiles", "beside it", "recorded", "since then"),
+    )
+    for key, figure in document["figures"].items():
+        ratio, low, high = figure["ratio"]
+        was = before["figures"].get(key) if same and before is not None else None
+        table.add_row(
+            key, figure["unit"], _number(figure["ours"]), _number(figure["baseline"]), f"{ratio:.3f}", f"{low:.3f} to {high:.3f}",
+            figure["verdict"], "–" if was is None else f"{was['ratio'][0]:.3f}", figure.get("since", "–"),
+        )  # fmt: skip
+    out.print(table)
+    out.print(
+        f"Ratio: ours ({document['commit'] or 'no commit'}) over {document['baseline']}, of runs that followed each other; {document['took_s']:.0f} s. "
+        f"Worse or better: both quartiles more than 5 % from 1, of {FEWEST} pairs or more; sizes: any difference."
+    )
+    if before is not None:
+        what = f"Recorded: {before.get('commit')}, {before.get('began')}, load {before.get('machine', {}).get('load')}."
+        out.print(what if same else f"{what} Another form or baseline, so nothing is compared with it.")
+    for name, why in (document["left_out"] | document["failed"]).items():
+        out.print(f"{name}: {'left out' if name in document['left_out'] else 'FAILED'}, {why}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

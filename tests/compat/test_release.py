@@ -1,0 +1,27 @@
+"""What a release says of itself, and that the previous one is what it should be."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from previous import ARCHIVE, RELEASE, ROOT, unpacked
+
+from p2pcast.release import RELEASE as OURS
+
+
+def test_the_package_and_the_code_name_one_release() -> None:
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == OURS
+
+
+def test_the_previous_wheel_is_the_previous_release(releases) -> None:
+    said = releases.run(RELEASE, "--version")
+    assert said.stdout.strip() == f"p2pcast, version {RELEASE}"
+
+
+def test_an_archive_that_is_not_the_pinned_one_is_not_used(tmp_path: Path) -> None:
+    other = tmp_path / ARCHIVE.name
+    other.write_bytes(ARCHIVE.read_bytes() + b"\0")
+    with pytest.raises(AssertionError, match=r"is not the one that README\.md pins"):
+        unpacked(tmp_path, other)

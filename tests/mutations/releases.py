@@ -1,0 +1,70 @@
+"""Defences against nodes and state folders of other releases."""
+
+from __future__ import annotations
+
+from mutation import HANDSHAKE, Mutation
+
+VERSIONS = "p2pcast/wire/versions.py"
+FORMAT = "p2pcast/store/state_format.py"
+NEGOTIATION = "tests/p2pcast/wire/test_versions.py::"
+FOLDER = "tests/p2pcast/store/test_state_format.py::"
+
+RELEASES = [
+    Mutation(
+        "makes two nodes speak an older protocol",
+        HANDSHAKE,
+        "label %= self.protocol",
+        "label %= 2",
+        NEGOTIATION + "test_nobody_on_the_path_makes_the_two_speak_an_older_protocol",
+    ),
+    Mutation(
+        "settles on a protocol that was not offered",
+        VERSIONS,
+        "if protocol not in own or before not in (None, protocol):",
+        "if False:",
+        NEGOTIATION + "test_a_listener_settles_on_what_was_offered_and_stays_with_it",
+    ),
+    Mutation(
+        "a node of another release connects",
+        VERSIONS,
+        "if max(dialer.least, listener.least) <= (greatest := min(dialer.greatest, listener.greatest)):",
+        "if (greatest := min(dialer.greatest, listener.greatest)):",
+        NEGOTIATION + "test_without_a_protocol_in_common_both_sides_hear_which_to_update",
+    ),
+    Mutation(
+        "a node of another release connects",
+        "p2pcast/wire/connection.py",
+        "            self._handshake.greeted(content)\n        messages.checked(kind, content)",
+        "            self._handshake.greeted(messages.checked(kind, content))\n        messages.checked(kind, content)",
+        NEGOTIATION + "test_a_hello_of_a_later_protocol_may_look_as_it_likes",
+    ),
+    Mutation(
+        "a state folder of a later release",
+        FORMAT,
+        "if found.format > FORMAT:",
+        "if False:",
+        FOLDER + "test_a_later_releases_folder_is_refused_untouched",
+    ),
+    Mutation(
+        "p2pcast 0.1 is started on a state folder",
+        FORMAT,
+        "        if not upgrade:\n            return _held",
+        "        if True:\n            return _held",
+        FOLDER + "test_a_folder_of_the_first_release_is_brought_on_in_place",
+    ),
+    Mutation(
+        "a crash in the middle of an upgrade",
+        FORMAT,
+        "        for number in range(found.format, FORMAT):",
+        "        atomic_write(state / FILE, json.dumps({'format': FORMAT, 'release': RELEASE}).encode(), 0o600)\n"
+        "        for number in range(found.format, FORMAT):",
+        FOLDER + "test_a_step_of_an_upgrade_is_repeated_until_the_format_is_named",
+    ),
+    Mutation(
+        "two processes open a state folder while it is upgraded",
+        FORMAT,
+        "if old is None or _is_at(old, lock):",
+        "if True:",
+        FOLDER + "test_a_lock_that_was_replaced_before_it_was_locked_keeps_nobody_out",
+    ),
+]

@@ -1,0 +1,97 @@
+"""Who does not send what was sealed, by the word of those that it should have fed.
+
+A peer that waits in vain cannot tell whether its parent withholds a version or lacks it, too. So it only says what it lacks and who feeds it, and whoever lacks
+the same says the same. The hub waits until all of them have spoken: the one that is named, and has not said that it lacks the version itself, is to blame.
+A peer that says so again and again, with others waiting below it, is to blame as well: whatever its reason, it passes nothing on.
+
+One witness costs a node its place for a while; two, over two artifacts, for as long as the hub runs. A witness that blames many is not believed (``topology.blame``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from topology.blame import FORGIVEN_S, WITNESSES, Blame
+
+GRACE_S: Final = 3.0
+"""From a complaint to its judgement: the parent's own complaint of the same version comes within a report or two."""
+KEPT_S: Final = 120.0
+"""A complaint excuses its sender for so long."""
+EXCUSES: Final = 3
+"""Artifacts that a node may have lacked itself while others waited for it."""
+INCIDENTS: Final = 2
+"""Artifacts over which a node must have been blamed, besides by two witnesses, to be given up for good: one may be an accident of its machine."""
+
+
+@dataclass(slots=True)
+class _Complaint:
+    parent: str | None
+    since_s: float
+    judged: bool = False
+
+
+class Withholding:
+    """Nodes are named by the planner's ids; ``now_s`` is one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._complaints: dict[tuple[str, bytes], _Complaint] = {}
+        """(Witness, artifact) → what it said first."""
+        self._excused: dict[str, set[bytes]] = {}
+        """Node → what it lacked itself while others waited for it."""
+        self._incidents: dict[str, set[bytes]] = {}
+        """Node → what it was blamed for."""
+        self._counts: dict[tuple[str, str], int] = {}
+        """(Witness, node) → how often."""
+        self._last_s: dict[str, float] = {}
+        self._blame = Blame()
+
+    def heard(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now_s: float) -> None:
+        """``rows``: what it lacks, and who feeds it (None: nobody but the hub)."""
+        for artifact, parent in rows:
+            self._complaints.setdefault((witness, artifact), _Complaint(None if parent == witness else parent, now_s))
+
+    def judge(self, now_s: float, here: Callable[[str], bool]) -> list[tuple[str, str]]:
+        """Those whom a witness that is believed blames anew, each with that witness. ``here``: whether a node is still in the run."""
+        out: list[tuple[str, str]] = []
+        for (witness, artifact), complaint in list(self._complaints.items()):
+            if now_s - complaint.since_s > KEPT_S:
+                del self._complaints[witness, artifact]
+            elif not complaint.judged and now_s - complaint.since_s >= GRACE_S:
+                complaint.judged = True
+                if (
+                    complaint.parent is not None
+                    and here(complaint.parent)
+                    and self._blames(witness, complaint.parent, artifact, now_s)
+                ):
+                    out.append((complaint.parent, witness))
+        return out
+
+    def _blames(self, witness: str, node: str, artifact: bytes, now_s: float) -> bool:
+        if (node, artifact) in self._complaints:
+            excused = self._excused.setdefault(node, set())
+            excused.add(artifact)
+            if len(excused) < EXCUSES:
+                return False
+        count = self._counts[witness, node] = self._counts.get((witness, node), 0) + 1
+        if not self._blame.heard(witness, [(node, count)], now_s):
+            return False
+        self._incidents.setdefault(node, set()).add(artifact)
+        self._last_s[node] = now_s
+        return True
+
+    def witnesses(self, node: str) -> int:
+        """How many of those who are believed blame it."""
+        return self._blame.witnesses(node)
+
+    def quarantined(self, node: str) -> bool:
+        return self.witnesses(node) >= WITNESSES and len(self._incidents.get(node, ())) >= INCIDENTS
+
+    def muted(self, now_s: float) -> frozenset[str]:
+        """Those who are to feed nobody."""
+        return frozenset(
+            node
+            for node, last_s in self._last_s.items()
+            if self.quarantined(node) or (self.witnesses(node) and now_s - last_s < FORGIVEN_S)
+        )

@@ -1,0 +1,26 @@
+"""Who of a trainer's ranks keeps the others waiting for longer than it may. Pure: time is passed in, in seconds of one monotonic clock.
+
+Promises: what counts is that a rank gets on with the version, not that its connection lives; a rank that is not read from, or for which nobody waits, is in no hurry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Overdue:
+    """``wait_s``: 0 lets everybody take as long as it likes."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+        self._marks: dict[int, tuple[Any, float]] = {}
+
+    def look(self, awaited: Mapping[int, Any], now: float) -> list[int]:
+        """``awaited``: the ranks that the others wait for → how far each has come. Those that have not moved for too long."""
+        marks = {}
+        for rank, progress in awaited.items():
+            known = self._marks.get(rank)
+            marks[rank] = known if known is not None and known[0] == progress else (progress, now)
+        self._marks = marks
+        return [] if not self.wait_s else sorted(rank for rank, (_, since) in marks.items() if now - since >= self.wait_s)

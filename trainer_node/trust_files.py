@@ -1,0 +1,45 @@
+"""The hub's secrets and its ledger, as they are read from the state folder."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Container
+from pathlib import Path
+
+from p2pcast.errors import LocalError
+from p2pcast.store.files import atomic_write, explained
+from p2pcast.trust.files import check_private
+from p2pcast.trust.ledger import Ledger
+from p2pcast.wire.token import SECRET_BYTES
+
+REMEDY = "restore it from a copy, or remove it (tokens are lost then; peers go on, and bring back evictions)"
+
+
+def read_ledger(path: Path, evicted: Container[bytes]) -> Ledger:
+    """An empty one where there is no file. Raises LocalError."""
+    if not path.exists():
+        return Ledger(evicted)
+    check_private(path)
+    try:
+        with explained("read", path):
+            document = json.loads(path.read_text())
+        return Ledger.of(document, evicted)
+    except (ValueError, TypeError) as error:
+        raise LocalError(f"{path} is damaged: {REMEDY}") from error
+    except LocalError as error:
+        raise LocalError(f"{path}: {error}; {REMEDY}") from error
+
+
+def secret_of(path: Path) -> bytes:
+    """Of a file; made if there is none. Raises LocalError."""
+    if not path.exists():
+        secret = secrets.token_bytes(SECRET_BYTES)
+        atomic_write(path, secret, 0o600)
+        return secret
+    check_private(path)
+    with explained("read", path):
+        secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise LocalError(f"{path} is damaged: restore it from a copy, or remove it (then every peer needs the new token)")
+    return secret
