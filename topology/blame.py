@@ -33,10 +33,7 @@ class Blame:
         if len(counts) > CREDIBLE:
             return []  # nothing is kept of the word of such a witness, either
         anew = [node for node, pieces in rows if node != witness and pieces > counts.get(node, 0)]
-        for node, pieces in rows:
-            # One more than is believed says that it is not; what it goes on to name is not remembered.
-            if node in anew and (node in counts or len(counts) <= CREDIBLE):
-                counts[node] = pieces
+        counts.update((node, pieces) for node, pieces in rows if node in anew)
         if len(counts) > CREDIBLE:
             return []
         self._last_s.update((node, now_s) for node in anew)

@@ -268,13 +268,6 @@ INPUTS = [
     ),
     Mutation(
         NAMES,
-        "topology/blame.py",
-        "(node in counts or len(counts) <= CREDIBLE)",
-        "True",
-        "tests/topology/test_blame.py::test_what_one_witness_says_is_bounded",
-    ),
-    Mutation(
-        NAMES,
         "topology/reach.py",
         "        if until > now:",
         "        if False:",
