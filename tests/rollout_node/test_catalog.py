@@ -9,8 +9,8 @@ X, Y, Z = (bytes([n]) * 16 for n in (1, 2, 3))
 LAYOUT = bytes(32)
 
 
-def entry(artifact: bytes, base, version, *, size: int = 10, state: int = 7, sealed: bool = True):
-    return [artifact, "anchor" if base is None else "delta", base, version, size, LAYOUT, state, sealed]
+def entry(artifact: bytes, base, version, *, size: int = 10, state: int = 7, sealed: bool = True, identity: bytes | None = None):
+    return [artifact, "anchor" if base is None else "delta", base, version, size, LAYOUT, state, sealed, identity, b""]
 
 
 def test_only_what_is_sealed_is_a_way():
@@ -34,6 +34,13 @@ def test_when_it_was_heard_that_an_artifact_is_sealed():
     found = catalog.get(X)
     assert found is not None
     assert found.sealed_at == 5.0
+
+
+def test_hashes_of_sealed_versions_as_far_as_they_have_one():
+    catalog = Catalog()
+    sealed, unsealed = entry(X, None, [0, 1], identity=LAYOUT), entry(Y, [0, 1], [0, 2], sealed=False, identity=LAYOUT)
+    catalog.update({"artifacts": [sealed, unsealed, entry(Z, [0, 1], [0, 3])], "dropped": []}, 1.0)
+    assert catalog.identities() == {Version(0, 1): LAYOUT}
 
 
 def test_what_was_dropped_is_gone():
