@@ -267,11 +267,14 @@ class Ledger:
         for node in [n for n, h in self.holders.items() if h.until + (KNOWN_S if h.role == "peer" else 0.0) <= now]:
             self._drop(node)
         bought = {t for h in self.holders.values() for t in (h.token, *h.shown)}
-        self.grants = {
-            i: g
-            for i, g in self.grants.items()
-            if i in bought or g.fault(now) is None or (g.own and g.expires is not None and now < g.expires + KNOWN_S)
-        }
+        crowded = len(self.grants) >= limits.MAX_TOKENS
+
+        def kept(ident: str, found: Grant) -> bool:
+            # A revoked token admits no new node; while there is room, the list and the error name it as revoked.
+            known = found.own and found.expires is not None and now < found.expires + KNOWN_S
+            return ident in bought or found.fault(now) is None or known or (found.revoked and not crowded)
+
+        self.grants = {i: g for i, g in self.grants.items() if kept(i, g)}
 
     # -- names
 

@@ -79,8 +79,9 @@ async def test_a_hub_remembers_tokens_and_who_was_evicted(golden):
     ledger = hub.admission._ledger
     assert ("trainer", False, 3) in [(g.role, g.revoked, g.uses) for g in ledger.grants.values()]
     assert [g.role for g in ledger.grants.values() if g.revoked] == ["peer"]
-    assert list(ledger.evicted.values()) == ["thief"]
-    assert [h.name for n, h in ledger.holders.items() if n not in ledger.evicted] == ["peer"]
+    thief, _ = hub.admission._evictions.find("thief")
+    assert hub.admission.evicted == {thief}
+    assert [h.name for n, h in ledger.holders.items() if n != thief.hex()] == ["peer"]
 
 
 async def test_a_peer_goes_on_with_its_name_and_its_state(golden, states):
