@@ -100,6 +100,7 @@ class Hearing:
         self._broadcast = broadcast
         self._fleet = fleet
         self._commits = commits
+        self._ended = False
         self._spans = Spans()
         self._leads: dict[str, str] = {}
         """What is remembered of ``_spans.claims``."""
@@ -196,9 +197,13 @@ class Hearing:
             answer |= {"version": list(promise.version), "bytes": promise.bytes, "wait_us": int(promise.wait_s * 1e6)}
         session.link.send(Type.SQUASHING, answer)
 
+    def end(self) -> None:
+        """This hub ends, and takes the connections with it: no peer is told that another has left."""
+        self._ended = True
+
     def left(self, session: Session, error: P2PCastError | None) -> None:
         peer = session.peer
-        if peer is None or self._sessions.get(peer.ident) is not session:
+        if self._ended or peer is None or self._sessions.get(peer.ident) is not session:
             return
         del self._sessions[peer.ident]
         self._owner.went(peer)

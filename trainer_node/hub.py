@@ -262,7 +262,8 @@ class Hub(QuietOwner):
     async def _close(self) -> None:
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
-        # First of all: peers that this end takes away are expected back by the next process.
+        # First of all: peers that this end takes away have not left, and are expected back by the next process.
+        self.hearing.end()
         self.recall.close()
         await self.http.stop()
         self.intake.close()

@@ -185,7 +185,7 @@ REPORT = {"engine": "e", "rank": 1, "phase": "init", "version": None, "error": N
 
 async def worked(swarm, lead, *members):
     """Each member's worker answers its server's question: ranks 1, 2, …"""
-    with lead.socket.expect(lambda r: r["phase"] == "init", len(members)):
+    with lead.socket.expect(lambda r: r["phase"] == "init", len(members) + 1):  # the lead has rank 0
         for rank, member in enumerate(members, 1):
             member.member.report(REPORT | {"rank": rank})
         ranks = [[rank] for rank, _ in enumerate(members, 1)]
