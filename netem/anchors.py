@@ -101,8 +101,9 @@ async def beside_anchors(
 ) -> Outcome:
     """``folder``: in memory. Raises FleetError when something does not come about."""
     os.environ["P2PCAST_SEED_ANCHOR_EVERY"] = str(every)
-    (folder / HUB).symlink_to(hub_folder, target_is_directory=True)
-    async with AnchorFleet(folder, Net(1e12), peers, 1, state_bytes, deadline_s, "p2pcast.cli") as fleet:
+    fleet = AnchorFleet(folder, Net(1e12), peers, 1, state_bytes, deadline_s, "p2pcast.cli")
+    fleet.states[HUB] = hub_folder
+    async with fleet:
         watch = _Watch()
         task = asyncio.create_task(watch.follow(*await fleet.http_place(HUB)))
         try:

@@ -81,6 +81,8 @@ class Fleet:
         self._sums: dict[int, str] = {}
         self.options: dict[str, list[object]] = {}
         """Name → flags of its own."""
+        self.states: dict[str, Path] = {}
+        """Name → its state folder, where that does not lie in ``folder``."""
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
@@ -134,7 +136,7 @@ class Fleet:
         await self._until(look, lambda: f"{', '.join(names)} join")
 
     def _joined(self, name: str) -> bool:
-        return (self.folder / name / "daemon.json").exists()
+        return (self.state_of(name) / "daemon.json").exists()
 
     def pid(self, name: str) -> int | None:
         """None while it does not run."""
@@ -150,7 +152,7 @@ class Fleet:
 
     async def http_place(self, name: str) -> tuple[str, int]:
         await self.answers(name)
-        host, _, port = json.loads((self.folder / name / "daemon.json").read_text())["http"].rpartition("//")[2].rpartition(":")
+        host, _, port = json.loads((self.state_of(name) / "daemon.json").read_text())["http"].rpartition("//")[2].rpartition(":")
         return host, int(port)
 
     @property
@@ -163,7 +165,7 @@ class Fleet:
             port = _lasting_port()
             self._ports[name] = port, await self.net.front(name, port)
         port, front = self._ports[name]
-        common: list[object] = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow"]
+        common: list[object] = ["--state", self.state_of(name), "--shadow", self.folder / f"{name}-shadow"]
         common += ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0"]
         common += ["--plaintext"] if self.plaintext else []
         common += ["--token-file", self.folder / "token"]
@@ -174,7 +176,7 @@ class Fleet:
             words = ["join", f"127.0.0.1:{self._ports[HUB][1]}", "--name", name, "--install", target, "--keep", 1, "--stripes", 2]
             words += common
         words += self.options.get(name, [])
-        (self.folder / name / "daemon.json").unlink(missing_ok=True)
+        (self.state_of(name) / "daemon.json").unlink(missing_ok=True)
         self._processes[name] = await self._run([str(word) for word in words], self.log(name))
 
     async def _run(self, words: list[str], log: Path) -> asyncio.subprocess.Process | Born:
@@ -183,6 +185,9 @@ class Fleet:
         assert self._program is not None
         with log.open("ab") as out:
             return await asyncio.create_subprocess_exec(sys.executable, "-m", self._program, *words, stdout=out, stderr=out)
+
+    def state_of(self, name: str) -> Path:
+        return self.states.get(name, self.folder / name)
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -311,7 +316,7 @@ class Fleet:
     async def asked(self, name: str, what: str) -> str | None:
         """The answer to GET ``/what``, where there is one."""
         try:
-            url = json.loads((self.folder / name / "daemon.json").read_text())["http"]
+            url = json.loads((self.state_of(name) / "daemon.json").read_text())["http"]
             async with self._http.get(f"{url}/{what}") as answer:
                 return await answer.text()
         except (OSError, ValueError, aiohttp.ClientError, TimeoutError):

@@ -219,7 +219,8 @@ def test_a_base_that_is_not_there(join: Run, tmp_path: Path) -> None:
 
 
 def test_commit_where_the_hub_decides(p2pcast: Run, hub: Hub) -> None:
-    explained(p2pcast("commit", "0.0", "--hub", hub.http), USAGE, "--commit manual")
+    bearer = ("--bearer-file", hub.folder / "state" / "http.token")
+    explained(p2pcast("commit", "0.0", "--hub", hub.http, *bearer), USAGE, "--commit manual")
 
 
 # -- this machine

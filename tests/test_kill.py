@@ -180,15 +180,16 @@ class Chain:
 
         until(part, f"{name} receives {version}")
 
-    def live(self, step: int, *names: str, branch: int = 0) -> None:
-        """All of ``names`` have committed the version, and their folders hold it."""
+    def live(self, step: int, *names: str, branch: int | None = 0) -> None:
+        """All of ``names`` have committed the version, and their folders hold it. ``branch`` None: one and the same, whichever."""
 
         def all_there() -> bool:
             for process in self.processes.values():
                 process.sample()
-            return all(self.at(n, "committed") == f"{branch}.{step}" for n in names)
+            said = {str(self.at(n, "committed")) for n in names}
+            return said == {f"{branch}.{step}"} or (branch is None and len(said) == 1 and said.pop().endswith(f".{step}"))
 
-        until(all_there, f"{branch}.{step} at {names}")
+        until(all_there, f"step {step} at {names}")
         for name in names:
             found = safetensors.deserialize((self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors").read_bytes())
             assert hashlib.sha256(found[0][1]["data"]).hexdigest() == self.sums[step], name
@@ -281,9 +282,10 @@ def test_the_hub_is_killed_in_mid_broadcast(chain):
     chain.in_the_middle(tail, "0.2")
     chain.processes["hub"].end(signal.SIGKILL)
     hub = chain.hub_up()
-    chain.live(2, *"abc")
+    # Where the hub had not stored the version yet, its number is used, and the step opens the next branch.
+    chain.live(2, *"abc", branch=None)
     chain.publish(3)
-    chain.live(3, *"abc")
+    chain.live(3, *"abc", branch=None)
     run = chain.at("hub", "run")
     assert {chain.at(n, "run") for n in "abc"} == {run}
     for name in "abc":

@@ -8,7 +8,6 @@ its ration goes, and one that does not read its answers is left.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,8 +18,6 @@ from p2pcast.transport.ration import Ration, cost
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event, Message
 from p2pcast.wire.messages import Body, Type
-
-logger = logging.getLogger("p2pcast.link")
 
 HELD_S = 1.0
 """A link that is over its ration is looked at so often."""
@@ -202,7 +199,9 @@ class Link:
         if isinstance(error, P2PCastError):
             self.close(error)
             return
-        logger.error("%s: an error that nobody expected ends this link", self.name, exc_info=error)
+        # The daemon's own handler notes it where health and status show it.
+        context = {"message": f"{self.name}: an error that nobody expected ends this link", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
         self.close(LocalError(f"internal error ({type(error).__name__})"))
 
     # -- StripeOwner
@@ -249,5 +248,9 @@ class Link:
             self.introduced()
             try:
                 self.owner.on_link_closed(self, error)
-            except Exception:
-                logger.exception("%s: an error that nobody expected, at the end of this link", self.name)
+            except Exception as unexpected:  # noqa: BLE001 - told by the handler
+                context = {
+                    "message": f"{self.name}: an error that nobody expected, at the end of this link",
+                    "exception": unexpected,
+                }
+                asyncio.get_running_loop().call_exception_handler(context)

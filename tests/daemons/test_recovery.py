@@ -413,6 +413,7 @@ async def test_a_hub_that_died_in_mid_version_aborts_it_everywhere(swarm, states
         path.unlink()
     shutil.rmtree(swarm.tmpfs / "hub")
     (swarm.folder / "hub" / "hub.json").write_text("{}")
+    (swarm.folder / "hub" / "published.log").unlink()
     await swarm.hub_up()
     await swarm.until(lambda: swarm.hub.publishing.head is not None and swarm.hub.publishing.head.step == 2, "it is made again")
     back = await swarm.peer_up("a")

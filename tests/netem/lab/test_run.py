@@ -122,7 +122,8 @@ def test_all_netem_that_this_machine_has(tmp_path: Path) -> None:
     for row in document["rows"]:
         assert row["rtt_s"] is None or row["rtt_s"] > 0.95 * row["asked_rtt_s"]
         assert row["rate_bps"] is None or row["rate_bps"] < 1.05 * row["asked_rate_bps"]
-        assert row["loss"] >= 0.3 * row["asked_loss"]
+    # Of a few hundred packets a link: all links together, since one alone may lose hardly any.
+    assert sum(row["loss"] for row in document["rows"]) >= 0.3 * sum(row["asked_loss"] for row in document["rows"])
     assert any(row["rtt_s"] for row in document["rows"])
     assert (tmp_path / "smoke-round-trips.png").exists()
 

@@ -429,7 +429,7 @@ def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(w
             "from p2pcast.state.shadow import MODEL_NAME, _mapped\n"
             "path = pathlib.Path(sys.argv[1]) / MODEL_NAME\n"
             "name_fatal_signals()\n"
-            "found = _mapped(path, path.stat().st_size)\n"
+            "found = _mapped(os.open(sys.argv[1], os.O_RDONLY), path, path.stat().st_size)\n"
             "os.truncate(path, 0)\n"
             "found[0]",
             tmp_path,
