@@ -180,15 +180,15 @@ async def test_without_a_lead_a_member_follows_the_run_unless_its_shadow_is_bein
 # -- a stolen peer
 
 
-REPORT = {"engine": "e", "rank": 1, "phase": "init", "version": None, "error": None}
+REPORT = {"engine": "e", "rank": 0, "phase": "init", "version": None, "error": None}
 
 
 async def worked(swarm, lead, *members):
-    """Each member's worker answers its server's question: ranks 1, 2, …"""
-    with lead.socket.expect(lambda r: r["phase"] == "init", len(members) + 1):  # the lead has rank 0
-        for rank, member in enumerate(members, 1):
+    """Each member's worker answers its server's question: ranks 0, 1, …"""
+    with lead.socket.expect(lambda r: r["phase"] == "init", len(members)):
+        for rank, member in enumerate(members):
             member.member.report(REPORT | {"rank": rank})
-        ranks = [[rank] for rank, _ in enumerate(members, 1)]
+        ranks = [[rank] for rank, _ in enumerate(members)]
         await swarm.until(lambda: [m["ranks"] for m in lead.lead.status()["members"] if m["ranks"]] == ranks, "ranks are known")
 
 
@@ -237,7 +237,7 @@ async def test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_t
         await swarm.down(thief)
         await met(swarm, lead, "b")
         lead.lead.require()
-        assert lead.lead.status()["members"][0]["ranks"] == [1]
+        assert lead.lead.status()["members"][0]["ranks"] == [0]
         member.member.report(REPORT | {"nonce": "secret"})
         assert len(await expectation.wait(DEADLINE_S)) == 1
 

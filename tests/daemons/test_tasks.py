@@ -226,7 +226,7 @@ async def test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connecti
 
     monkeypatch.setattr(hub.hearing, "asked", absent)
     peer.control.send(Type.SQUASH, {"base": [0, 1]})
-    await unhealthy(faulty, hub, "127.0.0.1", "FileNotFoundError")
+    await unhealthy(faulty, hub, "ends this link", "FileNotFoundError")
 
 
 @pytest.mark.parametrize("plaintext", [True, False])
@@ -237,7 +237,7 @@ async def test_a_message_that_a_hub_fails_to_handle_costs_its_link_and_is_told(f
     monkeypatch.setattr(hub.hearing, "asked", broken)
     peer.control.send(Type.SQUASH, {"base": [0, 1]})
     await faulty.until(lambda: link.closed, "that link has ended")
-    await unhealthy(faulty, hub, "127.0.0.1")
+    await unhealthy(faulty, hub, "ends this link")
     faulty.publish(2, states.trained(state, 2))
     await faulty.live("0.2")
 
