@@ -64,7 +64,7 @@ class Orchestrator:
 @pytest.fixture
 async def server(swarm) -> AsyncIterator[Server]:
     """Up before the peer ``a`` is."""
-    (swarm.folder / "a").mkdir()
+    (swarm.folder / "a").mkdir(0o700)
     found = Server(await asyncio.to_thread(make_model, swarm.folder / "model"), swarm.folder / "a")
     try:
         await asyncio.to_thread(found.wait)

@@ -31,7 +31,7 @@ async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
     model = await asyncio.to_thread(make_model, swarm.folder / "model")
     state = states.read(model)
     files = {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json" and "index" not in p.name}
-    (swarm.folder / "a").mkdir()
+    (swarm.folder / "a").mkdir(0o700)
     server = Server(model, swarm.folder / "a")
     servers.append(server)
 
