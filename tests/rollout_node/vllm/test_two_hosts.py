@@ -69,7 +69,7 @@ class Fleet:
 
     def server_up(self, model: Path) -> None:
         for name in ("lead", "faults"):
-            (self.folder / name).mkdir()
+            (self.folder / name).mkdir(0o700)
         paths = [str(Path(__file__).with_name("faults")), os.environ.get("PYTHONPATH", "")]
         environment = {
             **TWO_RANKS,
