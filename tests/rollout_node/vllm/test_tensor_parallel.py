@@ -143,7 +143,23 @@ async def test_keep_finds_what_older_weights_computed(server: Server, run: Any, 
         assert await prefix_hits(http, server) > before
 
 
+ATTEMPTS = 8
+"""To have a switch come while a request runs, on a machine that may be busy."""
+
+
 async def test_the_token_route_tells_which_version_made_which_token(server: Server, run: Any) -> None:
+    for _ in range(ATTEMPTS):
+        before = str(run.version)
+        spans = await _spans(server, run)
+        assert sum(span["end"] - span["start"] for span in spans) == 200
+        if len(spans) == 2:
+            break
+    assert [span["version"] for span in spans] == [before, str(run.version)]
+    assert 0 == spans[0]["start"] < spans[0]["end"] == spans[1]["start"] < spans[1]["end"] == 200
+
+
+async def _spans(server: Server, run: Any) -> list[dict[str, Any]]:
+    """Which version made which of 200 tokens, while the next version is committed; only one where the request was over before."""
     body = {"token_ids": [50, 60, 70], "sampling_params": {"max_tokens": 200, "temperature": 0, "ignore_eos": True}}
     tokens, spans = 0, []
     async with installing(server, run) as installer, aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
@@ -159,5 +175,4 @@ async def test_the_token_route_tells_which_version_made_which_token(server: Serv
                         tokens += len(part["token_ids"] or [])
                         spans = part.get("weight_versions") or spans
     assert tokens == 200
-    assert [span["version"] for span in spans] == ["0.0", "0.1"]
-    assert 0 == spans[0]["start"] < spans[0]["end"] == spans[1]["start"] < spans[1]["end"] == 200
+    return spans

@@ -166,12 +166,24 @@ async def test_a_refused_version_leaves_the_old_one_running(server: Server, run:
     assert clean(await installer.audit(run.layout, run.digests))
 
 
+ATTEMPTS = 8
+"""To have a switch come while a request runs, on a machine that may be busy."""
+
+
 async def test_a_running_request_goes_on_with_the_new_weights_alone(server: Server, run: Any, installer: VllmInstaller) -> None:
     """With kv=recompute the tokens after a switch are those that the new weights give for all that stands before them."""
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
-    run.step(31, share=0.5, bits=0x0180)
-    await installer.stage(run.version, run.shadow.path)
+    for attempt in range(ATTEMPTS):
+        run.step(31 + attempt, share=0.5, bits=0x0180)
+        await installer.stage(run.version, run.shadow.path)
+        if await _switched_in_mid_request(server, run, installer):
+            return
+    raise AssertionError("the switch came too late to tell, each time")
+
+
+async def _switched_in_mid_request(server: Server, run: Any, installer: VllmInstaller) -> bool:
+    """False where a busy machine was through with the request before the switch."""
     async with aiohttp.ClientSession() as http:
         ids: list[int] = []
         at: list[int] = []
@@ -190,11 +202,13 @@ async def test_a_running_request_goes_on_with_the_new_weights_alone(server: Serv
                     if len(ids) == 5:
                         group.create_task(switch())
         assert len(ids) == 250
-        assert at[0] < 225, "the switch came too late to tell"
+        if at[0] >= 225:
+            return False
         body |= {"stream": False, "prompt": [50, 60, 70, *ids[:225]], "max_tokens": 25}
         async with http.post(server.url + "/v1/completions", json=body) as response:
             again = (await response.json())["choices"][0]["token_ids"]
     assert again == ids[225:]
+    return True
 
 
 async def test_commit_without_stage_is_refused(run: Any, installer: VllmInstaller) -> None:
