@@ -23,7 +23,7 @@ from netem.fleet import HUB, POLL_S, Fleet
 from netem.loopback import Net
 
 KILLS = int(os.environ.get("P2PCAST_EQUIVOCATIONS", "6"))
-"""In CI; ``make prove`` takes more."""
+"""In CI; more are drawn where the variable says so."""
 FURTHEST = 90
 """Steps of the disk: those of a start, and of two versions."""
 DEADLINE_S = 120.0
