@@ -73,6 +73,11 @@ def _settled(task: asyncio.Task[Any]) -> None:
     task.get_loop().call_exception_handler(context)
 
 
+def unforeseen(what: str, error: Exception) -> None:
+    """Tell the daemon that runs on this loop of a bug that its work goes on without: ``what`` names the work in health, status and log."""
+    asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
+
+
 class Tasks:
     """All background tasks of one daemon, and what has failed in it."""
 

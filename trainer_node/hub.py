@@ -32,7 +32,7 @@ from p2pcast.store.files import atomic_write
 from p2pcast.store.ladder import RUNGS
 from p2pcast.store.state_format import state_lock
 from p2pcast.store.store import Store, Stored
-from p2pcast.tasks import Tasks
+from p2pcast.tasks import Tasks, unforeseen
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust import bearer
@@ -219,13 +219,13 @@ class Hub(QuietOwner):
         await self.publishing.restore()
         async with self.tasks.group() as group:
             group.create_task(self.recall.run(self.config.recall_s), name="recall", ends=True)
-            # As long as nothing is published, peers can only join.
-            await self.outgoing.begin_from(self.config.base)
             group.create_task(self.node.run(), name="node")
             group.create_task(self.downstream.run(), name="keepalives")
             group.create_task(self._beat(), name="control")
             group.create_task(self._measure_uplink(), name="uplink")
             group.create_task(self.guide.lookout.run(), name="lookout")
+            # Before anything else is published, and while peers may join: a hub that was restarted hears from its peers first.
+            await self.outgoing.begin_from(self.config.base)
             group.create_task(self.intake.run(), name="ranks")
             group.create_task(self.keeping.run(), name="keeping")
             if self.mirroring is not None:
@@ -447,8 +447,8 @@ class Hub(QuietOwner):
             self.commits.happened(Tick())
             try:
                 self.hearing.settle()
-            except Exception:  # what peers report must not end the hub
-                logger.exception("planning failed")
+            except Exception as error:  # noqa: BLE001 - what peers report must not end the hub
+                unforeseen("planning", error)
 
     async def _measure_uplink(self) -> None:
         while True:

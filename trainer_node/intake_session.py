@@ -17,6 +17,7 @@ from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
 from p2pcast.store.store import Store
+from p2pcast.tasks import unforeseen
 from p2pcast.transport.link import Link
 from p2pcast.version import Version
 from p2pcast.wire.messages import Body, Type
@@ -310,8 +311,8 @@ class Intake:
                 if self._node.error.done():
                     raise
                 self._failed(coming, error)
-            except Exception as error:  # what ranks send must not end the hub
-                logger.exception("a version from ranks failed")
+            except Exception as error:  # noqa: BLE001 - what ranks send must not end the hub
+                unforeseen("a version from ranks", error)
                 self._failed(coming, LocalError(f"internal error at the hub ({type(error).__name__})"))
 
     async def _publish(self, coming: Coming) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from p2pcast.addresses import Address, family_of, is_loopback, may_be_told, show_address, site_of
 from p2pcast.bell import Bell
 from p2pcast.limits import MAX_WAYS
+from p2pcast.tasks import unforeseen
 from p2pcast.transport.dial import probe
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.messages import Body
@@ -99,8 +100,8 @@ class Lookout:
                 continue
             try:
                 answers = await probe(address, self._identity, bytes.fromhex(ident), self._tls)
-            except Exception:  # one peer's address must not end the hub
-                logger.exception("dialling a peer back at %s failed", show_address(*address))
+            except Exception as error:  # noqa: BLE001 - one peer's address must not end the hub
+                unforeseen(f"dialling a peer back at {show_address(*address)}", error)
                 answers = False
             if answers is not None:
                 self._reach.answered(ident, address, answers)

@@ -85,6 +85,8 @@ class Recall:
         self._awaited = set(roster.peers)
         self._known = bool(roster.peers)
         """Where no peer is known to come back, any may, and the whole time is waited."""
+        self._heard: set[str] = set()
+        """Peers whose first report since they joined has come."""
         self._told: set[Version] = set()
         if not restarted:
             self.done.set()
@@ -102,10 +104,14 @@ class Recall:
             self.done.set()
 
     def joined(self, peer: str) -> None:
+        self._heard.discard(peer)
         self._roster.joined(peer)
 
     def heard(self, peer: str, name: str, durable: Sequence[bytes], opened: Sequence[bytes]) -> None:
-        """A report; the first one after joining shows signed records. What is forged or foreign is ignored."""
+        """A report; the first one after joining shows signed records, later ones are not looked at. What is forged or foreign is ignored."""
+        if peer in self._heard:
+            return
+        self._heard.add(peer)
         for confirmed in _signed(Durable, durable, self._store.run_key):
             if confirmed.run == self._run and self._contradicts(confirmed):
                 self._contradicted(name, confirmed.version)
@@ -118,6 +124,7 @@ class Recall:
             self.done.set()
 
     def left(self, peer: str) -> None:
+        self._heard.discard(peer)
         self._roster.left(peer)
 
     def close(self) -> None:

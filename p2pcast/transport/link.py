@@ -14,6 +14,7 @@ from typing import Protocol
 from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.tasks import unforeseen
 from p2pcast.transport.ration import Ration, cost
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event, Message
@@ -199,9 +200,7 @@ class Link:
         if isinstance(error, P2PCastError):
             self.close(error)
             return
-        # The daemon's own handler notes it where health and status show it.
-        context = {"message": f"{self.name}: an error that nobody expected ends this link", "exception": error}
-        asyncio.get_running_loop().call_exception_handler(context)
+        unforeseen(f"{self.name}: an error that nobody expected ends this link", error)
         self.close(LocalError(f"internal error ({type(error).__name__})"))
 
     # -- StripeOwner
@@ -248,9 +247,5 @@ class Link:
             self.introduced()
             try:
                 self.owner.on_link_closed(self, error)
-            except Exception as unexpected:  # noqa: BLE001 - told by the handler
-                context = {
-                    "message": f"{self.name}: an error that nobody expected, at the end of this link",
-                    "exception": unexpected,
-                }
-                asyncio.get_running_loop().call_exception_handler(context)
+            except Exception as bug:  # noqa: BLE001 - told by unforeseen
+                unforeseen(f"{self.name}: an error that nobody expected, at the end of this link", bug)

@@ -52,8 +52,8 @@ INPUTS = [
     Mutation(
         ONE_MESSAGE,
         "trainer_node/lookout.py",
-        "            except Exception:  # one peer's address must not end the hub",
-        "            except OSError:",
+        "            except Exception as error:  # noqa: BLE001 - one peer's address must not end the hub",
+        "            except OSError as error:",
         "tests/trainer_node/test_lookout.py::test_what_an_address_does_to_a_dial_ends_nothing",
     ),
     Mutation(
@@ -70,14 +70,14 @@ INPUTS = [
     Mutation(
         ONE_MESSAGE,
         "trainer_node/hub.py",
-        "            except Exception:  # what peers report must not end the hub",
-        "            except ZeroDivisionError:",
+        "            except Exception as error:  # noqa: BLE001 - what peers report must not end the hub",
+        "            except ZeroDivisionError as error:",
         INPUTS_TESTS + "test_planning_that_fails_does_not_end_the_hub",
     ),
     Mutation(
         ONE_MESSAGE,
         "trainer_node/intake_session.py",
-        "            except Exception as error:  # what ranks send must not end the hub",
+        "            except Exception as error:  # noqa: BLE001 - what ranks send must not end the hub",
         "            except ZeroDivisionError as error:",
         "tests/daemons/intake/test_undone.py::test_an_error_that_nobody_expected_undoes_a_version_and_not_the_hub",
     ),

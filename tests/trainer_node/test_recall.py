@@ -102,6 +102,9 @@ def test_a_gap_in_the_kept_chain_is_a_contradiction_and_what_retention_removed_i
     made.heard("aa", "name", [durable(V(0, 2))], [])
     assert numbers.floor == 0
     made.heard("aa", "name", [durable(V(0, 6))], [])
+    assert numbers.floor == 0, "only the first report after joining is looked at"
+    made.joined("aa")
+    made.heard("aa", "name", [durable(V(0, 6))], [])
     assert numbers.floor == 1
 
 

@@ -217,6 +217,7 @@ async def test_a_new_group_takes_the_place_of_an_older(swarm, states, trainers):
 
 
 async def test_an_error_that_nobody_expected_undoes_a_version_and_not_the_hub(swarm, states, trainers, monkeypatch):
+    swarm.expects_failures = True
     hub = await swarm.hub_up()
     peer = await swarm.peer_up("a")
     trainer = await trainers(2)
