@@ -19,9 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import uvloop
-
-from p2pcast import limits
+from p2pcast import event_loop, limits
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
@@ -133,7 +131,7 @@ class Uplink:
         self._until = 0.0
         """So long it is tried, by ``time.monotonic``."""
         self._heard_at = 0.0
-        self._loop = uvloop.new_event_loop()
+        self._loop = event_loop.new_event_loop()
         self._stop = asyncio.Event()
         # A daemon: a training process that forgot to close must be able to end.
         self._thread = threading.Thread(target=self._run, name="p2pcast uplink", daemon=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
-import uvloop
-
 from netem.siege.assault import Assault
 from netem.siege.kinds import kinds
 from netem.siege.orders import Orders
+from p2pcast import event_loop
 
 
 def main() -> None:
     orders = Orders.parse(sys.stdin.read())
-    print(json.dumps(uvloop.run(Assault(orders, kinds(tls=orders.tls)).run())))
+    print(json.dumps(event_loop.run(Assault(orders, kinds(tls=orders.tls)).run())))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
+from p2pcast import event_loop
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import RunKey
 from p2pcast.bench.end import CELL_BYTES, End
@@ -160,7 +160,7 @@ def main() -> None:
     while line := sys.stdin.readline():
         # In a folder of whoever started this, who removes it also where this is killed.
         with tempfile.TemporaryDirectory(dir=settings["folder"]) as folder:
-            uvloop.run(role(Path(folder), json.loads(line)))
+            event_loop.run(role(Path(folder), json.loads(line)))
 
 
 if __name__ == "__main__":

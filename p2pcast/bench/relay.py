@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
+from p2pcast import event_loop
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.records import RunKey, run_id
 from p2pcast.bench import bare
@@ -154,7 +154,7 @@ def _cpu_s() -> tuple[float, float]:
 def _process(setup: Setup, pipe: Pipe) -> None:
     _pin(setup.role)
     keep_freed_memory()
-    uvloop.run(_bare(setup, pipe) if setup.bare else _whole(setup, pipe))
+    event_loop.run(_bare(setup, pipe) if setup.bare else _whole(setup, pipe))
 
 
 class _Meter:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import console, documented, handed_over
 from p2pcast.limits import MIB
 
@@ -48,7 +48,7 @@ def anchors(
         tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder,
         tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir=on) as hub,
     ):
-        found = uvloop.run(beside_anchors(Path(folder), Path(hub), state_mib * MIB, peers, versions, every, deadline))
+        found = event_loop.run(beside_anchors(Path(folder), Path(hub), state_mib * MIB, peers, versions, every, deadline))
     rows = []
     for kind in KINDS:
         beside = [getattr(t, kind) for t in found.times if t.beside]

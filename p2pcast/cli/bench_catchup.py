@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
 
@@ -29,7 +29,7 @@ def catchup(versions: int, state_mib: int, rate: float, codec: str, deadline: fl
     from netem.catchup import come_back
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        found = uvloop.run(come_back(Path(folder), state_mib * MIB, versions, rate / 8, codec, deadline))
+        found = event_loop.run(come_back(Path(folder), state_mib * MIB, versions, rate / 8, codec, deadline))
     document: dict[str, Any] = {
         "versions": versions, "codec": codec, "rate_bits_s": rate, "state_bytes": found.state_bytes, "chain_bytes": found.chain_bytes,
         "exact_bytes": found.exact_bytes,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
 
@@ -44,7 +44,7 @@ def faults(payload: int, rate: float, only: tuple[str, ...], deadline: float, as
     cases = [case for case in matrix() if not only or any(f"{case} ".startswith(f"{words} ") for words in only)]
     if not cases:
         raise click.BadParameter("no case begins with these words", param_hint="--only")
-    document = uvloop.run(_measure(payload * MIB, rate / 8, cases, deadline))
+    document = event_loop.run(_measure(payload * MIB, rate / 8, cases, deadline))
     if not handed_over(document, output, as_json=as_json):
         _show(document)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
 
@@ -32,7 +32,7 @@ def heal(versions: int, state_mib: int, rate: float, deadline: float, as_json: b
     from netem import healing
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as folder:
-        found = uvloop.run(healing.heal(Path(folder), state_mib * MIB, versions, rate / 8, deadline))
+        found = event_loop.run(healing.heal(Path(folder), state_mib * MIB, versions, rate / 8, deadline))
     document: dict[str, Any] = {
         "versions": versions, "rate_bits_s": rate, "state_bytes": found.state_bytes, "listed_bytes": found.listed_bytes,
         "rows": [

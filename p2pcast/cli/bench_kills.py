@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 
@@ -35,7 +35,7 @@ def kills(kills: int, seed: int, on: Path | None, as_json: bool, output: Path | 
     from netem.crash.loops import kill_loops
 
     with tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir=on or "/dev/shm") as folder:
-        tally = uvloop.run(kill_loops(Path(folder), kills, seed))
+        tally = event_loop.run(kill_loops(Path(folder), kills, seed))
     document: dict[str, Any] = {
         "kills": dict(tally.kills), "steps": dict(tally.steps), "versions": tally.versions, "checks": tally.checks, "wrong": tally.wrong,
     }  # fmt: skip

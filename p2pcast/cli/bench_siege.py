@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 from p2pcast.limits import MIB
@@ -46,7 +46,7 @@ def siege(
     A hub and peers as processes on this machine. Exit code 1 if a version is wrong anywhere or comes twice,
     or if a daemon meets an error that nobody had thought of.
     """
-    document = uvloop.run(_measure(peers, payload * MIB, rate / 8, connections, frames, at_once, seed, plaintext=plaintext))
+    document = event_loop.run(_measure(peers, payload * MIB, rate / 8, connections, frames, at_once, seed, plaintext=plaintext))
     if not handed_over(document, output, as_json=as_json):
         _show(document)
     if document["wrong"] or document["bytes_duplicate"] or document["tracebacks"]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.cli.options import Rate, console, documented, handed_over
 from p2pcast.limits import MIB
@@ -45,7 +45,7 @@ def simulated(
     scenarios = [name for name in SCENARIOS if not only or any(f"{name} ".startswith(f"{words} ") for words in only)]
     if not scenarios:
         raise click.BadParameter("no scenario begins with these words", param_hint="--only")
-    document = uvloop.run(_compare(peers, payload * MIB, rate / 8, scenarios * rounds, deadline))
+    document = event_loop.run(_compare(peers, payload * MIB, rate / 8, scenarios * rounds, deadline))
     if handed_over(document, output, as_json=as_json):
         return
     table = Table("scenario", "chains", "measured, s", "simulated, s", "ratio")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import uvloop
 from rich.table import Table
 
+from p2pcast import event_loop
 from p2pcast.cli.options import PATH, Rate, console, documented, handed_over
 from p2pcast.errors import EXIT_FAILED
 from p2pcast.limits import MIB
@@ -71,7 +71,7 @@ def soak(
     A hub and peers as processes on this machine, behind proxies that hold them to a rate; no privileges. Every version is compared bit for bit at every
     peer that nothing was done to, the last one at all; memory, descriptors and tasks are read all the time. Exit code 1 if anything is wrong or grows.
     """
-    document = uvloop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline, with_hub, fork, logs))
+    document = event_loop.run(_measure(peers, versions, seed, payload * MIB, rate / 8, every, deadline, with_hub, fork, logs))
     if not handed_over(document, output, as_json=as_json):
         _show(document)
     if not document["ok"]:

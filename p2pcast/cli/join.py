@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
-import uvloop
 
+from p2pcast import event_loop
 from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention
 from p2pcast.errors import UsageError
 from p2pcast.store.retention import AT_A_PEER
@@ -214,4 +214,4 @@ def join(
         peer = Peer(config)
         await until_told(peer.run, peer.drain)
 
-    uvloop.run(work())
+    event_loop.run(work())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import uvloop
 
+from p2pcast import event_loop
 from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT
@@ -218,4 +218,4 @@ def seed(
     async def work() -> None:
         await until_told(Hub(config).run)
 
-    uvloop.run(work())
+    event_loop.run(work())

@@ -15,9 +15,9 @@ import aiohttp
 import numpy as np
 import pytest
 import safetensors
-import uvloop
 from blake3 import blake3
 
+from p2pcast import event_loop
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.records import run_id
@@ -326,7 +326,7 @@ def _url(daemon: Hub | Peer, path: str) -> str:
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop that daemons run on."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": event_loop.new_event_loop}
 
 
 @pytest.fixture

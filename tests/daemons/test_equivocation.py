@@ -16,11 +16,10 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-import uvloop
-
 from netem.crash.killed import KILL_AT
 from netem.fleet import HUB, POLL_S, Fleet
 from netem.loopback import Net
+from p2pcast import event_loop
 
 KILLS = int(os.environ.get("P2PCAST_EQUIVOCATIONS", "6"))
 """In CI; more are drawn where the variable says so."""
@@ -30,7 +29,7 @@ DEADLINE_S = 120.0
 
 
 def test_no_two_engines_ever_show_one_version_with_two_states():
-    uvloop.run(_equivocate(random.Random(16)))
+    event_loop.run(_equivocate(random.Random(16)))
 
 
 async def _equivocate(draw: random.Random) -> None:

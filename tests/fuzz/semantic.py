@@ -13,9 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import uvloop
-
 from netem.insiders.campaign import Infiltrated, Outcome, infiltrate
+from p2pcast import event_loop
 
 MIB = 1 << 20
 
@@ -48,7 +47,7 @@ def main() -> int:
     options.seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="p2pcast-insiders-", dir="/dev/shm") as folder:
-        return uvloop.run(run(options, Path(folder)))
+        return event_loop.run(run(options, Path(folder)))
 
 
 if __name__ == "__main__":

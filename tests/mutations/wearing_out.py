@@ -10,6 +10,13 @@ RECOVERY = "tests/daemons/test_recovery.py::"
 
 WEARING_OUT = [
     Mutation(
+        "connections that whoever is dialled resets as soon as they are up",
+        "p2pcast/event_loop.py",
+        "                sock.detach()",
+        "                pass",
+        "tests/p2pcast/test_event_loop.py::test_the_socket_of_a_connection_that_ends_before_it_is_up_keeps_no_descriptor",
+    ),
+    Mutation(
         "many silent connections",
         TURNSTILE,
         "        if len(self._of) >= self.most:",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import uvloop
-
 from netem.anchors import beside_anchors
+from p2pcast import event_loop
 
 MIB = 1 << 20
 
 
 def test_versions_beside_anchors_and_beside_none(tmp_path, tmp_path_factory):
     hub = tmp_path_factory.mktemp("hub")
-    found = uvloop.run(beside_anchors(tmp_path, hub, 8 * MIB, 1, 8, 3, 60.0))
+    found = event_loop.run(beside_anchors(tmp_path, hub, 8 * MIB, 1, 8, 3, 60.0))
     assert len(found.times) + found.left_out == 8
     assert len(found.anchors_s) >= 1
     assert all(0 < t.hub < t.whole and 0 < t.peers < t.whole for t in found.times)

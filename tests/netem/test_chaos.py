@@ -10,10 +10,9 @@ import random
 import tempfile
 from pathlib import Path
 
-import uvloop
-
 from netem.fleet import HUB, POLL_S, Fleet
 from netem.loopback import Net
+from p2pcast import event_loop
 
 PEERS = 5
 VERSIONS = 20
@@ -27,7 +26,7 @@ DEADLINE_S = 120.0
 
 
 def test_chaos_without_a_supervisor():
-    uvloop.run(_chaos())
+    event_loop.run(_chaos())
 
 
 async def _chaos() -> None:

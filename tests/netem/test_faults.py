@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from netem.agreement import learn, measure
 from netem.faults import FAULTS, MOMENTS, POSITIONS, Case, matrix, run_case
 from netem.fleet import HUB, PEERS, Fleet
 from netem.loopback import Net
+from p2pcast import event_loop
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.cli.bench_simulated import simulated_s
 
@@ -48,7 +48,7 @@ class Stage:
 def stage() -> Iterator[Stage]:
     with (
         tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner,
     ):
         fleet = Fleet(Path(folder), Net(2e6), PEERS, 2, 2_000_000, 90.0)
         stage = Stage(fleet, runner)

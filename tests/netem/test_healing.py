@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import uvloop
-
 from netem.healing import CELL_BYTES, HARMS, heal
-from p2pcast import limits
+from p2pcast import event_loop, limits
 
 
 def test_it_costs_its_own_pieces_and_its_share_of_each_delta(tmp_path):
     harms = tuple(harm for harm in HARMS if harm.cells == 1 and not harm.disk)
-    found = uvloop.run(heal(tmp_path, 3 * CELL_BYTES, 2, 1e9, 60.0, harms))
+    found = event_loop.run(heal(tmp_path, 3 * CELL_BYTES, 2, 1e9, 60.0, harms))
     deltas = [size for size in found.listed_bytes if size < found.state_bytes]
     # A piece more of the anchor, for a cell does not begin with one, and in each delta its share and a piece.
     most = CELL_BYTES + limits.ANCHOR_PIECE_BYTES + sum(size // 3 + 2 * limits.PIECE_BYTES for size in deltas)

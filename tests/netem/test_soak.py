@@ -8,13 +8,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import uvloop
-
 from netem.fleet import HUB, Fleet
 from netem.loopback import Net
 from netem.soak import CALM_VERSIONS, Soak
 from netem.soaked import document
 from netem.storm import BLOWS, Storm
+from p2pcast import event_loop
 
 PEERS = 8
 VERSIONS = 5
@@ -22,7 +21,7 @@ SEED = 7
 
 
 def test_a_small_soak():
-    uvloop.run(_soak())
+    event_loop.run(_soak())
 
 
 async def _soak() -> None:

@@ -8,8 +8,8 @@ import logging
 import threading
 
 import pytest
-import uvloop
 
+from p2pcast import event_loop
 from p2pcast.errors import LocalError, RemoteError
 from p2pcast.events import Events
 from p2pcast.tasks import TaskFailedError, Tasks, spawn
@@ -39,7 +39,7 @@ def events_of(tasks: Tasks) -> list[tuple[str, str, str]]:
     return [(e.kind, e.facts["task"], e.facts["why"]) for e in tasks._events.after(0)[1]]
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(params=[asyncio.new_event_loop, event_loop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request):
     """``run(coroutine)`` on a fresh loop of either kind."""
 

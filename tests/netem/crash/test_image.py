@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-import uvloop
 
 from netem.crash.image import Done, Image, Left
 from netem.crash.loops import kill_loops
 from netem.crash.recorder import Recorder
+from p2pcast import event_loop
 from p2pcast.store import disk
 from p2pcast.store.files import atomic_folder, atomic_write
 
@@ -83,7 +83,7 @@ def test_a_step_that_is_half_done(tmp_path):
 
 
 def test_processes_are_killed_at_steps_of_their_disks_and_come_back(tmp_path):
-    tally = uvloop.run(kill_loops(tmp_path, 6, seed=3, peers=1))
+    tally = event_loop.run(kill_loops(tmp_path, 6, seed=3, peers=1))
     assert tally.kills == {"hub": 2, "p1": 2, "far": 2}
     assert sum(tally.steps.values()) == 6
     assert tally.wrong == []

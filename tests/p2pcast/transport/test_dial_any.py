@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 
+from p2pcast import event_loop
 from p2pcast.errors import RefusedError
 from p2pcast.transport import dial as module
 from p2pcast.transport.dial import UnreachableError, dial, dial_any, probe, resolve
@@ -150,7 +150,7 @@ def test_an_address_that_no_loop_takes_is_out_of_reach(address) -> None:
             await dial_any(Owner(), [address], ME, **(WHAT | {"stripes": lambda rtt_s: 2}))
         assert await probe(address, ME, THERE.node) is False
 
-    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+    for loop in (asyncio.new_event_loop, event_loop.new_event_loop):
         with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(play())
 

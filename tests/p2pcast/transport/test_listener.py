@@ -7,9 +7,8 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
-import uvloop
 
-from p2pcast import limits
+from p2pcast import event_loop, limits
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.transport.dial import MAX_EARLY, dial
 from p2pcast.transport.link import Link
@@ -100,7 +99,7 @@ Play = Callable[[Place], Awaitable[None]]
 
 @pytest.fixture
 def place():
-    def run(play: Play, *, turn_away=None, handshake_s=LIMIT_S, tls=None, loop=uvloop.new_event_loop) -> None:
+    def run(play: Play, *, turn_away=None, handshake_s=LIMIT_S, tls=None, loop=event_loop.new_event_loop) -> None:
         async def body() -> None:
             owner = Owner(turn_away)
             listener = Listener(owner, HUB, tls, handshake_s=handshake_s)
@@ -139,7 +138,7 @@ def said(data: bytes) -> str:
     return ""
 
 
-@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", [event_loop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 @pytest.mark.parametrize("stripes", [1, 2, 8])
 def test_a_link_has_all_its_stripes_and_messages_go_both_ways(place, loop, stripes):
     async def play(here: Place) -> None:

@@ -7,9 +7,8 @@ import socket
 from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 
-from p2pcast import limits
+from p2pcast import event_loop, limits
 from p2pcast.errors import RemoteError, RetryableError
 from p2pcast.transport import stripe as stripe_module
 from p2pcast.transport.dial import dial
@@ -151,7 +150,7 @@ async def test_all_links_of_a_node_have_one_ration(monkeypatch):
         await theirs.until(lambda: "ration" in theirs.links[1]._unheard)
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, event_loop.new_event_loop])
 def test_one_that_does_not_read_is_not_closed_for_ever(monkeypatch, loop):
     """It says goodbye, and does not read what is queued: the socket and the queue would stay."""
 
@@ -177,7 +176,7 @@ def test_one_that_does_not_read_is_not_closed_for_ever(monkeypatch, loop):
         runner.run(play())
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, event_loop.new_event_loop])
 def test_one_that_does_not_read_its_answers_is_left(monkeypatch, loop):
     """It asks, its own side takes nothing: what waits for it here is bounded."""
     with asyncio.Runner(loop_factory=loop) as runner:

@@ -10,9 +10,8 @@ import time
 import weakref
 
 import pytest
-import uvloop
 
-from p2pcast import limits
+from p2pcast import event_loop, limits
 from p2pcast.errors import P2PCastError, RefusedError, RetryableError, UntrustedError
 from p2pcast.transport import turnstile
 from p2pcast.transport.dial import dial
@@ -76,7 +75,7 @@ class Place(QuietOwner):
 
 @pytest.fixture
 def place(papers):
-    def run(play, *, loop=uvloop.new_event_loop, **options) -> None:
+    def run(play, *, loop=event_loop.new_event_loop, **options) -> None:
         async def body() -> None:
             here, broken = Place(papers, **options), []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
@@ -95,7 +94,7 @@ def place(papers):
     return run
 
 
-LOOPS = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+LOOPS = pytest.mark.parametrize("loop", [event_loop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 
 
 @LOOPS
@@ -343,7 +342,7 @@ def test_a_plaintext_hub_is_named_as_what_it_is(papers):
         await plain.stop()
         await asyncio.sleep(0)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         runner.run(play())
 
 

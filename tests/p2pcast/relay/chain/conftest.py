@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import uvloop
+
+from p2pcast import event_loop
 
 sys.path.append(str(Path(__file__).parent))  # chain_members
 
@@ -16,7 +17,7 @@ from chain_members import Play, Swarm
 
 @pytest.fixture
 def swarm(maker, tmp_path):
-    def run(play: Play, *, loop=uvloop.new_event_loop, **options) -> None:
+    def run(play: Play, *, loop=event_loop.new_event_loop, **options) -> None:
         async def body() -> None:
             swarm = Swarm(maker, tmp_path, **options)
             try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import uvloop
 from chain_members import MEGABYTES, Swarm
 
+from p2pcast import event_loop
 from p2pcast.relay.pieces import PieceSet
 from p2pcast.store.store import Store
 
 
-@pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", [event_loop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 @pytest.mark.parametrize("stripes", [1, 2, 8])
 def test_a_chain_ends_with_what_began_it(swarm, maker, loop, stripes):
     made = [
