@@ -106,9 +106,9 @@ class Outgoing:
         )  # fmt: skip
         if done.choice is not None:
             logger.info("version %s went out in codec %s: %s", version, done.choice.codec, done.choice.why)
-        await owner.staging.run(owner.publishing.reserve)
         owner.intake.changed()
         owner.keeping.news()
+        await owner.staging.run(owner.publishing.reserve)
         await owner.sealing.retain()
 
     # -- FoldersOwner

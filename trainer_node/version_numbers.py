@@ -95,7 +95,8 @@ class VersionNumbers:
 
     def seen(self, version: Version) -> None:
         """This number was used, by evidence from outside the file."""
-        self.used = _later(self.used, version)
+        with self._changing:
+            self.used = _later(self.used, version)
 
     def above(self, branch: int) -> None:
         """The next version opens a branch after this one. Raises LocalError."""

@@ -182,6 +182,24 @@ async def test_a_hub_that_is_restarted_in_the_middle_of_a_round(swarm, states, m
     assert [p.commits for p in peers] == ["barrier", "barrier"]
 
 
+async def test_a_peer_that_starts_without_the_hub_waits_for_the_end_of_the_round(swarm, states, monkeypatch):
+    monkeypatch.setattr("trainer_node.commits.REJOIN_S", 3.0)
+    hub, (a, b) = await fleet(swarm, states, "a", "b", barrier_timeout_s=600.0)
+    async with b.following.held_still():
+        swarm.publish(2, states.trained(swarm.steps[1][0], 2))
+        await swarm.until(lambda: hub.commits.status()["staged"] == 1, "one has staged it")
+        await swarm.down(hub)
+        await swarm.down(a)
+        a = await swarm.peer_up("a")
+        await swarm.until(lambda: a.runners[0].waits_for == "commit", "its engine waits for the command")
+        assert (a.commits, a.target, a.staged) == ("barrier", ONE, TWO)
+        assert str(b.committed) == "0.1"
+        hub = await swarm.hub_up(commit="barrier", barrier_timeout_s=600.0)
+        await swarm.until(lambda: a.control.connected and b.control.connected, "both are back")
+        assert serving(a) == []
+    await swarm.live("0.2")
+
+
 async def test_a_branch_goes_through_the_barrier_too(swarm, states):
     hub, _ = await fleet(swarm, states, "a", "b", barrier_timeout_s=600.0)
     swarm.publish(1, states.trained(swarm.steps[1][0], 9))
