@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import is_loopback
-from p2pcast.artifact.records import RunKey, run_id
+from p2pcast.artifact.records import run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.store.files import atomic_write, explained
 from p2pcast.transport.link import Link, QuietOwner

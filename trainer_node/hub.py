@@ -16,7 +16,7 @@ from typing import Any
 
 from p2pcast import limits, metrics
 from p2pcast.addresses import ANYWHERE, show_address, unscoped
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, UsageError
