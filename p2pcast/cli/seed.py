@@ -107,7 +107,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     type=click.FloatRange(0, 3650, min_open=True),
     default=14,
     show_default=True,
-    help="How long a certificate is in force. Renewed after a third of it; so two thirds of it may the hub be away.",
+    help="Certificate lifetime in days; renewed after one third.",
 )
 @click.option(
     "--recall",
