@@ -24,7 +24,8 @@ import numpy.typing as npt
 from p2pcast import limits
 from p2pcast.artifact.assembly import Placed
 from p2pcast.artifact.p2pd import P2pdFile, P2pdWriter
-from p2pcast.artifact.records import DELTA, ID_BYTES, FileEntry, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, ID_BYTES, FileEntry, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint import Checkpoint, write_folder
 from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode, encode_whole
 from p2pcast.codec.digest import MASK, digest

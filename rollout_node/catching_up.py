@@ -68,7 +68,7 @@ class CatchingUp:
         usable = _steps(edges) if self.mode == "none" else edges
         return cheapest_path(held, usable, cost=lambda e: rates.seconds(e, state_bytes) + self._refill_s(held, e))
 
-    def should_ask(self, held: Version | None, missing: Collection[Edge], state_bytes: int, now_s: float) -> Version | None:
+    def should_ask(self, held: Version | None, missing: Collection[Edge], state_bytes: int) -> Version | None:
         """The base of a squash to ask the hub for, or None. ``missing``: artifacts of the way that have still to come, in order."""
         if not self.asks or held is None or held == self._asked or len(missing) < 2:
             return None

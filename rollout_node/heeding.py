@@ -218,11 +218,8 @@ class Heeding:
 
     def _members_are(self, lead: Lead, nodes: list[bytes]) -> None:
         """Kept, for as long as the hub may be away."""
-        peer = self._peer
         lead.members_are(nodes)
-        named = [lead.name, [node.hex() for node in nodes]]
-        if named != peer.memory["members"]:
-            peer.later(peer.staging.run(peer.memory.update, members=named), "members")
+        self._peer.remembering.keep(members=[lead.name, [node.hex() for node in nodes]])
 
     async def _renewed(self, papers: Papers, certificate: bytes) -> None:
         try:

@@ -183,7 +183,7 @@ class Wayfinding:
         if path and path[0].base is None:
             held, behind = path[0].version, path[1:]
         missing = [e for e in behind if not peer.pulling.fetches(e.artifact) and self._lacking(e)]
-        base = self.squashes.should_ask(held, missing, state_bytes, now)
+        base = self.squashes.should_ask(held, missing, state_bytes)
         if base is not None and peer.control.ask_squash(base):
             logger.info("%d artifacts behind version %s: asking for one in their place", len(missing), path[-1].version)
             self.squashes.asked(base, now)

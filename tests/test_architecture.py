@@ -42,9 +42,6 @@ CORES = [
     "trainer_node/engines.py",
 ]
 EXCEPTIONS = {
-    # RunKey.generate and RunKey.load_or_create: a key has to come from somewhere, and to be kept.
-    ("p2pcast.artifact.records", "os"),
-    ("p2pcast.artifact.records", "pathlib"),
     # Thread-local scratch and zstd contexts: cells are coded on all cores at once, and what comes out does not depend on them.
     ("p2pcast.codec.dense", "threading"),
     ("p2pcast.codec.room", "threading"),

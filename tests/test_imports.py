@@ -46,6 +46,7 @@ CORES = [
     "p2pcast/artifact/assembly.py",
     "p2pcast/artifact/canonical.py",
     "p2pcast/artifact/packer.py",
+    "p2pcast/artifact/records.py",
     "trainer_node/barrier.py",
     "trainer_node/engines.py",
     "trainer_node/membership.py",

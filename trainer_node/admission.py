@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import is_loopback
-from p2pcast.artifact.records import RunKey, run_id
+from p2pcast.artifact.records import run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.store.files import atomic_write, explained
 from p2pcast.transport.link import Link, QuietOwner
@@ -69,7 +70,7 @@ class AdmissionOwner(Protocol):
         """Close what connects to these nodes, and tell all peers of the evictions. ``signed``: new statements."""
 
     def token_changed(self) -> Path | None:
-        """Write the token file; which one. Raises LocalError."""
+        """Write the token file; which one. Blocks. Raises LocalError."""
 
     def told(self, kind: str, **facts: Any) -> None:
         """An event."""
@@ -320,9 +321,9 @@ class Admission:
             # With the statement goes the token that it could use: the hub's own, if it had one.
             first = min(revoked, key=lambda i: not self._ledger.grants[i].own, default="")
             self._decide(bytes.fromhex(node), bytes.fromhex(first) or NO_TOKEN, evicted=True, name=name)
-            fresh = self._revoke_all(revoked, now)
+            fresh = await self._revoke_all(revoked, now)
             await self._save()
-            file = self._write_token_file() if fresh else None
+            file = await self._write_token_file() if fresh else None
         self._owner.told("evicted", peer=name, node=node, undone=False)
         logger.warning("evicted %s (%s)%s", name, node, f", revoked token {', '.join(revoked)}" if revoked else "")
         note = None
@@ -365,23 +366,27 @@ class Admission:
         self._require_tls()
         async with self._changing:
             ident = self._ledger.revoke(str(body.get("id", "")))
-            fresh = self._revoke_all([ident], time.time())
+            fresh = await self._revoke_all([ident], time.time())
             await self._save()
-            file = self._write_token_file() if fresh else None
+            file = await self._write_token_file() if fresh else None
         return {"id": ident, "revoked": True, "token_file": None if file is None else str(file)}
 
-    def _revoke_all(self, idents: list[str], now: float) -> bool:
+    async def _revoke_all(self, idents: list[str], now: float) -> bool:
         """Whether the hub has a new token of its own for them."""
         for ident in idents:
             self._evictions.revoke(ident)
         self._ledger.strike(idents)
         if self.tls is None or self.token.ident.hex() not in idents:
             return False
-        self.token, self._stale = self._new_token(now), True
+        await self._replace_token(now)
         return True
 
-    def _write_token_file(self) -> Path | None:
-        file = self._owner.token_changed()
+    async def _replace_token(self, now: float) -> None:
+        secret = await self._owner.blocking(self._new_secret)
+        self.token, self._stale = self._granted(secret, now), True
+
+    async def _write_token_file(self) -> Path | None:
+        file: Path | None = await self._owner.blocking(self._owner.token_changed)
         self._stale = False
         return file
 
@@ -427,7 +432,7 @@ class Admission:
             if not self._token_is_due(now):
                 self._write_ledger()
                 return token
-        made = self._new_token(now)
+        made = self._granted(self._new_secret(), now)
         self._write_ledger()
         return made
 
@@ -445,17 +450,22 @@ class Admission:
             now = time.time()
             try:
                 if self.tls is not None and self._token_is_due(now):
-                    self.token, self._stale = self._new_token(now), True
+                    await self._replace_token(now)
                 await self._save()
                 if self._stale:
-                    self._write_token_file()
+                    await self._write_token_file()
                     logger.info("a fresh token is in the token file")
             except LocalError as error:
                 logger.warning("tokens and evictions are not on disk as they should be: %s", error)
 
-    def _new_token(self, now: float) -> Token:
+    def _new_secret(self) -> bytes:
+        """Of the hub's next own token, on disk when it returns. Blocks. Raises LocalError."""
         secret = secrets.token_bytes(SECRET_BYTES)
         atomic_write(self._state / SECRET, secret, 0o600)
+        return secret
+
+    def _granted(self, secret: bytes, now: float) -> Token:
+        """The hub's own token from now on."""
         self._ledger.grant(secret, "peer", now, ttl_s=self._token_ttl_s, own=True)
         return Token(self._run, secret, self._authority.fingerprint)
 

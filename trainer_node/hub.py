@@ -16,7 +16,7 @@ from typing import Any
 
 from p2pcast import limits, metrics
 from p2pcast.addresses import ANYWHERE, show_address, unscoped
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.warm import warm_up
 from p2pcast.daemon import Memory, node_id
 from p2pcast.errors import RefusedError, UsageError
@@ -372,7 +372,9 @@ class Hub(QuietOwner):
         self.later(renewed(), f"renew {session.link.name}", vital=False)
 
     def leads_changed(self, claims: dict[str, str]) -> None:
-        self.later(self.staging.run(self.memory.update, leads=claims), "leads of engines")
+        # Set here and written there: of two writes at once either has the newest claims.
+        self.memory.facts["leads"] = claims
+        self.later(self.staging.run(self.memory.update), "leads of engines")
 
     def is_sealed(self, artifact: bytes) -> bool:
         return artifact in self.store.artifacts

@@ -86,7 +86,7 @@ class Intake:
         """Until cancelled."""
         self._serving = True
         if self._group is not None and self._group.complete:
-            self._answer(self._group)
+            self._answer()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish_all(), name="versions from ranks")
             tasks.create_task(self._tell_live(), name="live")
@@ -181,9 +181,9 @@ class Intake:
         if group.complete:
             logger.info("%d ranks of a trainer are here", ranks)
             if self._serving:
-                self._answer(group)
+                self._answer()
 
-    def _answer(self, group: Group) -> None:
+    def _answer(self) -> None:
         head = self._publishing.head
         manifest = None if head is None else self._store.manifest(head)
         layout = None if manifest is None else manifest.layout

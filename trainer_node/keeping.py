@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from p2pcast import limits
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.bell import Bell
 from p2pcast.codec.layout import Cell
 from p2pcast.errors import P2PCastError, RetryableError

@@ -214,7 +214,7 @@ class Mirroring:
     async def _round(self, work: list[Coroutine[Any, Any, None]]) -> None:
         """Side by side, for as long as nobody else wants the uplink: then what is under way is given up. The first error, once all have ended."""
         loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(part) for part in work]
+        tasks = [asyncio.create_task(part, name="upload to the mirror") for part in work]
         starved, pending = self._owner.sending(), set(tasks)
         self._fed_at = loop.time()
         try:

@@ -316,7 +316,7 @@ class Publisher:
         ranked = uplink.heard.ranked
         if self._base is None or self._version is not None or ranked is None or ranked.state is None:
             return
-        base, self._base_seen = self._base, True
+        base = self._base
         if base.layout().tensors != plan.layout.tensors or state_digest(base, plan.layout) != ranked.state:
             return
         cells = [part.cell for part in plan.parts]

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.artifact.records import DELTA, OWN, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, OWN, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.choice import Choice
 from p2pcast.codec.digest import MASK

@@ -11,7 +11,8 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from p2pcast import limits
-from p2pcast.artifact.records import Durable, Open, RunKey
+from p2pcast.artifact.records import Durable, Open
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.events import Events

@@ -20,7 +20,7 @@ import numpy as np
 
 from p2pcast import event_loop
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.bench.end import CELL_BYTES, End
 from p2pcast.codec.cell import DENSE
 from p2pcast.daemon import keep_freed_memory

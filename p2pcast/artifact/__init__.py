@@ -2,7 +2,8 @@
 
 from p2pcast.artifact.assembly import Assembly, Placed
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import ANCHOR, DELTA, Batch, CellEntry, FileEntry, Manifest, Open, RunKey, run_id
+from p2pcast.artifact.records import ANCHOR, DELTA, Batch, CellEntry, FileEntry, Manifest, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 
 __all__ = [
     "ANCHOR",

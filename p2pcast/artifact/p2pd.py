@@ -19,7 +19,8 @@ from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly, Placed
 from p2pcast.artifact.canonical import pack, take_bin
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import KEY_BYTES, FileEntry, Manifest, Open, RunKey
+from p2pcast.artifact.records import KEY_BYTES, FileEntry, Manifest, Open
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
 from p2pcast.store import disk

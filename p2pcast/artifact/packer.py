@@ -6,6 +6,7 @@ Promise: holds no payloads; whoever feeds it appends the same bytes to his log i
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import blake3
 
@@ -22,13 +23,15 @@ from p2pcast.artifact.records import (
     FileEntry,
     Manifest,
     Open,
-    RunKey,
     path_fault,
     payload_fits,
     run_id,
 )
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import UsageError
+
+if TYPE_CHECKING:
+    from p2pcast.artifact.run_key import RunKey
 
 
 class Packer:

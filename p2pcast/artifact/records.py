@@ -4,31 +4,33 @@ A version is one thing for ever. Its *version hash* is BLAKE3 of the body of the
 every delta names the hash of its base. So versions form a chain, and two states under one version number are told apart by any pair of their artifacts.
 
 Promise: a record that came out of ``from_signed`` was signed by the run's key, is in canonical form, and every field is in range. The checks run in
-that order, and nothing is unpacked from bytes whose signature has not matched. Pure, save ``RunKey.load_or_create``.
+that order, and nothing is unpacked from bytes whose signature has not matched. Pure.
 """
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import blake3
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from p2pcast import limits
 from p2pcast.artifact.canonical import U64, Fields, pack, take_bin
-from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.errors import IntegrityError
 from p2pcast.version import Version
+
+if TYPE_CHECKING:
+    from p2pcast.artifact.run_key import RunKey
 
 HASH_BYTES = 32
 ID_BYTES = 16
 KEY_BYTES = 32
+"""Of the run's key, secret and public."""
 SIGNATURE_BYTES = 64
 KINDS = ("delta", "anchor")
 DELTA, ANCHOR = KINDS
@@ -44,45 +46,6 @@ OWN = b""
 def payload_fits(codec: int, size: int, cell_bytes: int) -> bool:
     """Whether a payload of ``size`` bytes may stand for a cell of ``cell_bytes``: readers size their buffers by this."""
     return size == cell_bytes if codec == RAW else 1 <= size <= 2 * cell_bytes + limits.CELL_OVERHEAD_BYTES
-
-
-class RunKey:
-    """The run's Ed25519 key: who holds it may publish versions."""
-
-    def __init__(self, secret: bytes) -> None:
-        """From its 32 secret bytes."""
-        self._key = Ed25519PrivateKey.from_private_bytes(secret)
-        self.public: bytes = self._key.public_key().public_bytes_raw()
-
-    def __repr__(self) -> str:
-        return f"RunKey(public={self.public.hex()})"
-
-    @classmethod
-    def generate(cls) -> RunKey:
-        return cls(os.urandom(KEY_BYTES))
-
-    @classmethod
-    def load_or_create(cls, path: Path | str) -> RunKey:
-        """The key in the file at ``path`` (32 bytes, mode 0600), made if there is none. Raises LocalError."""
-        from p2pcast.store.files import atomic_write, explained
-
-        path = Path(path)
-        with explained("read", path):
-            if not path.exists():
-                try:
-                    atomic_write(path, os.urandom(KEY_BYTES), 0o600, replace=False)
-                except FileExistsError:
-                    pass  # another process was faster; its key is the run's
-            if path.stat().st_mode & 0o077:
-                raise LocalError(f"run key {path} can be read by others; run: chmod 600 {path}")
-            with path.open("rb") as file:
-                secret = file.read(KEY_BYTES + 1)
-        if len(secret) != KEY_BYTES:
-            raise LocalError(f"run key {path} is not {KEY_BYTES} bytes: restore it from a copy, or remove it to start a new run")
-        return cls(secret)
-
-    def sign(self, message: bytes) -> bytes:
-        return self._key.sign(message)
 
 
 def run_id(public: bytes) -> bytes:

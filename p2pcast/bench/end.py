@@ -7,7 +7,8 @@ import secrets
 from pathlib import Path
 
 from p2pcast import limits
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.downstream import Downstream

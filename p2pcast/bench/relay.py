@@ -24,7 +24,8 @@ import numpy as np
 
 from p2pcast import event_loop
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import RunKey, run_id
+from p2pcast.artifact.records import run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.bench import bare
 from p2pcast.bench.anonymous import Peak
 from p2pcast.bench.end import CELL_BYTES, End

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from p2pcast import event_loop
-from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention
+from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention, seconds
 from p2pcast.errors import UsageError
 from p2pcast.store.retention import AT_A_PEER
 from p2pcast.trust.names import default_name, name_fault
@@ -82,33 +82,26 @@ if TYPE_CHECKING:
 )
 @click.option("--rolling", type=click.IntRange(1), metavar="K", help="At most K engines are being switched at one time.")
 @click.option("--callbacks", metavar="PKG.MODULE[:OBJECT]", help="Your before_commit(version) and after_commit(version, error).")
-@click.option(
-    "--max-defer",
-    "max_defer_s",
-    envvar="P2PCAST_JOIN_MAX_DEFER",
-    type=click.FloatRange(0.0, 3600.0),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="So long may before_commit put off a version.",
+@seconds(
+    "join",
+    "max-defer",
+    click.FloatRange(0.0, 3600.0),
+    10.0,
+    "So long may before_commit put off a version.",
 )
-@click.option(
-    "--join-timeout",
-    "join_timeout_s",
-    envvar="P2PCAST_JOIN_JOIN_TIMEOUT",
-    type=click.FloatRange(0.0),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time for the first join to reach the hub; 0: no limit. A peer that has joined before needs no hub to start.",
+@seconds(
+    "join",
+    "join-timeout",
+    click.FloatRange(0.0),
+    60.0,
+    "Time for the first join to reach the hub; 0: no limit. A peer that has joined before needs no hub to start.",
 )
-@click.option(
-    "--max-age",
-    "max_age_s",
-    envvar="P2PCAST_JOIN_MAX_AGE",
-    type=click.FloatRange(0.0, min_open=True),
-    metavar="SECONDS",
-    help="Greatest age of the last word of the newest version, from hub, swarm or mirror; unready beyond it.  [default: no limit]",
+@seconds(
+    "join",
+    "max-age",
+    click.FloatRange(0.0, min_open=True),
+    None,
+    "Greatest age of the last word of the newest version, from hub, swarm or mirror; unready beyond it.  [default: no limit]",
 )
 @click.option("--engine", metavar="NAME", help="An engine whose workers run on several hosts, each with a peer.")
 @click.option(

@@ -87,6 +87,21 @@ class VersionType(click.ParamType[Version | str]):
             self.fail(str(error), param, ctx)
 
 
+def seconds(command: str, option: str, kind: click.FloatRange, default: float | None, text: str) -> Callable[[F], F]:
+    """``--option SECONDS`` of ``command``. The parameter has its unit in its name, the variable of the environment has not."""
+    name = option.replace("-", "_")
+    return click.option(
+        f"--{option}",
+        f"{name}_s",
+        envvar=f"P2PCAST_{command}_{name}".upper(),
+        type=kind,
+        default=default,
+        show_default=default is not None,
+        metavar="SECONDS",
+        help=text,
+    )
+
+
 def retention(function: F) -> F:
     """``--keep-deltas``, ``--keep-anchors``."""
     deltas = click.option(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from p2pcast import event_loop
-from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention
+from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention, seconds
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT
 from p2pcast.store.retention import ANCHOR_EVERY, Counts
@@ -64,25 +64,19 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     type=click.IntRange(0),
     help="Begin no version while a peer's engines are more than this many versions behind.",
 )
-@click.option(
-    "--max-lag-wait",
-    "max_lag_wait_s",
-    envvar="P2PCAST_SEED_MAX_LAG_WAIT",
-    type=click.FloatRange(0),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With --max-lag: greatest time for which one peer may hold back versions; 0: no limit.",
+@seconds(
+    "seed",
+    "max-lag-wait",
+    click.FloatRange(0),
+    300.0,
+    "With --max-lag: greatest time for which one peer may hold back versions; 0: no limit.",
 )
-@click.option(
-    "--rank-timeout",
-    "rank_timeout_s",
-    envvar="P2PCAST_SEED_RANK_TIMEOUT",
-    type=click.FloatRange(0),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Greatest time for which a trainer's rank may keep the other ranks waiting; 0: no limit.",
+@seconds(
+    "seed",
+    "rank-timeout",
+    click.FloatRange(0),
+    600.0,
+    "Greatest time for which a trainer's rank may keep the other ranks waiting; 0: no limit.",
 )
 @click.option(
     "--anchor-every",
@@ -113,7 +107,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     type=click.FloatRange(0, 3650, min_open=True),
     default=14,
     show_default=True,
-    help="How long a certificate is in force. Renewed after a third of it; so two thirds of it may the hub be away.",
+    help="Certificate lifetime in days; renewed after one third.",
 )
 @click.option(
     "--recall",

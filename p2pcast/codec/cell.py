@@ -61,11 +61,10 @@ class Decoded:
 
 
 class Codec(Protocol):
-    """A way to code one changed cell. ``needs_old``: even the positions can't be had without the old words."""
+    """A way to code one changed cell."""
 
     id: int
     name: str
-    needs_old: bool
 
     def encode(self, cell: Cell, change: Change) -> bytes:
         """The payload. ``change`` has at least one position."""
@@ -103,7 +102,7 @@ class Patch:
 class RawCodec:
     """The new bytes as they are."""
 
-    id, name, needs_old = RAW, "raw", False
+    id, name = RAW, "raw"
 
     def encode(self, cell: Cell, change: Change) -> bytes:
         return change.new.tobytes()
@@ -118,7 +117,7 @@ class RawCodec:
 class DenseCodec:
     """The new words, byte plane by byte plane, zstd."""
 
-    id, name, needs_old = DENSE, "dense", False
+    id, name = DENSE, "dense"
 
     def encode(self, cell: Cell, change: Change) -> bytes:
         return encode_dense(change.new)
@@ -130,7 +129,7 @@ class DenseCodec:
 class FlatCodec:
     """Gaps and ULP steps."""
 
-    id, name, needs_old = FLAT, "flat", False
+    id, name = FLAT, "flat"
 
     def encode(self, cell: Cell, change: Change) -> bytes:
         return encode_flat(change.positions, change.steps, cell.words)
@@ -149,7 +148,7 @@ class FlatCodec:
 class ContextCodec:
     """Gaps among words of like magnitude, directions and sizes, entropy coded."""
 
-    id, name, needs_old = CONTEXT, "context", True
+    id, name = CONTEXT, "context"
 
     def encode(self, cell: Cell, change: Change) -> bytes:
         return encode_context(cell, change.old, change.positions, change.steps, change.held)

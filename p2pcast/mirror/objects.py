@@ -78,15 +78,14 @@ class Objects:
         async def do() -> str | None:
             # In one request: parts of an upload that is never finished would lie in the store unseen.
             result = await obstore.put_async(self._store, self._folder + name, data, use_multipart=False)
-            self._share(name)
+            if self.url.startswith("file://"):
+                await asyncio.to_thread(self._share, name)
             return _tag(result["e_tag"])
 
         return await self._ask("write", name, do, data)
 
     def _share(self, name: str) -> None:
-        """Of a folder: whoever may read it may read what is written there, whatever this process's umask."""
-        if not self.url.startswith("file://"):
-            return
+        """Of a folder: whoever may read it may read what is written there, whatever this process's umask. Blocks."""
         path = top = Path(self.url.removeprefix("file://") or "/")
         mode = top.stat().st_mode & 0o755 | stat.S_IRWXU
         *folders, file = PurePath(self._folder + name).parts

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.artifact.records import DELTA, FileEntry, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, FileEntry, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.squash import needs_base, squash
 from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.state.replay import Links, Replay, Whole

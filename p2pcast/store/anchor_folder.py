@@ -17,7 +17,8 @@ from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import OWN, RAW, Manifest, Open, RunKey
+from p2pcast.artifact.records import OWN, RAW, Manifest, Open
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint.folder import SINGLE, write_folder
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.digest import digest

@@ -25,7 +25,8 @@ import numpy.typing as npt
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.artifact.records import ANCHOR, DELTA, FileEntry, Manifest, Open, RunKey, run_id
+from p2pcast.artifact.records import ANCHOR, DELTA, FileEntry, Manifest, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import P2PCastError
 from p2pcast.store import anchor_folder, disk, journal, partial

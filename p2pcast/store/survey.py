@@ -14,7 +14,8 @@ import blake3
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.p2pd import P2pdFile
-from p2pcast.artifact.records import ANCHOR, DELTA, RunKey, run_id
+from p2pcast.artifact.records import ANCHOR, DELTA, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.metrics import STORE_PARTS, disk_bytes
 from p2pcast.store import anchor_folder, disk, journal

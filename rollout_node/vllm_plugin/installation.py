@@ -176,7 +176,7 @@ class Installation:
         self._next, self._committed = None, found
         self.held, self.doubtful = None, True  # until it is all there
         try:
-            mark = self._write_all(found, found.shadow) if found.shadow else self._write_changed(found)
+            mark = self._write_all(found.shadow) if found.shadow else self._write_changed(found)
             if mark != found.mark:
                 raise IntegrityError(f"what was written for {version} isn't there: mark {mark:x} in place of {found.mark:x}")
         except BaseException:
@@ -186,7 +186,7 @@ class Installation:
         self._hold(version)
         return mark
 
-    def _write_all(self, found: _Next, shadow: ShadowReader) -> int:
+    def _write_all(self, shadow: ShadowReader) -> int:
         if self.derived:
             reload_all(shadow, self._model, self._model_config)
         else:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from strangers import NODE, Nobody, bought, joined, knock, token_of
 
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import RefusedError
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.evictions import NO_TOKEN, Statement

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[1] / "compat"))  # history
 
 from history import FILES, HEAD, VERSIONS, state, step
 
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.state.replay import replay_to
 from p2pcast.store.survey import survey
 from p2pcast.version import Version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -172,16 +173,17 @@ async def test_a_key_that_the_token_does_not_pin_is_not_used(swarm, states):
 
 async def test_a_peer_whose_knowledge_is_too_old_is_unready(swarm, states):
     await swarm.hub_up()
-    peer = await swarm.peer_up("a", max_age_s=3.0)
+    peer = await swarm.peer_up("a", max_age_s=3600.0)
     swarm.publish(1, states.first())
     await swarm.live("0.1")
     assert (await swarm.get(peer, "/readyz"))[0] == 200
     await swarm.down(swarm.hub)
+    peer.config = replace(peer.config, max_age_s=0.5)
     await swarm.until(lambda: not peer.view.ready()[0], "it is unready")
     status, why = await swarm.get(peer, "/readyz")
     assert status == 503
-    assert "--max-age 3" in why
-    assert (await swarm.status(peer))["knowledge"]["age_s"] > 3
+    assert "--max-age 0.5" in why
+    assert (await swarm.status(peer))["knowledge"]["age_s"] > 0.5
     assert "p2pcast_peer_knowledge_age_seconds" in (await swarm.get(peer, "/metrics"))[1]
     await swarm.hub_up()
     await swarm.until(lambda: peer.view.ready()[0], "it is ready again")

@@ -22,7 +22,8 @@ import pytest
 from netem.crash.image import Image, Left
 from netem.crash.recorder import Recorder
 from p2pcast.artifact.p2pd import P2pdFile
-from p2pcast.artifact.records import RunKey, run_id
+from p2pcast.artifact.records import run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.events import Events

@@ -99,18 +99,15 @@ async def test_a_hub_whose_disk_fails_to_seal_ends_as_it_did_and_its_publish_doe
     assert not any(isinstance(e, TaskFailedError) for e in errors)
 
 
-async def test_a_peer_that_fails_to_seal_ends(faulty, states, monkeypatch):
+@pytest.mark.parametrize(
+    ("part", "work", "task"),
+    [("store", "seal", "seal 0.2"), ("store", "retain", "seal 0.2"), ("shadow", "apply", "staging")],
+)
+async def test_a_peer_that_fails_with_a_version_ends(faulty, states, monkeypatch, part, work, task):
     _, state, peer = await begun(faulty, states, "a")
-    monkeypatch.setattr(peer.store, "seal", broken)
+    monkeypatch.setattr(getattr(peer, part), work, broken)
     faulty.publish(2, states.trained(state, 2))
-    await ends(faulty, peer, "seal 0.2")
-
-
-async def test_a_peer_that_fails_in_retention_ends(faulty, states, monkeypatch):
-    _, state, peer = await begun(faulty, states, "a")
-    monkeypatch.setattr(peer.store, "retain", broken)
-    faulty.publish(2, states.trained(state, 2))
-    await ends(faulty, peer, "seal 0.2")
+    await ends(faulty, peer, task)
 
 
 async def test_a_hub_that_fails_in_retention_ends(faulty, states, monkeypatch):
@@ -181,13 +178,6 @@ async def test_a_write_behind_that_fails_ends_the_peer(faulty, states, monkeypat
     )
     faulty.publish(2, states.trained(state, 2))
     await ends(faulty, peer, "node")
-
-
-async def test_staging_that_fails_in_its_threads_ends_the_peer(faulty, states, monkeypatch):
-    _, state, peer = await begun(faulty, states, "a")
-    monkeypatch.setattr(peer.shadow, "apply", broken)
-    faulty.publish(2, states.trained(state, 2))
-    await ends(faulty, peer, "staging")
 
 
 async def test_a_warm_up_that_fails_ends_the_peer_before_it_joins(faulty, monkeypatch):

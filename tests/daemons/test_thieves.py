@@ -6,7 +6,8 @@ import secrets
 
 import p2pcast.artifact.assembly as assembly
 from p2pcast import limits
-from p2pcast.artifact.records import DELTA, Open, RunKey
+from p2pcast.artifact.records import DELTA, Open
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.version import Version
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from strangers import NODE, Nobody, at, bought, knock, token_of
 
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UntrustedError, UsageError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.listener import Listener

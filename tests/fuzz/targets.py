@@ -20,7 +20,8 @@ from wire_targets import check_install, check_stream, check_text, install_seeds,
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.canonical import pack
 from p2pcast.artifact.p2pd import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
-from p2pcast.artifact.records import Batch, Manifest, Open, RunKey
+from p2pcast.artifact.records import Batch, Manifest, Open
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.checkpoint.safetensors_file import header_for, parse_header
 from p2pcast.codec.cell import CODECS, CONTEXT, DENSE, FLAT, RAW, Patch, apply, decode, digest, encode
 from p2pcast.codec.digest import MASK

@@ -242,7 +242,7 @@ FROM_INSIDE = [
     Mutation(
         "to come back under another id",
         ADMISSION,
-        "            fresh = self._revoke_all(revoked, now)",
+        "            fresh = await self._revoke_all(revoked, now)",
         "            fresh = False",
         EVICTED + "test_an_eviction_leaves_the_rest_of_the_fleet_alone",
     ),

@@ -39,7 +39,7 @@ OWNED = [
         TASKS,
         "            self.fail(task.get_name(), error, fatal=vital)",
         "            self.fail(task.get_name(), error)",
-        IN_DAEMONS + "test_a_peer_that_fails_to_seal_ends",
+        IN_DAEMONS + "test_a_peer_that_fails_with_a_version_ends",
     ),
     Mutation(
         OWN_WORK,

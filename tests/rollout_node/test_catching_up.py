@@ -51,15 +51,15 @@ def test_what_is_here_already_costs_no_bytes():
 
 def test_one_is_asked_for_where_it_saves_time_and_once():
     peer = CatchingUp("auto", 8)
-    assert peer.should_ask(v(0), CHAIN, 16 * GB, 0.0) == v(0)
-    assert peer.should_ask(v(0), CHAIN[:1], 16 * GB, 0.0) is None
-    assert peer.should_ask(None, CHAIN, 16 * GB, 0.0) is None
-    assert peer.should_ask(v(0), [delta(n, n + 1, 100) for n in range(4)], 1000, 0.0) is None, "nothing to gain"
-    assert CatchingUp("ask", 8).should_ask(v(0), [delta(n, n + 1, 100) for n in range(4)], 1000, 0.0) == v(0)
+    assert peer.should_ask(v(0), CHAIN, 16 * GB) == v(0)
+    assert peer.should_ask(v(0), CHAIN[:1], 16 * GB) is None
+    assert peer.should_ask(None, CHAIN, 16 * GB) is None
+    assert peer.should_ask(v(0), [delta(n, n + 1, 100) for n in range(4)], 1000) is None, "nothing to gain"
+    assert CatchingUp("ask", 8).should_ask(v(0), [delta(n, n + 1, 100) for n in range(4)], 1000) == v(0)
     for mode in ("none", "kept"):
-        assert CatchingUp(mode, 8).should_ask(v(0), CHAIN, 16 * GB, 0.0) is None
+        assert CatchingUp(mode, 8).should_ask(v(0), CHAIN, 16 * GB) is None
     peer.asked(v(0), 0.0)
-    assert peer.should_ask(v(0), CHAIN, 16 * GB, 1.0) is None
+    assert peer.should_ask(v(0), CHAIN, 16 * GB) is None
 
 
 def answer(version, size=900_000_000, wait_s=5.0):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.artifact.records import Durable, Open, RunKey, run_id
+from p2pcast.artifact.records import Durable, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.version import Version
 from trainer_node.recall import Recall, Roster
 from trainer_node.version_numbers import VersionNumbers

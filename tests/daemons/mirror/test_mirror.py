@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2pcast.artifact.records import RunKey
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.cli.status import table
 from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.mirror.names import run_folder

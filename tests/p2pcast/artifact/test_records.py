@@ -18,10 +18,10 @@ from p2pcast.artifact.records import (
     FileEntry,
     Manifest,
     Open,
-    RunKey,
     path_fault,
     run_id,
 )
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import IntegrityError, LocalError
 from p2pcast.version import Version
 

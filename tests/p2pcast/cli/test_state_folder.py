@@ -16,7 +16,8 @@ from click.testing import CliRunner
 from p2pcast import limits
 from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.cli.inspect import inspect
 from p2pcast.cli.state_folder import check
 from p2pcast.codec.cell import encode

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
-from p2pcast.artifact.records import DELTA, Open, RunKey, run_id
+from p2pcast.artifact.records import DELTA, Open, run_id
+from p2pcast.artifact.run_key import RunKey
 from p2pcast.state.squashing import make_squash
 from p2pcast.store.log import Log
 from p2pcast.store.store import Store
