@@ -32,7 +32,7 @@ MOST_IDLE_RECORDS = 1024
 
 
 class Roster:
-    """The peers that are joined, kept across the death of this process. Written without an fsync: a machine that crashes costs RECALL_S at most."""
+    """The peers that are joined, kept across the death of this process. Written without an fsync, but for one in a thousand changes: a machine that crashes costs RECALL_S at most."""
 
     def __init__(self, path: Path) -> None:
         """Raises LocalError."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from p2pcast.addresses import Address, family_of, show_address
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.tasks import unforeseen
 from p2pcast.transport.link import Link, LinkOwner
 from p2pcast.transport.race import race
 from p2pcast.transport.ration import Ration
@@ -111,7 +112,7 @@ async def _dial_stripe(
         )
     except ssl.SSLError as error:
         raise explain(error, show_address(host, port)) from None
-    except Exception as error:  # noqa: BLE001 - loops raise many kinds for addresses that others made up
+    except Exception as error:  # noqa: BLE001 - one peer's address must not end a daemon
         raise _unreachable((host, port), error) from None
     finally:
         if sock is not None and not stripe.made:
@@ -237,7 +238,8 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
         except OSError as error:
             errors.append(UnreachableError(f"cannot reach {show_address(host, port)}: {error.strerror or error}"))
             continue
-        except Exception:  # noqa: BLE001 - a label too long, a NUL: resolvers raise many kinds for names that others made up
+        except Exception as error:  # noqa: BLE001 - a name that others made up must not end a daemon
+            _odd(host, error)
             errors.append(UnreachableError(f"cannot reach {host!r}: that is not a host name"))
             continue
         hosts = [str(where[0]) for *_, where in infos]
@@ -325,9 +327,16 @@ def _unreachable(where: Address, error: Exception) -> P2PCastError:
     """``error`` as one of this address alone."""
     if isinstance(error, P2PCastError):
         return error
+    _odd(show_address(*where), error)
     errno = getattr(error, "errno", None)
     why = error if errno is None else os.strerror(errno)
     return UnreachableError(f"cannot reach {show_address(*where)}: {why}")
+
+
+def _odd(where: str, error: Exception) -> None:
+    """Tell of a bug: what is wrong with an address that others made up (a label too long, a NUL) is no news."""
+    if not isinstance(error, OSError | ValueError | OverflowError):
+        unforeseen(f"dialling {where}", error)
 
 
 async def _abandon(tasks: list[asyncio.Task[_Up]]) -> None:

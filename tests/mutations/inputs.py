@@ -38,7 +38,7 @@ INPUTS = [
     Mutation(
         ONE_MESSAGE,
         "p2pcast/transport/dial.py",
-        "    except Exception as error:  # noqa: BLE001 - loops raise many kinds for addresses that others made up",
+        "    except Exception as error:  # noqa: BLE001 - one peer's address must not end a daemon",
         "    except OSError as error:",
         "tests/p2pcast/transport/test_dial_any.py::test_an_address_that_no_loop_takes_is_out_of_reach",
     ),

@@ -440,16 +440,21 @@ def test_handshakes_for_nothing_are_rationed_and_links_are_not(place, loop, monk
         mine, started = here.papers.tls(PEER), asyncio.get_running_loop().time()
         for _ in range(5):
             (await here.dial(mine, stripes=6)).close()
-        answered = 0
+        answered, first = 0, asyncio.Event()
+
+        async def hear(reader: asyncio.StreamReader) -> None:
+            nonlocal answered
+            with contextlib.suppress(ConnectionResetError):
+                answered += bool(await reader.read(1))
+                first.set()
 
         async def begin() -> None:
-            nonlocal answered
             reader, writer = await asyncio.open_connection(*here.listener.address)
             writer.write(greeting())
-            with contextlib.suppress(ConnectionResetError, TimeoutError):
-                async with asyncio.timeout(0.5):
-                    said = await reader.read(1)
-                    answered += bool(said)
+            hearing = asyncio.create_task(hear(reader))
+            await first.wait()
+            await asyncio.wait([hearing], timeout=0.5)
+            hearing.cancel()
             writer.transport.abort()
 
         await asyncio.gather(*(begin() for _ in range(60)))
