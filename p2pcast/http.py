@@ -312,7 +312,7 @@ def _gone(request: web.Request) -> bool:
 
 
 def _unknown(where: str) -> web.Response:
-    error = f"a bearer token is needed: send the header Authorization: Bearer TOKEN, with {where}"
+    error = f"a bearer token is needed: send the header Authorization: Bearer TOKEN, where TOKEN is {where}"
     return web.json_response({"error": error}, status=401, headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -256,5 +256,5 @@ class Group:
 
 def _ended(failure: Failure) -> TaskFailedError:
     return TaskFailedError(
-        f"ended, because its task {failure.task!r} failed: {failure.why}; the log has the traceback, and a restart goes on from the state folder"
+        f"ended, because its task {failure.task!r} failed: {failure.why}; the log has the traceback, and a restarted daemon goes on from the state folder"
     )

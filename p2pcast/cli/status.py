@@ -66,7 +66,7 @@ def bearer_token(url: str, state: Path | None = None, file: Path | None = None) 
                 if state is None:
                     continue  # a daemon.json of a daemon that was killed
                 raise RefusedError(
-                    f"{url}: a process of user {other} answers there, not the daemon of {folder}; it is told no token"
+                    f"{url}: a process of user {other} answers there, not the daemon of {folder}; no token was sent"
                 )
             return text
     return given

@@ -116,7 +116,7 @@ def _tighten(fd: int, path: Path, marks: Collection[str] | None) -> None:
 def _tighten_entry(folder: int, name: str, path: Path) -> None:
     found = os.lstat(name, dir_fd=folder)
     if found.st_uid != os.geteuid():
-        raise LocalError(f"{path} belongs to user {found.st_uid}; others could write there: look at it, then remove it")
+        raise LocalError(f"{path} belongs to user {found.st_uid}, who could change it: look at it, then remove it")
     if found.st_mode & OTHERS and (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         # Others have no way here any more since the topmost folder is closed.
         os.chmod(name, stat.S_IMODE(found.st_mode) & ~OTHERS, dir_fd=folder)
@@ -128,7 +128,7 @@ def _check_above(path: Path) -> None:
         found = above.stat()
         if found.st_mode & stat.S_IWOTH and not (found.st_mode & stat.S_ISVTX and found.st_uid in _trusted()):
             raise LocalError(
-                f"all users of this machine may rename what lies in {above}, so also {path}; choose another folder, or run: chmod +t {above}"
+                f"all users of this machine may rename what lies in {above}, and so {path}; choose another folder, or run: chmod +t {above}"
             )
 
 
@@ -145,5 +145,5 @@ def _link(path: Path) -> LocalError:
 
 def _strange(path: Path) -> LocalError:
     return LocalError(
-        f"{path} is a link, no plain file, or another user's; somebody else put it there: look at it, then remove it"
+        f"{path} is a link, not a regular file, or belongs to another user, so p2pcast did not make it: look at it, then remove it"
     )

@@ -134,7 +134,9 @@ class Link:
             self._unread_bytes += len(said)
             if self._unread_bytes > limits.MAX_UNREAD_BYTES:
                 # Not at once: whoever tells many links something goes through them just now.
-                asyncio.get_running_loop().call_soon(self.abort, RetryableError("it does not read what it is sent"))
+                asyncio.get_running_loop().call_soon(
+                    self.abort, RetryableError("the other side does not read what is sent to it")
+                )
                 return
         first.write(said)
 
@@ -200,7 +202,7 @@ class Link:
         if isinstance(error, P2PCastError):
             self.close(error)
             return
-        unforeseen(f"{self.name}: an error that nobody expected ends this link", error)
+        unforeseen(f"{self.name}: an unexpected error ends this link", error)
         self.close(LocalError(f"internal error ({type(error).__name__})"))
 
     # -- StripeOwner
@@ -248,4 +250,4 @@ class Link:
             try:
                 self.owner.on_link_closed(self, error)
             except Exception as bug:  # noqa: BLE001 - told by unforeseen
-                unforeseen(f"{self.name}: an error that nobody expected, at the end of this link", bug)
+                unforeseen(f"{self.name}: an unexpected error while this link was closing", bug)

@@ -50,7 +50,7 @@ class Statement:
     def parse(cls, data: bytes) -> Self:
         """Signed or not; nothing is verified. Raises IntegrityError."""
         if len(data) not in (BODY_BYTES, limits.STATEMENT_BYTES) or data[BODY_BYTES - 1] > 1:
-            raise IntegrityError("that is not a statement about an eviction")
+            raise IntegrityError("these bytes are not a statement about an eviction")
         at = NODE_BYTES + TOKEN_BYTES
         serial = int.from_bytes(data[at : BODY_BYTES - 1], "little")
         return cls(data[:NODE_BYTES], data[NODE_BYTES:at], serial, data[BODY_BYTES - 1] == 1, data[BODY_BYTES:])
@@ -166,7 +166,7 @@ class Evictions:
         """An evicted node, by its id or its name, and that name. Raises RefusedError."""
         found = [n for n in self.nodes if n.hex() == peer] or [n for n in self.nodes if self._names.get(n) == peer]
         if len(found) != 1:
-            many = f"name one by its id: {' or '.join(n.hex() for n in found[:8])}"
+            many = f"several evicted nodes have this name; give an id: {' or '.join(n.hex() for n in found[:8])}"
             raise RefusedError(many if found else f"{shown(peer)} is not evicted")
         return found[0], self._names.get(found[0], "") or found[0].hex()
 

@@ -321,9 +321,9 @@ class Ledger:
         # Trainers, and peers that have not joined yet. A node that goes by another name does not count: the same command would evict it the second time.
         found = [n for n, h in self.holders.items() if h.name == peer and not h.called and bytes.fromhex(n) not in self._evicted]
         if len(found) > 1:
-            raise RefusedError(f"{len(found)} nodes go by {shown(peer)}: name one by its id, {' or '.join(found[:8])}")
+            raise RefusedError(f"{len(found)} nodes have the name {shown(peer)}: give one node's id, {' or '.join(found[:8])}")
         if not found:
-            raise RefusedError(f"no node of this run goes by {shown(peer)}")
+            raise RefusedError(f"no node of this run has the name or id {shown(peer)}")
         return found[0], peer
 
     def others(self, node: str, name: str) -> list[str]:

@@ -72,7 +72,8 @@ def settle(dialer: Speaks, listener: Speaks, called: Sides) -> int:
 def check_settled(protocol: int, own: Speaks, before: int | None) -> None:
     """What a listener says that it has settled on, at the dialer. ``before``: what it said first. Raises RemoteError."""
     if protocol not in own or before not in (None, protocol):
-        raise RemoteError(f"the other side settled on protocol {protocol}, of {own if before is None else f'protocol {before}'}")
+        why = f"this side offered {own}" if before is None else f"settled on protocol {before} before"
+        raise RemoteError(f"the other side settled on protocol {protocol}, but {why}")
 
 
 def settled(ready: dict[str, Any]) -> int:
