@@ -1,4 +1,4 @@
-"""The hub's secrets and its ledger, as they are read from the state folder."""
+"""Reading the hub's secrets and its ledger from the state folder."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def ask(
 
 
 def table(document: object) -> Group:
-    """A /status document as a person reads it, whatever is in it: names and errors come from other machines, and the daemon may be of another release."""
+    """A /status document as text for people, whatever the document holds: names and errors come from other machines, and the daemon may be of another release."""
     found = _Found(document)
     if found.text("role") == "peer":
         return Group(_peer_heading(found), _engines([found]))

@@ -1,4 +1,4 @@
-"""Whose a shadow is, and the shadows in tmpfs that no daemon will open again.
+"""Which state folder a shadow belongs to, and the shadows in tmpfs that no daemon will open again.
 
 A shadow survives its process on purpose: the next start with the same state folder goes on with it. So each shadow folder names its state folder
 (``owner.json``), and each state folder names its shadow (``shadow.json``); both hold the same random id.

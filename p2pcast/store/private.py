@@ -75,7 +75,7 @@ def check_file(fd: int, path: Path) -> None:
 
 
 def check_shared(path: Path) -> int:
-    """Permission bits for what is written into a folder that others are meant to read: its own, without their right to write.
+    """Permission bits for files in a folder that other users are meant to read: the folder's own bits, without the other users' right to write.
 
     Raises LocalError when somebody else could put files there in our name: another user than root owns it, or all users may write to it.
     """
@@ -133,9 +133,9 @@ def _check_above(path: Path) -> None:
 
 
 def _trusted() -> Collection[int]:
-    """Owners of folders in which this user may keep what is its own."""
+    """Owners of the folders above in which this user may keep its files."""
     own = (0, os.geteuid())
-    # In a user namespace whoever has no number there looks like this, the machine's root above all.
+    # In a user namespace, users without a number there look like this; the machine's root is one of them.
     return own if Path("/proc/self/uid_map").read_text().split() == _INITIAL_MAP else (*own, _OVERFLOW_UID)
 
 

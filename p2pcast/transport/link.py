@@ -1,8 +1,8 @@
 """A link: the stripes between two nodes, as one thing. A control connection is a link of one stripe.
 
 Promises: control messages go over stripe 0, in order; the loss of one stripe ends the link (its owner attaches anew and says what it holds, so
-nothing is sent twice); ``on_link_closed`` is called once; an error that an owner did not expect ends this link alone; a node that asks without end is heard as far as
-its ration goes, and one that does not read its answers is left.
+nothing is sent twice); ``on_link_closed`` is called once; an error that an owner did not expect ends this link alone; messages beyond a node's ration wait unread;
+the link of a node that does not read its answers ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2pcast.wire.connection import Established, Event, Message
 from p2pcast.wire.messages import Body, Type
 
 HELD_S = 1.0
-"""A link that is over its ration is looked at so often."""
+"""Interval at which a link that is over its ration is checked, in seconds."""
 
 
 class LinkOwner(Protocol):

@@ -29,8 +29,8 @@ NO_TOKEN = bytes(TOKEN_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``token``: ident of the token that had admitted the node; a hub that learns of the eviction again revokes that token again. ``signature`` empty: the word of a
-    hub that signs none; such a statement has serial 0 and is never passed on."""
+    """``token``: ident of the token that admitted the node; a hub that learns of the eviction again revokes that token again. ``signature`` empty: the statement comes from
+    a hub that signs none; such a statement has serial 0 and is never passed on."""
 
     node: bytes
     token: bytes
@@ -127,7 +127,7 @@ class Evictions:
         return True
 
     def accept(self, packed: Iterable[bytes], public: bytes) -> list[Statement]:
-        """Statements that came from elsewhere: those that were news. Raises IntegrityError at the first that the run's key has not signed; known ones cost nothing."""
+        """Take statements from another node; returns the new ones. Raises IntegrityError at the first that the run's key has not signed; known statements cost nothing."""
         news = []
         for data in packed:
             statement = Statement.parse(data)
@@ -184,7 +184,7 @@ class Evictions:
         self._untold = [s for s in self._known.values() if s.signature and s.serial > self._stated.get(s.node, -1)]
 
     def untold(self, public: bytes) -> list[bytes]:
-        """What the hub should know and has not said, some at a time, each once a connection."""
+        """Statements that the hub has not sent on this connection, some at a time, each once a connection."""
         if not self._untold:
             return []
         some, self._untold = self._untold[: limits.MAX_RETOLD], self._untold[limits.MAX_RETOLD :]
