@@ -1,8 +1,8 @@
-"""The event loop that daemons run on: uvloop, with one of its faults mended.
+"""The event loop that daemons run on: uvloop, with a workaround for one of its bugs.
 
-uvloop closes a transport's descriptor by its number. A socket that was handed to ``create_connection`` is told so only once the connection is up; where it ends before that
-(the other side resets it at once), the socket object keeps the number, and closes it again whenever it is collected: a file, or the listening socket, that was given the number
-meanwhile (uvloop 0.23; its issues 645 and 738 are two other ways to the same end). Libraries on this loop hand it sockets too, so it is mended here and not where we dial.
+uvloop closes a transport's descriptor by its number. It detaches the socket object that ``create_connection`` was given only once the connection is up. If the connection ends before
+that (the other side resets it at once), the socket object keeps the number and closes it again when it is collected. By then the number may belong to a file or to the listening socket
+(uvloop 0.23; its issues 645 and 738 are two other ways to the same fault). Libraries on this loop hand sockets to it too, so the workaround is here and not where we dial.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every daemon's HTTP side: /status, /healthz, /readyz, /metrics, /events, /wait, and the commands that it takes.
 
 Promises: health, readiness and metrics are open; a command needs the bearer token, wherever its caller is, since any user of this machine may call on loopback;
-everything else needs the token unless the caller is on loopback. There a caller without it must not be a web page from elsewhere that a browser was made to speak for; an error is a line of JSON, never a traceback; a reader of /events that does not take what it is sent is dropped; nobody who waits holds up
+everything else needs the token unless the caller is on loopback. On loopback, a caller without the token must not be a web page of another origin; an error is a line of JSON, never a traceback; a reader of /events that does not take what it is sent is dropped; nobody who waits holds up
 the daemon's end. Connections that ask nothing are `http_door`'s.
 """
 
@@ -78,8 +78,8 @@ class HttpServer:
         only_here: frozenset[str] = frozenset(),
         healthy: Callable[[], tuple[bool, str]] = lambda: (True, ""),
     ) -> None:
-        """``bearer_file``: where ``bearer`` lies, for whoever may read it. ``only_here``: commands whose answers hold secrets, and are given to callers on loopback alone.
-        ``healthy``: whether a restart is due, and why."""
+        """``bearer_file``: the file that holds ``bearer``, for the 401's text. ``only_here``: commands whose answers hold secrets, so only callers on loopback get them.
+        ``healthy``: whether the daemon is healthy, and why not."""
         self._status = status
         self._ready = ready
         self._healthy = healthy
@@ -312,7 +312,7 @@ def _gone(request: web.Request) -> bool:
 
 
 def _unknown(where: str) -> web.Response:
-    error = f"a bearer token is needed: send the header Authorization: Bearer TOKEN, with {where}"
+    error = f"a bearer token is needed: send the header Authorization: Bearer TOKEN, where TOKEN is {where}"
     return web.json_response({"error": error}, status=401, headers={"WWW-Authenticate": "Bearer"})
 
 

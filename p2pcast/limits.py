@@ -70,14 +70,14 @@ MAX_WAYS = 8
 MAX_SOURCES = 64
 """Nodes that may be named to one that pulls, or that it has done with."""
 MAX_KEPT = 1000
-"""Deltas, and anchors, that a user may have a store keep, versions between anchors, and a peer's deltas since its anchor: with as many squashes, a store
-fits one message (MAX_CATALOG)."""
+"""Greatest number of deltas and of anchors that a user may have a store keep, of versions between anchors, and of a peer's deltas since its anchor. With as many
+squashes, the list of a store fits one message (MAX_CATALOG)."""
 MAX_HELD = 1024
 """Artifacts that one report may name: ten times what a peer keeps."""
 MAX_GARBLED = 64
 """Nodes that one report may blame."""
 MAX_LACKING = 64
-"""Sealed artifacts that one report may say are not getting on: more than a way to the newest version has."""
+"""Stalled sealed artifacts in one report: more than a way to the newest version has."""
 MAX_OBJECT_NAME = 128
 """Bytes of a name of a mirror's object, below the run's folder: the longest that there is has 100."""
 MAX_SPOILT = 64
@@ -89,7 +89,7 @@ MAX_REPORTED_ERROR = 300
 MAX_DETAILS = 64
 """Figures that an installer may add to an engine's row; the longest of ours has nine."""
 MAX_CORES = 1 << 16
-"""With which one peer may say that it decodes."""
+"""Cores with which a peer may claim to decode."""
 MAX_ASKED = 4096
 """Pieces that one child may have asked of a node and not been sent: far above any window."""
 MIN_PIECE_BYTES = KIB
@@ -105,19 +105,20 @@ MAX_HANDSHAKES = 256
 """Connections that may be without a token at one time."""
 
 FIRST_WORD_S = 10.0
-"""A link whose dialer has not said by then what it is for (JOIN, ATTACH, RANK, MEMBER) ends. The first word is sent with the last one of the handshake."""
+"""Time after which a link ends if its dialer has not said what the link is for (JOIN, ATTACH, RANK, MEMBER), in seconds. An honest dialer sends that message with its
+last one of the handshake."""
 MAX_LINKS_OF_NODE = 16
-"""Links that one node may have brought up to one daemon: control, a child's, one beside it, a puller's, and each of them once more where the old one's end has not been noticed."""
+"""Links that one node may have dialled to one daemon: a control link, two of a child, one of a puller, and each of them once more while the daemon has not noticed the end of the old one."""
 MAX_PULLS_OF_NODE = 2
-"""Links over which one node may pull from another: one, and a dead one whose end has not been noticed."""
+"""Links over which one node may pull from another: one in use, and a dead one whose end has not been noticed."""
 MAX_UNREAD_BYTES = 2 * MIB
-"""Answers that may wait for a node that does not read them, beyond what a connection queues at any rate: more than all that a hub tells a newcomer."""
+"""Bytes of answers that may wait for a node that does not read them, beyond what a connection queues anyway: more than all that a hub sends to a newcomer."""
 RATION_PER_S = 1000.0
-"""Units that one node may ask for in a second (`transport.ration`): a twentieth of a core. A busy peer needs some tens."""
+"""Units that one node may spend in a second (`transport.ration`): a twentieth of a core. A busy peer needs some tens."""
 RATION_BURST = 10_000.0
-"""Units that one node may ask for at once: a peer that comes back after long and asks for everything needs a quarter."""
+"""Units that one node may spend at once: a peer that comes back after a long time and asks for everything needs a quarter of them."""
 MAX_RATIONS = MAX_PEERS
-"""Nodes whose rations are kept in mind."""
+"""Nodes whose rations a daemon remembers."""
 MAX_SQUASHES_OF_NODE = 2
 """Squashes that are made for one peer at one time, of `keeping.MAX_WAITING` in all."""
 MAX_CALLS_OF_NODE = 2
@@ -168,7 +169,7 @@ MAX_MEMBERS = 256
 MAX_CLAIMS = 4096
 """Engine names that a hub keeps for leads that are away."""
 CLAIM_S = 600.0
-"""For so long the name of an engine over hosts is kept for a lead that is away: longer than a machine takes to start again."""
+"""Time for which a hub keeps an engine's name for a lead that is away, in seconds: longer than a machine takes to start again."""
 MAX_KEPT_REPORTS_BYTES = 2 * 16 * MIB
 """Workers' reports that a member keeps while its lead is out of reach: an audit's, and another."""
 MAX_REPORT_ITEMS = 2 * MIB
@@ -196,7 +197,7 @@ MAX_SKIPPED = 256
 MAX_EVENT_TEXT = 1000
 """Characters of one text in an event; errors are shorter."""
 MAX_FAILURES_KEPT = 16
-"""Failures of background tasks that a daemon shows; it counts all. The first ones are the cause of the others."""
+"""Failures of background tasks that a daemon shows; it counts all. The first failures are shown, since they tend to cause the later ones."""
 MAX_READERS = 64
 """Readers of /events at one time: each may have 64 KiB and a few events under way."""
 MAX_WAITERS = 256

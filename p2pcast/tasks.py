@@ -1,7 +1,7 @@
-"""Background tasks with an owner: named, kept referenced, cancelled at the end, and never dead in silence.
+"""Background tasks with an owner: named, kept referenced, cancelled at the end; no failure goes unreported.
 
-Promises: whatever fails in a daemon is in its log with the task's name and a traceback, in ``/status``, in an event ``task_failed`` and in a metric. What follows depends
-on whose work it was:
+Promises: each failure in a daemon is in its log with the task's name and a traceback, in ``/status``, in an event ``task_failed`` and in a metric. The consequence depends
+on which work failed:
 
 | what failed | with | then |
 |---|---|---|
@@ -10,8 +10,8 @@ on whose work it was:
 | the same, of ``Tasks.later`` | another P2PCastError | log and event alone: it concerns others |
 | work for one connection (``vital=False``, ``spawn``), a callback, a thread | an exception that is no P2PCastError | the connection ends, ``/healthz`` answers 503 with the reason |
 
-A bug in the daemon's own work leaves a state that nobody can vouch for; the next start reads it from disk, as after a crash. One peer's input must not be able to end a
-daemon: so what only one connection may have caused makes it unhealthy, and whoever probes it decides.
+After a bug in the daemon's own work its state in memory cannot be trusted; the next start reads the state from disk, as after a crash. One peer's input must not be able to end a
+daemon: so a failure that one connection may have caused makes the daemon unhealthy, and the operator's probe decides on a restart.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def unexpected(error: BaseException) -> BaseException | None:
 
 
 def spawn(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task that the caller keeps and cancels, and whose result nobody awaits. What it fails with goes to the loop's exception handler, which is the daemon's."""
+    """A task that the caller keeps and cancels, and whose result nobody awaits. Its exception goes to the loop's exception handler, which is the daemon's."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     task.add_done_callback(_settled)
     return task
@@ -74,7 +74,7 @@ def _settled(task: asyncio.Task[Any]) -> None:
 
 
 def unforeseen(what: str, error: Exception) -> None:
-    """Tell the daemon that runs on this loop of a bug that its work goes on without: ``what`` names the work in health, status and log."""
+    """Report a bug that does not stop the daemon's work to the daemon on this loop: ``what`` names the failed work in health, status and log."""
     asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
 
 
@@ -83,7 +83,7 @@ class Tasks:
 
     def __init__(self, events: Events) -> None:
         self.failures: list[Failure] = []
-        """Those that make the daemon unhealthy; the first MAX_FAILURES_KEPT."""
+        """Failures that make the daemon unhealthy; the first MAX_FAILURES_KEPT."""
         self.failed = 0
         """Tasks and callbacks, since the start."""
         self._first: Failure | None = None
@@ -256,5 +256,5 @@ class Group:
 
 def _ended(failure: Failure) -> TaskFailedError:
     return TaskFailedError(
-        f"ended, because its task {failure.task!r} failed: {failure.why}; the log has the traceback, and a restart goes on from the state folder"
+        f"ended, because its task {failure.task!r} failed: {failure.why}; the log has the traceback, and a restarted daemon goes on from the state folder"
     )

@@ -80,7 +80,7 @@ class Attachment:
         self._news = Bell()
         """Rings for each new plan."""
         self.on_places: Callable[[], None] = lambda: None
-        """Called when the hub has named others to turn to."""
+        """Called when the hub has named other nodes to turn to."""
         self.neighbours: list[Place] = []
         """Beside us, by the hub's last word."""
         self._introduced = Bell()

@@ -118,7 +118,7 @@ class Chronicle:
     # -- neighbours
 
     def withheld(self, version: str, parent: bytes) -> None:
-        """The hub has sealed it, and the parent did not get on with it."""
+        """The hub has sealed the version, and the parent does not send it."""
         self._events.emit("withheld", version=version, parent=parent.hex())
 
     def attached(self, parent: bytes | None) -> None:

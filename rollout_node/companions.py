@@ -2,8 +2,8 @@
 
 Promises: the server is told to read a version only while all members stand still there; what a member's workers report counts once, or is given up for lost
 before anybody acts as if it had been heard; a lead that does not get all members to one version gives up that version, and the engine goes on serving the old
-one. Nobody is a member whom the hub does not name; and a member counts (is waited for, missed, or speaks for a rank) only once a worker of this engine has answered
-through it: the question's nonce comes to workers by way of their server, so a node without one cannot answer. A rank belongs to one host at a time. Where to meet is a pure decision, ``meeting``. Protocol: docs/wire-protocol.md, section 7.
+one. A node is a member only if the hub names it. A member counts (is waited for, missed, or speaks for a rank) only once a worker of this engine has answered
+through it: workers get the question's nonce from their server, so a node without a server cannot answer. A rank belongs to one host at a time. Where to meet is a pure decision, ``meeting``. Protocol: docs/wire-protocol.md, section 7.
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class Lead:
         """All that the hub had to say at first has come."""
         if self._roster is None and not self._anybody:
             self._anybody = True
-            logger.warning("engine %s: the hub is too old to name its members; any peer may join it", self.name)
+            logger.warning(
+                "engine %s: the hub is of an older release and does not name the members; any peer may join the engine", self.name
+            )
 
     def loosen(self) -> None:
         """The server was out of reach, or has lost its version: its workers may come back on other hosts."""

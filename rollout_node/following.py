@@ -122,7 +122,9 @@ class Following:
     async def _settle_contradictions(self) -> None:
         peer = self._peer
         for stored in self._unlike():
-            logger.error("version %s as it is stored here is not the run's: it is discarded", stored.version)
+            logger.error(
+                "version %s as stored here is not the run's version of this number: the stored copy is discarded", stored.version
+            )
             peer.node.forget(stored.id)
             await peer.staging.run(partial(peer.store.discard, stored.id, contradicted=True))
             self._wayfinding.news.ring()
@@ -131,7 +133,7 @@ class Following:
 
     async def _leave_chain(self, shadow: Shadow, version: Version) -> None:
         """The state here belongs to no version of the run: engines that have it are unready until they have another."""
-        self.error = f"version {version} here is not the run's version {version}; the state is fetched anew"
+        self.error = f"the version {version} held here is not the run's version {version}; the state is fetched anew"
         self._peer.chronicle.refused(version, self.error)
         for runner in self._peer.runners:
             runner.distrust()
@@ -281,7 +283,7 @@ class Following:
         """Sealed in the store here, which follows its being durable at the hub. Raises RetryableError when it comes to nothing."""
         await holding.durable.wait()
         if holding.aborted:
-            raise RetryableError(f"version {holding.open.version} came to nothing at the hub, or comes another way now")
+            raise RetryableError(f"version {holding.open.version} was aborted by the hub, or now comes from another source")
 
     async def _fill(self, holding: Holding) -> None:
         layout, seen = holding.assembly.layout, 0

@@ -1,7 +1,7 @@
 """How old a peer's knowledge of the newest version is. Pure: time is passed in, in seconds of one monotonic clock.
 
-Promises: words of the hub and of a mirror count when they come, versions of the swarm when a record signed by the run's key is newer than all before; so a parent
-that repeats what is old, or sends nothing but signs of life, makes nothing fresher.
+Promises: a message of the hub and a listing of the mirror always count; a version from the swarm counts only if its record, signed by the run's key, is newer than all before. So a parent
+that repeats old versions, or sends only signs of life, does not make the peer's knowledge fresher.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Freshness:
             return None
         age_s = self.age_s(now)
         if age_s is None:
-            return "nobody has said yet which version is the newest (--max-age)"
+            return "neither hub, swarm nor mirror has yet said which version is the newest (--max-age)"
         return (
-            f"the last word of the newest version is {age_s:.0f} s old (--max-age {max_age_s:g})" if age_s > max_age_s else None
+            f"the last news of the newest version is {age_s:.0f} s old (--max-age {max_age_s:g})" if age_s > max_age_s else None
         )

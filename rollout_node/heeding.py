@@ -114,7 +114,7 @@ class Heeding:
         return key
 
     def _go_on_alone(self, key: bytes, error: P2PCastError) -> bytes:
-        logger.warning("%s; going on with what is kept from before", error)
+        logger.warning("%s; going on from this peer's state", error)
         self.alone = True
         if self._peer.mirrored is not None:
             self._peer.mirrored.hasten()
@@ -232,7 +232,7 @@ class Heeding:
         config = self._peer.config
         if name != config.name:
             logger.warning(
-                "another node of the run has the name %s: the hub calls this peer %s. Choose another --name, or evict the other node if it is gone",
+                "another node of the run has the name %s: the hub calls this peer %s. Choose another --name, or evict the other node if that node is gone",
                 config.name, name,
             )  # fmt: skip
 
@@ -241,7 +241,7 @@ class Heeding:
         return self._peer.evictions.untold(self._hub_key)
 
     def _cut(self, body: Body) -> None:
-        """The hub says whom nobody is to deal with any more. Kept for good: a hub that says less has lost its files. Raises RefusedError, IntegrityError."""
+        """The hub's list of evicted nodes. Kept for ever: a hub whose list is shorter has lost its files. Raises RefusedError, IntegrityError."""
         peer, evictions = self._peer, self._peer.evictions
         if "signed" not in body:
             news = [s for s in map(unsigned, body["nodes"]) if evictions.take(s)]

@@ -102,7 +102,7 @@ class InstallClient:
                 sock.connect(str(self.path))
                 if (user := other_user(sock)) is not None:
                     raise LocalError(
-                        f"the socket {self.path} belongs to a process of user {user}, who could hand out other weights: start peer and engine as one user"
+                        f"the socket {self.path} belongs to a process of user {user}, which could serve other weights: start peer and engine as one user"
                     )
                 sock.sendall(frame)
                 head, fds, _, _ = socket.recv_fds(sock, LENGTH.size, limits.MAX_INSTALL_FILES)

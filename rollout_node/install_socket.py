@@ -24,7 +24,7 @@ from rollout_node.install_frames import LENGTH, other_user, pack, unpack
 Report = Mapping[str, Any]
 
 EXHAUSTED_S = 0.5
-"""No descriptor was left: so long nobody is accepted."""
+"""Pause in accepting, in seconds, after the process had no descriptor left."""
 
 
 class Provider(Protocol):
@@ -57,7 +57,7 @@ class Expectation:
         """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's workers differently."""
         rank, ranks = report["rank"], report.get("ranks")
         if rank >= self._ranks:
-            raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, of ranks from 0 on")
+            raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, and ranks count from 0")
         others = {known.get("ranks") for known in self._found.values()}
         if others - {ranks}:
             raise RemoteError(f"a report says that the engine has {ranks} workers, others say {', '.join(map(str, others))}")
@@ -272,7 +272,7 @@ def _checked(request: Mapping[str, Any]) -> Report:
     rank, ranks = request["rank"], request.get("ranks", 1)
     if type(rank) is not int or not 0 <= rank < limits.MAX_RANKS or type(ranks) is not int or not 1 <= ranks <= limits.MAX_RANKS:
         raise RemoteError(
-            f"a report's rank is from 0 to {limits.MAX_RANKS - 1}, and there are from 1 to {limits.MAX_RANKS} of them"
+            f"a report's rank must be from 0 to {limits.MAX_RANKS - 1}, and its number of ranks from 1 to {limits.MAX_RANKS}"
         )
     return {key: value for key, value in request.items() if key != "op"}
 

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("p2pcast.peer")
 
 WITHHELD_S = 10.0
-"""Without progress of what the hub has sealed. Parents that die are left within a second, those that lag go on sending: no honest one stands still for so long."""
+"""Time without progress of a sealed artifact before it is pulled elsewhere, in seconds. Peers leave a dead parent within a second, and a lagging parent goes on sending: no honest parent stands still for so long."""
 SLOWEST_BYTES_S = 125_000.0
-"""1 Mbit/s: on the slowest way that a run is for, a piece takes so long that it is no pause."""
+"""1 Mbit/s, the slowest link that a run is meant for: on it a piece takes long without being a pause."""
 ROUND_TRIPS = 8
 MISSES = 3
-"""Sealed versions of the last `REMEMBERED` that a parent did not even open, before the hub is told of it."""
+"""Number of the last `REMEMBERED` sealed versions that a parent may fail to open before this peer reports the parent to the hub."""
 REMEMBERED = 8
 SAID_S = 5.0
-"""A complaint is in every report for at least so long, whatever becomes of the version: it may excuse this peer."""
+"""Time for which a complaint stays in every report, in seconds, whatever becomes of the version: the complaint may excuse this peer."""
 
 
 class Lacking:
@@ -79,7 +79,9 @@ class Lacking:
             version = "" if entry is None else str(entry.version)
             peer.chronicle.withheld(version, live.link.remote)
             logger.warning(
-                "version %s: %s does not send what the hub has sealed; it is pulled elsewhere", version, live.link.name
+                "version %s: %s does not send what the hub has sealed; this peer pulls the version from other peers",
+                version,
+                live.link.name,
             )
         self._say(artifact, live if waited_for else None, now)
 

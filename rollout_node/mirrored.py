@@ -308,7 +308,7 @@ class Mirrored:
             assembly = await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
             if not assembly.confirmed:
                 raise IntegrityError(
-                    f"mirror: the tail of {assembly.open.version} has no durable record: its hub never stored that version"
+                    f"mirror: the tail of {assembly.open.version} has no durable record: the hub never stored this version"
                 )
 
         tail, layout = await self._catalog.directory(artifact, node.run_key, node.layouts, verify)

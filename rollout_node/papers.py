@@ -1,8 +1,8 @@
 """A peer's certificate: bought with the join token on the first connection, kept in the state folder, renewed while the peer runs.
 
 Promises: a certificate that is in force is used as it is, so a token that has expired meanwhile stops nobody who is in; the next one is asked for after a third of its life; one that
-has run out because the hub was away is asked for anew with the same key, which a hub that knows it takes whatever has become of the token; a hub that refuses to renew is asked as by a newcomer,
-and no refusal of another certificate ends a peer that has had one in force: it goes on trying.
+has expired because the hub was away is requested anew with the same key. A hub that knows the key accepts it, whatever has become of the token. If a hub refuses to renew, the peer enrols as a newcomer does.
+No refusal of a new certificate ends a peer that has had one in force: the peer goes on trying.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Papers:
                 raise
             if str(error) != self._said:
                 self._said = str(error)
-                logger.warning("no new certificate: %s; this one is good until %s", error, time.ctime(held.until))
+                logger.warning("no new certificate: %s; the present one is valid until %s", error, time.ctime(held.until))
             if held.expired(now):
                 raise RetryableError(f"no certificate: {error}") from None
             self._refused, self._asked_at = False, now + (held.until - held.begun) / 10

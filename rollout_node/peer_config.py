@@ -51,8 +51,8 @@ class PeerConfig:
     plaintext: bool = False
     """Links without TLS. The token says which it is."""
     join_timeout_s: float = 60.0
-    """So long a first join keeps trying a hub that is out of reach; 0: for ever."""
+    """Time for which a first join keeps trying a hub that is out of reach; 0: for ever."""
     max_age_s: float | None = None
-    """Unready while the last word of the newest version is older; None: that is no reason."""
+    """Greatest age of what the peer knows of the newest version, beyond which the peer is unready; None: no limit."""
     mirror: str | None = None
     """URL of the object store to turn to where no hub is in reach."""

@@ -186,7 +186,7 @@ class PeerView:
             yield from peer.mirrored.families()
         yield metrics.gauge("p2pcast_peer_hub_connected", "Whether the hub is in reach", float(peer.control.connected))
         if (age_s := self._freshness().age_s(asyncio.get_running_loop().time())) is not None:
-            yield metrics.gauge("p2pcast_peer_knowledge_age_seconds", "Age of the last word of the newest version", age_s)
+            yield metrics.gauge("p2pcast_peer_knowledge_age_seconds", "Age of the last news of the newest version", age_s)
         yield metrics.counter(
             "p2pcast_peer_withheld_versions",
             "Versions that the hub had sealed and the parent did not send",

@@ -1,6 +1,6 @@
-"""What the hub has sealed and does not get on here. Pure: time is passed in, in seconds of one monotonic clock.
+"""Which sealed artifacts make no progress at this peer. Pure: time is passed in, in seconds of one monotonic clock.
 
-Promises: an artifact counts as stalled only when neither it nor anything before it on the way has got further for as long as it may take; time in which this
+Promises: an artifact counts as stalled only when neither this artifact nor any before it on the way has made progress for the time allowed; time in which this
 node itself did not listen, or did not look, does not count.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LATE_S = 3.0
-"""A look that comes so long after the one before says nothing about others: this node stood still, or had nothing to look at."""
+"""Time between two looks, in seconds, beyond which the second says nothing about other nodes: this node stood still, or had nothing to look at."""
 
 
 @dataclass(frozen=True, slots=True)

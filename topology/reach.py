@@ -116,7 +116,7 @@ class Reach:
             return
         until, held_s = self._missed.get((dialler, peer), (0.0, FORGET_S / 2))
         if until > now:
-            return  # one that says the same again and again would have everybody told of it
+            return  # a peer that repeats itself would otherwise have every peer told of it
         held_s = min(MOST_S, 2 * held_s)
         self._missed[dialler, peer] = now + held_s, held_s
         self.turn += 1

@@ -1,8 +1,8 @@
 """How far a peer is trusted with others, by how reliably it takes part: ECHO-2, appendix C.3, "progressively deprioritized".
 
-A rate that falls is the planner's business: predicted times change with it. A score that falls without one (transfers that fail, a peer that comes and goes) changes no predicted time, so
-it counts here: first the peer heads no chain, then it feeds others only where nobody else would, then it feeds nobody. Each step takes SUSTAINED plannings in a row, and so does each step back.
-Compared is with the fleet's median, so that what befalls all (a network that fails for a minute) costs nobody its place.
+The planner handles a falling rate, since predicted times change with it. A score that falls at an unchanged rate (transfers that fail, a peer that comes and goes) changes no predicted time, so
+it counts here: first the peer heads no chain, then it feeds others only if no other peer would, then it feeds no peer. Each step takes SUSTAINED plannings in a row, and so does each step back.
+Scores are compared with the fleet's median, so a fault that affects all (a network that fails for a minute) costs no peer its place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topology.rebuild import GAMMA
 
 
 class Standing(IntEnum):
-    """What a peer may be: each step takes something away."""
+    """The places that a peer may take: each step takes one away."""
 
     HEAD = 0
     """Anything."""
@@ -49,7 +49,7 @@ class Standings:
 
     @property
     def leaves(self) -> frozenset[str]:
-        """Those that are to feed nobody."""
+        """Peers that are to feed no other peer."""
         return frozenset(peer for peer, step in self._steps.items() if step is Standing.LEAF)
 
     def look(self, reliable: Mapping[str, float | None]) -> None:

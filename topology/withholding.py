@@ -1,10 +1,10 @@
-"""Who does not send what was sealed, by the word of those that it should have fed.
+"""Which peers do not pass on what was sealed, judged by the reports of their children.
 
-A peer that waits in vain cannot tell whether its parent withholds a version or lacks it, too. So it only says what it lacks and who feeds it, and whoever lacks
-the same says the same. The hub waits until all of them have spoken: the one that is named, and has not said that it lacks the version itself, is to blame.
-A peer that says so again and again, with others waiting below it, is to blame as well: whatever its reason, it passes nothing on.
+A peer that waits in vain cannot tell whether its parent withholds a version or lacks it too. So a peer only reports what it lacks and which parent feeds it. The hub
+waits until all peers that lack the version have reported: a parent that is named, and has not itself reported the version as lacking, is to blame.
+A peer that lacks versions again and again while others wait below it is to blame as well: whatever its reason, it passes nothing on.
 
-One witness costs a node its place for a while; two, over two artifacts, for as long as the hub runs. A witness that blames many is not believed (``topology.blame``).
+One witness costs a node its place for a while; two witnesses, over two artifacts, for as long as the hub runs. A witness that blames many is not believed (``topology.blame``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topology.blame import FORGIVEN_S, WITNESSES, Blame
 GRACE_S: Final = 3.0
 """From a complaint to its judgement: the parent's own complaint of the same version comes within a report or two."""
 KEPT_S: Final = 120.0
-"""A complaint excuses its sender for so long."""
+"""Time for which a complaint excuses its sender, in seconds."""
 EXCUSES: Final = 3
 """Artifacts that a node may have lacked itself while others waited for it."""
 INCIDENTS: Final = 2
@@ -53,7 +53,7 @@ class Withholding:
             self._complaints.setdefault((witness, artifact), _Complaint(None if parent == witness else parent, now_s))
 
     def judge(self, now_s: float, here: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """Those whom a witness that is believed blames anew, each with that witness. ``here``: whether a node is still in the run."""
+        """Nodes that a believed witness blames for the first time, each with that witness. ``here``: whether a node is still in the run."""
         out: list[tuple[str, str]] = []
         for (witness, artifact), complaint in list(self._complaints.items()):
             if now_s - complaint.since_s > KEPT_S:
@@ -82,14 +82,14 @@ class Withholding:
         return True
 
     def witnesses(self, node: str) -> int:
-        """How many of those who are believed blame it."""
+        """Number of believed witnesses that blame the node."""
         return self._blame.witnesses(node)
 
     def quarantined(self, node: str) -> bool:
         return self.witnesses(node) >= WITNESSES and len(self._incidents.get(node, ())) >= INCIDENTS
 
     def muted(self, now_s: float) -> frozenset[str]:
-        """Those who are to feed nobody."""
+        """Nodes that are to feed no other node."""
         return frozenset(
             node
             for node, last_s in self._last_s.items()

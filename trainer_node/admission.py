@@ -1,4 +1,4 @@
-"""Whom the hub admits: join tokens, certificates, names, evictions; the hub's own papers.
+"""Which nodes the hub admits: join tokens, certificates, names, evictions; the hub's own papers.
 
 Promises: what a token has bought is on disk before a certificate leaves; whoever is evicted is cut off before the call returns, here and in what peers are told, and stays out across restarts,
 also when ``trust.json`` is lost or an older copy comes back: evictions are in a file that only grows, and peers bring back what this file lacks; a fresh token is in the token file long before the
@@ -226,13 +226,13 @@ class Admission:
             key, until = key_print(held_key(certificate)), load(certificate).not_valid_after_utc.timestamp()
             news = self._ledger.adopt(link.remote, key, name, now, until)
             if news:
-                logger.info("%s has a certificate of this run that %s did not know; it does now", name, LEDGER)
+                logger.info("%s has a certificate of this run that was missing from %s, and is now recorded there", name, LEDGER)
             news |= self._ledger.came_with(link.remote, token)
         before = self._ledger.holders[link.remote.hex()].called
         called = self._ledger.call(link.remote, name, now, self._owner.present)
         if called != name:
             logger.warning(
-                "another node has the name %s: this one goes by %s. If the other is gone for good, `p2pcast evict %s` frees it",
+                "another node has the name %s: this peer is called %s. If the other node is gone for good, `p2pcast evict %s` frees the name",
                 name, called, self._ledger.find(name)[0],
             )  # fmt: skip
         if news or called != before:
@@ -254,7 +254,11 @@ class Admission:
         for statement in news:
             node = statement.node.hex()
             known = self._ledger.holders.get(node)
-            logger.warning("a peer has brought back that %s is %s", node, "evicted" if statement.evicted else "not evicted")
+            logger.warning(
+                "this hub had lost a statement, which a peer has brought back: node %s is %s",
+                node,
+                "evicted" if statement.evicted else "not evicted",
+            )
             self._owner.told(
                 "evicted", peer=node if known is None else known.called or known.name, node=node, undone=not statement.evicted
             )
@@ -277,7 +281,7 @@ class Admission:
             try:
                 await self._save()
             except LocalError as error:
-                logger.warning("names and evictions are not on disk: %s", error)
+                logger.warning("names and evictions could not be written to disk: %s", error)
 
     def bearer_of(self, node: bytes) -> str:
         return bearer.of_node(self.bearer, node)
@@ -349,7 +353,7 @@ class Admission:
             raise UsageError(f"uses: a count from 1 to {limits.MAX_HOLDERS}, or null")
         if ttl_s is None and uses is None:
             raise UsageError(
-                "a token without an end needs a count of uses (--ttl never --uses N): it may be found years from now"
+                "a token that never expires needs a limit on its uses (--ttl never --uses N): somebody may find it years from now"
             )
         secret = secrets.token_bytes(SECRET_BYTES)
         async with self._changing:
@@ -419,7 +423,7 @@ class Admission:
             ident = token.ident.hex()
             if self._ledger.bound_own(now):
                 logger.warning(
-                    "the hub's token had no end; it now ends in %.0f days, and the token file has another one: see `token create --ttl never`",
+                    "the hub's token never expired; it now expires in %.0f days, and the token file has a new one: see `token create --ttl never`",
                     LEGACY_TTL_S / DAY_S,
                 )
             elif ident not in self._ledger.grants and ident not in self._evictions.tokens:
@@ -456,7 +460,7 @@ class Admission:
                     await self._write_token_file()
                     logger.info("a fresh token is in the token file")
             except LocalError as error:
-                logger.warning("tokens and evictions are not on disk as they should be: %s", error)
+                logger.warning("tokens and evictions could not be written to disk: %s", error)
 
     def _new_secret(self) -> bytes:
         """Of the hub's next own token, on disk when it returns. Blocks. Raises LocalError."""

@@ -157,7 +157,7 @@ class Guide:
             names = [self._membership.peers[i].name if i in self._membership.peers else i for i in (ident, witness)]
             self._events.emit("withheld", peer=names[0], node=ident, witness=names[1], quarantined=quarantined)
             logger.warning(
-                "%s did not pass on to %s what was sealed: it feeds nobody %s",
+                "peer %s did not pass on to %s what was sealed: it feeds no other peer %s",
                 names[0], names[1], "any more" if quarantined else "for a while",
             )  # fmt: skip
         if anew:

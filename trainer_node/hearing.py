@@ -142,7 +142,7 @@ class Hearing:
     def left_out(self, session: Session, keys: tuple[str, ...], *, first: bool) -> None:
         self.odd_reports += 1
         if first and session.peer is not None:
-            logger.warning("%s: %s of its reports make no sense here and are left out", session.peer.name, ", ".join(keys))
+            logger.warning("%s: its reports have invalid values, which are ignored: %s", session.peer.name, ", ".join(keys))
 
     def reported(self, session: Session, body: Body) -> None:
         peer = session.peer

@@ -283,7 +283,7 @@ class Hub(QuietOwner):
 
     def _unlike(self, peer: str, version: Version) -> None:
         logger.error(
-            "%s proves a version %s that this hub does not hold: its state may be an older copy; the next version opens branch %d",
+            "%s proves a version %s that this hub does not hold: this hub's state may be an older copy; the next version opens branch %d",
             peer,
             version,
             self.numbers.floor,

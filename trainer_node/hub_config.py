@@ -41,15 +41,15 @@ class HubConfig:
     max_lag: int | None = None
     """No version begins while a peer is more versions behind than this."""
     max_lag_wait_s: float = 300.0
-    """And for no peer is one held back for longer; 0: no limit."""
+    """Time for which one peer may hold back versions, in seconds; 0: no limit."""
     rank_timeout_s: float = 600.0
-    """So long a rank may keep the others of its group waiting; 0: no limit."""
+    """Time for which a rank may keep the others of its group waiting, in seconds; 0: no limit."""
     squashes: bool = True
     """Squashed deltas are kept ready for late peers, and made for those that ask."""
     anchor_every: int | None = None
     """Versions between whole states; None: ``retention.ANCHOR_EVERY``."""
     counts: Counts = KEPT
-    """What stays on disk, and on the mirror."""
+    """Deltas and anchors that stay on disk, and on the mirror."""
     token_file: Path | None = None
     mirror: str | None = None
     """URL of an object store that is to hold a copy of the run."""
@@ -59,8 +59,8 @@ class HubConfig:
     plaintext: bool = False
     """Links without TLS, and one token for all."""
     recall_s: float = RECALL_S
-    """After a restart no version opens for so long, or until the last process's peers are back: they may know of newer ones than this state."""
+    """Time after a restart, in seconds, in which no version opens unless the last process's peers are back: they may know versions newer than this state has."""
     certificate_s: float = LIFETIME_S
     """How long a certificate is in force."""
     token_ttl_s: float = OWN_TTL_S
-    """How long the token of the token file admits peers; there is a fresh one in the file when half of that is over."""
+    """Lifetime of the token in the token file; the file gets a fresh one after half of it."""

@@ -158,13 +158,17 @@ class HubView:
             yield from hub.mirroring.families()
         yield metrics.gauge("p2pcast_hub_peers", "Peers joined", len(hub.sessions))
         yield metrics.counter(
-            "p2pcast_hub_odd_reports", "Reports of which something was left out because it made no sense", hub.hearing.odd_reports
+            "p2pcast_hub_odd_reports", "Reports of which the hub ignored an invalid value", hub.hearing.odd_reports
         )
         yield metrics.gauge("p2pcast_hub_chains", "Chains in the plan", len(hub.membership.plan.chains))
         muted = hub.membership.blame.muted(time.monotonic()) & hub.membership.peers.keys()
         yield metrics.gauge("p2pcast_hub_blamed_peers", "Peers that feed nobody because they sent garbage", len(muted))
         silent = hub.membership.withholding.muted(time.monotonic()) & hub.membership.peers.keys()
-        yield metrics.gauge("p2pcast_hub_withholding_peers", "Peers that feed nobody because they passed on nothing", len(silent))
+        yield metrics.gauge(
+            "p2pcast_hub_withholding_peers",
+            "Peers that feed no other peer because they did not pass on what was sealed",
+            len(silent),
+        )
         yield metrics.gauge("p2pcast_hub_detached_peers", "Peers too slow to be waited for", len(hub.membership.detached))
         yield metrics.gauge("p2pcast_hub_uplink_bits_per_second", "The hub's uplink, as planned with", hub.membership.uplink_bps)
         yield metrics.gauge(
@@ -205,7 +209,7 @@ class HubView:
             (([n, part], value) for n, s in scores for part, value in _parts(s)),
         )  # fmt: skip
         yield metrics.labelled(
-            "p2pcast_hub_peer_standing", "What a peer is trusted with: 0 anything to 3 nothing", ["peer"],
+            "p2pcast_hub_peer_standing", "Standing of a peer: 0 any place, 1 heads no chain, 2 a tail, 3 feeds no other peer", ["peer"],
             (([p.name], float(hub.membership.standing(p.ident))) for p in peers),
         )  # fmt: skip
         rates = ((p.name, hub.membership.rate(p.ident)) for p in peers)

@@ -58,7 +58,7 @@ class Intake:
     def __init__(
         self, owner: IntakeOwner, publishing: Publishing, node: Node, store: Store, staging: Staging, wait_s: float
     ) -> None:
-        """``wait_s``: so long a rank may keep the others of its group waiting."""
+        """``wait_s``: time for which a rank may keep the others of its group waiting."""
         self._owner = owner
         self._publishing = publishing
         self._node = node

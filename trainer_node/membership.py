@@ -387,7 +387,7 @@ class Membership:
         return self._laggards.detached | self._standings.leaves | self._suspects | self.muted(now)
 
     def muted(self, now: float) -> frozenset[str]:
-        """Who is to feed nobody because of what others say of it."""
+        """Peers that are to feed no other peer, by what others report of them."""
         return self.blame.muted(now) | self.withholding.muted(now)
 
     def _member(self, peer: Peer, bps: float | None, leaf: bool, now: float) -> Member:

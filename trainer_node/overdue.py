@@ -1,6 +1,6 @@
-"""Who of a trainer's ranks keeps the others waiting for longer than it may. Pure: time is passed in, in seconds of one monotonic clock.
+"""Which of a trainer's ranks keep the others waiting for too long. Pure: time is passed in, in seconds of one monotonic clock.
 
-Promises: what counts is that a rank gets on with the version, not that its connection lives; a rank that is not read from, or for which nobody waits, is in no hurry.
+Promises: a rank must make progress with the version; a live connection alone does not count. No limit runs for a rank that the hub does not read from, or that no other rank waits for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Overdue:
         self._marks: dict[int, tuple[Any, float]] = {}
 
     def look(self, awaited: Mapping[int, Any], now: float) -> list[int]:
-        """``awaited``: the ranks that the others wait for → how far each has come. Those that have not moved for too long."""
+        """``awaited``: the ranks that the others wait for → how far each has come. Returns the ranks without progress for too long."""
         marks = {}
         for rank, progress in awaited.items():
             known = self._marks.get(rank)

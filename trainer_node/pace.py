@@ -1,7 +1,7 @@
 """A trainer that must not run away from its fleet: with ``--max-lag K`` no version begins while an engine is more than K versions behind the newest.
 
-Promises: peers without an engine in reach, and those that are detached as too slow, are not waited for; nobody is waited for longer than ``--max-lag-wait``, and then
-not again before it has come near once more; who is waited for, and who no longer is, is said once.
+Promises: the hub waits for no peer without an engine in reach, and for no peer that is detached as too slow. It waits for no peer longer than ``--max-lag-wait``, and then
+not again before that peer is within the limit once more. Each peer that the hub waits for, or no longer waits for, is named once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lag:
 
 
 def laggards(peers: Iterable[Follower], versions: Iterable[Version], most: int, detached: Collection[str] = ()) -> Lag:
-    """Whose engines have more than ``most`` of ``versions`` after what they use; all of them come after nothing. Pure."""
+    """The peers with an engine that is more than ``most`` of ``versions`` behind; an engine without a version is behind all of them. Pure."""
     newest = sorted(set(versions), reverse=True)
     if len(newest) <= most:
         return Lag()
@@ -62,7 +62,7 @@ def laggards(peers: Iterable[Follower], versions: Iterable[Version], most: int, 
 
 
 class Pace:
-    """``most``: None lets everything through. ``behind`` says who is behind by more. ``wait_s``: so long a peer may hold back versions; 0: for ever."""
+    """``most``: None lets everything through. ``behind`` returns the peers that are behind by more. ``wait_s``: time for which a peer may hold back versions; 0: for ever."""
 
     def __init__(self, most: int | None, behind: Callable[[int], Lag], wait_s: float, events: Events) -> None:
         self._most = most
@@ -84,7 +84,7 @@ class Pace:
         self._moved.set()
 
     async def until_near(self) -> None:
-        """Returns once nobody that counts is further behind than it may be."""
+        """Returns once no peer that counts is further behind than allowed."""
         if self._most is None:
             return
         loop = asyncio.get_running_loop()
@@ -119,6 +119,6 @@ class Pace:
         for name, why in rows.items():
             if name not in self.not_waited_for:
                 self._events.emit("not_waited_for", peer=name, why=why)
-                logger.warning("%s is behind and not waited for: %s", name, why)
+                logger.warning("publishing does not wait for %s, which is behind: %s", name, why)
         self.not_waited_for = rows
         return {ident: name for ident, name in lag.late.items() if ident not in self._given_up}

@@ -56,7 +56,7 @@ class Published:
 
 
 class HealedError(IntegrityError):
-    """The hub's own state had rotted, and has been put right."""
+    """The hub's own state was damaged, and has been repaired."""
 
 
 class Publishing:
@@ -132,7 +132,7 @@ class Publishing:
         return self._numbers.next(self.head, step, resume=resume)
 
     def reserve(self) -> None:
-        """Numbers ahead of the newest version, off the way of the next one. Blocks. Raises LocalError."""
+        """Reserve numbers ahead of the newest version, while no version waits. Blocks. Raises LocalError."""
         if self.head is not None:
             self._numbers.reserve(self.head)
 

@@ -1,4 +1,4 @@
-"""After a restart: what returning peers know of the run that this hub's state does not.
+"""After a restart: what returning peers know of the run and this hub's state lacks.
 
 A state folder may be an older copy, or have lost a version that was sealed while the hub died. Peers hold signed records of what this run's key said, and show the newest when they
 join. Promises: no version opens after a restart before the peers of the last process are back, or have had their time; nothing that is not signed by the run's key counts;
@@ -66,7 +66,11 @@ class Roster:
             else:
                 self._log.append(record, sync=False)
         except LocalError as error:
-            logger.warning("a restart may wait %g s for peers in vain: %s", RECALL_S, error)
+            logger.warning(
+                "the list of joined peers could not be written; the next start may wait %g s for peers in vain: %s",
+                RECALL_S,
+                error,
+            )
 
 
 class Recall:
@@ -84,7 +88,7 @@ class Recall:
         self._run = run_id(store.run_key)
         self._awaited = set(roster.peers)
         self._known = bool(roster.peers)
-        """Where no peer is known to come back, any may, and the whole time is waited."""
+        """If no peer is known to come back, any peer may, so the hub waits the whole time."""
         self._heard: set[str] = set()
         """Peers whose first report since they joined has come."""
         self._told: set[Version] = set()
@@ -168,5 +172,5 @@ def _signed(kind: type[R], records: Iterable[bytes], key: bytes) -> list[R]:
         try:
             found.append(kind.from_signed(signed, key))
         except IntegrityError as error:
-            logger.warning("a peer shows a record that does not count: %s", error)
+            logger.warning("a record that a peer shows is ignored: %s", error)
     return found

@@ -1,4 +1,4 @@
-"""Engines whose workers run on several hosts: which peer leads each, so that its members find it, and who its members are, so that its lead lets nobody else in
+"""Engines whose workers run on several hosts: which peer leads each engine, so that the members find it, and which peers are members, so that the lead refuses all others
 (docs/wire-protocol.md, section 7).
 
 Promises: an engine has one lead at a time, and a second one is refused, also for CLAIM_S after the first has gone; members and leads are told only what is new to them. No I/O.

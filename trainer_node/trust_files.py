@@ -1,4 +1,4 @@
-"""The hub's secrets and its ledger, as they are read from the state folder."""
+"""Reading the hub's secrets and its ledger from the state folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pcast.trust.files import check_private
 from p2pcast.trust.ledger import Ledger
 from p2pcast.wire.token import SECRET_BYTES
 
-REMEDY = "restore it from a copy, or remove it (tokens are lost then; peers go on, and bring back evictions)"
+REMEDY = "restore it from a copy, or remove it (then tokens are lost; peers stay in the run, and bring back evictions)"
 
 
 def read_ledger(path: Path, evicted: Container[bytes]) -> Ledger:

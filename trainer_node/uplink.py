@@ -129,7 +129,7 @@ class Uplink:
         self._unreachable: RetryableError | None = None
         """Why the hub could not be dialled, while that is tried."""
         self._until = 0.0
-        """So long it is tried, by ``time.monotonic``."""
+        """When to stop trying, by ``time.monotonic``."""
         self._heard_at = 0.0
         self._loop = event_loop.new_event_loop()
         self._stop = asyncio.Event()
@@ -152,7 +152,7 @@ class Uplink:
             unreachable = self._unreachable
             self.close()
             if unreachable is not None:
-                raise RetryableError(f"{unreachable}, in {timeout_s:g} s")
+                raise RetryableError(f"{unreachable}; gave up after {timeout_s:g} s")
             raise RetryableError(f"not all {ranks} ranks of the trainer reached the hub within {timeout_s:.0f} s")
         return ranked
 
@@ -233,7 +233,7 @@ class Uplink:
         logger.error("%s", context.get("message"), exc_info=error)
         self._end(
             LocalError(
-                f"the publisher's connection failed by itself ({type(error).__name__}: {error}); the log has the traceback"
+                f"the publisher's connection failed with an internal error ({type(error).__name__}: {error}); the log has the traceback"
             )
         )
 
@@ -269,7 +269,7 @@ class Uplink:
                 link = await self._dial(tls)
             except RetryableError as error:
                 if self._unreachable is None:
-                    logger.warning("%s; trying until %.0f s are over", error, max(0.0, self._until - time.monotonic()))
+                    logger.warning("%s; trying for another %.0f s", error, max(0.0, self._until - time.monotonic()))
                 self._unreachable = error
                 if self._stop.is_set() or time.monotonic() >= self._until:
                     raise

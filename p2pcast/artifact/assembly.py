@@ -185,12 +185,12 @@ class Assembly:
         record = Durable.from_signed(signed, self._public)
         manifest = self.manifest
         if manifest is None:
-            raise IntegrityError("durable record: it comes before the manifest")
+            raise IntegrityError("durable record: the manifest has not come yet")
         for name, ours in (("artifact", self.open.artifact), ("run", self.open.run), ("version", self.open.version)):
             if getattr(record, name) != ours:
-                raise IntegrityError(f"durable record: {name}: not that of the open record")
+                raise IntegrityError(f"durable record: {name}: not the same as in the open record")
         if record.manifest != manifest.body_hash:
-            raise self._broken("durable record: manifest: it confirms another manifest of this artifact")
+            raise self._broken("durable record: manifest: the record confirms another manifest of this artifact")
         self.durable_signed = bytes(signed)
 
     # -- checks

@@ -61,7 +61,7 @@ class Fields:
         if type(self.format) is not int or self.format not in names:
             newest = max(names)
             newer = type(self.format) is int and self.format > newest
-            why = "a newer release of p2pcast made it; update this one" if newer else "not a format number"
+            why = "a newer release of p2pcast made this record; update p2pcast here" if newer else "not a format number"
             raise IntegrityError(f"{where}: v: formats up to {newest} can be read: {why}")
         unknown = self._values.keys() - names[self.format]
         if self.format > 1:

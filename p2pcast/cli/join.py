@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     default="",
     help="Label of the site; links inside one are taken to be short, the way there to be shared; without it, none is.",
 )
-@click.option("--name", help="Name in status and for `p2pcast evict`, one a node.  [default: the host's]")
+@click.option("--name", help="Name in status and for `p2pcast evict`, different for each node.  [default: the host's]")
 @click.option(
     "--stripes",
     type=Stripes(),
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     "max-age",
     click.FloatRange(0.0, min_open=True),
     None,
-    "Greatest age of the last word of the newest version, from hub, swarm or mirror; unready beyond it.  [default: no limit]",
+    "Greatest age of the last news of the newest version, from hub, swarm or mirror; beyond it the peer is unready.  [default: no limit]",
 )
 @click.option("--engine", metavar="NAME", help="An engine whose workers run on several hosts, each with a peer.")
 @click.option(

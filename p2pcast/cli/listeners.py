@@ -1,4 +1,4 @@
-"""Whose process listens at an address of this machine: a bearer token is told to no other user, who may have taken the port of a daemon that died."""
+"""Which user's process listens at an address of this machine. Another user may have taken the port of a dead daemon, and must not get the bearer token."""
 
 from __future__ import annotations
 

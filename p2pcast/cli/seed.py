@@ -57,7 +57,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
     show_default=True,
-    help="Codec of changed cells; auto: for each version, the quickest to the last peer, or fewer bytes in hardly more time.",
+    help="Codec of changed cells; auto: for each version, the quickest to reach the last peer, or a smaller one that is hardly slower.",
 )
 @click.option(
     "--max-lag",
@@ -82,16 +82,18 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     "--anchor-every",
     type=click.IntRange(1, MAX_KEPT),
     metavar="N",
-    help=f"Versions between the whole states that the hub writes for peers that come late.  [default: {ANCHOR_EVERY}]",
+    help=f"Versions between the whole states that the hub writes for peers that join late.  [default: {ANCHOR_EVERY}]",
 )
 @retention
-@click.option("--token-file", type=PATH, help="Write the join token there (mode 0600), and the next one before it ends.")
+@click.option(
+    "--token-file", type=PATH, help="File for the join token (mode 0600); gets the next token before the last one expires."
+)
 @click.option(
     "--token-hours",
     type=click.FloatRange(0, 8760, min_open=True),
     default=24,
     show_default=True,
-    help="How long that token admits peers, in hours. The file gets the next one when half of them are over.",
+    help="Lifetime of the join token in hours; the token file gets the next one after half of it.",
 )
 @click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
 @click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
@@ -115,7 +117,7 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Wait after a restart, before the first new version, for peers to show versions that this state lacks. Ends early when the last process's peers are back.",
+    help="Wait after a restart, before the first new version, for peers to show versions that this state lacks. Ends early once the last process's peers are back.",
 )
 @plaintext
 def seed(

@@ -97,7 +97,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     Exit code 3 names what is damaged. With --repair it is moved to STATE/damaged, from where nothing is taken, cells of the shadow that have rotted are
     put right from what lies on disk, and a peer's daemon fetches the rest, those cells alone, when it starts.
 
-    This user's shadows in /dev/shm whose state folder is gone are listed too; --repair removes them.
+    Lists this user's shadows in /dev/shm whose state folder is gone, too; --repair removes them.
     """
     with explained("read", state):
         state.stat()

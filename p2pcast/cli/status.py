@@ -66,7 +66,7 @@ def bearer_token(url: str, state: Path | None = None, file: Path | None = None) 
                 if state is None:
                     continue  # a daemon.json of a daemon that was killed
                 raise RefusedError(
-                    f"{url}: a process of user {other} answers there, not the daemon of {folder}; it is told no token"
+                    f"{url}: a process of user {other} answers there, not the daemon of {folder}; no token was sent"
                 )
             return text
     return given
@@ -119,7 +119,7 @@ def ask(
 
 
 def table(document: object) -> Group:
-    """A /status document as a person reads it, whatever is in it: names and errors come from other machines, and the daemon may be of another release."""
+    """A /status document as text for people, whatever the document holds: names and errors come from other machines, and the daemon may be of another release."""
     found = _Found(document)
     if found.text("role") == "peer":
         return Group(_peer_heading(found), _engines([found]))

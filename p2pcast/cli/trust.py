@@ -42,8 +42,14 @@ def token() -> None:
 
 @token.command()
 @click.option("--role", type=click.Choice(["peer", "trainer"]), default="peer", show_default=True, help="What it admits as.")
-@click.option("--ttl", default="24h", show_default=True, metavar="SPAN", help="90m, 12h, 7d; or never, with --uses.")
-@click.option("--uses", type=click.IntRange(1), help="How many nodes it admits.  [default: any number; needed with --ttl never]")
+@click.option(
+    "--ttl", default="24h", show_default=True, metavar="SPAN", help="Lifetime of the token: 90m, 12h, 7d; or never, with --uses."
+)
+@click.option(
+    "--uses",
+    type=click.IntRange(1),
+    help="Number of nodes that the token admits.  [default: any number; needed with --ttl never]",
+)
 @click.option("-o", "--output", type=PATH, help="Write the token there (mode 0600) instead of stdout.")
 @HUB
 @STATE
@@ -59,12 +65,12 @@ def create(
     bearer_file: Path | None,
     as_json: bool,
 ) -> None:
-    """A token for nodes that are still to join: for a role, a time, a number of nodes. Only on the hub's own machine.
+    """Make a token that admits new nodes: for one role, a limited time, a limited number of nodes. Only on the hub's own machine.
 
-    The end of a token bounds first admissions: nodes that it has admitted stay. For a fleet that grows by itself: --ttl never --uses N, with N nodes to come in all.
+    A token's expiry limits first admissions alone: nodes that the token has admitted stay. For a fleet that grows by itself: --ttl never --uses N, for N nodes in all.
     """
     if span_s(ttl) is None and uses is None:
-        raise UsageError("--ttl never needs --uses N: a token without an end may be found years from now")
+        raise UsageError("--ttl never needs --uses N: a token that never expires may be found years from now")
     body = {"role": role, "ttl_s": span_s(ttl), "uses": uses}
     made = ask(daemon_url(url, state), "/token/create", body, state=state, bearer_file=bearer_file)
     if output is not None:
@@ -110,7 +116,7 @@ def revoke(ident: str, url: str | None, state: Path | None, bearer_file: Path | 
 @click.command()
 @click.argument("peer")
 @click.option("--undo", is_flag=True, help="Let it join again.")
-@click.option("--keep-token", is_flag=True, help="Revoke no token: PEER may have none any more.")
+@click.option("--keep-token", is_flag=True, help="Revoke no token; for when PEER cannot have one any more.")
 @HUB
 @STATE
 @BEARER_FILE
@@ -120,7 +126,7 @@ def evict(
 ) -> None:
     """Cut PEER (a node's id, or a name) off from hub and peers, now and for good.
 
-    Tokens that would let PEER in again under another id are revoked: the one that admitted it, and where that was the hub's own, all of the hub's own; the token file then holds a fresh one.
+    This revokes the tokens that would let PEER in again under another id: the token that admitted PEER, and if that was the hub's own, all of the hub's own. The token file then holds a fresh one.
     Every other node keeps its certificate and renews it as before.
     """
     done = ask(
@@ -142,10 +148,12 @@ def _evicted(done: dict[str, Any]) -> str:
     lines = [f"{done['peer']} ({done['node']}) is evicted"]
     if revoked := done.get("revoked_tokens"):
         lines.append(
-            f"token {', '.join(revoked)} {'is' if len(revoked) == 1 else 'are'} revoked: the node had it, and could have come back under another id. "
-            "Nodes that are in stay in"
+            f"token {', '.join(revoked)} {'is' if len(revoked) == 1 else 'are'} revoked: the node could have come back under another id with {'it' if len(revoked) == 1 else 'them'}. "
+            "Nodes that have joined stay in the run"
         )
-        lines.append(_fresh(done).lstrip("\n") or "nodes that are still to join by it need another: `p2pcast token create`")
+        lines.append(
+            _fresh(done).lstrip("\n") or "nodes that were to join with a revoked token need another one: `p2pcast token create`"
+        )
     if others := done.get("others"):
         lines.append(f"not evicted, and also started with --name {done['peer']}: {', '.join(others)}")
     return "\n".join([*lines, done["note"]] if done["note"] else lines)
@@ -153,7 +161,7 @@ def _evicted(done: dict[str, Any]) -> str:
 
 def _fresh(done: dict[str, Any]) -> str:
     file = done.get("token_file")
-    return "" if file is None else f"\na fresh token is in {file}: nodes that join from now on need that one"
+    return "" if file is None else f"\na fresh token is in {file}: nodes that join from now on need this token"
 
 
 def _when(at: float | None) -> str:

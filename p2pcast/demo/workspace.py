@@ -46,7 +46,7 @@ class Workspace:
             self.memory.mkdir(mode=0o700)
         except FileExistsError:
             raise UsageError(
-                f"{self.memory} is another user's, or a link: remove it, or choose another folder with --dir"
+                f"{self.memory} belongs to another user, or is a link: remove it, or choose another folder with --dir"
             ) from None
         return self
 

@@ -52,7 +52,7 @@ class Holding:
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the owner once it is sealed in the store, or once it was aborted, or its sealing failed."""
     unsealed: P2PCastError | None = None
-    """Why it never will be durable."""
+    """Why this artifact will never be durable."""
     proof: asyncio.Future[bool] | None = None
     """Of one that is made here: whether it decodes to what its manifest says. Until that is known it is not sealed in the store."""
     opened_at: float = 0.0

@@ -129,7 +129,7 @@ class Upstream:
             self.link.send(Type.SPARE, {"artifact": artifact})
 
     def forsake(self, artifact: bytes) -> None:
-        """It does not send that, whatever it says: from now on it may come from elsewhere, and what still comes from here counts as well."""
+        """This parent does not send that artifact, whatever it says: from now on the artifact may come from another source, and what still comes from here counts as well."""
         self.withheld.add(artifact)
         self.offers.pop(artifact, None)
         self._release(artifact)
@@ -154,7 +154,7 @@ class Upstream:
     async def decline(self, artifact: bytes) -> bool:
         """Before it is pulled: have the parent not send it. False when it is on its way already, and comes; true also when the link ends."""
         if artifact in self.withheld:
-            # Its word that pieces are on their way is worth nothing.
+            # This parent's announcement of pieces does not count any more.
             return True
         if self.link.closed or artifact in self.wanted:
             return self.link.closed
@@ -319,7 +319,7 @@ class Upstream:
         elif kind is Type.PING:
             link.send(Type.PONG, {"t": body["t"]})
         elif kind is Type.PONG:
-            # What was never asked would have us wait for this parent as long as it likes.
+            # An answer to no PING would have us wait for this parent as long as it likes.
             if body["t"] in self._pinged:
                 self._pinged.remove(body["t"])
                 self._watch.ping_answered(max(0.0, self._loop.time() - body["t"] / 1e6))

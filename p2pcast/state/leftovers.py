@@ -1,4 +1,4 @@
-"""Whose a shadow is, and the shadows in tmpfs that no daemon will open again.
+"""Which state folder a shadow belongs to, and the shadows in tmpfs that no daemon will open again.
 
 A shadow survives its process on purpose: the next start with the same state folder goes on with it. So each shadow folder names its state folder
 (``owner.json``), and each state folder names its shadow (``shadow.json``); both hold the same random id.
@@ -103,7 +103,7 @@ def sweep(tmpfs: Path = TMPFS) -> None:
             if left.proved and remove(left):
                 logger.info("removed the shadow %s (%.2f GB): %s", left.folder, left.nbytes / 1e9, left.why)
         except OSError as error:
-            logger.warning("the shadow %s, which is left over, could not be removed: %s", left.folder, error)
+            logger.warning("could not remove the shadow %s, whose state folder is gone: %s", left.folder, error)
 
 
 def _gone() -> str:
@@ -115,7 +115,10 @@ def _judged(folder: Path) -> tuple[bool, str] | None:
     record = _read(folder / OWNER_NAME)
     state, device = record.get("state"), record.get("device")
     if not isinstance(state, str) or not isinstance(device, int):
-        return False, "it does not say whose it is (version 0.1 made such folders); remove it if no state folder of yours uses it"
+        return (
+            False,
+            "it does not name its state folder (version 0.1 made such shadows); remove it if none of your state folders uses it",
+        )
     if record.get("root") != _root():
         return None  # a container's: its state folder has another path here, or none
     home = Path(state)

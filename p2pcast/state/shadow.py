@@ -441,7 +441,7 @@ def _mapped(folder: int, path: Path, nbytes: int) -> mmap.mmap:
 def _allocated(path: Path, nbytes: int, head: bytes) -> None:
     """Make the file, with room for all of it, and write its first bytes. Raises LocalError when there is no room."""
     with explained("create", path):
-        # Never made smaller: whoever still maps the one before, an engine or a view of ours, would end by SIGBUS.
+        # Never made smaller: an engine that still maps the old file, or a view of ours, would end by SIGBUS.
         if path.exists() and path.stat().st_size > nbytes:
             disk.unlink(path)
         fd = disk.create(path, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""A small append-only file of JSON records, one a line: what a daemon must never forget, and cannot afford to write again as a whole.
+"""A small append-only file of JSON records, one a line, for facts that a daemon must never forget and cannot afford to write anew as a whole.
 
 Promises: a record is durable when ``append`` returns, at the cost of one write and one fsync, however long the file is; after a crash the file holds every record
 that was appended before, and the torn last line is cut off at the next start. Damage anywhere else is refused by name, because a record that is skipped in

@@ -28,7 +28,7 @@ _REASONS = {
     errno.EEXIST: "it exists already; remove it or choose another name",
     errno.ENOTEMPTY: "it exists already and is not empty; remove it or choose another name",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
-    errno.ELOOP: "it is a link; remove it if it is not yours",
+    errno.ELOOP: "it is a link; remove the link if it is not yours",
     errno.EIO: "the device reports an input/output error",
 }
 

@@ -75,7 +75,7 @@ def check_file(fd: int, path: Path) -> None:
 
 
 def check_shared(path: Path) -> int:
-    """Permission bits for what is written into a folder that others are meant to read: its own, without their right to write.
+    """Permission bits for files in a folder that other users are meant to read: the folder's own bits, without the other users' right to write.
 
     Raises LocalError when somebody else could put files there in our name: another user than root owns it, or all users may write to it.
     """
@@ -116,7 +116,7 @@ def _tighten(fd: int, path: Path, marks: Collection[str] | None) -> None:
 def _tighten_entry(folder: int, name: str, path: Path) -> None:
     found = os.lstat(name, dir_fd=folder)
     if found.st_uid != os.geteuid():
-        raise LocalError(f"{path} belongs to user {found.st_uid}; others could write there: look at it, then remove it")
+        raise LocalError(f"{path} belongs to user {found.st_uid}, who could change it: look at it, then remove it")
     if found.st_mode & OTHERS and (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         # Others have no way here any more since the topmost folder is closed.
         os.chmod(name, stat.S_IMODE(found.st_mode) & ~OTHERS, dir_fd=folder)
@@ -128,14 +128,14 @@ def _check_above(path: Path) -> None:
         found = above.stat()
         if found.st_mode & stat.S_IWOTH and not (found.st_mode & stat.S_ISVTX and found.st_uid in _trusted()):
             raise LocalError(
-                f"all users of this machine may rename what lies in {above}, so also {path}; choose another folder, or run: chmod +t {above}"
+                f"all users of this machine may rename what lies in {above}, and so {path}; choose another folder, or run: chmod +t {above}"
             )
 
 
 def _trusted() -> Collection[int]:
-    """Owners of folders in which this user may keep what is its own."""
+    """Owners of the folders above in which this user may keep its files."""
     own = (0, os.geteuid())
-    # In a user namespace whoever has no number there looks like this, the machine's root above all.
+    # In a user namespace, users without a number there look like this; the machine's root is one of them.
     return own if Path("/proc/self/uid_map").read_text().split() == _INITIAL_MAP else (*own, _OVERFLOW_UID)
 
 
@@ -145,5 +145,5 @@ def _link(path: Path) -> LocalError:
 
 def _strange(path: Path) -> LocalError:
     return LocalError(
-        f"{path} is a link, no plain file, or another user's; somebody else put it there: look at it, then remove it"
+        f"{path} is a link, not a regular file, or belongs to another user, so p2pcast did not make it: look at it, then remove it"
     )

@@ -1,7 +1,7 @@
 """The form of a state folder, and the lock that keeps other processes and older releases out of it.
 
-Promises: a folder that a later release has written is refused by that release's name before anything in it is touched; a folder of an earlier release is brought
-to this form in place, and a crash on the way leaves a folder that this release finishes, or that is still the earlier release's; p2pcast 0.1 refuses a
+Promises: a folder that a later release has written is refused before anything in it is changed, and the error names that release; a folder of an earlier release is
+upgraded in place, and a crash during the upgrade leaves a folder that this release finishes, or that the earlier release still opens; p2pcast 0.1 refuses a
 folder of this form before it changes anything.
 
     format               {"format": N, "release": "…"}: written last by an upgrade. Missing: format 1, of p2pcast 0.1, or a folder that is new
@@ -45,7 +45,7 @@ _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno
 Migrate = Callable[[Path], None]
 
 STEPS: dict[int, Migrate] = {}
-"""Format → what makes the next format of it, beside the lock and the file that names the format. Repeated after a crash, so each step must bear that."""
+"""Format → the function that turns a folder of that format into the next one; lock and format file aside. After a crash a step runs again, so each must be repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Written:
 
 
 def written(state: Path) -> Written:
-    """What the folder says of itself; one that says nothing is of the first format, or new. Raises LocalError."""
+    """The format that the folder names; a folder that names none is of the first format, or new. Raises LocalError."""
     path = state / FILE
     with explained("read", path):
         try:
@@ -128,7 +128,7 @@ def _take(state: Path, upgrade: bool) -> int:
             return _held(_opened(lock), state)
         old = _held(_opened(lock), state) if lock.exists() else None
         try:
-            # A file that was replaced before it was locked keeps nobody out.
+            # A lock on a file that was replaced before it was locked keeps no process out.
             if old is None or _is_at(old, lock):
                 new = _replace(lock, state)
                 if new is not None:

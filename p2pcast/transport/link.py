@@ -1,8 +1,8 @@
 """A link: the stripes between two nodes, as one thing. A control connection is a link of one stripe.
 
 Promises: control messages go over stripe 0, in order; the loss of one stripe ends the link (its owner attaches anew and says what it holds, so
-nothing is sent twice); ``on_link_closed`` is called once; an error that an owner did not expect ends this link alone; a node that asks without end is heard as far as
-its ration goes, and one that does not read its answers is left.
+nothing is sent twice); ``on_link_closed`` is called once; an error that an owner did not expect ends this link alone; messages beyond a node's ration wait unread;
+the link of a node that does not read its answers ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2pcast.wire.connection import Established, Event, Message
 from p2pcast.wire.messages import Body, Type
 
 HELD_S = 1.0
-"""A link that is over its ration is looked at so often."""
+"""Interval at which a link that is over its ration is checked, in seconds."""
 
 
 class LinkOwner(Protocol):
@@ -134,7 +134,9 @@ class Link:
             self._unread_bytes += len(said)
             if self._unread_bytes > limits.MAX_UNREAD_BYTES:
                 # Not at once: whoever tells many links something goes through them just now.
-                asyncio.get_running_loop().call_soon(self.abort, RetryableError("it does not read what it is sent"))
+                asyncio.get_running_loop().call_soon(
+                    self.abort, RetryableError("the other side does not read what is sent to it")
+                )
                 return
         first.write(said)
 
@@ -200,7 +202,7 @@ class Link:
         if isinstance(error, P2PCastError):
             self.close(error)
             return
-        unforeseen(f"{self.name}: an error that nobody expected ends this link", error)
+        unforeseen(f"{self.name}: an unexpected error ends this link", error)
         self.close(LocalError(f"internal error ({type(error).__name__})"))
 
     # -- StripeOwner
@@ -248,4 +250,4 @@ class Link:
             try:
                 self.owner.on_link_closed(self, error)
             except Exception as bug:  # noqa: BLE001 - told by unforeseen
-                unforeseen(f"{self.name}: an error that nobody expected, at the end of this link", bug)
+                unforeseen(f"{self.name}: an unexpected error while this link was closing", bug)

@@ -1,7 +1,7 @@
-"""How much of a node's asking is heard: what each message costs whoever answers it, and how fast a node may spend. Pure: time is passed in.
+"""The rate limit on a node's requests, its ration: what each message costs the node that answers it, and how fast the sender may spend. Pure: time is passed in.
 
-A certificate lets a node ask, and one that is stolen or broken asks without end. What is over the ration is not refused but waits: the link is not read from,
-so the sender's own buffers fill, and an honest node that was late for a moment loses nothing. One unit is what answering a PING costs, some 50 µs of the loop.
+A certificate lets a node send requests, and a stolen or broken node sends them without end. Requests over the ration are not refused but wait: the daemon stops reading from the link,
+so the sender's own buffers fill, and an honest node with a short burst loses nothing. One unit is what answering a PING costs, some 50 µs of the loop.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Ration:
         self._allowance = Allowance(limits.RATION_BURST, limits.RATION_PER_S, limits.RATION_BURST, now)
 
     def spend(self, cost: float, now: float) -> float:
-        """Seconds for which no more is to be heard; 0 within the ration."""
+        """Seconds for which the daemon is not to read from this node; 0 within the ration."""
         left = self._allowance.look(now) - cost
         self._allowance.left = left
         return max(0.0, -left / limits.RATION_PER_S)

@@ -29,8 +29,8 @@ NO_TOKEN = bytes(TOKEN_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``token``: ident of the token that had admitted the node; a hub that learns of the eviction again revokes that token again. ``signature`` empty: the word of a
-    hub that signs none; such a statement has serial 0 and is never passed on."""
+    """``token``: ident of the token that admitted the node; a hub that learns of the eviction again revokes that token again. ``signature`` empty: the statement comes from
+    a hub that signs none; such a statement has serial 0 and is never passed on."""
 
     node: bytes
     token: bytes
@@ -50,7 +50,7 @@ class Statement:
     def parse(cls, data: bytes) -> Self:
         """Signed or not; nothing is verified. Raises IntegrityError."""
         if len(data) not in (BODY_BYTES, limits.STATEMENT_BYTES) or data[BODY_BYTES - 1] > 1:
-            raise IntegrityError("that is not a statement about an eviction")
+            raise IntegrityError("these bytes are not a statement about an eviction")
         at = NODE_BYTES + TOKEN_BYTES
         serial = int.from_bytes(data[at : BODY_BYTES - 1], "little")
         return cls(data[:NODE_BYTES], data[NODE_BYTES:at], serial, data[BODY_BYTES - 1] == 1, data[BODY_BYTES:])
@@ -127,7 +127,7 @@ class Evictions:
         return True
 
     def accept(self, packed: Iterable[bytes], public: bytes) -> list[Statement]:
-        """Statements that came from elsewhere: those that were news. Raises IntegrityError at the first that the run's key has not signed; known ones cost nothing."""
+        """Take statements from another node; returns the new ones. Raises IntegrityError at the first that the run's key has not signed; known statements cost nothing."""
         news = []
         for data in packed:
             statement = Statement.parse(data)
@@ -166,7 +166,7 @@ class Evictions:
         """An evicted node, by its id or its name, and that name. Raises RefusedError."""
         found = [n for n in self.nodes if n.hex() == peer] or [n for n in self.nodes if self._names.get(n) == peer]
         if len(found) != 1:
-            many = f"name one by its id: {' or '.join(n.hex() for n in found[:8])}"
+            many = f"several evicted nodes have this name; give an id: {' or '.join(n.hex() for n in found[:8])}"
             raise RefusedError(many if found else f"{shown(peer)} is not evicted")
         return found[0], self._names.get(found[0], "") or found[0].hex()
 
@@ -184,7 +184,7 @@ class Evictions:
         self._untold = [s for s in self._known.values() if s.signature and s.serial > self._stated.get(s.node, -1)]
 
     def untold(self, public: bytes) -> list[bytes]:
-        """What the hub should know and has not said, some at a time, each once a connection."""
+        """Statements that the hub has not sent on this connection, some at a time, each once a connection."""
         if not self._untold:
             return []
         some, self._untold = self._untold[: limits.MAX_RETOLD], self._untold[limits.MAX_RETOLD :]

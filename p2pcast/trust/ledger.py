@@ -23,7 +23,7 @@ DAY_S = 86400.0
 OWN_TTL_S = DAY_S
 """Life of the hub's own token, in seconds: long enough to start a fleet, short enough for a copy that is lost."""
 LEGACY_TTL_S = 14 * DAY_S
-"""Rest of the life of an own token that an earlier release made without an end, in seconds."""
+"""Remaining life of a hub's own token that an earlier release made without an end, in seconds."""
 KNOWN_S = 90 * DAY_S
 """Time after the end of a peer's certificate in which its key alone gets the next one, in seconds."""
 NAME_KEPT_S = 7 * DAY_S
@@ -61,8 +61,8 @@ class Grant:
 
 @dataclass(slots=True)
 class Holder:
-    """Who has a certificate, or has joined over plain text. ``key``: its print (empty over plain text); ``name``: what it asked to be called; ``token``: what admitted it (empty: unknown);
-    ``until``: the end of its newest certificate; ``shown``: other tokens that it has come with; ``called``: the name that it goes by; ``seen``: when it was last connected."""
+    """A node that has a certificate, or has joined over plain text. ``key``: its fingerprint (empty over plain text); ``name``: the name that it asked for; ``token``: ident of the token that
+    admitted it (empty: unknown); ``until``: the end of its newest certificate; ``shown``: other tokens that it has used; ``called``: the name in use; ``seen``: when it was last connected."""
 
     key: str
     role: str
@@ -321,9 +321,9 @@ class Ledger:
         # Trainers, and peers that have not joined yet. A node that goes by another name does not count: the same command would evict it the second time.
         found = [n for n, h in self.holders.items() if h.name == peer and not h.called and bytes.fromhex(n) not in self._evicted]
         if len(found) > 1:
-            raise RefusedError(f"{len(found)} nodes go by {shown(peer)}: name one by its id, {' or '.join(found[:8])}")
+            raise RefusedError(f"{len(found)} nodes have the name {shown(peer)}: give one node's id, {' or '.join(found[:8])}")
         if not found:
-            raise RefusedError(f"no node of this run goes by {shown(peer)}")
+            raise RefusedError(f"no node of this run has the name or id {shown(peer)}")
         return found[0], peer
 
     def others(self, node: str, name: str) -> list[str]:
@@ -338,7 +338,7 @@ class Ledger:
             raise RefusedError("this node was evicted from the run")
 
     def had(self, node: str, now: float) -> list[str]:
-        """Tokens in force that would let a node in again under another id. A node that had one of the hub's own may have read another in the same file."""
+        """Tokens in force that would let a node in again under another id. A node that had one of the hub's own tokens may have read a later one in the same file."""
         known = self.holders.get(node)
         if known is None:
             return []

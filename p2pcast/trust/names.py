@@ -66,7 +66,7 @@ def _fault(name: str) -> str | None:
     if _LIKE_AN_ID.fullmatch(name):
         return "looks like a node's id (8 to 32 hexadecimal digits and nothing else)"
     if name != name.strip() or not name.isprintable():
-        return "has characters that cannot be seen"
+        return "has invisible characters"
     if name.casefold() == HUB:
         return "means the hub"
     if MARK in name:

@@ -1,7 +1,7 @@
-"""What is left of a message when the optional values that make no sense are taken out of it.
+"""Lenient reading of a message: invalid optional values are dropped, the rest is kept.
 
-A report has values that one side adds in one release and the other learns in the next. A wrong one must not end the link of the peer that sent it, and must
-not reach the plan, /status or metrics either: it is taken out, as if it had not been there, and so is every key that this release does not know. Pure.
+A report has values that one side adds in one release and the other learns in the next. An invalid value must not end the link of the peer that sent it, and must
+not reach the plan, /status or metrics either: the reader drops such a value, and every key that this release does not know. Pure.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ LENIENT: dict[Type, dict[str, Read]] = {
 
 
 def prune(kind: Type, body: Body) -> tuple[str, ...]:
-    """Leaves in ``body`` what is known and makes sense. The keys whose values did not, or not all of them."""
+    """Leave only known keys and valid values in ``body``; returns the keys whose values were dropped, wholly or in part."""
     reads = LENIENT.get(kind)
     if reads is None:
         return ()

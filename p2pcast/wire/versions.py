@@ -1,7 +1,7 @@
 """Which protocol two nodes speak: the greatest that both know (docs/wire-protocol.md, section 2). Pure.
 
-Promises: a node without a protocol in common is refused before anything else of its HELLO is looked at, whatever later protocols put there; the refusal names what
-either side speaks, and which of the two has to be updated.
+Promises: a node without a protocol in common is refused before anything else of its HELLO is read, whatever later protocols put there; the refusal names the protocols
+of both sides, and which side has to be updated.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def settle(dialer: Speaks, listener: Speaks, called: Sides) -> int:
 def check_settled(protocol: int, own: Speaks, before: int | None) -> None:
     """What a listener says that it has settled on, at the dialer. ``before``: what it said first. Raises RemoteError."""
     if protocol not in own or before not in (None, protocol):
-        raise RemoteError(f"the other side settled on protocol {protocol}, of {own if before is None else f'protocol {before}'}")
+        why = f"this side offered {own}" if before is None else f"settled on protocol {before} before"
+        raise RemoteError(f"the other side settled on protocol {protocol}, but {why}")
 
 
 def settled(ready: dict[str, Any]) -> int:
@@ -82,7 +83,7 @@ def settled(ready: dict[str, Any]) -> int:
 
 
 def refusal(message: str, own: Speaks, called: Sides) -> RefusedError:
-    """What a dialer makes of a refusal by the listener."""
+    """The dialer's error for a refusal by the listener."""
     if (first := _FIRST_SAID.search(message)) is not None:
         return IncompatibleError(
             f"the {called[1]} speaks protocol {first[1]}, this {called[0]} (p2pcast {RELEASE}) {own}: update p2pcast on the {called[1]}"

@@ -140,8 +140,8 @@ LOCAL = [
     Mutation(
         OPENED,
         PRIVATE,
-        '    if found.st_uid != os.geteuid():\n        raise LocalError(f"{path} belongs to user {found.st_uid}; others',
-        '    if False:\n        raise LocalError(f"{path} belongs to user {found.st_uid}; others',
+        '    if found.st_uid != os.geteuid():\n        raise LocalError(f"{path} belongs to user {found.st_uid}, who could change',
+        '    if False:\n        raise LocalError(f"{path} belongs to user {found.st_uid}, who could change',
         FOLDERS + "test_what_another_user_put_into_an_open_folder_is_named",
     ),
     Mutation(

@@ -128,8 +128,8 @@ STAYING = [
     Mutation(
         SENDS_NOTHING,
         "p2pcast/relay/upstream.py",
-        "        if artifact in self.withheld:\n            # Its word",
-        "        if False:\n            # Its word",
+        "        if artifact in self.withheld:\n            # This parent's announcement",
+        "        if False:\n            # This parent's announcement",
         LIARS + "test_what_a_parent_withholds_comes_from_elsewhere_and_it_loses_its_place",
     ),
     Mutation(

@@ -98,8 +98,8 @@ async def test_nobody_is_waited_for_for_ever(caplog):
     assert pace.waiting_for == ["a"]
     async with asyncio.timeout(30):
         await waiting
-    said = [r.getMessage() for r in caplog.records if "not waited for" in r.getMessage()]
-    assert [text.split()[0] for text in said] == ["a", "b", "a"]
+    said = [r.getMessage() for r in caplog.records if "does not wait for" in r.getMessage()]
+    assert [text.split()[5] for text in said] == ["a,", "b,", "a,"]
 
 
 async def test_it_waits_until_the_last_has_come_near_or_left(caplog):

@@ -41,7 +41,7 @@ def test_any_other_unknown_field_refuses_the_record(record) -> None:
 
 @pytest.mark.parametrize("record", [OPEN, MANIFEST, DURABLE], ids=lambda r: r.where)
 def test_a_later_format_is_refused_and_says_what_to_do(record) -> None:
-    with pytest.raises(IntegrityError, match="a newer release of p2pcast made it; update this one"):
+    with pytest.raises(IntegrityError, match="a newer release of p2pcast made this record; update p2pcast here"):
         type(record).from_signed(signed(record, v=3), KEY.public)
 
 

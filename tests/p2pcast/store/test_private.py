@@ -181,7 +181,7 @@ def test_a_shadow_is_not_opened_through_a_link(tmp_path):
         put(LAYOUT.cells[0], shadow.words(LAYOUT.cells[0]))
     (tmp_path / "x" / MODEL_NAME).rename(tmp_path / "elsewhere")
     (tmp_path / "x" / MODEL_NAME).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LocalError, match=r"model.safetensors is a link, no plain file, or another user's"):
+    with pytest.raises(LocalError, match=r"model.safetensors is a link, not a regular file, or belongs to another user"):
         open_shadow(tmp_path / "x")
 
 

@@ -150,7 +150,7 @@ def test_evictions_are_found_by_id_before_name():
     with pytest.raises(RefusedError, match="not evicted"):
         hub.find("three")
     decide(hub, b"c" * 16, name="two")
-    with pytest.raises(RefusedError, match="name one by its id"):
+    with pytest.raises(RefusedError, match="give an id"):
         hub.find("two")
 
 

@@ -309,7 +309,7 @@ def test_nobodys_or_several_nodes_names_evict_nobody(ledger):
     for node in (b"t" * 16, b"u" * 16):
         ident = granted(ledger, node + b"1234", "trainer")
         admit(ledger, node, key=node.hex(), role="trainer", name="host rank 0", ident=ident)
-    with pytest.raises(RefusedError, match="2 nodes go by 'host rank 0'"):
+    with pytest.raises(RefusedError, match="2 nodes have the name 'host rank 0'"):
         ledger.find("host rank 0")
 
 

@@ -126,7 +126,7 @@ def test_a_listener_settles_on_what_was_offered_and_stays_with_it(wires, protoco
     li.feed(d.take_output())
     d.feed(li.take_output())
     li.feed(d.take_output())
-    with pytest.raises(RemoteError, match=f"settled on protocol {protocol}, of protocol 2"):
+    with pytest.raises(RemoteError, match=f"settled on protocol {protocol}, but settled on protocol 2 before"):
         d.feed(reframed(li.take_output(), v=protocol))
 
 

@@ -147,7 +147,7 @@ async def test_an_answer_to_an_older_round_is_none(hosts):
 )
 async def test_ranks_beyond_reason_are_refused(hosts, wrong):
     lead, b = await together(hosts, "b")
-    with pytest.raises(RemoteError, match="a report's rank is from 0"):
+    with pytest.raises(RemoteError, match="a report's rank must be from 0"):
         await b.says(**wrong)
     with lead.socket.expect(lambda r: True, 2):
         link = b.member._link

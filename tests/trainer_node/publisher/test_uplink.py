@@ -342,7 +342,7 @@ def test_a_callback_that_fails_on_the_publishers_loop_ends_the_wait_and_the_conn
     with monkeypatch.context() as patch:
         patch.setattr(uplink.Uplink, "_pump", broken)
         handle = made.publish(4, tensors())
-        with pytest.raises(RetryableError, match=r"failed by itself \(Bug: by a test\)"):
+        with pytest.raises(RetryableError, match=r"failed with an internal error \(Bug: by a test\)"):
             handle.wait_durable()
     assert made._uplink.over
 
@@ -356,7 +356,7 @@ def test_a_publishers_thread_that_dies_ends_the_wait(played, thread, monkeypatch
     handle = made.publish(4, tensors())
     played.heard_of(Type.BEGIN, 0)
     monkeypatch.setattr(uplink, "SILENCE_S", "no number")
-    with pytest.raises(RetryableError, match="failed by itself \\(TypeError"):
+    with pytest.raises(RetryableError, match="failed with an internal error \\(TypeError"):
         handle.wait_durable()
     made.close()
 

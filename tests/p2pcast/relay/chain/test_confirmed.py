@@ -57,7 +57,7 @@ def test_only_the_runs_key_confirms_and_only_this_manifest(maker):
     made = maker.make([1000], version_hash=OWN)
     other = maker.make([1000], version_hash=OWN, seed=1)
     assembly = maker.artifact(made, sealed=False).assembly
-    with pytest.raises(IntegrityError, match="before the manifest"):
+    with pytest.raises(IntegrityError, match="manifest has not come"):
         assembly.add_durable(made.durable)
     assembly.add_manifest(made.manifest)
     assert not assembly.confirmed
