@@ -172,6 +172,7 @@ class Peer(QuietOwner):
             logger.warning("not used: %s (%s)", path, why)
         self.freshness = self._kept_knowledge()
         self.node = Node(self.receiving, self.ident, key)
+        self.node.is_sealed = self.catalog.is_sealed
         self._ends.callback(self.node.close)
         self.downstream = Downstream(self.node)
         self._ends.callback(self.downstream.close)

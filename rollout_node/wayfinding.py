@@ -222,6 +222,7 @@ class Wayfinding:
         will come to it."""
         attachment = self._peer.attachment
         if live is not None and edge.artifact in live.withheld:
+            self._peer.lacking.say(edge.artifact, live, now)
             return True
         coming = attachment.receiving
         if coming is not None and coming < entry.version:

@@ -96,6 +96,8 @@ class Node:
         """Artifacts that are asked for piece by piece, of several nodes: a parent is not to send them as well."""
         self.excerpts: set[bytes] = set()
         """Of those that are pulled, the artifacts of which a part is wanted: ``Holding.excerpt``."""
+        self.is_sealed: Callable[[bytes], bool] = lambda artifact: False
+        """Whether the hub is known to have sealed an artifact: then no parent can call it off."""
         self.busy = False
         """A version is on its way through here: pulling gives way, both what others pull from us and what we pull."""
         self.on_busy: list[Callable[[], None]] = []
