@@ -141,6 +141,13 @@ STAYING = [
     ),
     Mutation(
         SENDS_NOTHING,
+        "p2pcast/relay/upstream.py",
+        "                if node.is_sealed(holding.id):",
+        "                if False:",
+        LIARS + "test_a_parent_that_calls_off_what_the_hub_has_sealed_holds_up_nobody",
+    ),
+    Mutation(
+        SENDS_NOTHING,
         "rollout_node/lacking.py",
         " or artifact in live.wanted)",
         ")",
