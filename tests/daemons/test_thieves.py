@@ -81,3 +81,17 @@ async def test_a_parent_that_brings_what_the_hub_does_not_list_fills_nothing(swa
     assert not link.closed
     swarm.publish(1001, states.trained(state, 2))
     await swarm.live("0.1001", child)
+
+
+async def test_a_way_that_the_hub_does_not_list_is_not_waited_for(swarm, states):
+    """A squash that came to nothing, signed and shorter than the deltas beside it, opened and never sent."""
+    hub, thief, child, state = await chain(swarm, states)
+    (layout,) = thief.node.layouts.values()
+    link = next(c.link for c in thief.downstream.children.values() if c.link.remote == child.ident)
+    old = Open(secrets.token_bytes(16), Version(0, 0), DELTA, layout.layout_id, limits.PIECE_BYTES, hub.token.run, Version(0, 2))
+    link.stripes[0].write(link.stripes[0].connection.send_signed(Type.OPEN, old.to_signed(hub.key), 30_000))
+    await swarm.until(lambda: old.artifact in child.node.holdings, "the child has heard of it")
+    for step in (1, 2):
+        state = states.trained(state, step)
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")
