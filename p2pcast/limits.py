@@ -92,6 +92,8 @@ MAX_CORES = 1 << 16
 """Cores with which a peer may claim to decode."""
 MAX_ASKED = 4096
 """Pieces that one child may have asked of a node and not been sent: far above any window."""
+MAX_STRAYS = 32
+"""Artifacts that a parent may have opened and the hub does not list: as a rule one, until the hub's word of it has come."""
 MIN_PIECE_BYTES = KIB
 MAX_PIECE_BYTES = 4 * MIB
 """A piece is a power of two in this range: a relay holds several per link in memory."""

@@ -70,6 +70,11 @@ class Catalog:
     def get(self, artifact: bytes) -> Entry | None:
         return self._entries.get(artifact)
 
+    def is_sealed(self, artifact: bytes) -> bool:
+        """By the hub's word."""
+        entry = self._entries.get(artifact)
+        return entry is not None and entry.sealed
+
     def edges(self) -> dict[bytes, Edge]:
         """Sealed artifacts, as ways from version to version."""
         return {a: Edge(a, e.base, e.version, e.size) for a, e in self._entries.items() if e.sealed}

@@ -83,7 +83,7 @@ class Lacking:
                 version,
                 live.link.name,
             )
-        self._say(artifact, live if waited_for else None, now)
+        self.say(artifact, live if waited_for else None, now)
 
     def opened(self, holding: Holding) -> None:
         """A new artifact has come in."""
@@ -95,9 +95,10 @@ class Lacking:
         if artifact not in self._rows:
             self._opened.append(False)
             if self._opened.count(False) >= MISSES:
-                self._say(artifact, live, now)
+                self.say(artifact, live, now)
 
-    def _say(self, artifact: bytes, live: Upstream | None, now: float) -> None:
+    def say(self, artifact: bytes, live: Upstream | None, now: float) -> None:
+        """Tell the hub, once, that an artifact does not get on; ``live``: who should have sent it, None where nobody should."""
         parent = None if live is None or live.link.remote == self._peer.control.hub else live.link.remote
         if artifact not in self._rows and len(self._rows) < limits.MAX_LACKING:
             self._rows[artifact] = (parent, now)

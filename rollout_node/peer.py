@@ -172,6 +172,8 @@ class Peer(QuietOwner):
             logger.warning("not used: %s (%s)", path, why)
         self.freshness = self._kept_knowledge()
         self.node = Node(self.receiving, self.ident, key)
+        self.node.is_sealed = self.catalog.is_sealed
+        self.node.is_listed = self._is_listed
         self._ends.callback(self.node.close)
         self.downstream = Downstream(self.node)
         self._ends.callback(self.downstream.close)
@@ -227,6 +229,10 @@ class Peer(QuietOwner):
             with contextlib.suppress(OSError):
                 kept = newest.version, time.time() - newest.path.stat().st_mtime
         return Freshness(kept, asyncio.get_running_loop().time())
+
+    def _is_listed(self, artifact: bytes) -> bool:
+        mirrored = self.mirrored is not None and artifact in self.mirrored.entries
+        return mirrored or not self.control.connected or self.catalog.get(artifact) is not None
 
     def _recall(self) -> None:
         """The hub's last words, for a start without it."""

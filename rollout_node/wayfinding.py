@@ -110,11 +110,12 @@ class Wayfinding:
         return self._peer.catalog.whole() + [(e.version, (e.layout, e.state)) for e in mirrored]
 
     def _may_complete(self, holding: Holding) -> bool:
-        """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere."""
+        """What a hub was making when it died is on nobody's list: once nobody sends it any more, it leads nowhere. Nor does what a parent alone knows of, while the hub is heard."""
         mirrored = self._peer.mirrored
+        comes = holding.completed_at is not None or holding.source is not None
         return not holding.excerpt and (
-            holding.completed_at is not None
-            or holding.source is not None
+            (holding.completed_at is not None and holding.confirmed.is_set())
+            or (comes and self._peer.node.is_listed(holding.id))
             or self._peer.catalog.get(holding.id) is not None
             or (mirrored is not None and mirrored.in_use and holding.id in mirrored.entries)
         )
@@ -222,6 +223,7 @@ class Wayfinding:
         will come to it."""
         attachment = self._peer.attachment
         if live is not None and edge.artifact in live.withheld:
+            self._peer.lacking.say(edge.artifact, live, now)
             return True
         coming = attachment.receiving
         if coming is not None and coming < entry.version:

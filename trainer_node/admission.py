@@ -412,8 +412,7 @@ class Admission:
     async def _save(self) -> None:
         # Evictions first: what only grows may be newer than the rest, never older.
         await self._owner.blocking(self._log.save)
-        text = json.dumps(self._ledger.document, sort_keys=True).encode()
-        await self._owner.blocking(atomic_write, self._state / LEDGER, text, 0o600)
+        await self._owner.blocking(_write_document, self._state / LEDGER, self._ledger.document)
 
     def _own_token(self, now: float) -> Token:
         """The one of ``token.key``, while it has a good while to go; else another, and the old one stays in force to its end."""
@@ -474,7 +473,14 @@ class Admission:
         return Token(self._run, secret, self._authority.fingerprint)
 
     def _write_ledger(self) -> None:
-        atomic_write(self._state / LEDGER, json.dumps(self._ledger.document, sort_keys=True).encode(), 0o600)
+        _write_document(self._state / LEDGER, self._ledger.document)
+
+
+def _write_document(path: Path, document: Document) -> None:
+    """Row by row: one call of the encoder for tens of thousands would hold up the loop from any thread."""
+    holders = ", ".join(f"{json.dumps(node)}: {json.dumps(row)}" for node, row in document["holders"].items())
+    rest = json.dumps({name: part for name, part in document.items() if name != "holders"})
+    atomic_write(path, f'{rest[:-1]}, "holders": {{{holders}}}}}'.encode(), 0o600)
 
 
 class _Entering(QuietOwner):

@@ -43,6 +43,8 @@ class VersionNumbers:
         """The highest number that this hub has used, or must take for used."""
         self.floor = 0
         """The next version's branch, at least."""
+        self._floor_noted = 0
+        """``floor`` on disk."""
         self._boot = boot
         self._reserved: Version | None = None
         self._log = AppendLog(path, skip_damaged=True)
@@ -61,8 +63,9 @@ class VersionNumbers:
         if "used" in record:
             self.used = _later(self.used, Version.of(record["used"]))
         if "floor" in record:
-            self.floor = max(self.floor, int(record["floor"]))
-        if "released" in record:
+            self.floor = self._floor_noted = max(self.floor, int(record["floor"]))
+        if "released" in record and not self._log.damaged:
+            # A machine that crashed after an orderly end may have kept this line and lost one before it.
             return None
         return (Version.of(record["reserved"]), str(record.get("boot", ""))) if "reserved" in record else reserved
 
@@ -99,11 +102,12 @@ class VersionNumbers:
             self.used = _later(self.used, version)
 
     def above(self, branch: int) -> None:
-        """The next version opens a branch after this one. Raises LocalError."""
+        """The next version opens a branch after this one, whether that can be written down or not. Raises LocalError."""
         with self._changing:
-            if branch + 1 > self.floor:
-                self._log.append({"floor": branch + 1})
-                self.floor = branch + 1
+            self.floor = max(self.floor, branch + 1)
+            if self.floor > self._floor_noted:
+                self._log.append({"floor": self.floor})
+                self._floor_noted = self.floor
 
     def close(self) -> None:
         """An orderly end: what is reserved and was not noted is free."""
@@ -118,6 +122,7 @@ class VersionNumbers:
             kept += [] if self.used is None else [{"used": list(self.used)}]
             kept += [] if self._reserved is None else [{"reserved": list(self._reserved), "boot": self._boot}]
             self._log.rewrite(kept)
+            self._floor_noted = self.floor
 
 
 def _later(a: Version | None, b: Version) -> Version:

@@ -96,6 +96,10 @@ class Node:
         """Artifacts that are asked for piece by piece, of several nodes: a parent is not to send them as well."""
         self.excerpts: set[bytes] = set()
         """Of those that are pulled, the artifacts of which a part is wanted: ``Holding.excerpt``."""
+        self.is_sealed: Callable[[bytes], bool] = lambda artifact: False
+        """Whether the hub is known to have sealed an artifact: then no parent can call it off."""
+        self.is_listed: Callable[[bytes], bool] = lambda artifact: True
+        """Whether the hub has said that it has an artifact; also true while the hub is not heard."""
         self.busy = False
         """A version is on its way through here: pulling gives way, both what others pull from us and what we pull."""
         self.on_busy: list[Callable[[], None]] = []
@@ -142,6 +146,8 @@ class Node:
         layout = self.layouts.get(record.layout)
         if layout is None:
             raise IntegrityError(f"artifact {record.artifact.hex()} has a layout that was never sent")
+        if source is not None:
+            self._bound_strays()
         artifact = Artifact(Assembly(open_signed, self.run_key, layout))
         excerpt = record.artifact in self.excerpts
         pushed = not excerpt and (source is None or source.pushes(record.artifact))
@@ -161,6 +167,15 @@ class Node:
             self.downstream.opened(holding, push=pushed)
         self.look()
         return holding
+
+    def _bound_strays(self) -> None:
+        """What the hub does not list may be signed and long gone: nobody confirms it, and retention does not see it. The oldest gives way."""
+        strays = [
+            h for h in self.holdings.values()
+            if not (h.made or h.excerpt or h.durable.is_set() or h.id in self.pulled or self.is_listed(h.id))
+        ]  # fmt: skip
+        for holding in strays[: max(0, len(strays) - limits.MAX_STRAYS + 1)]:
+            self.abort(holding)
 
     def look(self) -> None:
         """Whether a version is on its way through here, now: told to those who give way to it."""

@@ -312,7 +312,9 @@ class Upstream:
             self._retire()
             if holding is not None:
                 self.wanted.discard(holding.id)
-                if holding.completed_at is None or not holding.confirmed.is_set():
+                if node.is_sealed(holding.id):
+                    self.forsake(holding.id)
+                elif holding.completed_at is None or not holding.confirmed.is_set():
                     node.abort(holding)
         elif kind is Type.ALIVE:
             self._watch.high = dict(body["high"])
@@ -339,6 +341,7 @@ class Upstream:
                 self.offers = {
                     a: (k, None if base is None else Version.of(base), Version.of(version), complete)
                     for a, k, base, version, complete in body["artifacts"]
+                    if a not in self.withheld
                 }
                 self.attached.set()
                 self._attached_at = self._loop.time()
@@ -398,9 +401,10 @@ class Upstream:
         self._expected.pop(holding.id, None)
         if not self._active:
             self._bell.ring()
-        self.offers.setdefault(
-            holding.id, (holding.open.kind, holding.open.base, holding.open.version, holding.artifact.complete)
-        )
+        if holding.id not in self.withheld:
+            self.offers.setdefault(
+                holding.id, (holding.open.kind, holding.open.base, holding.open.version, holding.artifact.complete)
+            )
         while len(self.offers) > limits.MAX_CATALOG:
             del self.offers[next(iter(self.offers))]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from p2pcast import limits
@@ -74,6 +74,9 @@ class Holder:
     seen: float = 0.0
 
 
+_GRANT, _HOLDER = (tuple(field.name for field in fields(kind)) for kind in (Grant, Holder))
+
+
 class Ledger:
     """``document`` is all of it, for JSON. ``evicted``: nodes, which others keep. ``legacy``: node → name, evictions of a document of format 1."""
 
@@ -91,10 +94,13 @@ class Ledger:
 
     @property
     def document(self) -> dict[str, Any]:
+        # By hand: `asdict` takes longer, and there may be tens of thousands.
         return {
             "format": FORMAT,
-            "tokens": {ident: asdict(g) for ident, g in self.grants.items()},
-            "holders": {node: asdict(h) for node, h in self.holders.items()},
+            "tokens": {ident: {name: getattr(g, name) for name in _GRANT} for ident, g in self.grants.items()},
+            "holders": {
+                node: {name: getattr(h, name) for name in _HOLDER} | {"shown": list(h.shown)} for node, h in self.holders.items()
+            },
         }
 
     @classmethod

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from p2pcast.relay.feed import Do
+from p2pcast.version import Version
 from p2pcast.wire.messages import Type
 from rollout_node import lacking
 
@@ -109,6 +110,30 @@ async def test_what_a_parent_withholds_comes_from_elsewhere_and_it_loses_its_pla
     assert (row["withheld_from"], row["quarantined"]) == (1, False)
     metric = (await swarm.get(child, "/metrics"))[1]
     assert "p2pcast_peer_withheld_versions_total 1.0" in metric
+
+
+async def test_a_parent_that_calls_off_what_the_hub_has_sealed_holds_up_nobody(swarm, states):
+    """Each ABORT would undo what came from elsewhere meanwhile, and look like progress."""
+    hub, (liar, child), state = await chain(swarm, states, "liar", "child")
+    lie(liar, lambda send: send.what is not Do.OPEN)
+    beneath = next(c.link for c in liar.downstream.children.values() if c.link.remote == child.ident)
+
+    async def call_off() -> None:
+        for handle in itertools.count(30_000):
+            await asyncio.sleep(0.05)
+            for holding in [h for h in liar.node.holdings.values() if h.open.version == Version(0, 1)]:
+                if not beneath.closed:
+                    beneath.stripes[0].write(
+                        beneath.stripes[0].connection.send_signed(Type.OPEN, holding.assembly.open_signed, handle)
+                    )
+                    beneath.send(Type.ABORT, {}, handle)
+
+    calling = asyncio.create_task(call_off())
+    swarm.publish(1, states.trained(state, 1, share=1))
+    await swarm.live("0.1")
+    await swarm.until(lambda: liar.ident.hex() in hub.membership.muted(time.monotonic()), "the hub blames it")
+    calling.cancel()
+    await asyncio.wait([calling])
 
 
 async def test_a_parent_that_opens_nothing_loses_its_place(swarm, states):

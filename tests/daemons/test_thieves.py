@@ -9,6 +9,7 @@ from p2pcast import limits
 from p2pcast.artifact.records import DELTA, Open
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.version import Version
+from p2pcast.wire.messages import Type
 
 
 async def chain(swarm, states):
@@ -60,3 +61,38 @@ async def test_a_parent_that_brings_old_versions_again_moves_nobody(swarm, state
     await swarm.live("0.3", child)
     assert seen == [Version(0, 3)]
     assert [r.committed for r in child.runners] == [Version(0, 3)]
+
+
+async def test_a_parent_that_brings_what_the_hub_does_not_list_fills_nothing(swarm, states):
+    """Of a long run there is any number of signed records; what retention has let go, nobody confirms any more."""
+    hub, thief, child, state = await chain(swarm, states)
+    state = states.trained(state, 1)
+    swarm.publish(1000, state)
+    await swarm.live("0.1000")
+    (layout,) = thief.node.layouts.values()
+    link = next(c.link for c in thief.downstream.children.values() if c.link.remote == child.ident)
+    stripe, most = link.stripes[0], 4 * limits.MAX_STRAYS
+    for number in range(1, most + 1):
+        ident, version = secrets.token_bytes(16), Version(0, number)
+        old = Open(ident, Version(0, 0), DELTA, layout.layout_id, limits.PIECE_BYTES, hub.token.run, version)
+        stripe.write(stripe.connection.send_signed(Type.OPEN, old.to_signed(hub.key), 30_000 + number))
+    await swarm.until(lambda: Version(0, most) in {h.open.version for h in child.node.holdings.values()}, "all have been heard")
+    await swarm.until(lambda: len(list((swarm.folder / "child" / "partial").iterdir())) <= limits.MAX_STRAYS, "most are gone")
+    assert len(child.node.holdings) <= limits.MAX_STRAYS + 2
+    assert not link.closed
+    swarm.publish(1001, states.trained(state, 2))
+    await swarm.live("0.1001", child)
+
+
+async def test_a_way_that_the_hub_does_not_list_is_not_waited_for(swarm, states):
+    """A squash that came to nothing, signed and shorter than the deltas beside it, opened and never sent."""
+    hub, thief, child, state = await chain(swarm, states)
+    (layout,) = thief.node.layouts.values()
+    link = next(c.link for c in thief.downstream.children.values() if c.link.remote == child.ident)
+    old = Open(secrets.token_bytes(16), Version(0, 0), DELTA, layout.layout_id, limits.PIECE_BYTES, hub.token.run, Version(0, 2))
+    link.stripes[0].write(link.stripes[0].connection.send_signed(Type.OPEN, old.to_signed(hub.key), 30_000))
+    await swarm.until(lambda: old.artifact in child.node.holdings, "the child has heard of it")
+    for step in (1, 2):
+        state = states.trained(state, step)
+        swarm.publish(step, state)
+        await swarm.live(f"0.{step}")

@@ -107,6 +107,13 @@ FROM_INSIDE = [
         THIEVES + "test_a_parent_that_brings_old_versions_again_moves_nobody",
     ),
     Mutation(
+        "to fill a child's memory, disk or descriptors with signed artifacts of old",
+        "p2pcast/relay/node.py",
+        "            self._bound_strays()",
+        "            pass",
+        THIEVES + "test_a_parent_that_brings_what_the_hub_does_not_list_fills_nothing",
+    ),
+    Mutation(
         "to have a peer whose cells have rotted put others in their place",
         "p2pcast/relay/artifact.py",
         "            return Offer.CORRUPT",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutation import Mutation
+from mutation import THIEVES, Mutation
 
 AWAY = "tests/daemons/test_hub_away.py::"
 LIARS = "tests/daemons/test_liars.py::"
@@ -138,6 +138,20 @@ STAYING = [
         "            if self._opened.count(False) >= MISSES:",
         "            if False:",
         LIARS + "test_a_parent_that_opens_nothing_loses_its_place",
+    ),
+    Mutation(
+        SENDS_NOTHING,
+        "rollout_node/wayfinding.py",
+        "(comes and self._peer.node.is_listed(holding.id))",
+        "comes",
+        THIEVES + "test_a_way_that_the_hub_does_not_list_is_not_waited_for",
+    ),
+    Mutation(
+        SENDS_NOTHING,
+        "p2pcast/relay/upstream.py",
+        "                if node.is_sealed(holding.id):",
+        "                if False:",
+        LIARS + "test_a_parent_that_calls_off_what_the_hub_has_sealed_holds_up_nobody",
     ),
     Mutation(
         SENDS_NOTHING,

@@ -323,8 +323,8 @@ SAID = [
     Mutation(
         "No secret is in a log",
         "trainer_node/admission.py",
-        "await self._owner.blocking(atomic_write, self._state / LEDGER, text, 0o600)",
-        "await self._owner.blocking(atomic_write, self._state / LEDGER, text, 0o644)",
+        "{{{holders}}}}}'.encode(), 0o600)",
+        "{{{holders}}}}}'.encode(), 0o644)",
         TRUST + "test_no_secret_is_told_and_keys_are_their_owners_alone",
     ),
     Mutation(

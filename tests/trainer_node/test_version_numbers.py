@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2pcast.errors import LocalError
+from p2pcast.store import disk
 from p2pcast.version import Version
 from trainer_node.version_numbers import MOST_RECORDS, RESERVED_STEPS, VersionNumbers
 
@@ -63,6 +68,33 @@ def test_notes_within_a_reservation_cost_no_sync_and_others_do(tmp_path: Path, m
     assert synced == []
     numbers.note(V(1, 3))
     assert len(synced) == 1
+
+
+def test_numbers_that_were_released_count_as_used_where_a_note_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "versions.log"
+    numbers = VersionNumbers(path, "boot")
+    numbers.note(V(0, 5))
+    numbers.reserve(V(0, 5))
+    numbers.note(V(0, 6))
+    numbers.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert VersionNumbers(path, "another").next(V(0, 5), 7) == V(0, 7)
+    path.write_bytes(b"".join([*lines[:-2], bytes(len(lines[-2]) - 1) + b"\n", lines[-1]]))
+    assert VersionNumbers(path, "another").next(V(0, 5), 6) == V(1, 6)
+
+
+def test_a_branch_that_cannot_be_noted_is_not_opened_by_this_process_again(tmp_path: Path) -> None:
+    class Full:
+        def step(self, step, do):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(step.path))
+
+    path = tmp_path / "versions.log"
+    numbers = VersionNumbers(path, "boot")
+    with disk.watched(Full()), pytest.raises(LocalError, match="no space is left"):
+        numbers.above(0)
+    assert numbers.next(V(0, 5), 6) == V(1, 6)
+    numbers.above(0)
+    assert VersionNumbers(path, "boot").next(V(0, 5), 6) == V(1, 6), "it is noted as soon as it can be"
 
 
 def test_a_damaged_line_costs_a_branch_and_no_number(tmp_path: Path) -> None:
