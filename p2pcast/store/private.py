@@ -1,8 +1,8 @@
 """Folders that are this user's alone, also below folders that every user of the machine may write to: /dev/shm, /tmp.
 
-Promise: a folder that ``own_folder`` accepts belongs to this user, has mode 0700, is not reached over a link, and no other user can rename it or a folder above
-it. So from then on paths into it lead where this user made them lead, and files in it are safe from other users whatever their own modes are.
-Root is trusted, as everywhere on a machine.
+Promise: a folder that ``own_folder`` accepts belongs to this user, has mode 0700, is no link, is reached over no other user's link, and is not below a folder in which every
+user may rename it. So from then on paths into it lead where this user made them lead, and files in it are safe from other users whatever their own modes are.
+Trusted are root, and the owner of each folder above with the group that may write to it: the operator chose the place.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _tighten_entry(folder: int, name: str, path: Path) -> None:
 
 
 def _check_above(path: Path) -> None:
-    """Raises LocalError when another user may rename a folder on the way, so that another comes to have its name."""
+    """Raises LocalError when another user may rename a folder on the way, or turn a link, so that another comes to have its name."""
+    _check_links(path.parent.absolute())
     for above in (where := path.parent.resolve(), *where.parents):
         found = above.stat()
         if found.st_mode & stat.S_IWOTH and not (found.st_mode & stat.S_ISVTX and found.st_uid in _trusted()):
@@ -132,8 +133,16 @@ def _check_above(path: Path) -> None:
             )
 
 
+def _check_links(path: Path) -> None:
+    for link in (path, *path.parents):
+        if link.is_symlink():
+            if (owner := link.lstat().st_uid) not in _trusted():
+                raise LocalError(f"{link} is a link of user {owner}, who could turn it elsewhere; choose another path")
+            _check_links(link.parent / link.readlink())
+
+
 def _trusted() -> Collection[int]:
-    """Owners of the folders above in which this user may keep its files."""
+    """Owners of links above, and of folders above that all may write to, with which this user may keep its files."""
     own = (0, os.geteuid())
     # In a user namespace, users without a number there look like this; the machine's root is one of them.
     return own if Path("/proc/self/uid_map").read_text().split() == _INITIAL_MAP else (*own, _OVERFLOW_UID)

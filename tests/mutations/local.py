@@ -97,6 +97,13 @@ LOCAL = [
     ),
     Mutation(
         RENAMES,
+        "p2pcast/store/private.py",
+        "    _check_links(path.parent.absolute())\n",
+        "",
+        "tests/p2pcast/store/test_private.py::test_a_folder_behind_another_users_link_is_refused",
+    ),
+    Mutation(
+        RENAMES,
         PRIVATE,
         "        if found.st_mode & stat.S_IWOTH and not (",
         "        if False and not (",

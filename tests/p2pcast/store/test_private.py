@@ -92,6 +92,20 @@ def test_a_folder_that_others_may_rename_is_refused(tmp_path, make):
     make(tmp_path / "open" / "x")
 
 
+@pytest.mark.root
+@MAKERS
+def test_a_folder_behind_another_users_link_is_refused(tmp_path, make):
+    """Also where it is the link's target that leads over it; one of our own is none of this."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "theirs").symlink_to(tmp_path / "real")
+    (tmp_path / "ours").symlink_to("theirs")
+    make(tmp_path / "ours" / "x")
+    os.chown(tmp_path / "theirs", 12345, 12345, follow_symlinks=False)
+    for name in ("theirs", "ours"):
+        with pytest.raises(LocalError, match=f"{tmp_path}/theirs is a link of user 12345"):
+            make(tmp_path / name / "x")
+
+
 @MAKERS
 def test_a_new_folder_is_its_users_alone(tmp_path, make, open_umask):
     make(tmp_path / "x")

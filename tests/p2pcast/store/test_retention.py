@@ -61,7 +61,8 @@ def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anch
     for kind, keep in ((False, deltas), (True, anchors)):
         kept = [i for i in left if (i.base is None) == kind]
         every = [i for i in by_version if (i.base is None) == kind]
-        assert len(kept) >= min(keep, len(every))
+        squashes = [i for i in every if any(i.version == o.version and i.base is not None and i.base < o.base for o in every)]
+        assert len(kept) >= min(keep, len(every) - len(squashes))
         if every:
             assert every[-1].version in {i.version for i in kept}
     versions = {i.id: i.version for i in items}
