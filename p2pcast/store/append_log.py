@@ -20,7 +20,7 @@ from typing import Any
 from p2pcast import limits
 from p2pcast.errors import LocalError
 from p2pcast.store import disk
-from p2pcast.store.files import atomic_write, explained, fsync_dir
+from p2pcast.store.files import atomic_write, explained
 
 Record = dict[str, Any]
 
@@ -45,7 +45,9 @@ class AppendLog:
         self._lock = threading.Lock()
         self._fd = -1
         self._size = 0
-        if path.exists():
+        self._named = path.exists()
+        """Its folder says so on disk."""
+        if self._named:
             self._read()
 
     def append(self, *records: Mapping[str, Any], sync: bool = True) -> None:
@@ -56,19 +58,19 @@ class AppendLog:
         data = b"".join(map(_line, records))
         with self._lock:
             with explained("write", self.path):
-                fresh = self._fd < 0 and not self.path.exists()
                 if self._fd < 0:
                     self._fd = disk.create(self.path, os.O_WRONLY | os.O_NOFOLLOW, MODE)
                 try:
                     disk.write_at(self._fd, self.path, [data], self._size)
                     if sync:
                         disk.sync(self._fd, self.path)
+                    if not self._named:
+                        disk.sync_folder(self.path.parent)
                 except OSError:
                     # A part of a line must not stay in front of the next record.
                     disk.resize(self._fd, self.path, self._size)
                     raise
-            if fresh:
-                fsync_dir(self.path.parent)
+            self._named = True
             self._size += len(data)
             self.records.extend(dict(r) for r in records)
 
@@ -78,6 +80,7 @@ class AppendLog:
         data = b"".join(map(_line, kept))
         with self._lock:
             atomic_write(self.path, data, MODE)
+            self._named = True
             self._close()
             self._size, self.records = len(data), kept
 

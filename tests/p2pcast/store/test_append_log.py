@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from p2pcast.errors import LocalError
+from p2pcast.store import disk
 from p2pcast.store.append_log import AppendLog
 
 
@@ -56,6 +58,26 @@ def test_rewriting_replaces_all_and_appending_goes_on(tmp_path: Path) -> None:
     log.append({"n": 5})
     log.close()
     assert AppendLog(tmp_path / "a.log").records == [{"n": 3}, {"n": 4}, {"n": 5}]
+
+
+def test_a_folder_that_could_not_be_synced_is_synced_with_the_next_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, real, synced = AppendLog(tmp_path / "a.log"), disk.sync_folder, []
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(disk, "sync_folder", full)
+    with pytest.raises(LocalError, match="no space is left"):
+        log.append({"n": 1, "text": "long"}, {"n": 2})
+    assert log.records == []
+    monkeypatch.setattr(disk, "sync_folder", lambda path: (synced.append(path), real(path)))
+    log.append({"n": 3})
+    log.append({"n": 4})
+    assert synced == [tmp_path]
+    log.close()
+    assert AppendLog(tmp_path / "a.log").records == [{"n": 3}, {"n": 4}]
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
