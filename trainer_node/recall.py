@@ -116,11 +116,11 @@ class Recall:
         if peer in self._heard:
             return
         self._heard.add(peer)
-        for confirmed in _signed(Durable, durable, self._store.run_key):
+        for confirmed in _signed(Durable, durable, self._store.run_key, name):
             if confirmed.run == self._run and self._contradicts(confirmed):
                 self._contradicted(name, confirmed.version)
         newest = self._store.newest()
-        for begun in _signed(Open, opened, self._store.run_key):
+        for begun in _signed(Open, opened, self._store.run_key, name):
             if begun.run == self._run and (newest is None or begun.version > newest):
                 self._numbers.seen(begun.version)
         self._awaited.discard(peer)
@@ -166,11 +166,14 @@ class Recall:
             self._unlike(name, version)
 
 
-def _signed(kind: type[R], records: Iterable[bytes], key: bytes) -> list[R]:
+def _signed(kind: type[R], records: Iterable[bytes], key: bytes, name: str) -> list[R]:
     found: list[R] = []
+    errors: list[IntegrityError] = []
     for signed in records:
         try:
             found.append(kind.from_signed(signed, key))
         except IntegrityError as error:
-            logger.warning("a record that a peer shows is ignored: %s", error)
+            errors.append(error)
+    if errors:
+        logger.warning("%d records that %s shows are ignored: %s", len(errors), name, errors[0])
     return found
