@@ -7,6 +7,7 @@ every other skip is a failure: a test that silently stopped running proves nothi
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def is_root() -> bool:
     """Whether this process may do what tests marked ``root`` do."""
     return os.geteuid() == 0 and not subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode
+
+
+def pytest_configure() -> None:
+    # A shell that starts this in the background has it ignore Ctrl-C, and so would all that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
