@@ -150,8 +150,10 @@ def namespaces(network: Network, *, only_rates: bool = True) -> Iterator[Namespa
 def namespace() -> Iterator[int]:
     """The process that holds a new one. Raises LocalError where none can be had: never is it this machine's own that is given."""
     # In a session of its own: Ctrl-C is for whoever made the network, who ends what runs inside first.
-    words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"]
-    holder = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # It ends with its input, too: whoever made it may be killed before setpriv has asked for the signal.
+    words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "cat"]
+    holder = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert holder.stdin is not None
     try:
         deadline = time.monotonic() + COMMAND_S
         while holder.poll() is None and not (apart := _apart(holder.pid)) and time.monotonic() < deadline:
@@ -167,6 +169,7 @@ def namespace() -> Iterator[int]:
         holder.wait()
         assert holder.stderr is not None
         holder.stderr.close()
+        holder.stdin.close()
 
 
 def _apart(pid: int) -> bool:
