@@ -445,7 +445,8 @@ def test_handshakes_for_nothing_are_rationed_and_links_are_not(place, loop, monk
         async def hear(reader: asyncio.StreamReader) -> None:
             nonlocal answered
             with contextlib.suppress(ConnectionResetError):
-                answered += bool(await reader.read(1))
+                said = await reader.read(1)
+                answered += bool(said)
                 first.set()
 
         async def begin() -> None:
