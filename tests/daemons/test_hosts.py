@@ -228,6 +228,7 @@ async def test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_t
     swarm.publish(1, states.first())
     await swarm.until(lambda: lead.staged == member.staged == Version(0, 1), "both are there")
     lead.lead.begin()
+    thief.member._say = lambda: None
     thief.member._link.send(Type.HELD, {"version": [0, 7], "still": False, "round": 0})
     thief.member.report(REPORT)
     with lead.socket.expect(lambda r: r.get("nonce") == "secret", 1) as expectation:
