@@ -208,15 +208,20 @@ async def test_a_certificate_that_a_peer_fails_to_take_ends_it(faulty, states, m
     await ends(faulty, peer, "certificate")
 
 
-async def test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connections_own(faulty, states, monkeypatch):
+@pytest.mark.parametrize("at", ["message", "link"])
+async def test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connections_own(faulty, states, monkeypatch, at):
     hub, _, peer = await begun(faulty, states, "a")
 
     def absent(*_: object) -> None:
         raise FileNotFoundError(2, "by a test")
 
-    monkeypatch.setattr(hub.hearing, "asked", absent)
-    peer.control.send(Type.SQUASH, {"base": [0, 1]})
-    await unhealthy(faulty, hub, "ends this link", "FileNotFoundError")
+    if at == "message":
+        monkeypatch.setattr(hub.hearing, "asked", absent)
+        peer.control.send(Type.SQUASH, {"base": [0, 1]})
+    else:
+        monkeypatch.setattr(hub, "accept_link", absent)
+        faulty.peer_begun("b")
+    await unhealthy(faulty, hub, "ends this link" if at == "message" else "", "FileNotFoundError")
 
 
 @pytest.mark.parametrize("plaintext", [True, False])
