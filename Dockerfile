@@ -1,9 +1,9 @@
-# p2pcast for hubs and peers on CPUs, without vLLM: engines run in images of their own, and find the peer through its install socket.
+# p2pcast for hubs and peers on CPUs, without vLLM: engines run in other images and reach the peer through its install socket.
 #   docker build -t p2pcast .
 #   docker run --network host --shm-size 40g -v /srv/p2pcast:/state -v /srv/checkpoints:/checkpoints:ro p2pcast seed /checkpoints --state /state …
 FROM python:3.11-slim-bookworm
 
-# Kernels are compiled when the image is made, not at each start: so their place has to be one that the user may read.
+# Kernels are compiled when the image is built, and not at each start. The user must be able to read their folder.
 ENV NUMBA_CACHE_DIR=/opt/p2pcast/kernels \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
@@ -23,9 +23,10 @@ RUN pip install '.[mirror]' \
 
 USER p2pcast
 WORKDIR /state
-RUN python -c 'from p2pcast.codec.warm import warm_up; warm_up()'
+RUN python -c 'from p2pcast.codec.kernel_warmup import warm_up; warm_up()'
 
-# Shadows lie in /dev/shm (--shm-size: a little more than the model); keys, versions and the install socket in /state, which has to outlive the container.
+# Shadows are in /dev/shm (--shm-size: a little more than the model). Keys, versions and the install socket are in /state,
+# which must outlive the container.
 VOLUME /state
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["p2pcast"]

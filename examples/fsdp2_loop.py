@@ -1,8 +1,11 @@
-"""An FSDP2 loop whose ranks each publish their own shards: torchrun --nproc-per-node N fsdp2_loop.py BASE HUB TOKEN_FILE STEPS OUT
+"""An FSDP2 training loop in which each rank publishes its own shards after every step.
 
-As plain_loop.py. Nothing is gathered for publishing; only at the end, to write OUT.
+    torchrun --nproc-per-node N fsdp2_loop.py BASE HUB TOKEN_FILE STEPS OUT
+
+The arguments are those of plain_loop.py. Publishing gathers no weights; only writing OUT at the end does.
 """
 
+import os
 import sys
 
 import torch
@@ -15,7 +18,11 @@ from trainer_node import Publisher
 
 base, hub, token_file, steps, out = sys.argv[1:]
 dist.init_process_group("cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo")
-device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+device = (
+    torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    if torch.cuda.is_available()
+    else torch.device("cpu")
+)
 mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
 model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).to(device)
 for layer in model.model.layers:
@@ -42,4 +49,7 @@ if dist.get_rank() == 0:
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     plain.load_state_dict(whole)
     plain.to(torch.bfloat16).save_pretrained(out)
+dist.barrier()  # a rank that ends while others still communicate may abort
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # at an ordinary end, a thread of gloo that still lets go of its last work can abort the process

@@ -1,6 +1,9 @@
-"""A plain PyTorch loop that publishes after every step: python plain_loop.py BASE HUB TOKEN_FILE STEPS OUT
+"""A plain PyTorch training loop that publishes after every step.
 
-BASE is the Hugging Face folder that the hub was started with (p2pcast seed --base BASE), OUT takes the last weights.
+    python plain_loop.py BASE HUB TOKEN_FILE STEPS OUT
+
+BASE: the Hugging Face folder that the hub was started with (p2pcast seed --base BASE). HUB: the hub's HOST:PORT.
+TOKEN_FILE: the join token. STEPS: number of training steps. OUT: the folder for the last weights.
 """
 
 import sys
@@ -12,7 +15,9 @@ from trainer_node import Publisher
 
 base, hub, token_file, steps, out = sys.argv[1:]
 torch.manual_seed(0)
-model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)  # masters; the base's dtype is what travels
+model = AutoModelForCausalLM.from_pretrained(
+    base, dtype=torch.float32
+)  # master weights; versions have the base's dtype
 optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
 with Publisher(hub, token_file=token_file, base=base) as publisher:
@@ -22,7 +27,7 @@ with Publisher(hub, token_file=token_file, base=base) as publisher:
         optimiser.zero_grad()
         model(input_ids=tokens, labels=tokens).loss.backward()
         if handle is not None:
-            handle.wait_snapshot()  # the optimiser may change the weights now
+            handle.wait_snapshot()  # then the optimiser may change the weights
         optimiser.step()
         handle = publisher.publish(step, model.named_parameters())
     print(f"version {handle.wait_durable()} is at the hub, engines: {handle.wait_live(fraction=1.0, timeout_s=120)}")

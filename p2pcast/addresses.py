@@ -1,7 +1,8 @@
-"""Addresses: as people write them, as sockets give them, and as others are told of them. No I/O.
+"""Network addresses: parsing, printing, and whether an address is meaningful to other machines. No I/O.
 
-``HOST:PORT`` with a name or an IPv4 address, ``[ADDRESS]:PORT`` with an IPv6 address: an IPv6 address without brackets is refused, because nobody can tell
-where it ends. Link-local addresses are refused too: what they mean depends on the host, so one that is passed on is wrong.
+The text form is ``HOST:PORT`` with a name or an IPv4 address, or ``[ADDRESS]:PORT`` with an IPv6 address. An IPv6
+address without brackets is refused, because its end is ambiguous. A link-local address is refused, because it has a
+meaning on one machine only.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ Address: TypeAlias = tuple[str, int]
 Family: TypeAlias = Literal[4, 6]
 
 ANYWHERE = ("", "0.0.0.0", "::")
-"""Hosts that mean every address of this machine; the first in both families, as far as it has them."""
+"""Hosts that stand for every address of this machine; the first one for both families."""
 
 MAX_HOST = 253
-"""Characters of a DNS name (RFC 1035, section 2.3.4, without the root's own byte)."""
+"""Most characters of a DNS name (RFC 1035, section 2.3.4, without the byte of the root label)."""
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?")
 
 
 def parse_address(text: str, *, default_host: str | None = None, default_port: int | None = None) -> Address:
-    """``HOST:PORT`` or ``[ADDRESS]:PORT``; with a default host also ``:PORT`` and ``PORT``, with a default port also the host alone.
-
-    Raises UsageError.
+    """The host and port in ``HOST:PORT`` or ``[ADDRESS]:PORT``. With a default host also ``:PORT`` and ``PORT``; with a
+    default port also a host alone. Raises UsageError.
     """
     wrong = UsageError(f"{text!r} is not an address: write HOST:PORT, or [ADDRESS]:PORT for IPv6")
     bracketed = _BRACKETED.fullmatch(text)
@@ -38,7 +38,7 @@ def parse_address(text: str, *, default_host: str | None = None, default_port: i
     elif "://" in text:
         raise UsageError(f"{text!r} is a URL: write HOST:PORT alone")
     elif text.count(":") > 1:
-        raise UsageError(f"{text!r} is not clear: an IPv6 address goes in brackets, as in [::1]:7077")
+        raise UsageError(f"{text!r} is ambiguous: an IPv6 address goes in brackets, as in [::1]:7077")
     elif ":" in text or not (text.isascii() and text.isdigit()):
         host, colon, after = text.partition(":")
         port = after if colon else None
@@ -59,22 +59,26 @@ def parse_address(text: str, *, default_host: str | None = None, default_port: i
 
 def _ipv6(host: str, text: str) -> str:
     if "%" in host:
-        raise UsageError(f"{text!r} has a scope, which means something on one host alone: give a global or unique-local address")
+        raise UsageError(
+            f"{text!r} has a scope, which is valid on one host only: give a global or unique-local address"
+        )
     try:
         address = ipaddress.IPv6Address(host)
     except ValueError:
         raise UsageError(f"{text!r}: {host!r} is not an IPv6 address") from None
     if address.is_link_local:
         raise UsageError(
-            f"{text!r} is link-local, which means something on one host alone: give a global or unique-local address"
+            f"{text!r} is link-local, which is valid on one host only: give a global or unique-local address"
         )
     return str(address.ipv4_mapped or address)
 
 
 def is_host(text: str) -> bool:
-    """Whether a host from another node may be dialled and passed on: empty (unstated), an IP address without a scope, or a DNS name.
+    """Whether a host from another node may be dialled and forwarded: empty (unstated), an IP address without a scope,
+    or a DNS name.
 
-    Resolvers take a name whose last label is a number for an IPv4 address (127.1, 0x7f000001), so such a name counts only as a whole address.
+    Resolvers treat a name whose last label is a number as an IPv4 address (127.1, 0x7f000001). Such a name is accepted
+    only as a complete IPv4 address.
     """
     if not text or _ip(text) is not None:
         return "%" not in text
@@ -83,24 +87,24 @@ def is_host(text: str) -> bool:
 
 
 def unscoped(host: str) -> str:
-    """An address as sockets give it, without its scope: the scope names an interface of this machine alone."""
+    """A socket's address without its scope, which names an interface of this machine only."""
     return host.partition("%")[0]
 
 
 def show_address(host: str, port: int) -> str:
-    """As ``parse_address`` reads it."""
+    """The text form that ``parse_address`` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def plain_host(host: str) -> str:
-    """As a socket gives it, without what is said of the socket: ``::ffff:10.0.0.1`` is 10.0.0.1 on a socket of both families. A scope stays."""
+    """A socket's address with an IPv4-mapped address unwrapped: ``::ffff:10.0.0.1`` becomes 10.0.0.1. A scope stays."""
     address = _ip(host)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return host if mapped is None else str(mapped)
 
 
 def family_of(host: str) -> Family | None:
-    """None for a name, which may have addresses of both."""
+    """The family of an IP address; None for a name, which may have addresses of both families."""
     address = _ip(host)
     if address is None:
         return None
@@ -108,19 +112,21 @@ def family_of(host: str) -> Family | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Of an IP address; names are none."""
+    """Whether a host is a loopback IP address; False for names."""
     address = _ip(plain_host(host))
     return address is not None and address.is_loopback
 
 
 def may_be_told(host: str) -> bool:
-    """Whether an address of this machine means the same to others, or may: not the unspecified, and no link-local one."""
+    """Whether an address of this machine may be meaningful to others: not unspecified, link-local or multicast."""
     address = _ip(host)
     return address is not None and not (address.is_unspecified or address.is_link_local or address.is_multicast)
 
 
 def site_of(host: str) -> str:
-    """Where an address is, as seen from outside: behind one IPv4 address, or in one /64, hosts are likely to reach each other by their own addresses."""
+    """The site of an address as seen from outside: an IPv4 address itself, or the /64 of an IPv6 address. Hosts of one
+    site can probably reach each other by their own addresses.
+    """
     address = _ip(host)
     if isinstance(address, ipaddress.IPv6Address) and not address.is_loopback:
         return str(ipaddress.IPv6Network((address.packed[:8] + bytes(8), 64)))

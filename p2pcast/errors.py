@@ -1,7 +1,7 @@
-"""What can go wrong, in four kinds.
+"""Errors, of four kinds: local, remote, integrity, retryable.
 
-Each error knows the exit code of a command that ends with it and the code that it has on the wire. A message says what was wrong, where, and
-what to do; it is fit to be shown to the remote side, so it never holds a secret or a traceback.
+Each error has an exit code for commands and a code for the wire. A message says what was wrong, where, and what to do.
+Messages may be sent to the other side, so a message never holds a secret or a traceback.
 """
 
 from __future__ import annotations
@@ -20,47 +20,49 @@ class P2PCastError(Exception):
 
 
 class LocalError(P2PCastError):
-    """Ours to mend: a full disk, a missing folder, a port in use."""
+    """A fault on this machine, which the user can correct: a full disk, a missing folder, a port in use."""
 
     wire_code = "internal"
 
 
 class UsageError(LocalError):
-    """The command line or the call makes no sense."""
+    """The command line, or a call's arguments, are invalid."""
 
     exit_code = EXIT_USAGE
 
 
 class RemoteError(P2PCastError):
-    """The other side broke the protocol; its connection is closed."""
+    """The other side violated the protocol; the connection is closed."""
 
     wire_code = "protocol"
 
 
 class RefusedError(RemoteError):
-    """One side will not deal with the other: bad token, other run, not admitted."""
+    """One side refuses the other: bad token, another run, not admitted."""
 
     exit_code = EXIT_REFUSED
     wire_code = "refused"
 
 
 class IncompatibleError(RefusedError):
-    """The two sides have no protocol in common: one of them has to be updated."""
+    """The two sides have no protocol version in common: one of them must be updated."""
 
 
 class UntrustedError(RefusedError):
-    """The other side did not show to be who it should be. Somebody else may answer there by and by: no reason to give up who was in already."""
+    """Peer authentication failed. Another node may use the address now, or later: a node that was already admitted
+    keeps retrying.
+    """
 
 
 class IntegrityError(P2PCastError):
-    """Bytes are not what they should be: wrong base, bad hash, bad signature, damaged file. Nothing was written."""
+    """Bytes are wrong: wrong base, bad hash, bad signature, damaged file. Nothing was written."""
 
     exit_code = EXIT_REFUSED
     wire_code = "integrity"
 
 
 class RetryableError(P2PCastError):
-    """It may work later or elsewhere: unreachable, timed out, gone."""
+    """The operation may succeed later or elsewhere: unreachable, timed out, gone."""
 
     exit_code = EXIT_UNREACHABLE
     wire_code = "retry"

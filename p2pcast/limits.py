@@ -1,4 +1,7 @@
-"""Every limit, with its unit and its reason. Readers check these before they allocate."""
+"""Limits on what other nodes, files and callers may send, each with its unit and reason.
+
+Parsers check them before they allocate memory. A limit that one module alone needs stands in that module.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +11,57 @@ GIB = 1024 * MIB
 
 # -- layout and codec
 CELL_WORDS = 4 * MIB
-"""Words in a cell: 8 MiB of bf16, small enough to decode in milliseconds, large enough that a 70B model has 17 000."""
+"""Words in a cell: 8 MiB of bf16. Small enough to decode in milliseconds; large enough for only 17 000 cells in a 70B
+model.
+"""
 MAX_CELL_WORDS = 64 * MIB
-"""No layout may ask for larger cells: a decoder holds one per core in memory."""
+"""Most words in a cell of any layout: a decoder holds one cell per core in memory."""
 MAX_TENSORS = 1 << 20
-"""Tensors in a layout. The largest mixture-of-experts models have about 100 000."""
+"""Most tensors in a layout. The largest mixture-of-experts models have about 100 000."""
 MAX_NAME_BYTES = 1024
-"""A tensor's name, in UTF-8."""
+"""Most bytes of a tensor's name, in UTF-8."""
 MAX_DIMS = 16
-"""Dimensions of a tensor."""
+"""Most dimensions of a tensor."""
 MAX_STATE_BYTES = 1 << 46
-"""64 TiB: keeps every offset far from 2^63."""
+"""Largest state, 64 TiB: keeps every offset far from 2^63."""
 MAX_LAYOUT_BYTES = 64 * MIB
-"""The layout document."""
+"""Largest layout document."""
 MAX_SAFETENSORS_HEADER_BYTES = 100_000_000
-"""The cap that the safetensors format itself sets."""
+"""Largest header of a safetensors file, the limit of that format itself."""
 
 # -- artifacts
 PIECE_BYTES = 64 * KIB
-"""Unit of hashing and forwarding: small, because a chain of k hops adds k pieces to the time to the last peer. Small artifacts have smaller ones (artifact.piece_size)."""
+"""Size of a piece, the unit of hashing and forwarding. Small, because a chain of k hops adds k pieces to the time to
+the last peer. Small artifacts have smaller pieces (``artifact.piece_size``).
+"""
 ANCHOR_PIECE_BYTES = MIB
-"""Anchors are long, so their latency a hop matters less than their number of hashes; small ones are cut finer too."""
+"""Size of an anchor's piece. An anchor is long, so the number of hashes matters more than the latency of a hop. Small
+anchors have smaller pieces.
+"""
 BATCH_PIECES = 64
-"""At most this many pieces are vouched for by one signature: 4 MiB of a delta, 1 MiB of what is cut finest."""
+"""Most pieces covered by one signature: 4 MiB of a delta, 1 MiB with the smallest pieces."""
 BATCH_CELLS = 4096
-"""At most this many directory entries in one batch."""
+"""Most directory entries in one batch."""
 MAX_SIGNED_BYTES = 512 * KIB
-"""A signed record other than a manifest."""
+"""Largest signed record other than a manifest."""
 MAX_MANIFEST_BYTES = 4 * MIB
+"""Largest manifest."""
 MAX_DURABLE_BYTES = KIB
-"""A signed durable record: 230 bytes today; the rest is room for ignorable fields."""
+"""Largest signed durable record: 230 bytes today, with room for fields of later releases."""
 MAX_EVIDENCE = 8
-"""Signed records of its newest versions that a peer shows to a hub when it joins."""
+"""Most signed records of newest versions that a peer presents to a hub when it joins."""
 MAX_PARTS = 64
-"""Parts of one version beside its state."""
+"""Most parts of one version besides its state."""
 MAX_PART_NAME = 64
-"""A part's name, in characters."""
+"""Most characters of a part's name."""
 MAX_FILES = 4096
-"""Small files that travel with a version."""
+"""Most small files in a version."""
 MAX_PATH_BYTES = 512
+"""Most bytes of a small file's path."""
 MAX_SMALL_FILE_BYTES = 64 * MIB
-"""Tokenizers reach 35 MB; anything above is not a small file and does not travel."""
+"""Largest small file in a version: tokenizers reach 35 MB. Larger files are not sent."""
 MAX_TAIL_BYTES = 2 * GIB
-"""The tail of a .p2pd file: about 0.1 % of its log."""
+"""Largest tail of a .p2pd file, which has about 0.1 % of its log's size."""
 MAX_BRANCH = (1 << 32) - 1
 MAX_STEP = (1 << 63) - 1
 
@@ -58,155 +69,181 @@ MAX_STEP = (1 << 63) - 1
 MAX_PIECES = MAX_STATE_BYTES // PIECE_BYTES
 MAX_STRIPES = 64
 MAX_RANGES = 1 << 16
-"""Numbers in a HAVE: 32 768 gaps. Pieces arrive nearly in order, so real ones hold a few."""
+"""Most numbers in a HAVE: 32 768 gaps. Pieces arrive nearly in order, so honest messages hold a few."""
 MAX_CATALOG = 4096
-"""Artifacts that one message may name."""
+"""Most artifacts in one message."""
 MAX_LAYOUTS = 64
-"""Layouts that a child may say it knows. A run has one as a rule."""
+"""Most layouts that a child may state as known. A run usually has one."""
 MAX_PEERS = 16384
-"""Nodes that one message may name."""
+"""Most nodes in one message."""
 MAX_WAYS = 8
-"""Addresses at which one node may be found: two families, advertised, observed and its own, with room to spare."""
+"""Most addresses of one node: advertised, observed and its own, in two families, with room to spare."""
 MAX_SOURCES = 64
-"""Nodes that may be named to one that pulls, or that it has done with."""
+"""Most nodes in a list of sources, or of finished sources, for a pulling peer."""
 MAX_KEPT = 1000
-"""Greatest number of deltas and of anchors that a user may have a store keep, of versions between anchors, and of a peer's deltas since its anchor. With as many
-squashes, the list of a store fits one message (MAX_CATALOG)."""
+"""Upper bound of user settings: deltas kept, anchors kept, versions between anchors, deltas since a peer's anchor. With
+as many squashes, the list of a store fits one message (MAX_CATALOG).
+"""
 MAX_HELD = 1024
-"""Artifacts that one report may name: ten times what a peer keeps."""
+"""Most artifacts in one report: ten times as many as a peer keeps."""
 MAX_GARBLED = 64
-"""Nodes that one report may blame."""
+"""Most nodes blamed in one report."""
 MAX_LACKING = 64
-"""Stalled sealed artifacts in one report: more than a way to the newest version has."""
+"""Most stalled sealed artifacts in one report: more than any path to the newest version has."""
 MAX_OBJECT_NAME = 128
-"""Bytes of a name of a mirror's object, below the run's folder: the longest that there is has 100."""
+"""Most bytes of a mirror object's name below the run's folder; the longest name in use has 100."""
 MAX_SPOILT = 64
-"""Objects of a mirror that one report may complain of."""
+"""Most mirror objects reported as wrong in one report."""
 MAX_PEER_ENGINES = 64
-"""Engines of one peer: eight times what a host with eight accelerators runs. Each has rows of its own in /status and metrics."""
+"""Most engines of one peer: eight times as many as a host with eight accelerators runs. Each engine has rows in /status
+and in the metrics.
+"""
 MAX_REPORTED_ERROR = 300
-"""Characters of an error in a report: those of 64 engines fit in one. /status of the peer itself has all of it."""
+"""Most characters of an error in a report, so that the errors of 64 engines fit. The peer's own /status has the whole
+text.
+"""
 MAX_DETAILS = 64
-"""Figures that an installer may add to an engine's row; the longest of ours has nine."""
+"""Most figures that an installer may add to an engine's row; p2pcast's own installers add at most nine."""
 MAX_CORES = 1 << 16
-"""Cores with which a peer may claim to decode."""
+"""Most cores that a peer may claim for decoding."""
 MAX_ASKED = 4096
-"""Pieces that one child may have asked of a node and not been sent: far above any window."""
+"""Most pieces that one child may have requested and not received: far above any window."""
 MAX_STRAYS = 32
-"""Artifacts that a parent may have opened and the hub does not list: as a rule one, until the hub's word of it has come."""
+"""Most artifacts of a parent that the hub has not listed yet. Usually one, until the hub's list arrives."""
 MIN_PIECE_BYTES = KIB
 MAX_PIECE_BYTES = 4 * MIB
-"""A piece is a power of two in this range: a relay holds several per link in memory."""
+"""Range of the size of a piece, a power of two: a relay holds several pieces per link in memory."""
 CELL_OVERHEAD_BYTES = 256
-"""A coded cell is never larger than twice its raw bytes (steps and gaps of a cell that changed everywhere) and this, the codecs' own headers."""
+"""Bytes of a codec's header. A coded cell is at most this plus twice its raw bytes (steps and gaps of a cell in which
+every word changed).
+"""
 MAX_FILES_BYTES = GIB
-"""All small files of one version together."""
+"""Most bytes of all small files of one version together."""
 MAX_PATH_PART_BYTES = 255
-"""What file systems take for one name."""
+"""Most bytes of one name in a path, the usual limit of file systems."""
 MAX_HANDSHAKES = 256
-"""Connections that may be without a token at one time."""
+"""Most unauthenticated connections at the same time."""
 
 FIRST_WORD_S = 10.0
-"""Time after which a link ends if its dialer has not said what the link is for (JOIN, ATTACH, RANK, MEMBER), in seconds. An honest dialer sends that message with its
-last one of the handshake."""
+"""Time limit in seconds for the dialer to state the purpose of a link (JOIN, ATTACH, RANK, MEMBER). An honest dialer
+sends that message together with its last message of the handshake.
+"""
 MAX_LINKS_OF_NODE = 16
-"""Links that one node may have dialled to one daemon: a control link, two of a child, one of a puller, and each of them once more while the daemon has not noticed the end of the old one."""
+"""Most links that one node may have dialled to one daemon: a control link, two as a child, one for pulling, and each of
+them again while the daemon has not noticed the old link's end.
+"""
 MAX_PULLS_OF_NODE = 2
-"""Links over which one node may pull from another: one in use, and a dead one whose end has not been noticed."""
+"""Most links over which one node may pull from another: one in use, and a dead one whose end is not noticed yet."""
 MAX_UNREAD_BYTES = 2 * MIB
-"""Bytes of answers that may wait for a node that does not read them, beyond what a connection queues anyway: more than all that a hub sends to a newcomer."""
-RATION_PER_S = 1000.0
-"""Units that one node may spend in a second (`transport.ration`): a twentieth of a core. A busy peer needs some tens."""
-RATION_BURST = 10_000.0
-"""Units that one node may spend at once: a peer that comes back after a long time and asks for everything needs a quarter of them."""
-MAX_RATIONS = MAX_PEERS
-"""Nodes whose rations a daemon remembers."""
+"""Most bytes of answers that wait for a node that does not read, beyond a connection's usual queue. More than all that
+a hub sends to a newcomer.
+"""
+REQUEST_UNITS_PER_S = 1000.0
+"""Units that one node may spend per second (`transport.rate_limit`): a twentieth of a core. A busy peer spends some
+tens.
+"""
+REQUEST_UNITS_BURST = 10_000.0
+"""Units that one node may spend at once. A peer that returns after a long time and requests everything needs a quarter.
+"""
+MAX_RATE_LIMITS = MAX_PEERS
+"""Most nodes whose rate limits a daemon remembers."""
 MAX_SQUASHES_OF_NODE = 2
-"""Squashes that are made for one peer at one time, of `keeping.MAX_WAITING` in all."""
+"""Most squashes made for one peer at the same time."""
 MAX_CALLS_OF_NODE = 2
-"""Answers to one node's CALLs that are under way at one time: one for a parent, one for a source."""
+"""Most pending answers to one node's CALLs: one for a parent, one for a source."""
 
 # -- trust
 MAX_TOKENS = 4096
-"""Join tokens that a hub keeps in mind."""
+"""Most join tokens that a hub records."""
 MAX_HOLDERS = 1 << 16
-"""Nodes with a certificate in force, trainers' connections among them."""
+"""Most nodes with a valid certificate, trainers' connections included."""
 MAX_EVICTED = MAX_PEERS
-"""Nodes that one message may name."""
+"""Most evicted nodes, all of which fit one message."""
 STATEMENT_BYTES = 97
-"""A signed statement about an eviction: node, token, serial, flag, signature."""
+"""Size of a signed statement about an eviction: node, token, serial, flag, signature."""
 MAX_STATEMENTS = 1024
-"""Statements in one message of a hub: a peer verifies them in 0.1 s."""
+"""Most statements in one message of a hub: a peer verifies them in 0.1 s."""
 MAX_RETOLD = 64
-"""Statements in one report of a peer: 6 KiB of the 64 that a report may have."""
+"""Most statements in one report of a peer: 6 KiB of the 64 KiB of a report."""
 MAX_REVOKED = 1 << 16
-"""Tokens whose revocation a hub remembers after the tokens themselves are forgotten."""
+"""Most revocations that a hub remembers after their tokens are forgotten."""
 MAX_SHOWN = 8
-"""Tokens of one node that a hub remembers: as a rule it has shown one or two."""
+"""Most tokens of one node that a hub remembers. Usually a node has used one or two."""
 MAX_CERTIFICATE_BYTES = 4 * KIB
-"""A certificate, or a request for one, in DER. Ours have about 500 bytes."""
+"""Largest certificate or certificate request, in DER. p2pcast's own have about 500 bytes."""
 
 # -- publishing from a trainer's ranks
 MAX_RANKS = 1 << 16
-"""Ranks of one publisher, each with a connection of its own."""
+"""Most ranks of one publisher, each with its own connection."""
 MAX_PART_BYTES = 32 * MIB
-"""A part of a cell: a whole cell of 8-byte words as it is. No codec makes more of it, since none is taken that does."""
+"""Largest part of a cell: a whole raw cell of 8-byte words. A codec's output is used only if it is smaller."""
 PARTS_HIGH_BYTES = 256 * MIB
-"""Parts that may wait at the hub for the rest of their cells; beyond it the hub stops reading from the ranks that are ahead."""
+"""Bytes of parts, waiting at the hub for the rest of their cells, above which the hub stops reading from ranks that are
+ahead.
+"""
 PARTS_LOW_BYTES = 128 * MIB
+"""Bytes of waiting parts below which the hub reads again."""
 MAX_ENGINES = 4096
-"""Engines of which a rank is told."""
+"""Most engines in the hub's messages to a rank."""
 MAX_ENGINE_NAME = 160
-"""``peer/engine``, in characters."""
+"""Most characters of ``peer/engine``."""
 MAX_CELLS = 1 << 20
-"""Of a layout that ranks bring: 4 Ti words in cells of the usual size. A few bytes can state a layout of any number of cells."""
+"""Most cells of a layout from ranks: 4 Ti words in cells of the default size. A message of a few bytes can state a
+layout with any number of cells.
+"""
 MAX_CELL_PARTS = 4096
-"""Parts of one cell: more than ranks that could share 4 Mi words in earnest."""
+"""Most parts of one cell: more than any sensible number of ranks that share 4 Mi words."""
 
 # -- engines that span hosts
 MAX_SPAN_NAME = 64
-"""Name of an engine that spans hosts, in characters."""
+"""Most characters of the name of an engine that spans hosts."""
 MAX_MEMBERS = 256
-"""Hosts of one engine beside its lead's."""
+"""Most hosts of one engine besides its lead's."""
 MAX_CLAIMS = 4096
-"""Engine names that a hub keeps for leads that are away."""
+"""Most engine names that a hub reserves for absent leads."""
 CLAIM_S = 600.0
-"""Time for which a hub keeps an engine's name for a lead that is away, in seconds: longer than a machine takes to start again."""
+"""Time in seconds for which a hub reserves an engine's name for an absent lead: longer than a machine's restart."""
 MAX_KEPT_REPORTS_BYTES = 2 * 16 * MIB
-"""Workers' reports that a member keeps while its lead is out of reach: an audit's, and another."""
+"""Most bytes of workers' reports that a member stores while its lead is unreachable: an audit's report and another."""
 MAX_REPORT_ITEMS = 2 * MIB
-"""Rows and maps in one report: four times what the longest audit that fits has. Empty ones would take 64 times their length in memory."""
+"""Most rows and maps in one report: four times as many as in the longest audit that fits. Empty maps take 64 times
+their encoded length in memory.
+"""
 
 # -- install socket and vLLM workers
 MAX_INSTALL_REQUEST_BYTES = 16 * MIB
-"""A worker's request: an audit lists a digest per mapped block, about 40 bytes each."""
+"""Largest request of a worker: an audit lists a digest per mapped block, about 40 bytes each."""
 MAX_INSTALL_FILES = 128
-"""Patch files handed over at once, more than the retained 100 deltas; the kernel's own limit is 253."""
+"""Most patch files passed at once: more than the retained 100 deltas. The kernel's own limit is 253."""
 MAX_INSTALL_CONNECTIONS = 256
-"""Workers of one host, several times over."""
+"""Most connections of workers: several times the workers of one host."""
 INSTALL_IDLE_S = 60.0
-"""A worker asks at once after connecting; a silent connection is dropped after this."""
+"""Time in seconds after which a silent connection is closed; a worker sends its request right after connecting."""
 INSTALL_CHUNK_BYTES = 64 * MIB
-"""Device memory that staging may hold at one time."""
+"""Most device memory that staging may hold at the same time."""
 
 # -- HTTP
 EVENTS_KEPT = 4096
-"""Events that a reader may come back for: an hour of a busy hub, about 2 MiB."""
+"""Number of events kept for returning readers: an hour of a busy hub, about 2 MiB."""
 EVENTS_AT_ONCE = 256
-"""Events in one write to a reader."""
+"""Most events in one write to a reader."""
 MAX_SKIPPED = 256
-"""Checkpoint folders that /status names as skipped; a trainer may spoil any number of them."""
+"""Most skipped checkpoint folders in /status; a trainer may write any number of invalid ones."""
 MAX_EVENT_TEXT = 1000
-"""Characters of one text in an event; errors are shorter."""
+"""Most characters of one text in an event; errors are shorter."""
 MAX_FAILURES_KEPT = 16
-"""Failures of background tasks that a daemon shows; it counts all. The first failures are shown, since they tend to cause the later ones."""
+"""Most failures of background tasks in /status, which counts all. The first ones are kept, since they tend to cause the
+later ones.
+"""
 MAX_READERS = 64
-"""Readers of /events at one time: each may have 64 KiB and a few events under way."""
+"""Most readers of /events at the same time: each may have 64 KiB and a few events in flight."""
 MAX_WAITERS = 256
-"""Requests of /wait at one time. Each looks at the state whenever something happens."""
+"""Most requests of /wait at the same time. Each checks its condition at every event."""
 MAX_WAIT_S = 3600.0
-"""A request of /wait; ask again after that."""
+"""Longest time in seconds of one /wait request."""
 MAX_HTTP_CONNECTIONS = 1024
-"""Open at one time, readers and waiters among them."""
+"""Most open HTTP connections, readers and waiters included."""
 MAX_SILENT_CONNECTIONS = 256
-"""Of these, such as have not asked anything yet."""
+"""Most open HTTP connections without any request yet."""
+MAX_SLOTS = 4096
+"""Most plays of one rollout worker at the same time; each has a lease in the worker's heartbeats."""

@@ -1,8 +1,9 @@
 """Deltas between folders and files, without a network: diff, apply, squash, verify.
 
-Promise: exact to the bit; a result appears whole or not at all; a wrong base, a damaged file or links that do not follow each other are refused
-before a result has its name. Memory is bounded by a few cells per core. Files are signed with a throw-away key: that guards against damage, while
-authenticity needs a run's own key (``P2pdFile.open(…, public=…)``).
+Promise: exact to the bit. A result appears whole or not at all; a wrong base, a damaged file, or deltas that do not
+follow each other are refused before a result has its name. Memory is bounded by a few cells per core. Files are signed
+with a throw-away key, which protects against damage only; authenticity needs a run's own key (``P2pdFile.open(…,
+public=…)``).
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import blake3
 import numpy.typing as npt
 
 from p2pcast import limits
+from p2pcast.artifact.artifact_file import P2pdFile, P2pdWriter
 from p2pcast.artifact.assembly import Placed
-from p2pcast.artifact.p2pd import P2pdFile, P2pdWriter
-from p2pcast.artifact.records import DELTA, ID_BYTES, FileEntry, Open, run_id
 from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import DELTA, ID_BYTES, FileEntry, Open, run_id
 from p2pcast.checkpoint import Checkpoint, write_folder
 from p2pcast.codec.cell import CODEC_NAMES, RAW, Encoded, apply, decode, encode, encode_whole
 from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.codec.squash import needs_base, squash
+from p2pcast.codec.squash_cell import needs_base, squash
 from p2pcast.errors import IntegrityError, LocalError, UsageError
-from p2pcast.parallel import cores, ordered_map
+from p2pcast.ordered_map import cores, ordered_map
 from p2pcast.store import disk
 from p2pcast.version import Version
 
@@ -40,13 +41,16 @@ _STEP = re.compile(r"step_(\d{1,18})", re.ASCII)
 _SHOWN = 10
 
 
-Seen = Callable[[int, int], None]
-"""Told how many bytes of the state were looked at more, and of how many in all; from several threads."""
+Progress = Callable[[int, int], None]
+"""Called with (bytes of the state processed since the last call, bytes in all), from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What ``diff`` or ``squash`` made. ``changed`` counts words (values, for all but complex and packed dtypes); ``seconds`` is wall time."""
+class DeltaSummary:
+    """The result of ``diff`` or ``squash``. ``seconds`` is wall time.
+
+    ``changed`` counts words (values, except for complex and packed dtypes).
+    """
 
     path: Path
     base: Version
@@ -56,14 +60,14 @@ class Written:
     params: int
     changed: int
     codecs: dict[str, int]
-    """Codec name → cells coded with it; cells that did not change are ``none``."""
+    """Codec name → cells in that codec; unchanged cells are ``none``."""
     state: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A folder's digest, and what it was compared with. ``faults`` is empty when all is well."""
+    """A folder's digest, and its comparison. ``faults`` is empty if everything matches."""
 
     state: int
     version: Version | None
@@ -71,7 +75,10 @@ class Verified:
 
 
 def folder_versions(old: Path, new: Path) -> tuple[Version, Version]:
-    """Versions for two folders: ``step_N`` is 0.N; others 0.0 and one step later. A step that does not grow opens a branch."""
+    """Versions for two folders: ``step_N`` is 0.N; others are 0.0 and one step later.
+
+    A step that does not increase starts a new branch.
+    """
     was, now = (_STEP.fullmatch(p.resolve().name) for p in (old, new))
     base = Version(0, int(was[1]) if was else 0)
     version = Version(0, int(now[1]) if now else base.step + 1)
@@ -79,21 +86,24 @@ def folder_versions(old: Path, new: Path) -> tuple[Version, Version]:
 
 
 def cell_name(layout: Layout, cell: Cell) -> str:
-    """For messages: the tensor and the range of its words."""
-    return f"tensor {layout.tensors[cell.tensor].name!r}, words {cell.start} to {cell.start + cell.words - 1} (cell {cell.index})"
+    """For messages: the tensor and the range of the cell's words."""
+    last = cell.start + cell.words - 1
+    return f"tensor {layout.tensors[cell.tensor].name!r}, words {cell.start} to {last} (cell {cell.index})"
 
 
 def require_same(expected: Layout, found: Layout, what: str) -> None:
-    """Raises IntegrityError listing every tensor that differs. Cells need not be cut alike."""
+    """Raise IntegrityError listing every tensor that differs. Cells may be cut differently."""
     if expected.tensors == found.tensors:
         return
     lines = expected.difference(found)
     more = f"\n  … and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     listed = "\n  ".join(lines[:_SHOWN])
-    raise IntegrityError(f"{what}: the tensors differ, so no delta fits (it takes a whole anchor):\n  {listed}{more}")
+    raise IntegrityError(
+        f"{what}: the tensors differ, so a delta is impossible (use a whole anchor):\n  {listed}{more}"
+    )
 
 
-def _unseen(done: int, total: int) -> None: ...
+def _no_progress(done: int, total: int) -> None: ...
 
 
 def diff(
@@ -101,11 +111,11 @@ def diff(
     new: Path | str,
     out: Path | str,
     *,
-    seen: Seen = _unseen,
+    progress: Progress = _no_progress,
     codec: str = "auto",
     cell_words: int = limits.CELL_WORDS,
     workers: int | None = None,
-) -> Written:
+) -> DeltaSummary:
     """Write the delta from folder ``old`` to folder ``new`` to the file ``out``. Raises LocalError, IntegrityError."""
     old, new, out = Path(old), Path(new), Path(out)
     was, now = Checkpoint.open(old), Checkpoint.open(new)
@@ -119,9 +129,9 @@ def diff(
 
     def code_one(cell: Cell) -> tuple[int, Encoded | None]:
         words = was.lent(cell)
-        seen(cell.nbytes, layout.nbytes)
+        progress(cell.nbytes, layout.nbytes)
         before = digest(words, cell)
-        coded = code(cell, words, now.lent(cell), before, codec)
+        coded = encode_smallest(cell, words, now.lent(cell), before, codec)
         return before if coded is None else coded.after, coded
 
     with P2pdWriter(out, key, _open(key, layout, base, version), layout) as writer:
@@ -132,11 +142,13 @@ def diff(
             writer.add_file(path, contents, in_base=old_files.get(path) == contents)
         size = writer.seal(state)
     seconds = time.perf_counter() - started
-    return Written(out, base, version, size, layout.nbytes, layout.params, changed, dict(tally), state, seconds)
+    return DeltaSummary(out, base, version, size, layout.nbytes, layout.params, changed, dict(tally), state, seconds)
 
 
-def code(cell: Cell, old: npt.NDArray[Any], new: npt.NDArray[Any], before: int, codec: str) -> Encoded | None:
-    """As ``codec.cell.encode``, but never in more bytes than the cell has; and ``auto`` tries every codec, whatever it takes."""
+def encode_smallest(
+    cell: Cell, old: npt.NDArray[Any], new: npt.NDArray[Any], before: int, codec: str
+) -> Encoded | None:
+    """As ``codec.cell.encode``, but the payload is never larger than the cell, and ``auto`` tries every codec."""
     coded = encode(cell, old, new, before=before, codec=codec)
     if coded is not None and codec == "auto":
         other = encode(cell, old, new, before=before, codec="context")
@@ -153,7 +165,7 @@ def _open(key: RunKey, layout: Layout, base: Version, version: Version) -> Open:
 
 
 def _add(writer: P2pdWriter, coded: Encoded | None, tally: Counter[str]) -> int:
-    """Append a coded cell; how many words it changes."""
+    """Append a coded cell; returns the number of its changed words."""
     tally["none" if coded is None else CODEC_NAMES[coded.codec]] += 1
     if coded is None:
         return 0
@@ -162,9 +174,17 @@ def _add(writer: P2pdWriter, coded: Encoded | None, tally: Counter[str]) -> int:
 
 
 def apply_file(
-    base: Path | str, delta: Path | str, out: Path | str, *, seen: Seen = _unseen, workers: int | None = None
+    base: Path | str,
+    delta: Path | str,
+    out: Path | str,
+    *,
+    progress: Progress = _no_progress,
+    workers: int | None = None,
 ) -> Version:
-    """Write folder ``out`` = ``base`` + the delta in a file; its version. Raises IntegrityError (wrong base, damage), LocalError."""
+    """Write folder ``out`` = ``base`` + the delta in a file. Returns its version.
+
+    Raises IntegrityError (wrong base, damage), LocalError.
+    """
     checkpoint = Checkpoint.open(base)
     with P2pdFile.open(delta) as file:
         require_same(file.layout, checkpoint.layout(), f"wrong base: {base} against {delta}")
@@ -174,7 +194,7 @@ def apply_file(
 
         def words_of(cell: Cell) -> npt.NDArray[Any]:
             words = checkpoint.words(cell)
-            seen(cell.nbytes, file.layout.nbytes)
+            progress(cell.nbytes, file.layout.nbytes)
             placed = table.get(cell.index)
             if placed is None:
                 reached[cell.index] = digest(words, cell)
@@ -185,10 +205,13 @@ def apply_file(
         def check_state() -> None:
             if sum(reached) & MASK != file.manifest.state:
                 raise IntegrityError(
-                    f"wrong base: {base}: every cell that {delta} changes is as it should be, another one is not; nothing was written"
+                    f"wrong base: {base}: the cells that {delta} changes match, but another cell differs; "
+                    "nothing was written"
                 )
 
-        write_folder(out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state, modes=disk.USERS)
+        write_folder(
+            out, file.layout, words_of, files, workers=workers or cores(), before_rename=check_state, modes=disk.USERS
+        )
         return file.manifest.version
 
 
@@ -198,7 +221,8 @@ def _changed_words(
     payload = file.read_cell(placed)
     if digest(words, cell) != placed.before:
         raise IntegrityError(
-            f"wrong base: {checkpoint.folder}: {cell_name(file.layout, cell)} is not what {file.path} was made against; nothing was written"
+            f"wrong base: {checkpoint.folder}: {cell_name(file.layout, cell)} differs from the base of {file.path}; "
+            "nothing was written"
         )
     patch = decode(cell, placed.codec, payload, words, placed.before, placed.after, check_before=False)
     if patch.positions is None:
@@ -230,13 +254,14 @@ def squash_files(
     *,
     base: Path | str | None = None,
     codec: str = "auto",
-    seen: Seen = _unseen,
+    progress: Progress = _no_progress,
     workers: int | None = None,
-) -> Written:
-    """Write one delta that does what the given ones do, oldest first.
+) -> DeltaSummary:
+    """Write one delta equal to the given deltas, oldest first.
 
-    ``base``: the folder that the first one is against; needed for cells that begin in context and for any ``codec`` but ``auto``
-    (``codec.squash``). Raises IntegrityError when they do not follow each other or the base is wrong, UsageError when it is missing.
+    ``base``: the first delta's base folder; needed for cells that begin in context and for any ``codec`` but ``auto``
+    (``codec.squash_cell``). Raises IntegrityError if the deltas do not follow each other or the base is wrong,
+    UsageError if the base is missing.
     """
     if not paths:
         raise UsageError("nothing to squash: name at least one .p2pd file")
@@ -260,7 +285,7 @@ def squash_files(
         changed = 0
 
         def join(cell: Cell) -> Encoded | None:
-            seen(cell.nbytes, layout.nbytes)
+            progress(cell.nbytes, layout.nbytes)
             links = [
                 (p.codec, f.read_cell(p), p.before, p.after)
                 for f, table in zip(files, tables, strict=True)
@@ -281,25 +306,27 @@ def squash_files(
                     writer.add_file(entry.path, source)
             size = writer.seal(last.state)
         seconds = time.perf_counter() - started
-    return Written(out, start, version, size, layout.nbytes, layout.params, changed, dict(tally), last.state, seconds)
+    return DeltaSummary(
+        out, start, version, size, layout.nbytes, layout.params, changed, dict(tally), last.state, seconds
+    )
 
 
 def _check_without_base(files: Sequence[P2pdFile], tables: Sequence[dict[int, Placed]], codec: str) -> None:
-    """Raises UsageError before anything is read when a squash takes the first delta's base."""
+    """Raise UsageError, before any cell is read, if the squash needs the first delta's base."""
     if codec != "auto":
         raise UsageError(
-            f"a squash is coded as {codec} against its base: give the folder that {files[0].path} starts from (--base DIR)"
+            f"coding a squash as {codec} needs its base: give the base folder of {files[0].path} (--base DIR)"
         )
     for cell in files[0].layout.cells:
         if needs_base(table[cell.index].codec for table in tables if cell.index in table):
             raise UsageError(
-                f"{cell_name(files[0].layout, cell)} is coded in context, which is read with the words before it: "
-                f"give the folder that {files[0].path} starts from (--base DIR)"
+                f"{cell_name(files[0].layout, cell)} is coded in context, which can't be decoded without its base: "
+                f"give the base folder of {files[0].path} (--base DIR)"
             )
 
 
 def base_state(file: P2pdFile) -> int:
-    """Digest of the state that a delta starts from: digests are sums, so what its cells add is taken off again."""
+    """Digest of a delta's base state: the final digest minus the growth of each cell, since digests are sums."""
     return (file.manifest.state - sum(p.after - p.before for p in file.assembly.directory)) & MASK
 
 
@@ -312,13 +339,15 @@ def _check_chain(files: Sequence[P2pdFile]) -> None:
             )
         if base_state(two) != one.manifest.state:
             raise IntegrityError(
-                f"{two.path} does not follow {one.path}: it starts from state {base_state(two):016x}, "
-                f"the one before ends at {one.manifest.state:016x}; give them oldest first, without gaps"
+                f"{two.path} does not follow {one.path}: its base is state {base_state(two):016x}, "
+                f"the delta before it ends at {one.manifest.state:016x}; give deltas oldest first, without gaps"
             )
 
 
 def _file_source(files: Sequence[P2pdFile], entry: FileEntry) -> bytes | None:
-    """Contents of a small file of the last version from the newest delta that holds them, or None: the first base has them."""
+    """Contents of a small file of the last version, from the newest delta that holds it; None if the first base
+    has it.
+    """
     for file in reversed(files):
         for held in file.manifest.files:
             if held.offset is not None and held.path == entry.path and held.hash == entry.hash:
@@ -326,31 +355,43 @@ def _file_source(files: Sequence[P2pdFile], entry: FileEntry) -> bytes | None:
     return None
 
 
-def cell_digests(checkpoint: Checkpoint, layout: Layout, *, seen: Seen = _unseen, workers: int | None = None) -> Iterable[int]:
+def cell_digests(
+    checkpoint: Checkpoint, layout: Layout, *, progress: Progress = _no_progress, workers: int | None = None
+) -> Iterable[int]:
     """The digest of every cell of a folder, in order, at memory speed."""
 
     def one(cell: Cell) -> int:
-        seen(cell.nbytes, layout.nbytes)
+        progress(cell.nbytes, layout.nbytes)
         return digest(checkpoint.lent(cell), cell)
 
     return ordered_map(one, layout.cells, workers=workers or cores(), name="digest")
 
 
 def state_digest(
-    checkpoint: Checkpoint, layout: Layout | None = None, *, seen: Seen = _unseen, workers: int | None = None
+    checkpoint: Checkpoint,
+    layout: Layout | None = None,
+    *,
+    progress: Progress = _no_progress,
+    workers: int | None = None,
 ) -> int:
-    """Digest of a folder's whole state; the same however the layout is cut."""
-    return sum(cell_digests(checkpoint, layout or checkpoint.layout(), seen=seen, workers=workers)) & MASK
+    """Digest of a folder's whole state; independent of the layout's cells."""
+    return sum(cell_digests(checkpoint, layout or checkpoint.layout(), progress=progress, workers=workers)) & MASK
 
 
-def verify_folder(folder: Path | str, delta: Path | str, *, seen: Seen = _unseen, workers: int | None = None) -> Verified:
-    """Compare a folder with the state after the delta in a file: tensors, digest, small files. Raises IntegrityError, LocalError."""
+def verify_folder(
+    folder: Path | str, delta: Path | str, *, progress: Progress = _no_progress, workers: int | None = None
+) -> Verified:
+    """Compare a folder with the state after the delta in a file: tensors, digest, small files. Raises IntegrityError,
+    LocalError.
+    """
     checkpoint = Checkpoint.open(folder)
     with P2pdFile.open(delta) as file:
         require_same(file.layout, checkpoint.layout(), f"{folder} against {delta}")
         expected = {p.cell: p.after for p in file.assembly.directory}
         state, wrong = 0, []
-        for cell, found in zip(file.layout.cells, cell_digests(checkpoint, file.layout, seen=seen, workers=workers), strict=True):
+        for cell, found in zip(
+            file.layout.cells, cell_digests(checkpoint, file.layout, progress=progress, workers=workers), strict=True
+        ):
             state = (state + found) & MASK
             if expected.get(cell.index, found) != found:
                 wrong.append(f"{cell_name(file.layout, cell)} differs")
@@ -368,23 +409,33 @@ def verify_folder(folder: Path | str, delta: Path | str, *, seen: Seen = _unseen
 
 
 def verify_digests(
-    folder: Path | str, status: Any, *, version: Version | None = None, seen: Seen = _unseen, workers: int | None = None
+    folder: Path | str,
+    status: Any,
+    *,
+    version: Version | None = None,
+    progress: Progress = _no_progress,
+    workers: int | None = None,
 ) -> Verified:
     """Compare a folder with a hub's ``/status``: ``digests`` maps ``branch.step`` to the state's digest in hex.
 
-    ``version``: insist on that one; else any that the hub knows will do, the newest first. Raises LocalError when the status has no digests.
+    ``version``: the expected version; default: any version that the hub knows, the newest first. Raises LocalError if
+    the status has no digests.
     """
     known = status.get("digests") if isinstance(status, dict) else None
     if not isinstance(known, dict) or not known:
-        raise LocalError("the hub's status has no digests: it has published no version yet, or is no p2pcast hub")
+        raise LocalError(
+            "the hub's status has no digests: no version is published yet, or the address is not a p2pcast hub"
+        )
     digests: dict[Version, int] = {}
     for text, value in known.items():
         try:
             digests[Version.parse(text)] = int(value, 16)
         except (UsageError, TypeError, ValueError):
-            raise IntegrityError(f"the hub's status: digests: {str(text)[:40]!r} is not a version with a digest in hex") from None
+            raise IntegrityError(
+                f"the hub's status: digests: {str(text)[:40]!r} is not a version with a digest in hex"
+            ) from None
     checkpoint = Checkpoint.open(folder)
-    state = state_digest(checkpoint, seen=seen, workers=workers)
+    state = state_digest(checkpoint, progress=progress, workers=workers)
     wanted = sorted(digests, reverse=True) if version is None else [version]
     for candidate in wanted:
         if digests.get(candidate) == state:
@@ -393,5 +444,5 @@ def verify_digests(
         return Verified(state, None, [f"the hub does not know version {version}"])
     which = str(version) if version is not None else f"any of the hub's {len(digests)} versions"
     same = status.get("layout_id") in (None, checkpoint.layout().layout_id.hex())
-    hint = "" if same else "; its layout differs too (other tensors, or other cells)"
+    hint = "" if same else "; the layouts differ too (other tensors, or other cells)"
     return Verified(state, None, [f"digest {state:016x} is not that of {which}{hint}"])

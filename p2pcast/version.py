@@ -33,7 +33,7 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, pair: Any) -> Version:
-        """From ``[branch, step]`` off the wire. Raises IntegrityError."""
+        """From ``[branch, step]`` in a message. Raises IntegrityError."""
         if (
             not isinstance(pair, list | tuple)
             or len(pair) != 2

@@ -1,4 +1,4 @@
-"""What a peer is told when it is started."""
+"""The options of a peer."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast.store.retention import AT_A_PEER, Counts
-from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT
-from p2pcast.wire.token import Token
-from rollout_node.catching_up import Squashes
-from rollout_node.targets import Driver, Kv, Role
+from p2pcast.wire.join_token import JoinToken
+from rollout_node.engine.install_target import NO_WAIT, Driver, Kv, Role, Wait
+from rollout_node.sync.catchup_choice import Squashes
 
 
 @dataclass(frozen=True, slots=True)
 class PeerConfig:
     hub: tuple[str, int] | None
-    """None: there is only the mirror."""
-    token: Token
+    """None: the run has no hub, only a mirror."""
+    token: JoinToken
     targets: tuple[str, ...]
     state: Path
     shadow: Path
@@ -27,32 +27,35 @@ class PeerConfig:
     region: str = ""
     listen: tuple[str, int] = ("", 0)
     advertise: tuple[tuple[str, int], ...] = ()
-    """None: as the hub sees this peer, and addresses of its own."""
+    """Addresses that other nodes dial; empty: the address that the hub sees, and those of this machine."""
     http: tuple[str, int] = ("127.0.0.1", 0)
     stripes: int | None = None
-    """TCP connections of a link; None: by p2pcast.transport.striping."""
+    """TCP connections of a link; None: chosen by p2pcast.transport.stripe_count."""
     sockets: Sockets = DEFAULT
     kv: Kv = "recompute"
+    wait: Wait = NO_WAIT
+    """The state of a vLLM engine in which it may switch."""
     keep: int = 3
-    """Versions that a folder of versions (``safetensors:DIR``) keeps."""
+    """Number of versions that an install folder (``safetensors:DIR``) keeps."""
     counts: Counts = AT_A_PEER
-    """Artifacts that stay on disk."""
+    """Number of artifacts that stay on disk."""
     driver: Driver = "peer"
-    """Who switches the engines: this peer, or somebody who calls POST /commit."""
+    """The driver of the engines' switches: this peer, or a caller of POST /commit."""
     rolling: int | None = None
-    """At most so many engines are being switched at one time; None: all."""
+    """Largest number of engines that are switched at one time; None: all."""
     callbacks: Any = None
-    """An object or module with ``before_commit`` or ``after_commit``: rollout_node.callbacks."""
+    """An object or module with ``before_commit`` or ``after_commit``: rollout_node.engine.callbacks."""
     max_defer_s: float = 10.0
+    """Largest sum of a callback's deferrals of one version at one engine, in seconds."""
     engine: tuple[str, Role] | None = None
-    """For an engine whose workers run on several hosts: its name, and what this peer is there."""
+    """For an engine whose workers run on several hosts: its name, and this peer's role."""
     squashes: Squashes = "auto"
-    """What is made of squashed deltas when this peer is late: rollout_node.catching_up."""
+    """Use of squashed deltas when this peer is behind: rollout_node.sync.catchup_choice."""
     plaintext: bool = False
-    """Links without TLS. The token says which it is."""
+    """Links without TLS; the token must say the same."""
     join_timeout_s: float = 60.0
-    """Time for which a first join keeps trying a hub that is out of reach; 0: for ever."""
+    """Time for which a first join retries while the hub is out of reach, in seconds; 0: no limit."""
     max_age_s: float | None = None
-    """Greatest age of what the peer knows of the newest version, beyond which the peer is unready; None: no limit."""
+    """Age of the last news of the newest version beyond which the peer is unready, in seconds; None: no limit."""
     mirror: str | None = None
-    """URL of the object store to turn to where no hub is in reach."""
+    """URL of the object store that serves versions while no hub is in reach."""

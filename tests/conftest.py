@@ -1,7 +1,8 @@
-"""What all tests share: how skips count, Hypothesis profiles, running the command, and a machine of one's own.
+"""Shared by all tests: counting of skips, Hypothesis profiles, running the command, and a machine of one's own.
 
-A test marked ``root`` is skipped where this process is not root or may not make a network namespace. With ``P2PCAST_NO_SKIPS=1`` (CI sets it)
-every other skip is a failure: a test that silently stopped running proves nothing. Tests that need root in their own way may skip with a reason that says so.
+A test marked ``root`` is skipped where this process is not root or may not make a network namespace. With
+``P2PCAST_NO_SKIPS=1`` (CI sets it) every other skip is a failure: a test that silently stopped running proves nothing.
+Tests that need root in their own way may skip with a reason that says so.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import pytest
 
 NO_SKIPS = os.environ.get("P2PCAST_NO_SKIPS") == "1"
 NOT_ROOT = "only root, with the right to make network namespaces, can do this"
+LONG = ("test_ranks.py", "test_kill.py", "test_cli_errors.py")
+"""Files without a vLLM server that take longest among those collected late."""
+SHARED_ENGINE = "tests/rollout_node/vllm/two_ranks"
+"""Files of this folder share one vLLM server, and so run in one process."""
 
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -33,7 +38,10 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @cache
 def is_root() -> bool:
     """Whether this process may do what tests marked ``root`` do."""
-    return os.geteuid() == 0 and not subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode
+    return (
+        os.geteuid() == 0
+        and not subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode
+    )
 
 
 def pytest_configure() -> None:
@@ -43,7 +51,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "vllm" not in item.keywords)  # the longest first, so that no process is left with them at the end
+    # The longest files come first, so that the processes end at about the same time.
+    items.sort(key=lambda item: ("vllm" not in item.keywords, item.path.name not in LONG))
     if any("root" in item.keywords for item in items) and not is_root():
         for item in items:
             if "root" in item.keywords:
@@ -68,8 +77,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 minutes["/".join(folders) or "tests"] += report.duration / 60
     if minutes.total() > 1:
         terminalreporter.write_line(
-            "minutes by part: " + ", ".join(f"{part} {spent:.1f}" for part, spent in minutes.most_common() if spent > 0.05)
+            "minutes by part: "
+            + ", ".join(f"{part} {spent:.1f}" for part, spent in minutes.most_common() if spent > 0.05)
         )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist=loadfile``, with the files that share an engine as one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadEngine(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return SHARED_ENGINE if nodeid.startswith(SHARED_ENGINE) else str(super()._split_scope(nodeid))
+
+    return LoadEngine(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,7 +112,9 @@ def pytest_make_collect_report() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def own_machine() -> list[str]:
-    """Words before a command that give it loopback, processes and a /dev/shm of its own: the usual ports are free there, and nothing of it stays."""
+    """Words before a command that give it loopback, processes and a /dev/shm of its own: the usual ports are free
+    there, and nothing of it stays.
+    """
     inside = 'ip link set lo up && mount -t tmpfs p2pcast-test /dev/shm && exec "$@"'
     for flags in (["--net"], ["--net", "--user", "--map-root-user"]):
         words = ["unshare", *flags, "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inside, "sh"]
@@ -117,7 +143,9 @@ os.setgroups([]); os.setgid(65534); os.setuid(65534); os.umask(0)
 
 @pytest.fixture
 def stranger() -> Run:
-    """Run Python code as another user of this machine, to its end, for tests marked ``root``: ``stranger("os.mkdir(sys.argv[1])", path)``."""
+    """Run Python code as another user of this machine, to its end, for tests marked ``root``:
+    ``stranger("os.mkdir(sys.argv[1])", path)``.
+    """
 
     def run(code: str, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", _AS_NOBODY + code, *map(str, words)]
@@ -130,7 +158,9 @@ def stranger() -> Run:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder like /dev/shm, in tmpfs: every user of the machine may write to it, and nobody may move what is another's."""
+    """A folder like /dev/shm, in tmpfs: every user of the machine may write to it, and no user may move another's
+    files.
+    """
     with tempfile.TemporaryDirectory(prefix="p2pcast-test-", dir="/dev/shm") as folder:
         os.chmod(folder, 0o1777)
         yield Path(folder)

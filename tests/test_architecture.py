@@ -1,51 +1,38 @@
-"""Purity of the cores, followed through our own modules: what a core imports must itself be pure (the direct rules are in test_imports.py).
-
-Exceptions are named here, each with its reason; one that is no longer needed fails the test.
-"""
+"""The code keeps the rules of docs/design/rules.md, whose tables this module reads."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+RULES = ROOT / "docs" / "design" / "rules.md"
 OURS = ("p2pcast", "topology", "trainer_node", "rollout_node", "netem")
 IMPURE = {
-    "aiohttp", "asyncio", "concurrent", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "random", "secrets", "shutil", "signal", "socket", "ssl",
-    "subprocess", "tempfile", "threading", "time", "torch", "uvloop",
+    "aiohttp", "asyncio", "concurrent", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "random", "secrets",
+    "shutil", "signal", "socket", "sqlalchemy", "ssl", "subprocess", "tempfile", "threading", "time", "torch", "uvloop",
 }  # fmt: skip
-CORES = [
-    "topology",
-    "p2pcast/codec",
-    "p2pcast/wire",
-    "p2pcast/artifact/assembly.py",
-    "p2pcast/artifact/canonical.py",
-    "p2pcast/artifact/packer.py",
-    "p2pcast/artifact/records.py",
-    "p2pcast/relay/artifact.py",
-    "p2pcast/relay/catchup.py",
-    "p2pcast/relay/feed.py",
-    "p2pcast/relay/liveness.py",
-    "p2pcast/relay/pieces.py",
-    "p2pcast/mirror/doubts.py",
-    "p2pcast/mirror/names.py",
-    "p2pcast/mirror/plan.py",
-    "p2pcast/store/ladder.py",
-    "p2pcast/store/retention.py",
-    "p2pcast/errors.py",
-    "p2pcast/limits.py",
-    "p2pcast/version.py",
-    "trainer_node/barrier.py",
-    "trainer_node/engines.py",
-]
-EXCEPTIONS = {
-    # Thread-local scratch and zstd contexts: cells are coded on all cores at once, and what comes out does not depend on them.
-    ("p2pcast.codec.dense", "threading"),
-    ("p2pcast.codec.room", "threading"),
-}
+MOST_MODULES = 20
+TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
+OWNER_OF_TASKS = "p2pcast.daemon.tasks"
+
+
+def table(first: str) -> list[list[list[str]]]:
+    """Rows below the header whose first cell is ``first``: of each cell, the names in backticks."""
+    lines = RULES.read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split("|")])
+    return rows
 
 
 def name_of(path: Path) -> str:
@@ -53,16 +40,36 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def path_of(module: str) -> Path | None:
-    base = ROOT.joinpath(*module.split("."))
-    return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+MODULES = {name_of(path): path for package in OURS for path in sorted((ROOT / package).rglob("*.py"))}
 
 
 @cache
-def imports(path: Path) -> frozenset[str]:
-    """Full names of what a module imports when it is imported: not inside functions, not for type checkers alone."""
+def parsed(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+def named(node: ast.AST) -> Iterator[str]:
+    """Full names of the modules that one statement imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert not node.level, "imports are absolute"
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield inner if inner in MODULES else str(node.module)
+
+
+@cache
+def imported_anywhere(module: str) -> frozenset[str]:
+    """All imports of a module: inside functions and for type checkers too."""
+    return frozenset(name for node in ast.walk(parsed(module)) for name in named(node))
+
+
+@cache
+def imported_at_once(module: str) -> frozenset[str]:
+    """Imports at the import of a module: not inside functions, not for type checkers alone."""
     found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    pending: list[ast.AST] = [parsed(module)]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -70,129 +77,172 @@ def imports(path: Path) -> frozenset[str]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             pending += node.orelse
             continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if path_of(inner) else node.module)
+        found.update(named(node))
         pending += ast.iter_child_nodes(node)
     return frozenset(found)
 
 
 def reached(start: str) -> dict[str, str]:
-    """Our modules that a module brings in, with the one that asked for each. A package's own ``__init__`` is its surface and belongs to nobody."""
-    came_by, pending = {start: ""}, [start]
+    """Each of our modules that importing ``start`` imports, with the module that asked for it."""
+    asked_by, pending = {start: ""}, [start]
     while pending:
         module = pending.pop()
-        path = path_of(module)
-        assert path is not None, module
-        for name in imports(path):
-            if name.split(".")[0] in OURS and path_of(name) and name not in came_by:
-                came_by[name] = module
+        for name in imported_at_once(module):
+            if name in MODULES and name not in asked_by:
+                asked_by[name] = module
                 pending.append(name)
-    return came_by
+    return asked_by
 
 
-def cores() -> list[str]:
-    paths = [p for c in CORES for p in ([ROOT / c] if c.endswith(".py") else sorted((ROOT / c).rglob("*.py")))]
-    assert all(p.is_file() for p in paths)
-    return [name_of(p) for p in paths]
+# -- imports
 
 
-def impurities() -> set[tuple[str, str]]:
+@pytest.mark.parametrize("package", OURS)
+def test_packages_import_one_way(package: str) -> None:
+    allowed = {row[0][0]: {row[0][0], *row[2]} for row in table("package")}[package]
+    for module in MODULES:
+        if module.split(".")[0] == package and not module.startswith("p2pcast.cli"):
+            found = {name.split(".")[0] for name in imported_anywhere(module)} & set(OURS)
+            assert found <= allowed, module
+
+
+def test_importing_a_command_imports_no_other_package() -> None:
+    for module in MODULES:
+        if module.startswith("p2pcast.cli"):
+            assert {name.split(".")[0] for name in reached(module)} == {"p2pcast"}, module
+
+
+def test_code_inside_engines_does_not_depend_on_the_engine() -> None:
+    for module in MODULES:
+        if module.startswith("rollout_node.in_engine"):
+            for name in imported_anywhere(module):
+                assert name.split(".")[0] != "vllm", module
+                assert not name.startswith("rollout_node.vllm_plugin"), module
+
+
+def circles() -> list[list[str]]:
+    """Tarjan's strongly connected components of more than one module."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = low[module] = len(order)
+        stack.append(module)
+        for name in imported_anywhere(module):
+            inside = module == name or (MODULES[module].name == "__init__.py" and name.startswith(f"{module}."))
+            if name not in MODULES or inside:
+                continue
+            if name not in order:
+                visit(name)
+                low[module] = min(low[module], low[name])
+            elif name in stack:
+                low[module] = min(low[module], order[name])
+        if low[module] == order[module]:
+            at = stack.index(module)
+            component = stack[at:]
+            del stack[at:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for module in MODULES:
+        if module not in order:
+            visit(module)
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles() == []
+
+
+# -- rooms and names
+
+
+def test_a_package_has_few_direct_modules() -> None:
+    count: dict[str, int] = defaultdict(int)
+    for path in MODULES.values():
+        count[str(path.parent.relative_to(ROOT))] += path.name != "__init__.py"
+    assert not {package: n for package, n in count.items() if n > MOST_MODULES}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    excepted = {name for row in table("name") for name in row[0]}
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES.values():
+        places[path.stem].append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in places.items() if len(found) > 1 and name not in excepted}
+
+
+# -- purity
+
+
+def stated_pure() -> set[str]:
+    return {f"{row[0][0].replace('/', '.')}.{name}" for row in table("room") for name in row[1]}
+
+
+def exceptions() -> set[tuple[str, str]]:
+    return {(row[0][0], row[1][0]) for row in table("exception")}
+
+
+def impurities(module: str) -> set[tuple[str, str]]:
+    """(module, impure import) of all that importing ``module`` imports."""
     return {
-        (module, name.split(".")[0])
-        for core in cores()
-        for module in reached(core)
-        for name in imports(path_of(module))
+        (inner, name.split(".")[0])
+        for inner in reached(module)
+        for name in imported_at_once(inner)
         if name.split(".")[0] in IMPURE
     }
 
 
-@pytest.mark.parametrize("core", cores())
-def test_a_core_brings_in_nothing_that_is_not_pure(core):
-    for module, via in reached(core).items():
-        for name in imports(path_of(module)):
-            top = name.split(".")[0]
-            assert top not in IMPURE or (module, top) in EXCEPTIONS, (
-                f"{core} reaches {module} (by {via or 'itself'}), which imports {name}"
-            )
+@pytest.mark.parametrize("module", sorted(stated_pure()))
+def test_a_pure_module_brings_in_only_pure_modules(module: str) -> None:
+    assert module in MODULES, "docs/design/rules.md names a module that is not there"
+    assert impurities(module) <= exceptions()
 
 
-def test_every_exception_is_needed():
-    assert impurities() == EXCEPTIONS
+@pytest.mark.parametrize("module", sorted(stated_pure()))
+def test_a_pure_module_opens_no_files(module: str) -> None:
+    for node in ast.walk(parsed(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in {"open", "print", "input"}, f"line {node.lineno}"
 
 
-def test_cores_open_no_files():
-    """By a bare ``open`` either."""
-    for core in cores():
-        for node in ast.walk(ast.parse(path_of(core).read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id not in {"open", "print", "input"}, f"{core}: line {node.lineno}"
+def test_the_table_of_pure_modules_is_complete() -> None:
+    pure = {
+        name
+        for name, path in MODULES.items()
+        if path.name != "__init__.py" and not name.startswith("netem.") and impurities(name) <= exceptions()
+    }
+    assert pure == stated_pure()
 
 
-def test_topology_imports_nothing_of_ours():
-    for path in (ROOT / "topology").rglob("*.py"):
-        assert all(name.split(".")[0] not in OURS or name.startswith("topology") for name in imports(path)), path
+def test_every_exception_is_needed() -> None:
+    assert {found for module in stated_pure() for found in impurities(module)} == exceptions()
 
 
-def test_importing_a_command_brings_in_no_node_package():
-    """Not even by way of another module."""
-    for path in (ROOT / "p2pcast" / "cli").glob("*.py"):
-        brought = {module.split(".")[0] for module in reached(name_of(path))}
-        assert not brought & {"trainer_node", "rollout_node", "netem"}, path
+# -- tasks and threads
 
 
-# -- tasks
-
-TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
-AWAITED = {
-    # A task whose maker awaits it, or asks for its result: nothing that it raises is lost.
-    "p2pcast/bench/relay.py",
-    "p2pcast/daemon.py",
-    "p2pcast/transport/dial.py",
-    "p2pcast/transport/race.py",
-    "rollout_node/attachment.py",
-    "rollout_node/control.py",
-    "rollout_node/mirrored.py",
-    "trainer_node/mirroring.py",
-    "trainer_node/packing.py",
-    "trainer_node/publishing.py",
-    "trainer_node/rank_session.py",
-}
-THREADS = {
-    # A thread whose failure reaches somebody: by a future, by a handle, or by a report.
-    "p2pcast/bench/anonymous.py",
-    "rollout_node/callbacks.py",
-    "rollout_node/vllm_plugin/engine.py",
-    "trainer_node/publisher.py",
-    "trainer_node/uplink.py",
-}
-
-
-def calls(names: set[str]) -> dict[str, list[int]]:
-    """File → lines with a call of one of ``names`` on anything but a TaskGroup, which is named ``group`` or ``tasks``."""
-    found: dict[str, list[int]] = {}
-    for package in ("p2pcast", "trainer_node", "rollout_node"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if not isinstance(node, ast.Call):
-                    continue
-                function = node.func
-                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-                owner = function.value.id if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
-                if name in names and owner not in ("group", "tasks"):
-                    found.setdefault(str(path.relative_to(ROOT)), []).append(node.lineno)
+def calls(names: set[str]) -> set[str]:
+    """Modules that call one of ``names`` on anything but a TaskGroup, which is named ``group`` or ``tasks``."""
+    found: set[str] = set()
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if not isinstance(node, ast.Call) or module.startswith("netem."):
+                continue
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            on = function.value if isinstance(function, ast.Attribute) else None
+            if name in names and not (isinstance(on, ast.Name) and on.id in ("group", "tasks")):
+                found.add(module)
     return found
 
 
-def test_a_task_that_nobody_awaits_is_owned():
-    """By ``p2pcast.tasks``: an exception in any other would be lost."""
-    found = calls(TASK_MAKERS)
-    assert found.pop("p2pcast/tasks.py")
-    assert found.keys() == AWAITED, found
+def test_every_task_has_an_owner_or_an_awaiter() -> None:
+    stated = {row[0][0] for row in table("module") if row[0][0] not in calls({"Thread", "Timer"})}
+    assert calls(TASK_MAKERS) - {OWNER_OF_TASKS} == stated
 
 
-def test_a_threads_failure_reaches_somebody():
-    assert calls({"Thread", "Timer"}).keys() | {"p2pcast/bench/anonymous.py"} == THREADS
+def test_every_thread_reports_its_failure() -> None:
+    assert calls({"Thread", "Timer"}) == {row[0][0] for row in table("module")} - calls(TASK_MAKERS)

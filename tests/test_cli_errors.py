@@ -1,4 +1,6 @@
-"""What users do wrong and what machines do to them, through real processes: the right exit code and one clear line, never a traceback."""
+"""Users' mistakes and machines' faults, through real processes: the right exit code and one clear line, never a
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from p2pcast.wire.token import Token
+from p2pcast.wire.join_token import JoinToken
 
 FAILED, USAGE, REFUSED, UNREACHABLE = 1, 2, 3, 4
 HERE = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--plaintext")
@@ -57,15 +59,16 @@ class Hub:
         return self.folder / "token"
 
     @property
-    def token(self) -> Token:
-        return Token.parse(self.token_file.read_text())
+    def token(self) -> JoinToken:
+        return JoinToken.parse(self.token_file.read_text())
 
 
 @contextlib.contextmanager
 def daemon(until: str, *words: object, at: tuple[str, Callable[[], object]] = ("", str)) -> Iterator[str]:
-    """A daemon that runs meanwhile; yields its log up to the line with ``until``. It has to end well, without a traceback.
+    """A daemon that runs meanwhile; yields its log up to the line with ``until``. The daemon has to end without a
+    traceback.
 
-    ``at``: what to do once a line holds some words.
+    ``at``: the action once a line holds some words.
     """
     command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -106,7 +109,14 @@ def join(p2pcast: Run, hub: Hub, tmp_path: Path) -> Run:
     def run(*words: object, token: str | None = None, address: str = hub.address) -> subprocess.CompletedProcess[str]:
         given = tmp_path / "token"
         given.write_text(str(hub.token) if token is None else token)
-        folders = ["--state", tmp_path / "state", "--shadow", tmp_path / "shadow", "--install", f"safetensors:{tmp_path / 'out'}"]
+        folders = [
+            "--state",
+            tmp_path / "state",
+            "--shadow",
+            tmp_path / "shadow",
+            "--install",
+            f"safetensors:{tmp_path / 'out'}",
+        ]
         return p2pcast("join", address, "--token-file", given, *folders, *HERE, *words)
 
     return run
@@ -124,7 +134,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def bound() -> Iterator[str]:
-    """An address that somebody else listens on."""
+    """An address that another socket listens on."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -175,7 +185,9 @@ def test_help_names_every_command(p2pcast: Run) -> None:
     assert p2pcast("--version").stdout.startswith("p2pcast")
 
 
-@pytest.mark.parametrize("token", ["", "secret", "p2pc1-aaaa-bbbb", "p2pc1-!!!!-????", "p2pc2-" + "a" * 26 + "-" + "a" * 32])
+@pytest.mark.parametrize(
+    "token", ["", "secret", "p2pc1-aaaa-bbbb", "p2pc1-!!!!-????", "p2pc2-" + "a" * 26 + "-" + "a" * 32]
+)
 def test_a_malformed_token(join: Run, token: str) -> None:
     reason = explained(join(token=token), USAGE, "token")
     assert not token or token not in reason
@@ -184,7 +196,7 @@ def test_a_malformed_token(join: Run, token: str) -> None:
 # -- reaching and being admitted
 
 
-def test_nobody_listens(join: Run, bound: str) -> None:
+def test_an_address_without_a_listener(join: Run, bound: str) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
@@ -202,11 +214,11 @@ def test_no_daemon_answers(p2pcast: Run, tmp_path: Path) -> None:
 
 
 def test_a_wrong_secret(join: Run, hub: Hub) -> None:
-    explained(join(token=str(Token(hub.token.run, bytes(20)))), REFUSED, "token")
+    explained(join(token=str(JoinToken(hub.token.run, bytes(20)))), REFUSED, "token")
 
 
 def test_the_token_of_another_run(join: Run, hub: Hub) -> None:
-    explained(join(token=str(Token(bytes(16), hub.token.secret))), REFUSED, "run")
+    explained(join(token=str(JoinToken(bytes(16), hub.token.secret))), REFUSED, "run")
 
 
 def test_another_base(join: Run, tmp_path: Path) -> None:
@@ -235,12 +247,22 @@ def test_no_checkpoints_folder(p2pcast: Run, tmp_path: Path) -> None:
 def test_a_port_in_use(p2pcast: Run, join: Run, tmp_path: Path, bound: str, option: str) -> None:
     (tmp_path / "checkpoints").mkdir()
     folders = ["--state", tmp_path / "hub", "--shadow", tmp_path / "hub-shadow"]
-    explained(p2pcast("seed", tmp_path / "checkpoints", *folders, *HERE, option, bound), FAILED, bound, "in use", option)
+    explained(
+        p2pcast("seed", tmp_path / "checkpoints", *folders, *HERE, option, bound), FAILED, bound, "in use", option
+    )
     explained(join(option, bound), FAILED, bound, "in use", option)
 
 
 def test_a_state_folder_in_use(p2pcast: Run, join: Run, hub: Hub, tmp_path: Path) -> None:
-    words = ["seed", hub.folder / "checkpoints", "--state", hub.folder / "state", "--shadow", tmp_path / "shadow", *HERE]
+    words = [
+        "seed",
+        hub.folder / "checkpoints",
+        "--state",
+        hub.folder / "state",
+        "--shadow",
+        tmp_path / "shadow",
+        *HERE,
+    ]
     explained(p2pcast(*words), FAILED, str(hub.folder / "state"), "in use", "--state")
     explained(join("--state", hub.folder / "state"), FAILED, str(hub.folder / "state"), "in use")
 
@@ -252,7 +274,9 @@ def test_a_shadow_in_use(join: Run, hub: Hub) -> None:
 def test_a_state_folder_that_is_a_file(p2pcast: Run, join: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "checkpoints").mkdir()
-    explained(p2pcast("seed", tmp_path / "checkpoints", "--state", tmp_path / "file", *HERE), FAILED, str(tmp_path / "file"))
+    explained(
+        p2pcast("seed", tmp_path / "checkpoints", "--state", tmp_path / "file", *HERE), FAILED, str(tmp_path / "file")
+    )
     explained(join("--state", tmp_path / "file"), FAILED, str(tmp_path / "file"))
 
 
@@ -285,7 +309,7 @@ def skipped(log: str, *words: object) -> str:
 
 @pytest.mark.root
 def test_no_room_for_a_hubs_state(hub: Hub, tmpfs: Path) -> None:
-    """It goes on: what was published before stays available."""
+    """The hub continues: versions published before stay available."""
     words = ["seed", hub.folder / "checkpoints", "--state", tmpfs / "hub", "--shadow", tmpfs.parent / "shadow", *HERE]
     with daemon("skipped", *words) as log:
         skipped(log, tmpfs, "no space")
@@ -319,16 +343,36 @@ def test_a_full_disk(p2pcast: Run, join: Run, tmpfs: Path) -> None:
 
 
 def test_a_base_that_the_hub_is_still_to_publish(tmp_path: Path) -> None:
-    """A hub admits peers before its first version is whole: who brings a base waits for it, and is not refused."""
+    """A hub admits peers before its first version is whole: a peer that brings a base waits for the version, and is not
+    refused.
+    """
     base = checkpoint(tmp_path / "base", 3000)
     (tmp_path / "checkpoints").mkdir()
-    hub_words = ["--state", tmp_path / "hub", "--shadow", tmp_path / "hub-shadow", "--token-file", tmp_path / "token", *HERE]
+    hub_words = [
+        "--state",
+        tmp_path / "hub",
+        "--shadow",
+        tmp_path / "hub-shadow",
+        "--token-file",
+        tmp_path / "token",
+        *HERE,
+    ]
     with daemon("join with", "seed", tmp_path / "checkpoints", *hub_words) as log:
         where = re.search(r"listening on (\S+),", log)
         assert where is not None
-        words = ["--state", tmp_path / "peer", "--shadow", tmp_path / "peer-shadow", "--token-file", tmp_path / "token", *HERE]
+        words = [
+            "--state",
+            tmp_path / "peer",
+            "--shadow",
+            tmp_path / "peer-shadow",
+            "--token-file",
+            tmp_path / "token",
+            *HERE,
+        ]
         words += ["--base", base, "--install", f"safetensors:{tmp_path / 'out'}"]
         published = tmp_path / "checkpoints" / "step_0"
-        with daemon("committed", "join", where[1], *words, at=("joined run", lambda: shutil.copytree(base, published))) as peer:
+        with daemon(
+            "committed", "join", where[1], *words, at=("joined run", lambda: shutil.copytree(base, published))
+        ) as peer:
             assert "nothing to download" in peer
     assert (tmp_path / "out" / "step_0" / "model.safetensors").exists()

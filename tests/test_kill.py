@@ -1,4 +1,6 @@
-"""Real processes on loopback, in one chain, that are killed and stopped in the middle of a transfer: the others end bit for bit, and nobody is sent a byte twice."""
+"""Real processes on loopback, in one chain, killed and stopped during a transfer: the others end up bit for bit equal,
+and no peer receives a byte twice.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def checkpoint(folder: Path, seed: int) -> str:
     words = np.random.default_rng(seed).integers(0, 1 << 16, PAYLOAD_BYTES // 2, dtype=np.uint16)
     part = folder.with_name(f".{folder.name}")
     part.mkdir()
-    spec = safetensors.TensorSpec(dtype="bfloat16", shape=[len(words)], data_ptr=words.ctypes.data, data_len=words.nbytes)
+    spec = safetensors.TensorSpec(
+        dtype="bfloat16", shape=[len(words)], data_ptr=words.ctypes.data, data_len=words.nbytes
+    )
     safetensors.serialize_file({"w": spec}, part / "model.safetensors")
     (part / "STABLE").touch()
     part.rename(folder)
@@ -79,7 +83,7 @@ class Process:
 
 
 class Chain:
-    """A hub and its peers. Everything lies in tmpfs: disks are not what is tried here."""
+    """A hub and its peers. All files lie in tmpfs, because this test is not about disks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,9 +108,18 @@ class Chain:
         folders = ["--state", self.folder / name, "--shadow", self.folder / f"{name}-shadow"]
         target = ["--install", f"safetensors:{self.folder / f'{name}-out'}", "--keep", 1]
         peer = Process(
-            name, self.folder / f"{name}.log", "join", self.address, "--token-file", self.folder / "token", "--name", name,
-            *folders, *target, *HERE,
-        )  # fmt: skip
+            name,
+            self.folder / f"{name}.log",
+            "join",
+            self.address,
+            "--token-file",
+            self.folder / "token",
+            "--name",
+            name,
+            *folders,
+            *target,
+            *HERE,
+        )
         self.processes[name] = peer
         return peer
 
@@ -123,7 +136,7 @@ class Chain:
             return None
 
     def status(self, name: str) -> Document | None:
-        """None while it does not answer."""
+        """The status document; None while the daemon does not answer."""
         url = self.http(name)
         try:
             with urllib.request.urlopen(f"{url}/status", timeout=2) as answer:
@@ -142,7 +155,11 @@ class Chain:
         if hub is None:
             return {}
         names = {p["node"]: p["name"] for p in hub["peers"]}
-        return {p["name"]: names.get(self.at(p["name"], "parent"), "hub") for p in hub["peers"] if self.at(p["name"], "parent")}
+        return {
+            p["name"]: names.get(self.at(p["name"], "parent"), "hub")
+            for p in hub["peers"]
+            if self.at(p["name"], "parent")
+        }
 
     def in_order(self, count: int) -> list[str]:
         """The peers from head to tail, once they hang below each other."""
@@ -181,17 +198,23 @@ class Chain:
         until(part, f"{name} receives {version}")
 
     def live(self, step: int, *names: str, branch: int | None = 0) -> None:
-        """All of ``names`` have committed the version, and their folders hold it. ``branch`` None: one and the same, whichever."""
+        """All of ``names`` have committed the version, and their folders hold it. ``branch`` None: one and the same,
+        whichever.
+        """
 
         def all_there() -> bool:
             for process in self.processes.values():
                 process.sample()
             said = {str(self.at(n, "committed")) for n in names}
-            return said == {f"{branch}.{step}"} or (branch is None and len(said) == 1 and said.pop().endswith(f".{step}"))
+            return said == {f"{branch}.{step}"} or (
+                branch is None and len(said) == 1 and said.pop().endswith(f".{step}")
+            )
 
         until(all_there, f"step {step} at {names}")
         for name in names:
-            found = safetensors.deserialize((self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors").read_bytes())
+            found = safetensors.deserialize(
+                (self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors").read_bytes()
+            )
             assert hashlib.sha256(found[0][1]["data"]).hexdigest() == self.sums[step], name
 
     def artifact_bytes(self, step: int) -> int:
@@ -252,7 +275,7 @@ def test_the_middle_is_killed_and_then_the_head_is_stopped(chain):
     # On a machine that is busy the head may have been taken for slow, and have changed places.
     assert sorted(chain.in_order(2)) == sorted([head, tail])
 
-    # It comes back with what it had, and takes the version from the swarm.
+    # The peer returns with its partial artifact and gets the version from the swarm.
     chain.peer_up(middle)
     chain.live(2, middle)
     assert chain.received(middle)[middle][1] == 0
@@ -262,6 +285,7 @@ def test_the_middle_is_killed_and_then_the_head_is_stopped(chain):
     stopped_for_a_version(chain, 3, 0)
 
 
+@pytest.mark.prove  # test_the_middle_is_killed_and_then_the_head_is_stopped is the sample
 def test_the_head_is_killed_then_the_middle_is_stopped(chain):
     head, middle, tail = chain.in_order(3)
     before = chain.received(middle, tail)

@@ -1,4 +1,4 @@
-"""What the README tells people to type, typed."""
+"""Runs the commands of the README."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ _TESTED = re.compile(r"^<!-- tested -->\n```sh\n(.*?)^```$", re.MULTILINE | re.D
 
 @pytest.mark.timeout(600)
 def test_the_walk_through(own_machine: list[str], tmp_path: Path) -> None:
-    """All marked blocks, in one shell and in order, as one would paste them; on the usual ports, in a network of their own."""
+    """All marked blocks, in one shell and in order, as one would paste them; on the usual ports, in a network of their
+    own.
+    """
     blocks = _TESTED.findall(README.read_text())
     assert len(blocks) == 6
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = ["bash", "-eu", "-o", "pipefail", "-c", "\n".join(blocks)]
     done = subprocess.run(
-        [*own_machine, *shell], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=500
+        [*own_machine, *shell],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -1,6 +1,7 @@
-"""docs/threats.md: whatever test it names, there is; each row of its tables of attacks names one; and for each test there is a defence in `tests/mutations/` that can still be taken out.
+"""docs/design/security.md: every named test exists; each row of its tables of attacks names a test; and for each test
+there is a defence in `tests/mutations/` that can still be taken out.
 
-That the tests notice is shown by `make mutations`, which takes minutes.
+`make mutations` shows that the tests notice; it takes minutes.
 """
 
 from __future__ import annotations
@@ -14,23 +15,31 @@ sys.path.append(str(Path(__file__).parent / "mutations"))  # table
 from table import MUTATIONS
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "threats.md").read_text()
-FAULTS = (ROOT / "docs" / "faults.md").read_text()
+TEXT = (ROOT / "docs" / "design" / "security.md").read_text()
+FAULTS = (ROOT / "docs" / "design" / "faults.md").read_text()
+
+
+def unknown_tests(text: str) -> list[str]:
+    """Tests and test modules that a page names and that do not exist."""
+    defined = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        defined |= {path.stem, *re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)}
+    named = set(re.findall(r"\btest_\w+", text))
+    assert len(named) > 40
+    return sorted(named - defined)
 
 
 def test_every_test_that_is_named_exists() -> None:
-    defined = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        defined |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
-    named = set(re.findall(r"\b(test_\w+)(?!\w*\.py)\b", TEXT)) - {p.stem for p in (ROOT / "tests").rglob("test_*.py")}
-    assert len(named) > 40
-    assert sorted(named - defined) == []
+    assert unknown_tests(TEXT) == []
+    assert unknown_tests(FAULTS) == []
+    for path in re.findall(r"`((?:tests|netem|rollout_node|p2pcast|topology|trainer_node)/[\w/.]+)`", FAULTS):
+        assert (ROOT / path).exists(), path
     for file in re.findall(r"`t/([\w/]+\.py)`", TEXT):
         assert (ROOT / "tests" / file).exists(), file
 
 
 def attacks() -> list[str]:
-    found = [line for line in TEXT[TEXT.index("## Getting in") :].splitlines() if line.startswith("| ")]
+    found = [line for line in TEXT[TEXT.index("## Admission") :].splitlines() if line.startswith("| ")]
     return [line for line in found if not line.endswith("| test |")]
 
 

@@ -1,6 +1,8 @@
-"""Pure decisions: peer scores, chains, rebuilds, broadcast-time model. No I/O, no clock, no randomness of its own; imports nothing of ours."""
+"""Pure planning decisions: peer scores, chains, rebuilds, the broadcast-time model. No I/O, no clock, no randomness; no
+imports from other packages of the project.
+"""
 
-from topology.model import (
+from topology.broadcast_time import (
     Network,
     Prediction,
     chain_time_s,
@@ -11,9 +13,9 @@ from topology.model import (
     time_to_last_s,
 )
 from topology.plan import make_plan
-from topology.rebuild import GAMMA, admit, adopt, excise, moves, validate
+from topology.plan_changes import GAMMA, admit, adopt, excise, moves, validate
+from topology.plan_tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError
 from topology.score import Score, Transfers
-from topology.tree import MAX_CHILDREN, ROOT, Epoch, FullError, LoopError, Member, Plan, PlanError
 
 __all__ = [
     "GAMMA",

@@ -1,8 +1,9 @@
-"""Who sends what does not match its hash, by the word of those who received it.
+"""Peers that send corrupt pieces, judged by the reports of their receivers.
 
-A piece is checked before it is passed on, so its sender is the one that spoilt it, and the receiver is the one witness. One witness is believed as far as costs little: whom it
-blames feeds nobody for a while. Two are believed for good. But one that blames everybody in turn has spoilt the pieces itself, most likely in its own memory,
-and its word counts no more.
+Every peer verifies a piece before forwarding it, so a corrupt piece was corrupted by its sender. The receiver is the
+only witness. After one witness's report, the blamed peer feeds no other peer for a while. After reports of two
+witnesses, it feeds none for good. A witness that blames many peers has probably corrupted the pieces itself, in its own
+memory; its reports no longer count.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ from collections.abc import Collection
 from typing import Final
 
 FORGIVEN_S: Final = 600.0
-"""After the last word of a single witness."""
+"""Seconds after the last report of a single witness until the blamed node may feed others again."""
 WITNESSES: Final = 2
-"""For good."""
+"""Number of witnesses whose blame is permanent."""
 CREDIBLE: Final = 3
-"""Nodes that one witness may blame; with more it is taken for the culprit."""
+"""Most nodes that a credible witness may blame; a witness that blames more is itself the likely cause."""
 
 
 class Blame:
-    """`now_s`: one monotonic clock. Peers are named by the planner's ids."""
+    """Reports of corrupt pieces, by witness. `now_s`: seconds of one monotonic clock. Peers have the planner's ids."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
-        """Witness → node → pieces, by its last word."""
+        """Witness → node → corrupt pieces, by the last report."""
         self._last_s: dict[str, float] = {}
-        """Node → when it was last blamed anew."""
+        """Node → time of its newest blame."""
 
     def heard(self, witness: str, rows: Collection[tuple[str, int]], now_s: float) -> list[str]:
-        """`rows`: (node, pieces so far). Those that have been blamed anew by one who is believed."""
+        """Take a report. `rows`: (node, corrupt pieces so far). Returns the nodes newly blamed by a credible
+        witness.
+        """
         counts = self._counts.setdefault(witness, {})
         if len(counts) > CREDIBLE:
-            return []  # nothing is kept of the word of such a witness, either
+            return []  # not recorded either: the witness is not credible
         anew = [node for node, pieces in rows if node != witness and pieces > counts.get(node, 0)]
         counts.update((node, pieces) for node, pieces in rows if node in anew)
         if len(counts) > CREDIBLE:
@@ -40,14 +43,14 @@ class Blame:
         return anew
 
     def witnesses(self, node: str) -> int:
-        """How many of those who are believed blame it."""
+        """Number of credible witnesses that blame the node."""
         return sum(node in counts for counts in self._counts.values() if len(counts) <= CREDIBLE)
 
     def quarantined(self, node: str) -> bool:
         return self.witnesses(node) >= WITNESSES
 
     def muted(self, now_s: float) -> frozenset[str]:
-        """Those who are to feed nobody."""
+        """Nodes that must feed no other node."""
         return frozenset(
             node
             for node, last_s in self._last_s.items()

@@ -1,11 +1,12 @@
-"""How good a peer is at passing bytes on, from its measured transfers.
+"""A peer's score: how well it forwards bytes, from its measured transfers.
 
-The formula is that of ECHO-2 (appendix C.3, "Worker scoring"); its weights and windows are that paper's operational defaults:
+The formula is ECHO-2's (appendix C.3, "Worker scoring"), with that paper's operational defaults as weights and windows:
 
     Score = Decay * (0.5 Speed + 0.35 Success + 0.15 Stability)
 
-Speed counts bits per second, on a scale of logarithms from 1 kbit/s to the most that a worker may have: 100 Mbit/s in the paper, which is the least that is taken here. Where peers are faster, it is
-what the caller states, or the fastest peer's rate, so that they are told apart. Every part but Decay runs from 0 to 100. There is no clock here: `now_s` is any clock that only moves forward, the same one in every call.
+Speed is logarithmic in bits per second, from 1 kbit/s to a cap. The cap is 100 Mbit/s in the paper, and at least that
+here. Where peers are faster, the cap is the caller's value or the fastest peer's rate, so that scores still differ.
+Every part except Decay is 0 to 100. No clock is read: `now_s` is one monotonic clock for all calls.
 """
 
 from __future__ import annotations
@@ -19,25 +20,28 @@ SPEED_WEIGHT: Final = 0.5
 SUCCESS_WEIGHT: Final = 0.35
 STABILITY_WEIGHT: Final = 0.15
 SPEED_FLOOR_BPS: Final = 1e3
-"""This and less is Speed 0."""
+"""Highest rate with Speed 0, in bits/s."""
 DEFAULT_CAP_BPS: Final = 1e8
-"""This and more is Speed 100, unless another cap is stated or measured."""
+"""Lowest rate with Speed 100, in bits/s, unless another cap is stated or measured."""
 HIGHEST_CAP_BPS: Final = 1e12
-"""No link is faster: what a peer claims above that makes nobody else look slow."""
+"""Upper bound of the cap in bits/s: a false claim of a higher rate must not lower all other scores."""
 MAX_FAILURES_IN_ROW: Final = 3
-"""More than this many, and a peer is not stable at all."""
+"""Most failures in a row before Stability is 0."""
 STABLE_SUCCESSES: Final = 10
+"""Number of successes for full Stability."""
 RECORD: Final = 256
-"""Transfers that are counted before both counts are halved: what was long ago fades, and a peer that works again is believed in the end."""
+"""Number of counted transfers at which both counts are halved, so that old failures fade."""
 DECAY_WINDOW_S: Final = 600.0
+"""Idle time in seconds over which Decay falls by 1, bounded by MAX_DECAY."""
 MAX_DECAY: Final = 0.3
+"""Greatest reduction of the score by Decay."""
 EWMA_WEIGHT: Final = 0.3
-"""Weight of the newest transfer in the average rate: the last six make up nearly nine tenths of it."""
+"""Weight of the newest transfer in the average rate: the last six make up nearly nine tenths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """What has been measured of one peer. Immutable: `record` returns the next state."""
+    """The measurements of one peer. Immutable: `record` returns the next state."""
 
     bytes_per_s: float | None = None
     """Moving average over good transfers; None before the first."""
@@ -45,7 +49,7 @@ class Transfers:
     bad: int = 0
     failures_in_row: int = 0
     last_s: float | None = None
-    """When the newest transfer ended, good or bad."""
+    """End of the newest transfer, good or bad, in seconds of the caller's clock."""
 
     @property
     def bps(self) -> float | None:
@@ -53,7 +57,9 @@ class Transfers:
         return None if self.bytes_per_s is None else 8.0 * self.bytes_per_s
 
     def record(self, now_s: float, transferred_bytes: int, seconds: float, ok: bool) -> Transfers:
-        """One transfer that ended at `now_s`. A bad one, or one without bytes or duration, says nothing about the rate."""
+        """One transfer that ended at `now_s`. A bad one, or one without bytes or duration, says nothing about the
+        rate.
+        """
         if self.good + self.bad >= RECORD:
             return replace(self, good=self.good // 2, bad=self.bad // 2).record(now_s, transferred_bytes, seconds, ok)
         last_s = now_s if self.last_s is None else max(now_s, self.last_s)
@@ -68,7 +74,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score and the parts that it was made of. `decay` is the factor, 0.7 to 1."""
+    """A score and its parts. `decay` is the factor, 0.7 to 1."""
 
     total: float
     speed: float
@@ -78,7 +84,7 @@ class Score:
 
 
 def speed_cap_bps(rates_bps: Iterable[float | None], stated_bps: float | None = None) -> float:
-    """The rate that is Speed 100: as stated, else the fastest of these, and `DEFAULT_CAP_BPS` at least."""
+    """The rate with Speed 100 in bits/s: as stated, else the fastest of these rates, at least `DEFAULT_CAP_BPS`."""
     if stated_bps is not None:
         return max(stated_bps, 2 * SPEED_FLOOR_BPS)
     fastest = max((bps for bps in rates_bps if bps is not None), default=0.0)
@@ -86,7 +92,9 @@ def speed_cap_bps(rates_bps: Iterable[float | None], stated_bps: float | None = 
 
 
 def reliability(transfers: Transfers) -> float | None:
-    """What the score says beside speed and age, 0 to 100; None for one that has never been measured. A short record without a failure is no fault."""
+    """The score without speed and age, 0 to 100; None for an unmeasured peer. A short record without failures counts in
+    full.
+    """
     tried = transfers.good + transfers.bad
     if tried == 0:
         return None
@@ -95,7 +103,7 @@ def reliability(transfers: Transfers) -> float | None:
 
 
 def score(transfers: Transfers, now_s: float, cap_bps: float = DEFAULT_CAP_BPS) -> Score | None:
-    """The peer's score at `now_s`; None for one that has never been measured, which a planner takes for the median."""
+    """The peer's score at `now_s`; None for an unmeasured peer, which the planner replaces by the median."""
     tried = transfers.good + transfers.bad
     if tried == 0 or transfers.last_s is None:
         return None

@@ -1,10 +1,12 @@
-"""Which peers do not pass on what was sealed, judged by the reports of their children.
+"""Peers that do not forward sealed artifacts, judged by the reports of their children.
 
-A peer that waits in vain cannot tell whether its parent withholds a version or lacks it too. So a peer only reports what it lacks and which parent feeds it. The hub
-waits until all peers that lack the version have reported: a parent that is named, and has not itself reported the version as lacking, is to blame.
-A peer that lacks versions again and again while others wait below it is to blame as well: whatever its reason, it passes nothing on.
+A waiting peer cannot know whether its parent withholds a version or lacks the version too. So a peer reports only what
+it lacks and which parent feeds it. The hub waits until all peers that lack the version have reported. Then it blames a
+reported parent that has not itself reported the version as lacking. It also blames a peer that repeatedly lacks
+versions while others wait below it: for whatever reason, that peer forwards nothing.
 
-One witness costs a node its place for a while; two witnesses, over two artifacts, for as long as the hub runs. A witness that blames many is not believed (``topology.blame``).
+One witness costs a node its place for a while; two witnesses, over two artifacts, for as long as the hub runs. A
+witness that blames many peers is not credible (``topology.blame``).
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from typing import Final
 from topology.blame import FORGIVEN_S, WITNESSES, Blame
 
 GRACE_S: Final = 3.0
-"""From a complaint to its judgement: the parent's own complaint of the same version comes within a report or two."""
+"""Seconds from a complaint to its judgement: the parent's own complaint of the version arrives within two reports."""
 KEPT_S: Final = 120.0
 """Time for which a complaint excuses its sender, in seconds."""
 EXCUSES: Final = 3
-"""Artifacts that a node may have lacked itself while others waited for it."""
+"""Number of artifacts that a node may lack itself, while others wait for it, before it is blamed."""
 INCIDENTS: Final = 2
-"""Artifacts over which a node must have been blamed, besides by two witnesses, to be given up for good: one may be an accident of its machine."""
+"""Number of artifacts over which a node must be blamed, by two witnesses, for a permanent verdict: one may be an
+accident of its machine.
+"""
 
 
 @dataclass(slots=True)
@@ -37,23 +41,25 @@ class Withholding:
 
     def __init__(self) -> None:
         self._complaints: dict[tuple[str, bytes], _Complaint] = {}
-        """(Witness, artifact) → what it said first."""
+        """(Witness, artifact) → its first complaint."""
         self._excused: dict[str, set[bytes]] = {}
-        """Node → what it lacked itself while others waited for it."""
+        """Node → artifacts that it lacked itself while others waited for it."""
         self._incidents: dict[str, set[bytes]] = {}
-        """Node → what it was blamed for."""
+        """Node → artifacts over which it was blamed."""
         self._counts: dict[tuple[str, str], int] = {}
-        """(Witness, node) → how often."""
+        """(Witness, node) → number of blames."""
         self._last_s: dict[str, float] = {}
         self._blame = Blame()
 
     def heard(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now_s: float) -> None:
-        """``rows``: what it lacks, and who feeds it (None: nobody but the hub)."""
+        """Take a report. ``rows``: (artifact that the witness lacks, its parent; None: the hub)."""
         for artifact, parent in rows:
             self._complaints.setdefault((witness, artifact), _Complaint(None if parent == witness else parent, now_s))
 
     def judge(self, now_s: float, here: Callable[[str], bool]) -> list[tuple[str, str]]:
-        """Nodes that a believed witness blames for the first time, each with that witness. ``here``: whether a node is still in the run."""
+        """Judge due complaints. Returns (node, witness) for nodes that a credible witness newly blames. ``here``:
+        whether a node is still in the run.
+        """
         out: list[tuple[str, str]] = []
         for (witness, artifact), complaint in list(self._complaints.items()):
             if now_s - complaint.since_s > KEPT_S:
@@ -82,14 +88,14 @@ class Withholding:
         return True
 
     def witnesses(self, node: str) -> int:
-        """Number of believed witnesses that blame the node."""
+        """Number of credible witnesses that blame the node."""
         return self._blame.witnesses(node)
 
     def quarantined(self, node: str) -> bool:
         return self.witnesses(node) >= WITNESSES and len(self._incidents.get(node, ())) >= INCIDENTS
 
     def muted(self, now_s: float) -> frozenset[str]:
-        """Nodes that are to feed no other node."""
+        """Nodes that must feed no other node."""
         return frozenset(
             node
             for node, last_s in self._last_s.items()

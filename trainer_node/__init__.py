@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer_node.handle import Handle
-    from trainer_node.publisher import Publisher
+    from trainer_node.sdk.handle import Handle
+    from trainer_node.sdk.publisher import Publisher
 
 __all__ = ["Handle", "Publisher"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Publisher":
-        from trainer_node.publisher import Publisher
+        from trainer_node.sdk.publisher import Publisher
 
         return Publisher
     if name == "Handle":
-        from trainer_node.handle import Handle
+        from trainer_node.sdk.handle import Handle
 
         return Handle
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,3 @@
-"""How near a broadcast comes to what its links allow: p2pcast and rivals, each on an emulated network of its own in the same run."""
+"""Broadcast times of p2pcast and rivals beside the limits of the links, each on its own emulated network in the same
+run.
+"""

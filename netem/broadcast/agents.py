@@ -1,4 +1,4 @@
-"""Processes of rivals, each at a host: started, spoken to in lines of JSON, gone when the block is left or this process dies."""
+"""Rival processes, one a host: started, controlled with lines of JSON, ended with the block or with this process."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from netem.description import Emulated
+from netem.emulation.description import Emulated
 from p2pcast.errors import LocalError
 
 ANSWER_S = 150.0
-"""The slowest rival's broadcast takes a fraction of this."""
+"""Far longer than the slowest rival's broadcast."""
 END_S = 5.0
 MODULE = "netem.broadcast.contenders"
 
 
 class Agent:
-    """Raises LocalError when it ends early or says nothing in time."""
+    """Raises LocalError if the process ends early or does not answer in time."""
 
     def __init__(self, net: Emulated, host: str, role: str, settings: Mapping[str, Any], module: str = MODULE) -> None:
         self.host = host
-        leash = [sys.executable, "-m", "p2pcast.demo.leash", str(os.getpid()), "0"]
-        words = [*leash, *net.inside(host), sys.executable, "-m", module, role, json.dumps(settings)]
+        prefix = [sys.executable, "-m", "netem.fleet.die_with_parent", str(os.getpid()), "0"]
+        words = [*prefix, *net.inside(host), sys.executable, "-m", module, role, json.dumps(settings)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
@@ -50,7 +50,7 @@ class Agent:
             raise self._failure("ended early") from None
 
     def answer(self, key: str) -> Any:
-        """What it says next, which must be about ``key``."""
+        """The next answer, which must have ``key``."""
         try:
             line = self._lines.get(timeout=ANSWER_S)
         except queue.Empty:
@@ -68,7 +68,7 @@ class Agent:
                 try:
                     stream.close()
                 except BrokenPipeError:
-                    pass  # an order that it did not live to read
+                    pass  # the process died before it read an order
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -79,11 +79,11 @@ class Agent:
     def _failure(self, what: str) -> LocalError:
         self._errors.seek(0)
         tail = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
-        return LocalError(f"{self._process.args[-2]!s} at {self.host} {what}: {' / '.join(tail) or 'no word of why'}")  # type: ignore[index]
+        return LocalError(f"{self._process.args[-2]!s} at {self.host} {what}: {' / '.join(tail) or 'no reason given'}")  # type: ignore[index]
 
 
 class Agents:
-    """All of one rival, by host; ends them with the block."""
+    """All processes of one rival, by host; ends them with the block."""
 
     def __init__(self, net: Emulated, module: str = MODULE) -> None:
         self._net = net
@@ -93,7 +93,9 @@ class Agents:
     def __enter__(self) -> Agents:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for agent in self.agents.values():
             agent.close()
 

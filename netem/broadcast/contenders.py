@@ -1,7 +1,8 @@
-"""``python -m netem.broadcast.contenders ROLE``: one process of a rival, at one host.
+"""``python -m netem.broadcast.contenders ROLE``: one process of a rival system, at one host.
 
-It speaks in lines of JSON on stdin and stdout: says ``{"ready": …}``, then for each order it is given carries out one broadcast's share, and says ``{"done_s": Unix time}``.
-The clock is the machine's, the same for all hosts. What comes in is counted and passed on, neither checked nor kept: that is for the rivals' good.
+The process exchanges lines of JSON on stdin and stdout: it writes ``{"ready": …}``, then performs its part of a
+broadcast for each order, and writes ``{"done_s": Unix time}``. All hosts share the machine's clock. Received bytes are
+counted and forwarded, and neither checked nor stored, which favours the rivals.
 """
 
 from __future__ import annotations
@@ -19,35 +20,63 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from netem.broadcast.speech import PORT, orders, say
+from netem.broadcast.json_lines import PORT, orders, say
 
 CONNECT_S = 10.0
 QUEUED_PIECES = 32
 NOTSENT_LOWAT_BYTES = 128 << 10
 TORRENT_SETTINGS: dict[str, Any] = {
-    "enable_dht": False, "enable_lsd": False, "enable_upnp": False, "enable_natpmp": False,
-    "enable_incoming_utp": False, "enable_outgoing_utp": False, "in_enc_policy": 2, "out_enc_policy": 2,
-    "connections_limit": 1000, "connection_speed": 1000, "torrent_connect_boost": 255, "min_reconnect_time": 1,
-    "unchoke_slots_limit": -1, "active_seeds": -1, "active_downloads": -1, "active_limit": -1, "max_peerlist_size": 0,
-    "tick_interval": 50, "allow_multiple_connections_per_ip": True, "smooth_connects": False,
-    "request_queue_time": 1, "max_out_request_queue": 64, "max_allowed_in_request_queue": 2000, "whole_pieces_threshold": 1,
-    "initial_picker_threshold": 0, "piece_extent_affinity": False, "send_buffer_watermark": 256 << 10,
-    "send_buffer_low_watermark": 64 << 10, "suggest_mode": 0, "close_redundant_connections": False,
-    "predictive_piece_announce": 50, "alert_mask": 0,
-}  # fmt: skip
-"""Everybody connected to everybody and unchoked, no choosing of peers by timers of seconds, small pieces that are announced before they are hashed."""
+    "enable_dht": False,
+    "enable_lsd": False,
+    "enable_upnp": False,
+    "enable_natpmp": False,
+    "enable_incoming_utp": False,
+    "enable_outgoing_utp": False,
+    "in_enc_policy": 2,
+    "out_enc_policy": 2,
+    "connections_limit": 1000,
+    "connection_speed": 1000,
+    "torrent_connect_boost": 255,
+    "min_reconnect_time": 1,
+    "unchoke_slots_limit": -1,
+    "active_seeds": -1,
+    "active_downloads": -1,
+    "active_limit": -1,
+    "max_peerlist_size": 0,
+    "tick_interval": 50,
+    "allow_multiple_connections_per_ip": True,
+    "smooth_connects": False,
+    "request_queue_time": 1,
+    "max_out_request_queue": 64,
+    "max_allowed_in_request_queue": 2000,
+    "whole_pieces_threshold": 1,
+    "initial_picker_threshold": 0,
+    "piece_extent_affinity": False,
+    "send_buffer_watermark": 256 << 10,
+    "send_buffer_low_watermark": 64 << 10,
+    "suggest_mode": 0,
+    "close_redundant_connections": False,
+    "predictive_piece_announce": 50,
+    "alert_mask": 0,
+}
+"""All peers connected and unchoked, no slow timers for choosing peers, and small pieces that are announced before they
+are hashed.
+"""
 TORRENT_PIECE_BYTES = 64 << 10
 TORRENT_POLL_S = 0.005
 TORRENT_AGAIN_S = 2.0
-"""Two that call each other at once may both hang up, and neither calls again: who is missing is called again."""
+"""Retry interval: two peers that dial each other at once may both hang up, and neither retries by itself."""
 
 
-ELSEWHERE = {
-    "shardcast-origin": "netem.broadcast.shards:origin", "shardcast-middle": "netem.broadcast.shards:middle",
-    "rsync-hub": "netem.broadcast.dense:rsync_hub", "rsync": "netem.broadcast.dense:rsync",
-    "zstd-hub": "netem.broadcast.dense:zstd_hub", "zstd": "netem.broadcast.dense:zstd",
-}  # fmt: skip
-"""Roles of which nobody else pays the imports."""
+OTHER_MODULES = {
+    "shardcast-origin": "netem.broadcast.shardcast_roles:origin",
+    "shardcast-middle": "netem.broadcast.shardcast_roles:middle",
+    "rsync-hub": "netem.broadcast.dense_rivals:rsync_hub",
+    "rsync": "netem.broadcast.dense_rivals:rsync",
+    "zstd-hub": "netem.broadcast.dense_rivals:zstd_hub",
+    "zstd": "netem.broadcast.dense_rivals:zstd",
+}
+"""Roles in other modules, whose imports the other roles need not pay for."""
 
 
 def main() -> None:
@@ -55,8 +84,8 @@ def main() -> None:
         "chain": chain, "star-hub": star_hub, "star": star, "torrent": torrent,
     }  # fmt: skip
     role, settings = sys.argv[1], json.loads(sys.argv[2])
-    if role in ELSEWHERE:
-        module, _, function = ELSEWHERE[role].partition(":")
+    if role in OTHER_MODULES:
+        module, _, function = OTHER_MODULES[role].partition(":")
         roles[role] = getattr(importlib.import_module(module), function)
     roles[role](settings)
 
@@ -65,12 +94,14 @@ def main() -> None:
 
 
 def chain(settings: dict[str, Any]) -> None:
-    """``children``: [host, port] of those that it sends to; ``source``: whether it has the bytes itself. An order is ``{"bytes", "piece"}``."""
+    """``children``: [host, port] of the fed hosts. ``source``: whether this process has the bytes itself. An order is
+    ``{"bytes", "piece"}``.
+    """
     above: socket.socket | None = None
     server = socket.create_server(("", PORT))
     say(ready=True)
     lines = orders()
-    next(lines)  # all are listening
+    next(lines)  # all processes are listening
     below = [_connected(child) for child in settings["children"]]
     if not settings["source"]:
         above, _ = server.accept()
@@ -80,7 +111,7 @@ def chain(settings: dict[str, Any]) -> None:
         senders = [threading.Thread(target=_send, args=pair) for pair in zip(below, pieces, strict=True)]
         for sender in senders:
             sender.start()
-        source = _made(order) if above is None else _received(above, order)
+        source = _generated(order) if above is None else _received(above, order)
         for piece in source:
             for line in pieces:
                 line.put(piece)
@@ -105,7 +136,7 @@ def _send(sock: socket.socket, pieces: queue.Queue[bytes | None]) -> None:
         sock.sendall(piece)
 
 
-def _made(order: dict[str, Any]) -> Iterator[bytes]:
+def _generated(order: dict[str, Any]) -> Iterator[bytes]:
     piece = os.urandom(order["piece"])
     for at in range(0, order["bytes"], len(piece)):
         yield piece[: order["bytes"] - at]
@@ -116,12 +147,12 @@ def _received(above: socket.socket, order: dict[str, Any]) -> Iterator[bytes]:
     while left:
         piece = above.recv(min(left, order["piece"]), socket.MSG_WAITALL)
         if not piece:
-            raise SystemExit("the one above is gone")
+            raise SystemExit("the parent has closed the connection")
         left -= len(piece)
         yield piece
 
 
-# -- a star: everybody fetches from the hub over HTTP
+# -- a star: every peer fetches from the hub over HTTP
 
 
 def star_hub(settings: dict[str, Any]) -> None:
@@ -143,7 +174,7 @@ def star_hub(settings: dict[str, Any]) -> None:
 
 
 def star(settings: dict[str, Any]) -> None:
-    """An order is anything: fetch ``url``."""
+    """Any order means: fetch ``url``."""
     import asyncio
 
     import aiohttp
@@ -165,8 +196,9 @@ def star(settings: dict[str, Any]) -> None:
 
 
 def torrent(settings: dict[str, Any]) -> None:
-    """``peers``: addresses of all. An order is ``{"seed": bytes}`` (answered with the torrent's file in hex, which others are given as ``{"torrent": hex}``),
-    then ``{"go": true}``."""
+    """``peers``: addresses of all peers. The first order is ``{"seed": bytes}``, answered with the torrent file in hex;
+    the other peers get ``{"torrent": hex}``. Then follows ``{"go": true}``.
+    """
     lt: Any = importlib.import_module("libtorrent")
     session = lt.session(TORRENT_SETTINGS | {"listen_interfaces": f"0.0.0.0:{PORT}"})
     with tempfile.TemporaryDirectory(prefix="p2pcast-torrent-", dir=settings["folder"]) as name:
@@ -202,7 +234,7 @@ def torrent(settings: dict[str, Any]) -> None:
 
 
 def _torrent_met(handle: Any, others: list[str]) -> None:
-    """Returns when it is connected to all of them."""
+    """Return when the torrent is connected to all others."""
     again_s = 0.0
     while handle.status().num_peers < len(others):
         if time.monotonic() >= again_s:

@@ -1,4 +1,4 @@
-"""CPU of other processes and of the machine, from /proc."""
+"""CPU time of other processes and of the machine, from /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def process_s(pid: int) -> float:
-    """User and system time of a process so far, all threads, and of its children that have ended; 0 when it is gone."""
+    """User and system time of a process so far: all threads, and children that have ended. 0 for a process that is
+    gone.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -19,7 +21,7 @@ def process_s(pid: int) -> float:
 
 
 class Meter:
-    """CPU since it was made. ``pids``: by name."""
+    """CPU time since construction. ``pids``: by name."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
@@ -27,11 +29,11 @@ class Meter:
         self._machine = _machine()
 
     def processes_s(self) -> dict[str, float]:
-        """Of one that has ended nothing is known."""
+        """Processes that have ended are left out."""
         return {name: max(0.0, process_s(pid) - self._before[name]) for name, pid in self._pids.items()}
 
     def busy(self) -> float:
-        """Share of all cores' time that was not idle."""
+        """The share of all cores' time that was not idle."""
         idle, whole = (after - before for after, before in zip(_machine(), self._machine, strict=True))
         return 1 - idle / whole if whole else 0.0
 

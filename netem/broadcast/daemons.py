@@ -1,7 +1,8 @@
-"""p2pcast's own processes, each at a host of an emulated network: forked from one that has loaded everything (``netem.nursery``), else what users start.
+"""p2pcast processes at the hosts of an emulated network: forked from a process that has loaded everything
+(``netem.fleet.forkserver``), and otherwise the same as users start.
 
-Promises: whatever happens, they are gone when the block is left, and killed by the kernel when the process that asked for them dies; one that ends when it should not
-is one clear error with the end of its log.
+Promises: all daemons are gone at the end of the block; if the process that asked for them dies, the kernel kills them.
+A daemon that ends unexpectedly is one clear error with the end of its log.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from types import TracebackType
 from p2pcast.errors import LocalError
 
 BORN_S = 120.0
-"""Until the nursery has loaded everything, on a machine that compiles kernels first."""
+"""Start of the fork server on a machine that has to compile kernels first."""
 GRACE_S = 15.0
-"""From the polite signal to SIGKILL."""
+"""Time from the first signal to SIGKILL."""
 POLL_S = 0.02
 TAIL_LINES = 12
-MODULE = "netem.nursery"
+MODULE = "netem.fleet.forkserver"
 
 
 @dataclass(slots=True)
@@ -37,16 +38,16 @@ class Daemon:
     pid: int
     log: Path
     code: int | None = None
-    """Once it has ended: its exit code, negative by a signal."""
+    """Exit code of an ended daemon; negative for a signal."""
     expected: bool = False
-    """Whether it may have ended."""
+    """Whether the daemon may end."""
 
     def failure(self, what: str) -> LocalError:
-        """``what`` went wrong, with the end of the log."""
+        """An error that says ``what`` happened, with the end of the log."""
         tail = ""
         with suppress(OSError):
             tail = " / ".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-        return LocalError(f"{what}; the last that {self.name} said: {tail or 'nothing'}")
+        return LocalError(f"{what}; the last lines of {self.name}: {tail or 'none'}")
 
     def signal(self, number: signal.Signals) -> None:
         if self.code is None:
@@ -55,7 +56,7 @@ class Daemon:
 
 
 class Daemons:
-    """Starts them; as a context manager, ends them. ``logs``: the folder for their output."""
+    """Starts daemons; as a context manager, ends them. ``logs``: folder for their output."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -65,48 +66,56 @@ class Daemons:
         self._codes: dict[int, int] = {}
 
     def __enter__(self) -> Daemons:
-        # In a session of its own: Ctrl-C is for whoever made the network, who ends what runs inside in order.
-        with (self._logs / "nursery.log").open("ab") as log:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        # In its own session: Ctrl-C reaches only the process that made the network, which ends its daemons in order.
+        with (self._logs / "fork-server.log").open("ab") as log:
+            self._fork_server = subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
             )
-        self._hearing = threading.Thread(target=self._hear, name="p2pcast-nursery", daemon=True)
-        self._hearing.start()
+        self._reader = threading.Thread(target=self._read_answers, name="p2pcast-fork-server", daemon=True)
+        self._reader.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._fork_server.stdin is not None
+        assert self._fork_server.stdout is not None
         try:
             if kind is None:
                 self.stop(*self.daemons)
         finally:
-            # At the end of its input it kills whoever is left.
+            # The fork server kills the remaining processes at the end of its input.
             with suppress(OSError):
-                self._nursery.stdin.close()
+                self._fork_server.stdin.close()
             with suppress(subprocess.TimeoutExpired):
-                self._nursery.wait(GRACE_S)
-            self._nursery.kill()
-            self._nursery.wait()
-            self._hearing.join(GRACE_S)
-            self._nursery.stdout.close()
+                self._fork_server.wait(GRACE_S)
+            self._fork_server.kill()
+            self._fork_server.wait()
+            self._reader.join(GRACE_S)
+            self._fork_server.stdout.close()
 
     def start(self, name: str, words: Sequence[str | Path], space: str | None = None) -> Daemon:
-        """``p2pcast WORDS``, in the network namespace at that path. A name may be used again once its daemon has ended; the log goes on."""
-        assert self._nursery.stdin is not None
+        """``p2pcast WORDS``, in the network namespace at the path ``space``. A name may be reused after its daemon has
+        ended; the log is then continued.
+        """
+        assert self._fork_server.stdin is not None
         if name in self.daemons and self.daemons[name].code is None:
             raise ValueError(f"{name} is running")
         log = self._logs / f"{name}.log"
         asked = {"argv": [str(word) for word in words], "log": str(log), "net": space}
         with suppress(BrokenPipeError):
-            self._nursery.stdin.write(json.dumps(asked).encode() + b"\n")
-            self._nursery.stdin.flush()
+            self._fork_server.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._fork_server.stdin.flush()
         try:
             pid = self._born.get(timeout=BORN_S)
         except queue.Empty:
             pid = None
         if pid is None:
-            raise Daemon("the nursery", 0, self._logs / "nursery.log").failure(f"{name} could not be started")
+            raise Daemon("the fork server", 0, self._logs / "fork-server.log").failure(f"{name} could not be started")
         self.daemons[name] = self._by_pid[pid] = Daemon(name, pid, log)
         if pid in self._codes:
             self.daemons[name].code = self._codes[pid]
@@ -114,35 +123,35 @@ class Daemons:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of those that run."""
+        """Process ids of running daemons."""
         return {name: daemon.pid for name, daemon in self.daemons.items() if daemon.code is None}
 
     def check(self) -> None:
-        """Raises LocalError when one has ended that should not have."""
+        """Raises LocalError if a daemon has ended unexpectedly."""
         for daemon in self.daemons.values():
             if daemon.code is not None and not daemon.expected:
                 raise daemon.failure(f"{daemon.name} ended with {_exit(daemon.code)}")
 
     def stop(self, *names: str, polite: signal.Signals = signal.SIGTERM) -> None:
-        """End these. What outlives ``GRACE_S`` is killed."""
+        """End these daemons; daemons that outlive ``GRACE_S`` are killed."""
         chosen = [self.daemons[name] for name in names]
         for daemon in chosen:
             daemon.expected = True
             daemon.signal(polite)
-            # One that stands still hears nothing else.
+            # A stopped process handles other signals only after SIGCONT.
             daemon.signal(signal.SIGCONT)
         deadline = time.monotonic() + GRACE_S
         while any(daemon.code is None for daemon in chosen):
             if time.monotonic() > deadline:
                 for daemon in chosen:
                     daemon.signal(signal.SIGKILL)
-            if self._nursery.poll() is not None:
+            if self._fork_server.poll() is not None:
                 return
             time.sleep(POLL_S)
 
-    def _hear(self) -> None:
-        assert self._nursery.stdout is not None
-        for line in self._nursery.stdout:
+    def _read_answers(self) -> None:
+        assert self._fork_server.stdout is not None
+        for line in self._fork_server.stdout:
             said = json.loads(line)
             pid = said["pid"]
             if "code" not in said:

@@ -1,5 +1,6 @@
-"""The others, given the same bytes as p2pcast: bare chains of forwarding sockets (the least that any relay does), libtorrent and shardcast set up for this, and a star over HTTP
-(aiohttp). Those that know of no deltas are in ``netem.broadcast.whole``."""
+"""The rivals, which get the same bytes as p2pcast: bare chains of forwarding sockets (the least work of any relay),
+libtorrent, shardcast, and a star over HTTP (aiohttp). Rivals without deltas are in ``netem.broadcast.whole_states``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from pathlib import Path
 from netem.broadcast.agents import Agents
 from netem.broadcast.contenders import TORRENT_PIECE_BYTES, TORRENT_SETTINGS
 from netem.broadcast.cpu import Meter
-from netem.broadcast.figures import Ran, Round
-from netem.broadcast.shards import settings_for as shardcast_settings
-from netem.broadcast.speech import PORT
-from netem.description import Emulated
+from netem.broadcast.json_lines import PORT
+from netem.broadcast.rows import Broadcast, BroadcastSeries
+from netem.broadcast.shardcast_roles import settings_for as shardcast_settings
+from netem.emulation.description import Emulated
 from p2pcast.errors import LocalError
 from p2pcast.limits import PIECE_BYTES
 
@@ -23,11 +24,11 @@ HUB = "hub"
 
 
 class MissingError(LocalError):
-    """A rival's package is not installed."""
+    """The package of a rival is not installed."""
 
 
 def needed(module: str | None = None, command: str | None = None) -> None:
-    """Raises MissingError that says what to install."""
+    """Raises MissingError with the package to install."""
     if module is not None and importlib.util.find_spec(module) is None:
         raise MissingError(f"{module} is not installed: pip install 'p2pcast[rivals]'")
     if command is not None and shutil.which(command) is None:
@@ -38,34 +39,43 @@ def peers_of(net: Emulated) -> list[str]:
     return [host.name for host in net.network.hosts if host.name != HUB]
 
 
-def ran_once(agents: Agents, begin: Callable[[], None], servers: Agents | None = None) -> Round:
-    """``begin`` starts a broadcast; each of ``agents`` at a peer then says when it was done. ``servers``: who takes part, and says nothing."""
+def run_broadcast(agents: Agents, begin: Callable[[], None], servers: Agents | None = None) -> Broadcast:
+    """``begin`` starts a broadcast; each of ``agents`` at a peer then reports its end. ``servers``: further processes
+    that take part without a report.
+    """
     meter = Meter(agents.pids if servers is None else agents.pids | servers.pids)
     began_s = time.time()
     begin()
     done = agents.answers("done_s")
     cpu_s, busy = meter.processes_s(), meter.busy()
-    return Round([at - began_s for host, at in done.items() if host != HUB], cpu_s, busy)
+    return Broadcast([at - began_s for host, at in done.items() if host != HUB], cpu_s, busy)
 
 
-def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
-    """The same chains as p2pcast's at its best: as many as the uplink feeds, peers dealt in turn; pieces as large, one connection a hop."""
+def bare_chain(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
+    """The best chains of p2pcast: as many as the uplink feeds, peers dealt in turn, pieces of the same size, one
+    connection a hop.
+    """
     peers = peers_of(net)
     below = {HUB: peers[:chains], **{peer: peers[at + chains : at + chains + 1] for at, peer in enumerate(peers)}}
-    return Ran(
-        "bare chain", payload_bytes, _forwarded(net, payload_bytes, rounds, below), {"chains": chains, "piece_bytes": PIECE_BYTES}
+    return BroadcastSeries(
+        "bare chain",
+        payload_bytes,
+        _forwarded(net, payload_bytes, rounds, below),
+        {"chains": chains, "piece_bytes": PIECE_BYTES},
     )
 
 
-def bare_tree(net: Emulated, payload_bytes: int, rounds: int) -> Ran:
-    """The same sockets in a binary tree: the hub feeds one peer, and everybody two, who share what it sends."""
+def bare_tree(net: Emulated, payload_bytes: int, rounds: int) -> BroadcastSeries:
+    """The same sockets in a binary tree: the hub feeds one peer, and every peer feeds two, which share its uplink."""
     peers = peers_of(net)
     below = {HUB: peers[:1], **{peer: peers[2 * at + 1 : 2 * at + 3] for at, peer in enumerate(peers)}}
-    return Ran("bare tree", payload_bytes, _forwarded(net, payload_bytes, rounds, below), {"piece_bytes": PIECE_BYTES})
+    return BroadcastSeries(
+        "bare tree", payload_bytes, _forwarded(net, payload_bytes, rounds, below), {"piece_bytes": PIECE_BYTES}
+    )
 
 
-def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[str, list[str]]) -> list[Round]:
-    """The rounds, without one to open windows."""
+def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[str, list[str]]) -> list[Broadcast]:
+    """All rounds after an uncounted one that opens TCP windows."""
     with Agents(net) as agents:
         for host, children in below.items():
             addresses = [[net.network.address(child), PORT] for child in children]
@@ -73,23 +83,26 @@ def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[st
         agents.answers("ready")
         agents.tell(listening=True)
         agents.answers("ready")
-        return [ran_once(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES)) for _ in range(rounds + 1)][1:]
+        return [
+            run_broadcast(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES))
+            for _ in range(rounds + 1)
+        ][1:]
 
 
-def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
-    """Everybody fetches everything from the hub; connections stay open from one round to the next."""
+def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
+    """Every peer fetches all bytes from the hub; connections stay open between rounds."""
     with Agents(net) as servers, Agents(net) as agents:
         servers.start(HUB, "star-hub", {"bytes": payload_bytes})
         servers.answers("ready")
         for peer in peers_of(net):
             agents.start(peer, "star", {"url": f"http://{net.network.address(HUB)}:{PORT}/"})
         agents.answers("ready")
-        ran = [ran_once(agents, lambda: agents.tell(fetch=True), servers) for _ in range(rounds)]
-    return Ran("http star", payload_bytes, ran)
+        ran = [run_broadcast(agents, lambda: agents.tell(fetch=True), servers) for _ in range(rounds)]
+    return BroadcastSeries("http star", payload_bytes, ran)
 
 
-def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
-    """All connected to all, and the payload known by its torrent, before the clock starts. Raises MissingError."""
+def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
+    """All peers are connected to all, and have the torrent file, before the clock starts. Raises MissingError."""
     needed("libtorrent")
     peers = peers_of(net)
     everybody = [net.network.address(host) for host in (HUB, *peers)]
@@ -99,10 +112,12 @@ def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, fold
             agents.start(host, "torrent", {"peers": others, "folder": str(folder)})
         version = agents.answers("ready")[HUB]
         ran = [_torrent_round(agents, payload_bytes) for _ in range(rounds)]
-    return Ran("libtorrent", payload_bytes, ran, {"version": version, "piece_bytes": TORRENT_PIECE_BYTES, **TORRENT_SETTINGS})
+    return BroadcastSeries(
+        "libtorrent", payload_bytes, ran, {"version": version, "piece_bytes": TORRENT_PIECE_BYTES, **TORRENT_SETTINGS}
+    )
 
 
-def _torrent_round(agents: Agents, payload_bytes: int) -> Round:
+def _torrent_round(agents: Agents, payload_bytes: int) -> Broadcast:
     hub = agents.agents[HUB]
     hub.tell(seed=payload_bytes)
     document = hub.answer("torrent")
@@ -111,12 +126,14 @@ def _torrent_round(agents: Agents, payload_bytes: int) -> Round:
         agent.tell(torrent=document)
     for agent in peers:
         agent.answer("torrent")
-    return ran_once(agents, lambda: agents.tell(go=True))
+    return run_broadcast(agents, lambda: agents.tell(go=True))
 
 
-def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> Ran:
-    """An origin at the hub and a middle node at each peer, in the same chains: with clients below one tier of middle nodes it took half as long again. The clock starts before the file is cut into
-    shards; all are up and have found their servers before. Raises MissingError."""
+def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
+    """An origin at the hub and a middle node at each peer, in the same chains; clients below one tier of middle nodes
+    took half as long again. The clock starts before the file is cut into shards, when all nodes are up and have found
+    their servers. Raises MissingError.
+    """
     needed("shardcast", "wget")
     peers = peers_of(net)
     with Agents(net) as origins, Agents(net) as agents:
@@ -132,15 +149,15 @@ def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
             origins.tell(save=payload_bytes)
             origins.answers("saved")
             agents.tell(wait=number)
-            ran.append(ran_once(agents, lambda: origins.tell(go=True), origins))
+            ran.append(run_broadcast(agents, lambda: origins.tell(go=True), origins))
     told = {"version": version, "layout": "middle nodes in chains", "chains": chains, **settings}
-    return Ran("shardcast", payload_bytes, ran, told)
+    return BroadcastSeries("shardcast", payload_bytes, ran, told)
 
 
-RIVALS: Mapping[str, Callable[[Emulated, int, int, int, Path], Ran]] = {
+RIVALS: Mapping[str, Callable[[Emulated, int, int, int, Path], BroadcastSeries]] = {
     "chain": bare_chain,
     "libtorrent": libtorrent,
     "shardcast": shardcast,
     "star": http_star,
 }
-"""By the word with which they are asked for."""
+"""By option value."""

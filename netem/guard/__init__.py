@@ -1,1 +1,3 @@
-"""``make guard``: a short form of every bar of speed and size, run by turns with an earlier release's code in the same minutes (docs/compatibility.md)."""
+"""``make guard``: a short form of every bar of speed and size, in turns with an earlier release's code, within the same
+minutes (docs/reference/compatibility.md).
+"""

@@ -1,6 +1,7 @@
-"""``python -m netem.guard``: every bar in its short form, with our code and the baseline's by turns. ``make guard`` runs it.
+"""``python -m netem.guard``: every bar in its short form, with this tree's code and the baseline's in turns. ``make
+guard`` runs it.
 
-Exit code 0: nothing is worse. 1: something is, or a bar failed. 2: wrong usage.
+Exit code 0: no figure is worse. 1: a figure is worse, or a bar failed. 2: wrong usage.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from netem.guard.bars import BARS, FORM, MEMORY, Bar, measured
-from netem.guard.compare import FEWEST, Spread, against, row
-from netem.guard.trees import ROOT, Tree, baseline, ours
+from netem.guard.guarded_figures import BARS, FORM, MEMORY, Bar, measured
+from netem.guard.paired_ratios import FEWEST, Spread, against, row
+from netem.guard.source_trees import ROOT, Tree, baseline, ours
 from netem.lab.machine import machine, versions
 from p2pcast.errors import LocalError, P2PCastError, UsageError
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 
 RECORD: Final = ROOT / "docs" / "benchmarks" / "guard.json"
 
@@ -39,24 +40,30 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     words = argparse.ArgumentParser(
-        prog="python -m netem.guard", description="Every bar in its short form, beside a baseline's, in the same minutes."
+        prog="python -m netem.guard",
+        description="Every bar in its short form, in turns with a baseline within the same minutes.",
     )
     words.add_argument(
-        "--pairs", type=int, default=FEWEST, help=f"Runs of each bar with either code; fewer than {FEWEST} decide nothing."
+        "--pairs",
+        type=int,
+        default=FEWEST,
+        help=f"Runs of each bar with either code; fewer than {FEWEST} give no verdict.",
     )
-    words.add_argument("--only", action="append", default=[], metavar="BAR", help=f"One of {', '.join(BARS)}; repeatable.")
+    words.add_argument(
+        "--only", action="append", default=[], metavar="BAR", help=f"Bar to run: one of {', '.join(BARS)}; repeatable."
+    )
     words.add_argument(
         "--baseline", metavar="WHAT", help="Source archive, source folder or revision.  [default: the pinned archive]"
     )
-    words.add_argument("--record", type=Path, default=RECORD, help="Record of the last time, shown beside this one.")
-    words.add_argument("--write", action="store_true", help="Write the record anew, with all that was measured now.")
-    words.add_argument("--json", type=Path, metavar="FILE", help="Write what was measured there too.")
+    words.add_argument("--record", type=Path, default=RECORD, help="Earlier record, shown beside this run.")
+    words.add_argument("--write", action="store_true", help="Replace the record with this run's figures.")
+    words.add_argument("--json", type=Path, metavar="FILE", help="Further file for this run's figures.")
     return words.parse_args()
 
 
 def _run(given: argparse.Namespace) -> int:
     if strange := [name for name in given.only if name not in BARS]:
-        raise UsageError(f"there is no bar {strange[0]!r}, but {', '.join(BARS)}")
+        raise UsageError(f"there is no bar {strange[0]!r}; the bars are {', '.join(BARS)}")
     if given.pairs < 1:
         raise UsageError("--pairs: 1 at least")
     bars = [bar for name, bar in BARS.items() if not given.only or name in given.only]
@@ -70,12 +77,18 @@ def _run(given: argparse.Namespace) -> int:
         atomic_write(given.json, json.dumps(document, indent=1).encode() + b"\n")
     if given.write:
         kept = {} if before is None or not _same_form(document, before) else before["figures"]
-        atomic_write(given.record, json.dumps(document | {"figures": kept | document["figures"]}, indent=1).encode() + b"\n")
-    return 1 if document["failed"] or any("worse" in (f["verdict"], f.get("since")) for f in document["figures"].values()) else 0
+        atomic_write(
+            given.record, json.dumps(document | {"figures": kept | document["figures"]}, indent=1).encode() + b"\n"
+        )
+    return (
+        1
+        if document["failed"] or any("worse" in (f["verdict"], f.get("since")) for f in document["figures"].values())
+        else 0
+    )
 
 
 def recorded(path: Path) -> Document | None:
-    """Raises LocalError for a file that is not a record."""
+    """Raises LocalError for a file of another format."""
     if not path.exists():
         return None
     try:
@@ -89,9 +102,17 @@ def recorded(path: Path) -> Document | None:
 
 def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Document:
     document: Document = {
-        "form": FORM, "commit": trees[0].ident, "baseline": trees[1].name, "baseline_ident": trees[1].ident, "machine": machine(),
-        "versions": versions(), "began": datetime.now(UTC).isoformat(timespec="seconds"), "figures": {}, "left_out": {}, "failed": {},
-    }  # fmt: skip
+        "form": FORM,
+        "commit": trees[0].ident,
+        "baseline": trees[1].name,
+        "baseline_ident": trees[1].ident,
+        "machine": machine(),
+        "versions": versions(),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "figures": {},
+        "left_out": {},
+        "failed": {},
+    }
     began = time.monotonic()
     for tree in trees:
         tree.warm(folder)
@@ -112,7 +133,7 @@ def _measured(bars: Sequence[Bar], trees: tuple[Tree, Tree], pairs: int, folder:
 
 
 def _paired(bar: Bar, trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Document:
-    """By turns: A B, B A, A B, …, so that neither code has the better half of a change of the machine."""
+    """In turns (A B, B A, A B, …), so that a change of the machine affects both codes equally."""
     found: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     for number in range(pairs):
         for which in (0, 1) if number % 2 == 0 else (1, 0):
@@ -124,16 +145,16 @@ def _paired(bar: Bar, trees: tuple[Tree, Tree], pairs: int, folder: Path) -> Doc
 
 
 def _once_more(bar: Bar, tree: Tree, folder: Path) -> dict[str, float]:
-    """One run; a second where the first fails, since a deadline of a bench may pass on a machine that was busy. Raises LocalError."""
+    """One run, repeated once after a failure: a bench may miss a deadline on a busy machine. Raises LocalError."""
     try:
         return measured(bar, tree, folder)
     except LocalError as error:
-        _tell(f"{bar.name}: {error}\n{bar.name}: once more with {tree.name}")
+        _tell(f"{bar.name}: {error}\n{bar.name}: repeated with {tree.name}")
         return measured(bar, tree, folder)
 
 
 def compared(document: Document, before: Document | None) -> None:
-    """Puts ``since`` beside each figure that the record has, of the same form and against the same baseline."""
+    """Add ``since`` to each figure of a record with the same form and baseline."""
     if before is None or not _same_form(document, before):
         return
     for key, figure in document["figures"].items():
@@ -160,13 +181,21 @@ def _print(document: Document, before: Document | None) -> None:
         ratio, low, high = figure["ratio"]
         was = before["figures"].get(key) if same and before is not None else None
         table.add_row(
-            key, figure["unit"], _number(figure["ours"]), _number(figure["baseline"]), f"{ratio:.3f}", f"{low:.3f} to {high:.3f}",
-            figure["verdict"], "–" if was is None else f"{was['ratio'][0]:.3f}", figure.get("since", "–"),
-        )  # fmt: skip
+            key,
+            figure["unit"],
+            _number(figure["ours"]),
+            _number(figure["baseline"]),
+            f"{ratio:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            figure["verdict"],
+            "–" if was is None else f"{was['ratio'][0]:.3f}",
+            figure.get("since", "–"),
+        )
     out.print(table)
     out.print(
-        f"Ratio: ours ({document['commit'] or 'no commit'}) over {document['baseline']}, of runs that followed each other; {document['took_s']:.0f} s. "
-        f"Worse or better: both quartiles more than 5 % from 1, of {FEWEST} pairs or more; sizes: any difference."
+        f"Ratio: ours ({document['commit'] or 'no commit'}) over {document['baseline']}, of runs that followed each "
+        f"other; {document['took_s']:.0f} s. Worse or better: both quartiles more than 5 % from 1, of {FEWEST} pairs "
+        "or more; sizes: any difference."
     )
     if before is not None:
         what = f"Recorded: {before.get('commit')}, {before.get('began')}, load {before.get('machine', {}).get('load')}."

@@ -1,1 +1,1 @@
-"""Scenarios on emulated networks: ``p2pcast lab``. What a scenario file may say: docs/lab.md."""
+"""Scenarios on emulated networks: ``p2pcast lab``. docs/guides/wan-experiments.md describes scenario files."""

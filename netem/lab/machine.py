@@ -1,4 +1,4 @@
-"""On what a scenario ran."""
+"""The machine and the package versions of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES: Final = (
 
 
 def machine() -> dict[str, Any]:
-    """``load``: processes that wanted a core, over the last minute; with many, figures are in part theirs."""
+    """``load``: mean number of processes that wanted a core in the last minute; a high load affects the figures."""
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cpu": model[1] if model else platform.machine(),

@@ -1,6 +1,7 @@
-"""A scenario: what is run on which networks, what is shown of it, and what it has to show; out of TOML. Pure. Key by key: docs/lab.md.
+"""A scenario, read from TOML: experiment, networks, plots and requirements. Pure. docs/guides/wan-experiments.md
+describes each key.
 
-Raises UsageError that names the key for whatever is unknown, missing, of another kind or absurd, before anything is run.
+Raises UsageError that names the key for every unknown, missing, mistyped or absurd value, before anything is run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from netem.lab.networks import DO, Event, events_of, network_of
+from netem.lab.network_tables import DO, Event, events_of, network_of
 from netem.lab.tables import Table, filled, kind_of
 from p2pcast.errors import UsageError
 
-__all__ = ["BACKENDS", "DO", "Case", "Event", "Hold", "Plot", "Scenario", "cases", "events_of", "filled", "network_of", "parse"]
+__all__ = [
+    "BACKENDS",
+    "DO",
+    "Case",
+    "Event",
+    "Plot",
+    "Requirement",
+    "Scenario",
+    "cases",
+    "events_of",
+    "filled",
+    "network_of",
+    "parse",
+]
 
 BACKENDS: Final = ("auto", "native", "uml", "rate")
 MAX_CASES: Final = 500
@@ -27,7 +41,9 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """``series``: keys whose values tell one line or group of bars from another; ``where``: rows that are shown, as key → values."""
+    """``series``: keys whose values distinguish the lines or groups of bars. ``where``: filter of the shown rows, as
+    key → values.
+    """
 
     x: str
     y: str
@@ -42,9 +58,11 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """What rows must show. The value is ``key``, ÷ ``against`` where that is given: another key of the same row, or key → values that name other rows, the same
-    in all of the sweep's keys and in ``same`` but for those. ``above``, ``below``: a number or a key of the row; ``within``: a share that the value may be off 1."""
+class Requirement:
+    """A requirement on rows. The value is ``key``, divided by ``against`` if given. ``against`` is another key of the
+    same row, or key → values that select other rows. Those rows agree in all sweep keys and ``same`` keys, except the
+    keys of ``against``. ``above``, ``below``: a number or a key of the row. ``within``: allowed deviation from 1.
+    """
 
     what: str
     key: str
@@ -58,7 +76,9 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``network``, ``events``, ``parameters``: as in the file; ``cases`` puts the sweep's values in. ``network`` is None where the experiment needs none."""
+    """``network``, ``events``, ``parameters``: as in the file; ``cases`` inserts the sweep's values. ``network`` is
+    None for an experiment without one.
+    """
 
     name: str
     what: str
@@ -74,18 +94,20 @@ class Scenario:
     columns: Mapping[str, str]
     plots: tuple[Plot, ...]
     reference: tuple[Mapping[str, Any], ...]
-    holds: tuple[Hold, ...]
+    holds: tuple[Requirement, ...]
 
     @property
     def argument(self) -> dict[str, Any]:
-        """What an experiment is given, without the sweep."""
+        """The argument of the experiment, without the sweep's values."""
         without = {"events": list(self.events), "parameters": dict(self.parameters)}
         return copy.deepcopy(without if self.network is None else {"network": dict(self.network), **without})
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One point of the sweep: its keys, and what the experiment is given. ``number``: from 1, the same whatever is run."""
+    """One point of the sweep: its keys and the experiment's argument. ``number``: from 1, independent of the selection
+    of cases.
+    """
 
     number: int
     keys: Mapping[str, Value]
@@ -93,7 +115,7 @@ class Case:
 
     @property
     def only_rates(self) -> bool:
-        """Whether its network, as it is and as events make it, has neither delay nor loss; true where it has none."""
+        """Whether the network never has delay or loss, events included; true without a network."""
         if "network" not in self.argument:
             return True
         links = [event.link for event in events_of(self.argument) if event.link is not None]
@@ -101,8 +123,9 @@ class Case:
 
 
 def parse(name: str, text: str, settings: Mapping[str, object] | None = None) -> Scenario:
-    """``settings``: key → value as in the sweep, put in place of what the file says; a list takes the place of that sweep, or of
-    a parameter that is a list."""
+    """``settings``: key → value as in the sweep, replacing values of the file. A list replaces that key's sweep, or a
+    parameter that is a list.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -118,10 +141,10 @@ def parse(name: str, text: str, settings: Mapping[str, object] | None = None) ->
 
 
 def cases(scenario: Scenario) -> Iterator[Case]:
-    """The product of all lists of the sweep; the last one changes quickest. Raises UsageError."""
+    """The product of all sweep lists; the last list changes fastest. Raises UsageError."""
     every = list(itertools.product(*scenario.sweep.values()))
     if len(every) > MAX_CASES:
-        raise UsageError(f"sweep makes {len(every)} cases: no more than {MAX_CASES} can be run")
+        raise UsageError(f"sweep makes {len(every)} cases: the limit is {MAX_CASES}")
     for number, values in enumerate(every, 1):
         keys, argument = dict(zip(scenario.sweep, values, strict=True)), scenario.argument
         for key, value in keys.items():
@@ -133,7 +156,9 @@ def cases(scenario: Scenario) -> Iterator[Case]:
 
 
 def put(argument: dict[str, Any], key: str, value: object) -> None:
-    """``hosts.NAME.KEY``, ``regions.NAME.KEY`` (``*``: all of them), ``events.NUMBER.KEY`` or ``network.KEY``; any other key is a parameter's. Raises UsageError."""
+    """``hosts.NAME.KEY``, ``regions.NAME.KEY`` (``*``: all of them), ``events.NUMBER.KEY`` or ``network.KEY``; any
+    other key is a parameter. Raises UsageError.
+    """
     first, _, rest = key.partition(".")
     if first not in ("hosts", "regions", "events", "network"):
         argument["parameters"][key] = value
@@ -147,7 +172,9 @@ def put(argument: dict[str, Any], key: str, value: object) -> None:
         return
     name, _, inner = rest.rpartition(".")
     listed = argument["events"] if first == "events" else argument["network"].get(first, [])
-    named = [each for at, each in enumerate(listed, 1) if name in (EVERY, str(at) if first == "events" else each.get("name"))]
+    named = [
+        each for at, each in enumerate(listed, 1) if name in (EVERY, str(at) if first == "events" else each.get("name"))
+    ]
     if not named or not inner:
         raise UsageError(
             f"{key}: there is no {first[:-1]} {name!r}; write {first}.{'NUMBER' if first == 'events' else 'NAME'}.KEY"
@@ -169,47 +196,47 @@ def _set(scenario: Scenario, settings: Mapping[str, object]) -> Scenario:
 
 
 def _scenario(name: str, table: Table) -> Scenario:
-    minutes = table.must("minutes", float)
+    minutes = table.required("minutes", float)
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"minutes is {minutes:g}: it must be above 0, to {MAX_MINUTES:g}")
     experiment = table.text("experiment")
     if not experiment.isidentifier():
         raise UsageError(f"experiment is {experiment!r}: it must be the name of a module")
-    network: dict[str, Any] = table.either("network", dict, {})
+    network: dict[str, Any] = table.with_default("network", dict, {})
     for key in ("regions", "hosts"):
         if key in network:
-            raise UsageError(f"network.{key} is not known: {key} are tables of their own, [[{key}]]")
+            raise UsageError(f"network.{key} is not known: {key} are separate tables, [[{key}]]")
         if listed := _dicts(table, key):
             network[key] = listed
     if network and "hosts" not in network:
         raise UsageError("hosts is missing: a network has at least one")
-    sweep = table.either("sweep", dict, {})
-    columns = table.either("columns", dict, {})
+    sweep = table.with_default("sweep", dict, {})
+    columns = table.with_default("columns", dict, {})
     scenario = Scenario(
         name,
         table.text("what"),
-        table.either("paper", str, ""),
-        table.either("scale", str, ""),
+        table.with_default("paper", str, ""),
+        table.with_default("scale", str, ""),
         minutes,
         table.choice("backend", BACKENDS, "auto"),
         experiment,
         network or None,
         _dicts(table, "events"),
-        table.either("parameters", dict, {}),
+        table.with_default("parameters", dict, {}),
         {key: _values(kind_of(value, list, f"sweep.{key}"), f"sweep.{key}") for key, value in sweep.items()},
         {key: kind_of(value, str, f"columns.{key}") for key, value in columns.items()},
         tuple(map(_plot, table.tables("plots"))),
-        tuple(_reference(each, at) for at, each in enumerate(table.either("reference", list, []), 1)),
+        tuple(_reference(each, at) for at, each in enumerate(table.with_default("reference", list, []), 1)),
         tuple(map(_hold, table.tables("holds"))),
     )
     table.close()
     if scenario.events and scenario.network is None:
-        raise UsageError("events befall hosts: there is no network")
+        raise UsageError("events need hosts: there is no network")
     return scenario
 
 
 def _dicts(table: Table, key: str) -> list[dict[str, Any]]:
-    listed = table.either(key, list, [])
+    listed = table.with_default(key, list, [])
     return [kind_of(each, dict, f"{table.called(key)}[{at}]") for at, each in enumerate(listed, 1)]
 
 
@@ -222,7 +249,7 @@ def _values(listed: list[Any], called: str) -> tuple[Value, ...]:
 
 
 def _where(table: Table, key: str) -> dict[str, tuple[Value, ...]]:
-    content = table.either(key, dict, {})
+    content = table.with_default(key, dict, {})
     return {
         name: _values(value if isinstance(value, list) else [value], f"{table.called(key)}.{name}")
         for name, value in content.items()
@@ -232,11 +259,11 @@ def _where(table: Table, key: str) -> dict[str, tuple[Value, ...]]:
 def _plot(table: Table) -> Plot:
     file = table.text("file")
     if not file.replace("-", "").replace("_", "").isalnum():
-        raise UsageError(f"{table.called('file')} is {file!r}: a part of a file's name is letters, digits, '-' or '_'")
+        raise UsageError(f"{table.called('file')} is {file!r}: a part of a file name has letters, digits, '-' or '_'")
     plot = Plot(
         table.text("x"), table.text("y"), file, table.text("title"), table.texts("series"),
         table.choice("kind", ("line", "bar"), "line"), table.choice("log", ("", "x", "y", "xy"), ""),
-        table.either("x_label", str, ""), table.either("y_label", str, ""), _where(table, "where"),
+        table.with_default("x_label", str, ""), table.with_default("y_label", str, ""), _where(table, "where"),
     )  # fmt: skip
     table.close()
     return plot
@@ -244,7 +271,7 @@ def _plot(table: Table) -> Plot:
 
 def _reference(row: object, at: int) -> Mapping[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("source"), str):
-        raise UsageError(f"reference[{at}] must be a table with a source, the section or figure that it is from")
+        raise UsageError(f"reference[{at}] must be a table with a source: a section or figure of the paper")
     if wrong := [key for key, value in row.items() if not isinstance(value, Value)]:
         raise UsageError(f"reference[{at}].{wrong[0]} must be a string, a number or a truth value")
     return row
@@ -255,11 +282,20 @@ def _bound(table: Table, key: str) -> float | str | None:
     return value if value is None or isinstance(value, str) else kind_of(value, float, table.called(key))
 
 
-def _hold(table: Table) -> Hold:
+def _hold(table: Table) -> Requirement:
     what, key, where = table.text("what"), table.text("key"), _where(table, "where")
-    against: Any = _where(table, "against") if isinstance(table.peek("against"), dict) else table.may("against", str)
-    same, above, below, within = table.texts("same"), _bound(table, "above"), _bound(table, "below"), table.may("within", float)
+    against: Any = (
+        _where(table, "against") if isinstance(table.peek("against"), dict) else table.optional("against", str)
+    )
+    same, above, below, within = (
+        table.texts("same"),
+        _bound(table, "above"),
+        _bound(table, "below"),
+        table.optional("within", float),
+    )
     if above is None and below is None and within is None:
-        raise UsageError(f"{table.called('above')}, {table.called('below')} or {table.called('within')} must say what holds")
+        raise UsageError(
+            f"{table.called('above')}, {table.called('below')} or {table.called('within')} must give the bound"
+        )
     table.close()
-    return Hold(what, key, where, against, same, above, below, within)
+    return Requirement(what, key, where, against, same, above, below, within)

@@ -1,4 +1,4 @@
-"""Tables out of TOML, read key by key: whatever is unknown, missing or of another kind is one UsageError that names the key. Pure."""
+"""TOML tables, read key by key. An unknown, missing or mistyped key is one UsageError that names the key. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from p2pcast.daemon import parse_rate
+from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.errors import UsageError
 
 T = TypeVar("T")
 
-KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", list: "a list"}
+KINDS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a table",
+    list: "a list",
+}
 
 
 class Table:
-    """``place``: what errors call it, as ``hosts.peer``; empty for the whole document. ``close`` when all that is known has been taken."""
+    """``place``: the name of the table in errors, such as ``hosts.peer``; empty for the whole document. Call ``close``
+    after the last key.
+    """
 
     def __init__(self, content: object, place: str = "") -> None:
         if not isinstance(content, Mapping):
@@ -33,43 +42,43 @@ class Table:
         return self._left.get(key)
 
     def raw(self, key: str) -> Any:
-        """As it is; None where it is not said."""
+        """The raw value; None if the key is absent."""
         return self._left.pop(key, None)
 
-    def may(self, key: str, kind: type[T]) -> T | None:
-        """None where it is not said."""
+    def optional(self, key: str, kind: type[T]) -> T | None:
+        """None if the key is absent."""
         return kind_of(self._left.pop(key), kind, self.called(key)) if key in self._left else None
 
-    def must(self, key: str, kind: type[T]) -> T:
-        value = self.may(key, kind)
+    def required(self, key: str, kind: type[T]) -> T:
+        value = self.optional(key, kind)
         if value is None:
             raise UsageError(f"{self.called(key)} is missing: it must be {KINDS[kind]}")
         return value
 
-    def either(self, key: str, kind: type[T], default: T) -> T:
-        value = self.may(key, kind)
+    def with_default(self, key: str, kind: type[T], default: T) -> T:
+        value = self.optional(key, kind)
         return default if value is None else value
 
     def text(self, key: str) -> str:
-        """One that says something."""
-        if not (value := self.must(key, str).strip()):
+        """A string that is not empty."""
+        if not (value := self.required(key, str).strip()):
             raise UsageError(f"{self.called(key)} is empty")
         return value
 
     def choice(self, key: str, known: Sequence[str], default: str) -> str:
-        if (value := self.either(key, str, default)) not in known:
+        if (value := self.with_default(key, str, default)) not in known:
             raise UsageError(f"{self.called(key)} is {value!r}: it must be one of {', '.join(known)}")
         return value
 
     def share(self, key: str) -> float:
-        """From 0 to 1; 0 where it is not said."""
-        if not 0 <= (value := self.either(key, float, 0.0)) <= 1:
+        """From 0 to 1; 0 if the key is absent."""
+        if not 0 <= (value := self.with_default(key, float, 0.0)) <= 1:
             raise UsageError(f"{self.called(key)} is {value:g}: it must be a share from 0 to 1")
         return value
 
     def rate(self, key: str) -> float | None:
-        """In bits per second, out of ``300mbit``."""
-        if (text := self.may(key, str)) is None:
+        """In bits per second, from text such as ``300mbit``."""
+        if (text := self.optional(key, str)) is None:
             return None
         try:
             return parse_rate(text)
@@ -83,20 +92,20 @@ class Table:
         return tuple(kind_of(each, str, self.called(key)) for each in listed)
 
     def tables(self, key: str) -> list[Table]:
-        found = self.either(key, list, [])
+        found = self.with_default(key, list, [])
         return [Table(each, f"{self.called(key)}[{at}]") for at, each in enumerate(found, 1)]
 
     def table(self, key: str) -> Table:
-        return Table(self.either(key, dict, {}), self.called(key))
+        return Table(self.with_default(key, dict, {}), self.called(key))
 
     def close(self) -> None:
-        """Raises UsageError for what nobody asked for."""
+        """Raises UsageError for keys that have not been read."""
         if self._left:
-            raise UsageError(f"nothing is known of {' or '.join(self.called(str(key)) for key in self._left)}")
+            raise UsageError(f"unknown key: {' or '.join(self.called(str(key)) for key in self._left)}")
 
 
 def kind_of(value: object, kind: type[T], called: str) -> T:
-    """The value, if it is of that kind; a whole number is a number too."""
+    """The value, if it has that type; a whole number is also a number."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -105,7 +114,9 @@ def kind_of(value: object, kind: type[T], called: str) -> T:
 
 
 def filled(form: type[T], content: Mapping[str, Any], place: str) -> T:
-    """A dataclass of plain fields (str, int, float, bool, tuples of one of them), by the names of its fields. Raises UsageError that names the key."""
+    """A dataclass of plain fields (str, int, float, bool, tuples of one of these), read by field names. Raises
+    UsageError that names the key.
+    """
     table = Table(content, place)
     hints = get_type_hints(form)
     values: dict[str, Any] = {}
@@ -125,7 +136,9 @@ def filled(form: type[T], content: Mapping[str, Any], place: str) -> T:
 
 
 def bounded(given: object, **limits: tuple[float, float]) -> None:
-    """Each of these fields of what was ``filled``, or each value that it lists, is from the one to the other. Raises UsageError that names the key."""
+    """Checks that each named field of ``given``, or each value in its list, lies within its bounds. Raises UsageError
+    that names the key.
+    """
     for key, (least, most) in limits.items():
         listed = getattr(given, key)
         for value in listed if isinstance(listed, tuple) else (listed,):
@@ -133,11 +146,11 @@ def bounded(given: object, **limits: tuple[float, float]) -> None:
                 raise UsageError(f"parameters.{key} is {value:g}: it must be from {least:g} to {most:g}")
 
 
-def some(given: object, *keys: str) -> None:
-    """Each of these fields lists something. Raises UsageError that names the key."""
+def not_empty(given: object, *keys: str) -> None:
+    """Checks that each named list has a value. Raises UsageError that names the key."""
     for key in keys:
         if not getattr(given, key):
-            raise UsageError(f"parameters.{key} is empty: there would be nothing to try")
+            raise UsageError(f"parameters.{key} is empty: at least one value is needed")
 
 
 def rates_of(texts: Sequence[str], key: str) -> list[float]:

@@ -1,1 +1,3 @@
-"""``make bench``: what this installation does beside its rivals and its bars, measured part by part, and written up in docs/benchmarks.md."""
+"""``make bench``: measures this installation beside its rivals and its bars, part by part, and writes
+docs/benchmarks.md.
+"""

@@ -1,4 +1,6 @@
-"""``python -m netem.report``: measure what is not measured yet, and write docs/benchmarks.md. What `make bench` calls."""
+"""``python -m netem.report``: measures all parts without a result, and writes docs/benchmarks.md. Called by `make
+bench`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ from pathlib import Path
 
 import click
 
-from netem.lab import plots as lab_plots
-from netem.lab.run import load
+from netem.lab import scenario_plots as lab_plots
+from netem.lab.scenario_run import load
 from netem.report.document import FOLDER, Kept, write
 from netem.report.measure import kept, measure
-from netem.report.plots import draw
+from netem.report.report_plots import draw
 from p2pcast.cli.options import PATH
 from p2pcast.errors import P2PCastError, UsageError
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 
 RESULT = "result.json"
 
 
 def scenarios(folder: Path) -> list[Kept]:
-    """What ``p2pcast lab`` has left. Raises LocalError."""
+    """The scenario documents that ``p2pcast lab`` has written. Raises LocalError."""
     found = []
     for path in sorted(folder.glob(f"*/{RESULT}")):
         with explained("read", path):
@@ -32,7 +34,9 @@ def scenarios(folder: Path) -> list[Kept]:
 
 
 def plotted(documents: list[Kept], folder: Path) -> dict[str, list[str]]:
-    """Their plots, drawn there: names of files by scenario. A user's own scenario has none here."""
+    """Draws the scenarios' plots into ``folder``; returns file names by scenario. User scenarios have no plots in the
+    report.
+    """
     drawn = {}
     for document in documents:
         try:
@@ -44,7 +48,7 @@ def plotted(documents: list[Kept], folder: Path) -> dict[str, list[str]]:
 
 
 def report(measured: Path, labs: Path, docs: Path) -> Path:
-    """Write it; the text's path. Raises LocalError."""
+    """Writes benchmarks.md; returns its path. Raises LocalError."""
     folder = docs / FOLDER
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,17 +64,34 @@ def report(measured: Path, labs: Path, docs: Path) -> Path:
 
 
 @click.command()
-@click.option("--only", multiple=True, metavar="PART", help="Measure this part, also if it has been; repeatable.")
-@click.option("--quick", is_flag=True, help="Smaller and fewer: minutes, coarse figures.")
+@click.option(
+    "--only", multiple=True, metavar="PART", help="Part to measure again, even if it has a result; repeatable."
+)
+@click.option(
+    "--quick", is_flag=True, help="Smaller and fewer measurements: minutes instead of half an hour, coarse figures."
+)
 @click.option("--write-only", is_flag=True, help="Measure nothing.")
-@click.option("--from", "folder", type=PATH, default=Path("bench-out"), show_default=True, help="Where JSON is kept.")
-@click.option("--labs", type=PATH, default=Path("lab-out"), show_default=True, help="Where `p2pcast lab` leaves its own.")
-@click.option("--docs", type=PATH, default=Path("docs"), show_default=True, help="Where benchmarks.md goes.")
+@click.option(
+    "--from",
+    "folder",
+    type=PATH,
+    default=Path("bench-out"),
+    show_default=True,
+    help="Folder for the JSON results of the parts.",
+)
+@click.option(
+    "--labs",
+    type=PATH,
+    default=Path("lab-out"),
+    show_default=True,
+    help="Folder of the scenario documents of `p2pcast lab`.",
+)
+@click.option("--docs", type=PATH, default=Path("docs"), show_default=True, help="Folder for benchmarks.md.")
 @click.pass_context
 def main(
     context: click.Context, only: tuple[str, ...], quick: bool, write_only: bool, folder: Path, labs: Path, docs: Path
 ) -> None:
-    """Measure what is not measured yet, and write benchmarks.md."""
+    """Measure all parts without a result, and write benchmarks.md."""
     logging.basicConfig(level=logging.WARNING)
     try:
         whole = write_only or measure(folder, only, quick=quick, tell=lambda said: click.echo(f"== {said}", err=True))
@@ -79,7 +100,7 @@ def main(
         click.echo(f"error: {error}", err=True)
         context.exit(error.exit_code)
     except KeyboardInterrupt:
-        click.echo("broken off; what has been measured is kept, and `make bench` goes on from there", err=True)
+        click.echo("interrupted; finished measurements are kept, and `make bench` continues with the others", err=True)
         context.exit(130)
     if not whole:
         context.exit(1)

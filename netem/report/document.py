@@ -1,4 +1,4 @@
-"""docs/benchmarks.md out of what parts and scenarios have said. Pure: the same JSON gives the same text."""
+"""docs/benchmarks.md, written from the documents of parts and scenarios. Pure: the same JSON gives the same text."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from netem.report import hosts, networks, sizes
-from netem.report.labs import lab
+from netem.report import host_sections, network_sections, size_sections
+from netem.report.lab_sections import lab
 from netem.report.parts import PARTS
-from netem.report.text import Loss, Picture, Section, figure, table
+from netem.report.section_text import Comparison, Picture, Section, figure, table
 
 Kept = Mapping[str, Any]
 FOLDER: Final = "benchmarks"
-"""Of the plots, beside the text."""
+"""Folder of the plots, beside the text."""
 WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Section]]] = {
-    "codec": sizes.codec, "squash": sizes.squash, "catchup": sizes.catchup,
-    "broadcast": networks.broadcast, "stripes": networks.stripes, "faults": networks.faults,
-    "relay": hosts.relay, "publish": hosts.publish, "live": hosts.live,
+    "codec": size_sections.codec, "squash": size_sections.squash, "catchup": size_sections.catchup,
+    "broadcast": network_sections.broadcast, "stripes": network_sections.stripes, "faults": network_sections.faults,
+    "relay": host_sections.relay, "publish": host_sections.publish, "live": host_sections.live,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """``pictures``: those that the text shows, to be drawn by whoever writes it."""
+class Report:
+    """``pictures``: the plots that the text shows; the caller draws them."""
 
     text: str
     pictures: Sequence[Picture]
 
 
-def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> Written:
-    """``parts``: by name, what was kept; ``labs``: scenarios' documents; ``lab_plots``: names of the plots that each has."""
+def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[str, Sequence[str]]) -> Report:
+    """``parts``: documents by part name. ``labs``: scenario documents. ``lab_plots``: plot names by scenario."""
     why = {name: parts.get(name, {}).get("why", "not yet") for name in PARTS}
     sections, measured = {}, {}
     for name in PARTS:
@@ -40,13 +40,18 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
             sections[name] = WRITERS[name](kept["document"])
             measured[name] = kept
         except KeyError as error:
-            why[name] = f"what was kept lacks {error}: it is of another version of p2pcast; `make bench ONLY={name}`"
+            why[name] = (
+                f"the stored document lacks {error}: another version of p2pcast wrote it; run `make bench ONLY={name}`"
+            )
     scenarios = {document["scenario"]: lab(document) for document in sorted(labs, key=lambda each: each["scenario"])}
     compared = [loss for section in [*sections.values(), *scenarios.values()] for loss in section.compared]
     blocks = [
         "# Benchmarks",
-        "Written by `make bench` from what it measured; do not edit. Run it again: `make bench` (half an hour on four cores; `make bench QUICK=1`: some minutes, coarse; `make bench ONLY=codec`: one part; `make bench WRITE=1`: the text alone). What has been measured is "
-        "kept in `bench-out/`, a JSON a part; a scenario's in `lab-out/` (`p2pcast lab SCENARIO`). The reasons for misses, and what was tried, are in [measurements.md](measurements.md).",
+        "`make bench` writes this file from its measurements; do not edit it. `make bench` takes half an hour on four "
+        "cores. `make bench QUICK=1` takes some minutes and gives coarse figures. `make bench ONLY=codec` measures "
+        "one part, and `make bench WRITE=1` writes the text alone. The measurements are kept in `bench-out/`, one "
+        "JSON file a part, and in `lab-out/`, one a scenario (`p2pcast lab SCENARIO`). "
+        "[measurements.md](notes/measurements.md) explains misses and attempted improvements.",
         *_machines(measured, labs),
         *_busy(measured, labs),
         *_lost(compared),
@@ -60,13 +65,16 @@ def write(parts: Mapping[str, Kept], labs: Sequence[Kept], lab_plots: Mapping[st
     if missing := [name for name in PARTS if name not in measured]:
         blocks += ["## Not measured", "\n".join(f"- {name}: {why[name]}" for name in missing)]
     text = "\n\n".join(blocks) + "\n"
-    return Written(text, [picture for section in sections.values() for picture in section.pictures])
+    return Report(text, [picture for section in sections.values() for picture in section.pictures])
 
 
 def _ran(kept: Kept) -> str:
     ended = "" if kept["exit_code"] == 0 else f"; it ended with exit code {kept['exit_code']}"
     quick = " (quick, so coarse)" if kept["quick"] else ""
-    return f"`{kept['command']}`{quick}, {kept['began']}, {kept['took_s']:.0f} s, load at its beginning {figure(kept['machine']['load'])}{ended}."
+    return (
+        f"`{kept['command']}`{quick}, {kept['began']}, {kept['took_s']:.0f} s, load at its beginning "
+        f"{figure(kept['machine']['load'])}{ended}."
+    )
 
 
 def _shown(section: Section) -> list[str]:
@@ -74,7 +82,7 @@ def _shown(section: Section) -> list[str]:
 
 
 def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
-    """Each machine and set of versions once, with what ran on it."""
+    """Each machine with its package versions once, with the parts that ran on it."""
     on: dict[tuple[str, str], list[str]] = {}
     for name, kept in [*measured.items(), *((f"lab {each['scenario']}", each) for each in labs)]:
         m = kept["machine"]
@@ -84,7 +92,9 @@ def _machines(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
     if len(on) == 1:
         ((machine, versions),) = on
         return [f"Machine: {machine}. Versions: {versions}."]
-    return [f"Machine of {', '.join(names)}: {machine}. Versions: {versions}." for (machine, versions), names in on.items()]
+    return [
+        f"Machine of {', '.join(names)}: {machine}. Versions: {versions}." for (machine, versions), names in on.items()
+    ]
 
 
 def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
@@ -93,18 +103,20 @@ def _busy(measured: Mapping[str, Kept], labs: Sequence[Kept]) -> list[str]:
     if not names:
         return []
     return [
-        f"More programs than cores wanted to run when these began, so their times are in part other programs': {', '.join(names)}."
+        "More programs than cores wanted to run when these parts began, so other programs affect their times: "
+        f"{', '.join(names)}."
     ]
 
 
-def _lost(compared: Sequence[Loss]) -> list[str]:
+def _lost(compared: Sequence[Comparison]) -> list[str]:
     behind = [loss for loss in compared if loss.lost and loss.rival is not None]
     missed = [loss for loss in compared if loss.lost and loss.rival is None]
     races, bars = (sum((loss.rival is None) is bar for loss in compared) for bar in (False, True))
     blocks = ["## Where p2pcast is behind"]
     headings = ["where", "what", "p2pcast", "ahead", "by"]
     blocks.append(
-        f"Of {races} comparisons with a rival or a limit, {len(behind)} lost; computed from the data, all of them here:"
+        f"p2pcast loses {len(behind)} of {races} comparisons with a rival or a limit, computed from the data. All "
+        "losses:"
     )
     if behind:
         blocks.append(table(headings, (loss.cells() for loss in behind)))

@@ -1,7 +1,8 @@
-"""Runs parts, and keeps what each said: ``FOLDER/NAME.json``, with the command, the machine and the time beside the document. A part that was broken off leaves nothing; one that was measured
-stays, and is not run again unless it is asked for by name.
+"""Runs parts and stores each result in ``FOLDER/NAME.json``, with the command, the machine and the time beside the
+document. An interrupted part leaves nothing. A measured part is not run again unless the caller names it.
 
-A file holds {part, command, quick, began, took_s, machine, versions, exit_code, document}; or {part, why} where the part could not be run, or failed.
+A file holds {part, command, quick, began, took_s, machine, versions, exit_code, document}, or {part, why} if the part
+could not run or failed.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from typing import Any, Final
 from netem.lab.machine import machine, versions
 from netem.report.parts import LIMIT_S, PARTS, Part
 from p2pcast.errors import LocalError, UsageError
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 
 COMMAND: Final = (sys.executable, "-m", "p2pcast.cli")
 END_S: Final = 60.0
-"""For a part that was told to end to clear up."""
+"""Time for an interrupted part to clean up."""
 
 Kept = dict[str, Any]
 
 
 def chosen_parts(only: Sequence[str]) -> list[Part]:
-    """Raises UsageError for a name that there is not."""
+    """Raises UsageError for an unknown name."""
     if strange := [name for name in only if name not in PARTS]:
-        raise UsageError(f"there is no part {strange[0]!r}, but {', '.join(PARTS)}")
+        raise UsageError(f"there is no part {strange[0]!r}; the parts are {', '.join(PARTS)}")
     return [part for name, part in PARTS.items() if not only or name in only]
 
 
 def kept(folder: Path) -> dict[str, Kept]:
-    """What has been measured so far, by part. Raises LocalError for a file that is none of ours."""
+    """Stored results by part. Raises LocalError for a file of another format."""
     found = {}
     for name in PARTS:
         path = folder / f"{name}.json"
@@ -48,12 +49,12 @@ def kept(folder: Path) -> dict[str, Kept]:
                 if found[name]["part"] != name:
                     raise ValueError
             except (ValueError, KeyError, TypeError):
-                raise LocalError(f"{path} is not what `make bench` writes: move it away") from None
+                raise LocalError(f"{path} is not a result of `make bench`: move it away") from None
     return found
 
 
 def measure(folder: Path, only: Sequence[str], *, quick: bool, tell: Callable[[str], None]) -> bool:
-    """Whether all that can be measured here has been. Raises UsageError, LocalError, KeyboardInterrupt."""
+    """Returns whether every part that can run here has a result. Raises UsageError, LocalError, KeyboardInterrupt."""
     parts = chosen_parts(only)
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, tell: Callable[[s
     for part in parts:
         old = before.get(part.name, {})
         if not only and "document" in old and (quick or not old["quick"]):
-            tell(f"{part.name}: kept, of {old['began']} (make bench ONLY={part.name} measures it again)")
+            tell(f"{part.name}: kept, measured {old['began']} (make bench ONLY={part.name} measures it again)")
             continue
         if (lacking := part.lacking()) is not None:
             tell(f"{part.name}: left out, {lacking}")
@@ -88,19 +89,25 @@ def _run(folder: Path, part: Part, *, quick: bool) -> Kept:
         if not output.exists():
             return {"part": part.name, "why": last or f"exit code {code}"}
         return {
-            "part": part.name, "command": " ".join(["p2pcast", *words]), "quick": quick, "began": began.isoformat(timespec="seconds"),
-            "took_s": round(took_s, 1), "machine": on, "versions": versions(), "exit_code": code,
+            "part": part.name,
+            "command": " ".join(["p2pcast", *words]),
+            "quick": quick,
+            "began": began.isoformat(timespec="seconds"),
+            "took_s": round(took_s, 1),
+            "machine": on,
+            "versions": versions(),
+            "exit_code": code,
             "document": json.loads(output.read_text()),
-        }  # fmt: skip
+        }
     finally:
         output.unlink(missing_ok=True)
 
 
 def _outcome(words: list[str]) -> tuple[int, str]:
-    """Exit code, and the last line for people, which go to the terminal as they come."""
-    # In a session of its own: Ctrl-C is for us, who pass it on once.
-    leash = [sys.executable, "-m", "p2pcast.demo.leash", str(os.getpid()), "0"]
-    process = subprocess.Popen([*leash, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """The exit code and the last line of stderr; stderr is passed on to the terminal as it arrives."""
+    # Give the part its own session: Ctrl-C reaches only this process, which passes it on once.
+    prefix = [sys.executable, "-m", "netem.fleet.die_with_parent", str(os.getpid()), "0"]
+    process = subprocess.Popen([*prefix, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
     last: list[str] = []
 
     def read() -> None:
@@ -116,7 +123,7 @@ def _outcome(words: list[str]) -> tuple[int, str]:
         code = process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         _end(process)
-        return process.returncode, f"it took more than {LIMIT_S:.0f} s"
+        return process.returncode, f"still running after {LIMIT_S:.0f} s"
     except KeyboardInterrupt:
         _end(process)
         raise

@@ -1,4 +1,6 @@
-"""What ``make bench`` measures: commands of ``p2pcast bench``, with the options that fit into half an hour on four cores, and what each needs of the machine."""
+"""The parts of ``make bench``: commands of ``p2pcast bench``, with options that fit into half an hour on four cores,
+and the requirements of each on the machine.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from netem.backend import chosen
+from netem.emulation.backend import chosen
 from p2pcast.errors import LocalError
 
 LIMIT_S: Final = 1500.0
-"""A part that takes longer hangs: none takes a third of it on two cores."""
+"""Limit after which a part counts as hung; every part takes less than a third of it on two cores."""
 
 
 def _root() -> str | None:
@@ -38,7 +40,9 @@ _vllm = _installed("vllm", "make setup")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``options``: of ``p2pcast bench NAME``; ``quick``: in their place where minutes matter more than figures. ``lacks``: each says what is missing, or None."""
+    """``options``: of ``p2pcast bench NAME``. ``quick``: options for coarse figures within minutes. ``lacks``: checks
+    that return a missing requirement or None.
+    """
 
     name: str
     options: tuple[str, ...] = ()
@@ -85,4 +89,4 @@ PARTS: Final[Mapping[str, Part]] = {
         ),
     )
 }
-"""In the order in which they run, and are written up."""
+"""In the order of running and of the report."""

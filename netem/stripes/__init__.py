@@ -1,1 +1,1 @@
-"""What one p2pcast link carries over an emulated WAN, by its number of stripes: ``p2pcast bench stripes``."""
+"""Throughput of a p2pcast link over an emulated WAN, by its number of stripes: ``p2pcast bench stripes``."""

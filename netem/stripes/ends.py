@@ -1,8 +1,10 @@
 """``python -m netem.stripes.ends parent|child SETTINGS``: one end of a p2pcast link, at one host.
 
-Speaks in lines of JSON on stdin and stdout. The first order of a link says what it is to be like; at it a parent listens, and a child attaches. Told to ``prepare``, a parent makes a version
-ready, coded, signed and stored; ``publish`` lets it go at once. For each ``wait`` a child says when it had verified the whole version, and how much of it had come by then. ``close`` ends the
-link; another may follow. The clock is the machine's, the same at both ends. Everything is what daemons use: listener, dial, node, feed and store; staging is left out.
+Each end reads orders and writes answers as lines of JSON on stdin and stdout. The first order of a link describes the
+link; a parent then listens and a child attaches. ``prepare`` makes a parent encode, sign and store a version;
+``publish`` announces it at once. For each ``wait`` a child answers when it had verified the whole version, and how many
+bytes had arrived by then. ``close`` ends the link; another link may follow. Both ends share the machine's clock. The
+listener, dial, node, feed and store are those of the daemons; staging is left out.
 """
 
 from __future__ import annotations
@@ -18,31 +20,33 @@ from typing import Any
 
 import numpy as np
 
-from p2pcast import event_loop
+from netem.stripes.link_end import CELL_BYTES, End
 from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.bench.end import CELL_BYTES, End
 from p2pcast.codec.cell import DENSE
-from p2pcast.daemon import keep_freed_memory
+from p2pcast.daemon import event_loop
+from p2pcast.daemon.daemon_process import keep_freed_memory
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial
 from p2pcast.transport.listener import Listener
-from p2pcast.transport.sockets import Sockets, window_bytes
-from p2pcast.transport.striping import Way, stripes
+from p2pcast.transport.socket_options import Sockets, window_bytes
+from p2pcast.transport.stripe_count import Way, stripes
 
 DIAL_S = 30.0
-"""A lossy way may take several tries for one of many stripes."""
+"""A lossy path may need several attempts for one of many stripes."""
 
 
-class Ordered(End):
-    """As an order says."""
+class ConfiguredEnd(End):
+    """A link end with the settings of its order."""
 
     def __init__(self, folder: Path, order: dict[str, Any]) -> None:
-        super().__init__(folder, RunKey(bytes.fromhex(order["key"])), bytes.fromhex(order["secret"]), "end", order["bytes"])
+        super().__init__(
+            folder, RunKey(bytes.fromhex(order["key"])), bytes.fromhex(order["secret"]), "end", order["bytes"]
+        )
         self.sockets = Sockets(order["congestion"], order["buffer_bytes"])
 
 
-class Parent(Ordered):
+class Parent(ConfiguredEnd):
     def __init__(self, folder: Path, order: dict[str, Any]) -> None:
         super().__init__(folder, order)
         self.listener = Listener(self, self.identity, sockets=self.sockets)
@@ -50,7 +54,7 @@ class Parent(Ordered):
         self._step = 0
 
     def prepare(self) -> None:
-        """The next version: in its log and signed, and nobody told of it."""
+        """Log and sign the next version without announcing it."""
         self._step += 1
         record = self.record(self._step)
         self._packer = Packer(self.key, record, self.layout)
@@ -62,7 +66,7 @@ class Parent(Ordered):
         *self._batches, self._manifest = self._packer.seal(len(self.layout.cells))
 
     def publish(self) -> float:
-        """When it began."""
+        """Announce the version; returns the time at which that began."""
         began = asyncio.get_running_loop().time()
         holding = self.node.open(self._packer.open_signed, None, self._log)
         for batch in self._batches:
@@ -72,7 +76,10 @@ class Parent(Ordered):
 
     def sent(self) -> dict[str, Any]:
         infos = [
-            info for c in self.downstream.children.values() for s in c.link.stripes.values() if (info := s.info()) is not None
+            info
+            for c in self.downstream.children.values()
+            for s in c.link.stripes.values()
+            if (info := s.info()) is not None
         ]
         return {
             "stripes_in_use": max((c.link.in_use for c in self.downstream.children.values()), default=0),
@@ -99,19 +106,26 @@ async def parent(folder: Path, order: dict[str, Any]) -> None:
 
 
 async def child(folder: Path, order: dict[str, Any]) -> None:
-    end = Ordered(folder, order)
+    end = ConfiguredEnd(folder, order)
     loop = asyncio.get_running_loop()
     running = [asyncio.ensure_future(end.node.run())]
     upstream = Upstream(end.node, live=True)
     link = await dial(
-        upstream, order["address"], order["port"], end.identity,
-        purpose="data", role="child", stripes=order["stripes"] or partial(own_choice, order["congestion"]), sockets=end.sockets, timeout_s=DIAL_S,
-    )  # fmt: skip
+        upstream,
+        order["address"],
+        order["port"],
+        end.identity,
+        purpose="data",
+        role="child",
+        stripes=order["stripes"] or partial(own_choice, order["congestion"]),
+        sockets=end.sockets,
+        timeout_s=DIAL_S,
+    )
     upstream.start(link)
     watching = asyncio.ensure_future(upstream.run())
     await upstream.attached.wait()
     say(attached=True)
-    # Whatever has come since the version before is of this one, also what came before the order was read.
+    # All bytes since the previous version belong to this one, also those received before this order was read.
     before = 0
     while (told := await heard()) and "close" not in told:
         whole = asyncio.ensure_future(end.complete.wait())
@@ -129,7 +143,7 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
 
 
 def own_choice(congestion: str, rtt_s: float) -> int:
-    """What a peer dials by itself that has received nothing yet."""
+    """The stripe count that a peer dials with before it has received anything."""
     return stripes(Way(rtt_s, 0.0, congestion, window_bytes()))
 
 
@@ -146,7 +160,7 @@ def say(**facts: Any) -> None:
 
 
 async def heard() -> dict[str, Any]:
-    """The next order; empty at the end."""
+    """The next order; empty at end of input."""
     line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     told: dict[str, Any] = json.loads(line or "{}")
     return told
@@ -158,7 +172,7 @@ def main() -> None:
     keep_freed_memory()
     say(ready=True)
     while line := sys.stdin.readline():
-        # In a folder of whoever started this, who removes it also where this is killed.
+        # Work in a folder of the starting process, which removes the folder even if this process is killed.
         with tempfile.TemporaryDirectory(dir=settings["folder"]) as folder:
             event_loop.run(role(Path(folder), json.loads(line)))
 

@@ -1,4 +1,6 @@
-"""Links of every number of stripes, one after the other, over one emulated way. Run by a backend where netem is (``netem.uml``, or this kernel)."""
+"""Links of every number of stripes, one after the other, over one emulated path. A backend with netem runs this module
+(user-mode Linux or this machine's kernel).
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from netem.broadcast.agents import Agents
-from netem.broadcast.folders import own_folder
-from netem.description import Host, Link, Network
-from netem.lab.emulated import calibrated
-from netem.namespaces import Namespaces, namespaces
-from p2pcast.transport.sockets import PREFERRED, settled
+from netem.broadcast.process_folders import own_folder
+from netem.emulation.calibration import calibrated
+from netem.emulation.description import Host, Link, Network
+from netem.emulation.namespaces import Namespaces, namespaces
+from p2pcast.transport.socket_options import PREFERRED, choose_sockets
 
 MODULE = "netem.stripes.ends"
 ENDS = ("parent", "child")
 IDLE_S = 0.4
 IDLE_ROUND_TRIPS = 4
-"""Before each version: longer than TCP's retransmission timer, so a window is taken back as it is between real versions."""
+"""Pause before each version. The pause exceeds TCP's retransmission timer, so congestion windows shrink as between real
+versions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One way, and the links tried on it. ``limit``: of the time that the payload takes at the full rate, for a version; what has come by then counts. ``mtu``: bytes of
-    an IP packet."""
+    """One path, and the links tried on it. ``limit``: time allowed for a version, as a multiple of the payload's time
+    at the full rate; bytes received by then count. ``mtu``: bytes of an IP packet.
+    """
 
     rate_bps: float
     rtt_s: float
@@ -48,12 +53,14 @@ class Sweep:
 
 
 def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """First ``{calibration: …, off: […]}``, then ``{row: …}`` for each link; none where the way is not what was asked for. Raises LocalError, UsageError."""
+    """Yields ``{calibration: …, off: […]}`` first, then ``{row: …}`` for each link. There are no rows if the path
+    differs from the request. Raises LocalError, UsageError.
+    """
     lists = {name: tuple(argument[name]) for name in ("stripes", "congestion", "buffers")}
     given = Sweep(**{**argument, **lists})
     for name in given.congestion:
-        settled(name)
-    # All of the way lies before the receiver, but for the acknowledgements' half.
+        choose_sockets(name)
+    # The payload's direction carries the whole delay except half of the round trip, which acknowledgements take.
     access = Link(given.rate_bps, given.rate_bps, given.rtt_s / 2, loss=given.loss)
     with namespaces(Network((Host("parent"), Host("child", access)), given.mtu)) as net:
         calibration = calibrated(net)
@@ -67,14 +74,14 @@ def sweep(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def settings(given: Sweep) -> list[tuple[str, int | None]]:
-    """What is tried, and last what p2pcast chooses by itself, with the congestion control that it prefers of these."""
+    """All settings tried; the last is p2pcast's own choice, with its preferred congestion control among these."""
     own = PREFERRED if PREFERRED in given.congestion else given.congestion[0]
     return [*product(given.congestion, given.stripes), (own, None)]
 
 
 @contextmanager
 def ends(net: Namespaces) -> Iterator[Agents]:
-    """At the hosts ``parent`` and ``child``, ready."""
+    """Agents at the hosts ``parent`` and ``child``, ready for orders."""
     with own_folder(Path(tempfile.gettempdir())) as folder, Agents(net, MODULE) as agents:
         for name in ENDS:
             agents.start(name, name, {"folder": str(folder)})
@@ -85,7 +92,9 @@ def ends(net: Namespaces) -> Iterator[Agents]:
 def link(
     net: Namespaces, agents: Agents, given: Sweep, stripes: int | None, congestion: str, buffer_bytes: int | None
 ) -> dict[str, Any]:
-    """One, between the hosts ``parent`` and ``child``, at which ``ends`` run. ``stripes``: None leaves it to both ends; what came of it is then said (``chosen``)."""
+    """One link between the hosts ``parent`` and ``child``, where ``ends`` runs. ``stripes``: None leaves the number to
+    both ends; the result is then in ``chosen``.
+    """
     parent, child = agents.agents["parent"], agents.agents["child"]
     common = {
         "key": secrets.token_hex(32), "secret": secrets.token_hex(20), "bytes": given.payload_bytes,
@@ -110,12 +119,20 @@ def link(
         if not received["whole"]:
             break
     parent.tell(close=True)
-    # Only then: of a link that is closed nothing is known any more.
+    # Close last: the counters of a link disappear with the link.
     sent = parent.answer("sent")
     child.tell(close=True)
     child.answer("closed")
     return {
-        "rtt_s": given.rtt_s, "loss": given.loss, "rate_bps": given.rate_bps, "congestion": congestion, "stripes": stripes or sent["stripes_in_use"],
-        "chosen": stripes is None, "buffer_bytes": buffer_bytes, "goodputs_bps": [round(g) for g in goodputs], "whole": received["whole"], "left": left,
+        "rtt_s": given.rtt_s,
+        "loss": given.loss,
+        "rate_bps": given.rate_bps,
+        "congestion": congestion,
+        "stripes": stripes or sent["stripes_in_use"],
+        "chosen": stripes is None,
+        "buffer_bytes": buffer_bytes,
+        "goodputs_bps": [round(g) for g in goodputs],
+        "whole": received["whole"],
+        "left": left,
         "retransmitted": sent["retransmitted_bytes"] / max(1, sent["sent_bytes"]),
-    }  # fmt: skip
+    }

@@ -1,9 +1,11 @@
-"""Artifacts: anchors and deltas as an append-only log, signed batches and a manifest (docs/delta-format.md, sections 4 to 6)."""
+"""Artifacts: anchors and deltas as an append-only log, signed batches and a manifest (docs/formats/delta-format.md,
+sections 4 to 6).
+"""
 
 from p2pcast.artifact.assembly import Assembly, Placed
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import ANCHOR, DELTA, Batch, CellEntry, FileEntry, Manifest, Open, run_id
 from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import ANCHOR, DELTA, Batch, CellEntry, FileEntry, Manifest, Open, run_id
 
 __all__ = [
     "ANCHOR",

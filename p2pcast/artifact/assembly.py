@@ -1,8 +1,9 @@
-"""The receiver's view of one artifact: its batches in any order, its directory in log order, and what the manifest seals.
+"""The receiver's view of one artifact: its batches in any order, its directory in log order, and its sealing manifest.
 
-Promise: whatever it hands out was signed by the run's key, fits the layout, and does not contradict what it handed out before. Memory is bounded by
-the layout: no more pieces than its cells can fill, no cell twice. A key that signs two contradicting records breaks the artifact for good.
-Looking up a piece's hash is O(1). Pure: no files, no sockets, no clock.
+Promise: every value that an assembly returns was signed by the run's key, fits the layout, and does not contradict
+earlier values. Memory is bounded by the layout: no more pieces than its cells can fill, no cell twice. A key that signs
+two contradicting records breaks the artifact permanently. Looking up a piece's hash is O(1). Pure: no files, no
+sockets, no clock.
 """
 
 from __future__ import annotations
@@ -10,13 +11,25 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from p2pcast import limits
-from p2pcast.artifact.records import ANCHOR, HASH_BYTES, OWN, RAW, Batch, CellEntry, Durable, Manifest, Open, payload_fits, run_id
+from p2pcast.artifact.signed_records import (
+    ANCHOR,
+    HASH_BYTES,
+    OWN,
+    RAW,
+    Batch,
+    CellEntry,
+    Durable,
+    Manifest,
+    Open,
+    payload_fits,
+    run_id,
+)
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
 
 
 class Placed(NamedTuple):
-    """A directory entry and where its payload lies in the log (bytes)."""
+    """A directory entry and its payload's offset in the log (bytes)."""
 
     cell: int
     codec: int
@@ -32,20 +45,24 @@ class _Known(NamedTuple):
 
 
 class Assembly:
-    """One artifact. After an IntegrityError from a forged record it goes on as before; after a contradiction it stays broken."""
+    """One artifact. A forged record raises IntegrityError and changes nothing; a contradiction breaks the artifact
+    permanently.
+    """
 
     def __init__(self, open_signed: bytes, public: bytes, layout: Layout) -> None:
-        """Raises IntegrityError when the record is not of this run and layout."""
+        """Take the signed open record. Raises IntegrityError if it is of another run or layout."""
         self.open = Open.from_signed(open_signed, public)
         if self.open.run != run_id(public):
-            raise IntegrityError("open record: run: not the run of this key")
+            raise IntegrityError("open record: run: does not match this run's key")
         if self.open.layout != layout.layout_id:
-            raise IntegrityError(f"open record: layout: {self.open.layout.hex()[:16]} is not ours, {layout.layout_id.hex()[:16]}")
+            raise IntegrityError(
+                f"open record: layout: {self.open.layout.hex()[:16]} is not this layout, {layout.layout_id.hex()[:16]}"
+            )
         self.open_signed = open_signed
         self.manifest: Manifest | None = None
         self.manifest_signed: bytes | None = None
         self.durable_signed: bytes | None = None
-        """The hub's signed word that the version is on its disk; only a version's first delta needs it (``confirmed``)."""
+        """The hub's signed durable record; required for the first delta of a version only (``confirmed``)."""
         self.layout = layout
         self.directory: list[Placed] = []
         """Entries so far, in log order."""
@@ -65,22 +82,25 @@ class Assembly:
         self._complete = False
         self._fault: str | None = None
 
-    # -- what is known
+    # -- state
 
     @property
     def sealed(self) -> bool:
-        """The manifest is here: the number of pieces is final."""
+        """Whether the manifest was received: the number of pieces is final."""
         return self.manifest is not None
 
     @property
     def complete_directory(self) -> bool:
-        """Sealed, every batch is here, and all totals and the chain of hashes have matched."""
+        """Whether the artifact is sealed, every batch was received, and all totals and the hash chain matched."""
         return self._complete
 
     @property
     def confirmed(self) -> bool:
-        """Sealed, and certainly on the hub's disk: engines may serve it. Anchors and squashes are signed only once their version is; so were those of release 0.1 that lie
-        in a store."""
+        """Whether the artifact is sealed and surely on the hub's disk, so that engines may serve it.
+
+        Anchors and squashes are signed only after their version is on disk. Sealed artifacts of release 0.1 in a store
+        were on disk too.
+        """
         manifest = self.manifest
         if manifest is None:
             return False
@@ -88,31 +108,31 @@ class Assembly:
 
     @property
     def public(self) -> bytes:
-        """The key that signed it."""
+        """The key that signed the records."""
         return self._public
 
     @property
     def batches(self) -> int:
-        """How many batches are here."""
+        """Number of batches received."""
         return len(self._by_seq)
 
     @property
     def broken(self) -> bool:
-        """The run's key has contradicted itself in it."""
+        """Whether the run's key has signed contradicting records of this artifact."""
         return self._fault is not None
 
     @property
     def pieces(self) -> int:
-        """Pieces of the artifact once sealed; before that, one more than the highest that a batch has vouched for."""
+        """Pieces of the artifact once sealed; before that, one more than the highest signed piece."""
         return len(self._of_piece) if self.manifest is None else self.manifest.pieces
 
     @property
     def linked_pieces(self) -> int:
-        """Pieces vouched for without a gap from the first on."""
+        """Signed pieces without a gap from the first on."""
         return self._linked_pieces
 
     def piece_hash(self, piece: int) -> bytes | None:
-        """BLAKE3 of a piece, or None while no batch vouches for it."""
+        """BLAKE3 of a piece, or None if no batch with it was received."""
         known = self._of_piece[piece] if 0 <= piece < len(self._of_piece) else None
         if known is None:
             return None
@@ -120,7 +140,10 @@ class Assembly:
         return known.batch.hashes[at : at + HASH_BYTES]
 
     def piece_bytes(self, piece: int) -> int | None:
-        """Size of a piece; None while it may be the last and so shorter (then it is at most ``open.piece``), or does not exist."""
+        """Size of a piece in bytes; None if the piece does not exist or may be the last.
+
+        The last piece may be shorter; before the seal its size is at most ``open.piece``.
+        """
         if self.manifest is not None:
             if not 0 <= piece < self.manifest.pieces:
                 return None
@@ -132,23 +155,25 @@ class Assembly:
         return range(offset // self.open.piece, -(-(offset + size) // self.open.piece))
 
     def batch_for_piece(self, piece: int) -> bytes | None:
-        """The signed batch that vouches for a piece, to pass on before it."""
+        """The signed batch with a piece's hash, which must be forwarded before the piece."""
         known = self._of_piece[piece] if 0 <= piece < len(self._of_piece) else None
         return None if known is None else known.signed
 
     def batch(self, seq: int) -> bytes | None:
-        """A signed batch by its number."""
+        """The signed batch with this number."""
         known = self._by_seq.get(seq)
         return None if known is None else known.signed
 
     def signed_batches(self) -> list[bytes]:
-        """The batches that are here, by number."""
+        """All received batches, by number."""
         return [self._by_seq[seq].signed for seq in sorted(self._by_seq)]
 
-    # -- what comes in
+    # -- records
 
     def add_batch(self, signed: bytes) -> list[Placed]:
-        """Take a batch, in any order; the directory entries that it put in place, in log order. Raises IntegrityError."""
+        """Take a batch, in any order. Returns the directory entries that became known, in log order. Raises
+        IntegrityError.
+        """
         self._check_fault()
         if signed in self._raw:
             return []
@@ -165,12 +190,14 @@ class Assembly:
         return self._link()
 
     def add_manifest(self, signed: bytes) -> None:
-        """Take the manifest; totals and chain are checked now, or as soon as the last batch is here. Raises IntegrityError."""
+        """Take the manifest. Totals and chain are checked now, or when the last batch arrives. Raises
+        IntegrityError.
+        """
         self._check_fault()
         if self.manifest is not None:
             if signed != self.manifest_signed:
                 Manifest.from_signed(signed, self._public)
-                raise self._broken("manifest: this artifact has another one already")
+                raise self._broken("manifest: another manifest of this artifact was received before")
             return
         manifest = Manifest.from_signed(signed, self._public)
         self._check_manifest(manifest)
@@ -178,17 +205,17 @@ class Assembly:
         self._finish()
 
     def add_durable(self, signed: bytes) -> None:
-        """Take the hub's word that the version is durable there, once the manifest is here. Raises IntegrityError."""
+        """Take the hub's durable record, after the manifest. Raises IntegrityError."""
         self._check_fault()
         if signed == self.durable_signed:
             return
         record = Durable.from_signed(signed, self._public)
         manifest = self.manifest
         if manifest is None:
-            raise IntegrityError("durable record: the manifest has not come yet")
+            raise IntegrityError("durable record: received before the manifest")
         for name, ours in (("artifact", self.open.artifact), ("run", self.open.run), ("version", self.open.version)):
             if getattr(record, name) != ours:
-                raise IntegrityError(f"durable record: {name}: not the same as in the open record")
+                raise IntegrityError(f"durable record: {name}: differs from the open record")
         if record.manifest != manifest.body_hash:
             raise self._broken("durable record: manifest: the record confirms another manifest of this artifact")
         self.durable_signed = bytes(signed)
@@ -200,12 +227,12 @@ class Assembly:
             raise IntegrityError(self._fault)
 
     def _broken(self, message: str) -> IntegrityError:
-        """The run's key contradicts itself: no part of this artifact can be trusted to fit the others."""
+        """Mark the artifact broken: its records contradict each other, so none of them can be trusted."""
         self._fault = f"{message} (artifact {self.open.artifact.hex()} of {self.open.version})"
         return IntegrityError(self._fault)
 
     def _check_batch(self, batch: Batch) -> None:
-        """Everything that can be said without the batches before it. Changes nothing, save for a contradiction."""
+        """Check a batch without its predecessors. Changes nothing, except that a contradiction breaks the artifact."""
         if batch.artifact != self.open.artifact:
             raise IntegrityError(f"batch: artifact: not {self.open.artifact.hex()}")
         if batch.seq >= self._max_batches or batch.first + batch.pieces > self._max_pieces:
@@ -223,28 +250,32 @@ class Assembly:
             if entry.cell >= len(self._cells):
                 raise self._broken(f"batch {batch.seq}: cell {entry.cell} is not in the layout")
             if self._seen[entry.cell] or entry.cell in fresh:
-                raise self._broken(f"batch {batch.seq}: cell {entry.cell} stands twice")
+                raise self._broken(f"batch {batch.seq}: cell {entry.cell} appears twice")
             fresh.add(entry.cell)
             nbytes = self._cells[entry.cell].nbytes
             if not payload_fits(entry.codec, entry.bytes, nbytes):
-                raise self._broken(f"batch {batch.seq}: cell {entry.cell} of {nbytes} bytes has a payload of {entry.bytes}")
+                raise self._broken(
+                    f"batch {batch.seq}: cell {entry.cell} of {nbytes} bytes has a payload of {entry.bytes}"
+                )
             if self.open.kind == ANCHOR and (entry.codec != RAW or entry.before != 0):
                 raise self._broken(f"batch {batch.seq}: cell {entry.cell}: an anchor's cells are raw, with before = 0")
 
     def _link(self) -> list[Placed]:
-        """Join on every batch whose predecessor is here."""
+        """Append every batch whose predecessor is linked."""
         placed: list[Placed] = []
         while (known := self._by_seq.get(self._linked)) is not None:
             batch = known.batch
             if batch.prev != self._last:
                 raise self._broken(f"batch {batch.seq}: prev: not the hash of the record before it")
             if batch.first != self._linked_pieces:
-                raise self._broken(f"batch {batch.seq}: first: pieces {self._linked_pieces} to {batch.first} are skipped")
+                raise self._broken(
+                    f"batch {batch.seq}: first: pieces {self._linked_pieces} to {batch.first} are skipped"
+                )
             vouched = (batch.first + batch.pieces) * self.open.piece
             for entry in batch.cells:
                 placed.append(self._place(entry, len(self.directory) + len(placed)))
             if self._linked_bytes > vouched:
-                raise self._broken(f"batch {batch.seq}: cells: they end behind its pieces")
+                raise self._broken(f"batch {batch.seq}: cells: the payloads end after the batch's pieces")
             self._linked += 1
             self._linked_pieces += batch.pieces
             self._last = batch.body_hash
@@ -254,7 +285,7 @@ class Assembly:
 
     def _place(self, entry: CellEntry, number: int) -> Placed:
         if self.open.kind == ANCHOR and entry.cell != number:
-            raise self._broken(f"cell {entry.cell}: an anchor's cells stand in order; {number} was next")
+            raise self._broken(f"cell {entry.cell}: an anchor's cells must be in order; expected {number}")
         offset = self._linked_bytes
         self._linked_bytes += entry.bytes
         return Placed(*entry, offset)
@@ -263,7 +294,7 @@ class Assembly:
         open_ = self.open
         for name in ("artifact", "base", "kind", "layout", "run", "version"):
             if getattr(manifest, name) != getattr(open_, name):
-                raise IntegrityError(f"manifest: {name}: not that of the open record")
+                raise IntegrityError(f"manifest: {name}: differs from the open record")
         if manifest.pieces != -(-manifest.log // open_.piece):
             raise self._broken(f"manifest: pieces: {manifest.pieces} do not make a log of {manifest.log} bytes")
         if manifest.pieces > self._max_pieces or manifest.batches > self._max_batches:
@@ -273,10 +304,10 @@ class Assembly:
         if open_.kind == ANCHOR and any(f.offset is None for f in manifest.files):
             raise self._broken("manifest: files: an anchor holds the contents of all its files")
         if len(self._of_piece) > manifest.pieces or any(seq >= manifest.batches for seq in self._by_seq):
-            raise self._broken("manifest: pieces or batches: fewer than the batches that are here")
+            raise self._broken("manifest: pieces or batches: fewer than were received")
 
     def _finish(self) -> None:
-        """Once manifest and all batches are here: the totals."""
+        """Check the totals, once the manifest and all batches were received."""
         manifest = self.manifest
         if manifest is None or self._linked < manifest.batches or self._complete:
             return
@@ -289,7 +320,7 @@ class Assembly:
         end = self._linked_bytes
         for file in sorted((f for f in manifest.files if f.offset is not None), key=lambda f: (f.offset, f.size)):
             if file.offset != end:
-                raise self._broken(f"manifest: files: {file.path!r} does not begin where the one before it ends")
+                raise self._broken(f"manifest: files: {file.path!r} does not begin where the previous file ends")
             end += file.size
         if end != manifest.log:
             raise self._broken(f"manifest: log: {manifest.log} bytes, but cells and files make {end}")

@@ -1,6 +1,7 @@
-"""Canonical msgpack: one way to write a value, so that equal values have equal bytes. Pure.
+"""Canonical msgpack: each value has one encoding, so equal values have equal bytes. Pure.
 
-Maps with sorted string keys, shortest integers, ``bin`` for bytes, no floats, no extension types (docs/delta-format.md, first paragraph).
+Maps with sorted string keys, shortest integers, ``bin`` for bytes, no floats, no extension types
+(docs/formats/delta-format.md, first paragraph).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ U64 = (1 << 64) - 1
 
 
 def pack(value: Any) -> bytes:
-    """Canonical bytes of a value; a map is sorted at the top level, deeper ones are not used by our formats."""
+    """Canonical bytes of a value. Only the top-level map is sorted; p2pcast's formats have no nested maps."""
     if isinstance(value, dict):
         value = {key: value[key] for key in sorted(value)}
     packed: bytes = msgpack.packb(value)
@@ -28,7 +29,9 @@ def pack(value: Any) -> bytes:
 
 
 def unpack_map(body: bytes, where: str) -> dict[str, Any]:
-    """The map in ``body``, which must be canonical. Lists are capped before they are allocated. Raises IntegrityError."""
+    """The map in ``body``, which must be canonical. List lengths are capped before allocation. Raises
+    IntegrityError.
+    """
     try:
         value = msgpack.unpackb(body, max_array_len=_MAX_LIST, max_map_len=_MAX_MAP, max_ext_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
@@ -45,13 +48,16 @@ def unpack_map(body: bytes, where: str) -> dict[str, Any]:
 
 
 IGNORABLE = "+"
-"""A field whose name begins with this may be ignored by a reader that does not know it. Any other unknown field is critical: its record is refused."""
+"""Prefix of fields that a reader may ignore if they are unknown. Any other unknown field is critical: its record is
+refused.
+"""
 
 
 class Fields:
-    """Reads a map field by field; the first wrong one raises IntegrityError with its name.
+    """Reads a map field by field. The first invalid field raises IntegrityError with its name.
 
-    ``names``: the fields that each format of the record must have, by format number ``v``. Format 1 has these and no others; later formats may have ignorable ones.
+    ``names``: the required fields of each format of the record, by format number ``v``. Format 1 has exactly these
+    fields; later formats may have ignorable fields too.
     """
 
     def __init__(self, where: str, body: bytes, names: Mapping[int, frozenset[str]]) -> None:
@@ -69,7 +75,7 @@ class Fields:
         if wrong := sorted(str(n)[:40] for n in unknown | (names[self.format] - self._values.keys())):
             raise IntegrityError(f"{where}: fields missing or unknown: {', '.join(wrong[:5])}")
 
-    def bad(self, name: str, why: str) -> IntegrityError:
+    def invalid(self, name: str, why: str) -> IntegrityError:
         return IntegrityError(f"{self.where}: {name}: {why}")
 
     def integer(self, name: str, high: int = U64) -> int:
@@ -78,7 +84,7 @@ class Fields:
 
     def checked_integer(self, name: str, value: Any, high: int = U64) -> int:
         if type(value) is not int or not 0 <= value <= high:
-            raise self.bad(name, f"not an integer from 0 to {high}")
+            raise self.invalid(name, f"not an integer from 0 to {high}")
         return value
 
     def binary(self, name: str, size: int) -> bytes:
@@ -87,7 +93,7 @@ class Fields:
 
     def checked_binary(self, name: str, value: Any, size: int) -> bytes:
         if type(value) is not bytes or len(value) != size:
-            raise self.bad(name, f"not {size} bytes")
+            raise self.invalid(name, f"not {size} bytes")
         return value
 
     def binary_or_nil(self, name: str, size: int) -> bytes | None:
@@ -95,41 +101,41 @@ class Fields:
         return None if self._values[name] is None else self.binary(name, size)
 
     def text(self, name: str, most: int) -> str:
-        """Printable ASCII, of 1 to ``most`` characters."""
+        """Printable ASCII of 1 to ``most`` characters."""
         return self.checked_text(name, self._values[name], most)
 
     def checked_text(self, name: str, value: Any, most: int) -> str:
         if type(value) is not str or not 1 <= len(value) <= most or not (value.isascii() and value.isprintable()):
-            raise self.bad(name, f"not printable ASCII text of 1 to {most} characters")
+            raise self.invalid(name, f"not printable ASCII text of 1 to {most} characters")
         return value
 
     def binary_up_to(self, name: str, most: int) -> bytes | None:
         """At most ``most`` bytes, or nil."""
         value = self._values[name]
         if value is not None and (type(value) is not bytes or len(value) > most):
-            raise self.bad(name, f"neither nil nor at most {most} bytes")
+            raise self.invalid(name, f"neither nil nor at most {most} bytes")
         return value
 
     def any_binary(self, name: str) -> bytes:
         value = self._values[name]
         if type(value) is not bytes:
-            raise self.bad(name, "not bytes")
+            raise self.invalid(name, "not bytes")
         return value
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         value = self._values[name]
         if type(value) is not str or value not in choices:
-            raise self.bad(name, f"not one of {', '.join(choices)}")
+            raise self.invalid(name, f"not one of {', '.join(choices)}")
         return value
 
     def rows(self, name: str, columns: int, most: int) -> list[list[Any]]:
         """A list of at most ``most`` lists of ``columns`` values each."""
         value = self._values[name]
         if type(value) is not list or len(value) > most:
-            raise self.bad(name, f"not a list of at most {most}")
+            raise self.invalid(name, f"not a list of at most {most}")
         for number, row in enumerate(value):
             if type(row) is not list or len(row) != columns:
-                raise self.bad(f"{name}[{number}]", f"not a list of {columns}")
+                raise self.invalid(f"{name}[{number}]", f"not a list of {columns}")
         return value
 
     def version_or_nil(self, name: str) -> Version | None:
@@ -139,11 +145,13 @@ class Fields:
         try:
             return Version.of(value)
         except IntegrityError as error:
-            raise self.bad(name, str(error)) from None
+            raise self.invalid(name, str(error)) from None
 
 
 def take_bin(data: bytes | memoryview, at: int, cap: int, where: str) -> tuple[int, int]:
-    """A ``bin`` of at most ``cap`` bytes that starts at ``at``: (start, end) of its contents. Allocates nothing. Raises IntegrityError."""
+    """Contents of a ``bin`` of at most ``cap`` bytes at offset ``at``: (start, end). Allocates nothing. Raises
+    IntegrityError.
+    """
     head = bytes(data[at : at + 5])
     kinds = {0xC4: (1, 0), 0xC5: (2, 1 << 8), 0xC6: (4, 1 << 16)}
     width, least = kinds.get(head[0] if head else 0, (0, 0))

@@ -1,18 +1,18 @@
-"""The sender's side of an artifact: turns coded cells into signed batches and a manifest, while they are being made.
+"""The sender's side of an artifact: coded cells become signed batches and a manifest while later cells are coded.
 
-Promise: holds no payloads; whoever feeds it appends the same bytes to his log in the same order. Pure: no files, no clock.
+Promise: a packer holds no payloads; the caller appends the same bytes to its log in the same order. Pure: no files, no
+clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import blake3
 
 from p2pcast import limits
 from p2pcast.artifact.canonical import U64
-from p2pcast.artifact.records import (
+from p2pcast.artifact.signed_records import (
     ANCHOR,
     HASH_BYTES,
     MAX_CODEC,
@@ -23,6 +23,7 @@ from p2pcast.artifact.records import (
     FileEntry,
     Manifest,
     Open,
+    Signer,
     path_fault,
     payload_fits,
     run_id,
@@ -30,17 +31,14 @@ from p2pcast.artifact.records import (
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import UsageError
 
-if TYPE_CHECKING:
-    from p2pcast.artifact.run_key import RunKey
-
 
 class Packer:
-    """Feed cells, then files; take batches whenever you like; seal. Not thread-safe: the log has one order."""
+    """Add cells, then files; take batches at any time; seal. Not thread-safe, since the log has one order."""
 
-    def __init__(self, key: RunKey, open: Open, layout: Layout) -> None:
-        """Raises UsageError when the open record is of another run or layout."""
+    def __init__(self, key: Signer, open: Open, layout: Layout) -> None:
+        """Start an artifact. Raises UsageError if the open record is of another run or layout."""
         if open.layout != layout.layout_id or open.run != run_id(key.public):
-            raise UsageError("the open record speaks of another layout or run than this packer")
+            raise UsageError("the open record is of another layout or run than this packer")
         self.open = open
         self.open_signed: bytes = open.to_signed(key)
         self.manifest: Manifest | None = None
@@ -60,11 +58,11 @@ class Packer:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes fed so far: where the next payload goes in the log."""
+        """Bytes added so far, which is the next payload's offset in the log."""
         return self._log
 
     def add_cell(self, cell: int, codec: int, payload: bytes | memoryview, before: int, after: int) -> None:
-        """The next payload of the log. Raises UsageError when the cell can't be here."""
+        """Add the log's next payload. Raises UsageError if the cell is not allowed here."""
         size = memoryview(payload).nbytes
         if self.manifest is not None or self._files:
             raise UsageError("cells come before files and before seal()")
@@ -83,7 +81,9 @@ class Packer:
         self._due.append((self._log, CellEntry(cell, codec, size, before, after)))
 
     def add_file(self, path: str, contents: bytes | None, size: int, hash: bytes) -> None:
-        """A small file of the version, with its BLAKE3; ``contents`` None when the base has the same bytes. Raises UsageError."""
+        """Add a small file of the version with its BLAKE3. ``contents`` None: the base has the same bytes. Raises
+        UsageError.
+        """
         fault = path_fault(path)
         if fault:
             raise UsageError(f"small file {fault}")
@@ -91,19 +91,22 @@ class Packer:
             raise UsageError(f"small file {path!r}: added twice, or after seal()")
         total = size + sum(f.size for f in self._files)
         if size > limits.MAX_SMALL_FILE_BYTES or total > limits.MAX_FILES_BYTES or len(self._files) >= limits.MAX_FILES:
-            raise UsageError(f"small file {path!r}: too large, or one too many")
+            raise UsageError(f"small file {path!r}: too large, or over the limit of files")
         if contents is None:
             if self.open.kind == ANCHOR:
                 raise UsageError(f"small file {path!r}: an anchor has no base to take it from")
             self._files.append(FileEntry(path, size, hash, None))
             return
         if len(contents) != size or blake3.blake3(contents).digest() != hash:
-            raise UsageError(f"small file {path!r}: size or hash is not that of its contents")
+            raise UsageError(f"small file {path!r}: size or hash does not match its contents")
         self._files.append(FileEntry(path, size, hash, self._log))
         self._feed(contents)
 
     def take_batch(self, final: bool = False) -> bytes | None:
-        """The next signed batch, once a whole piece is there; with ``final`` the last, shorter piece counts too and nothing may follow."""
+        """The next signed batch, if a whole piece is complete.
+
+        ``final``: the last, shorter piece is included, and nothing may be added afterwards.
+        """
         if final and self._in_piece:
             self._end_piece()
         hashes = [self._hashes.popleft() for _ in range(min(len(self._hashes), limits.BATCH_PIECES))]
@@ -120,7 +123,10 @@ class Packer:
         return batch.to_signed(self._key)
 
     def seal(self, state: int, *, version_hash: bytes | None = None) -> list[bytes]:
-        """The remaining signed batches, then the signed manifest. ``state``: the digest of the whole state after this version. ``version_hash``: as in ``Manifest``."""
+        """The remaining signed batches, then the signed manifest.
+
+        ``state``: digest of the whole state after this version. ``version_hash``: as in ``Manifest``.
+        """
         if self.manifest is not None:
             raise UsageError("sealed already")
         if self.open.kind == ANCHOR and self._cells != len(self._seen):
@@ -148,9 +154,11 @@ class Packer:
         return out
 
     def durable(self) -> bytes:
-        """The signed durable record. It is true once the sealed artifact is on disk: until then it must not leave this process."""
+        """The signed durable record. It must not leave this process before the sealed artifact is on disk."""
         assert self.manifest is not None, "sealed first"
-        return Durable(self.open.artifact, self.manifest.body_hash, self.open.run, self.open.version).to_signed(self._key)
+        return Durable(self.open.artifact, self.manifest.body_hash, self.open.run, self.open.version).to_signed(
+            self._key
+        )
 
     def _feed(self, payload: bytes | memoryview) -> None:
         view = memoryview(payload).cast("B")

@@ -1,8 +1,10 @@
-"""How large the pieces of an artifact are. Pure.
+"""The size of an artifact's pieces. Pure.
 
-A node passes a piece on once it has all of it and has checked it, and as many pieces as a link has stripes are on its way at once. So on a chain of k hops of s stripes, a
-delta of n pieces is at the last peer (k - 1) · s/n of its time later than at the first. That is nothing for a large delta, and half of the time for one of a hundred
-pieces. So artifacts of less than ENOUGH pieces are cut finer, down to what a piece costs by itself: 16 bytes of header, 32 of a hash on each stripe, and processors' time.
+A node forwards a piece after it has received and verified the whole piece, and each stripe of a link carries one piece
+at a time. On a chain of k hops with s stripes, a delta of n pieces therefore reaches the last peer (k - 1) · s/n of its
+transfer time after the first. This delay is negligible for a large delta, and half of the transfer time for a delta of
+a hundred pieces. Artifacts of fewer than ENOUGH pieces are therefore cut finer. A piece's own cost sets the lower
+limit: 16 bytes of header, 32 bytes of hash on each stripe, and CPU time.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from typing import Final
 from p2pcast.limits import ANCHOR_PIECE_BYTES, KIB, PIECE_BYTES
 
 ENOUGH: Final = 512
-"""Pieces: on eight hops of four stripes 5 % of the time."""
+"""Pieces from which the delay is small: 5 % of the transfer time on eight hops of four stripes."""
 LEAST_PIECE_BYTES: Final = 16 * KIB
-"""Headers and hashes are 1 % of it on four stripes."""
+"""Smallest piece: headers and hashes are 1 % of it on four stripes."""
 
 
 def piece_bytes(expected_bytes: int, *, anchor: bool = False) -> int:
-    """For a delta of about so many bytes, or an anchor of a state of so many: a power of two."""
+    """Piece size in bytes, a power of two, for a delta of this expected size, or for an anchor of a state of
+    this size.
+    """
     size = ANCHOR_PIECE_BYTES if anchor else PIECE_BYTES
     while size > LEAST_PIECE_BYTES and size * ENOUGH > expected_bytes:
         size //= 2

@@ -1,6 +1,7 @@
-"""The run's key: what signs records (``p2pcast.artifact.records``), and the file in which a hub keeps it.
+"""The run's key, with which a hub signs records (``p2pcast.artifact.signed_records``), and its file.
 
-Promise: a key file is made once, whole and readable by its user alone; a damaged one, or one that others can read, is an error and never replaced.
+Promise: a key file is created once, whole and readable by its user alone. A damaged file, or one that other users can
+read, raises an error and is never replaced.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2pcast.artifact.records import KEY_BYTES
+from p2pcast.artifact.signed_records import KEY_BYTES
 from p2pcast.errors import LocalError
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 
 
 class RunKey:
-    """The run's Ed25519 key: who holds it may publish versions."""
+    """The run's Ed25519 key. Its holder can publish versions."""
 
     def __init__(self, secret: bytes) -> None:
-        """From its 32 secret bytes."""
+        """From the 32 secret bytes."""
         self._key = Ed25519PrivateKey.from_private_bytes(secret)
         self.public: bytes = self._key.public_key().public_bytes_raw()
 
@@ -32,20 +33,22 @@ class RunKey:
 
     @classmethod
     def load_or_create(cls, path: Path | str) -> RunKey:
-        """The key in the file at ``path`` (32 bytes, mode 0600), made if there is none. Raises LocalError."""
+        """The key in the file at ``path`` (32 bytes, mode 0600), created if missing. Raises LocalError."""
         path = Path(path)
         with explained("read", path):
             if not path.exists():
                 try:
                     atomic_write(path, os.urandom(KEY_BYTES), 0o600, replace=False)
                 except FileExistsError:
-                    pass  # another process was faster; its key is the run's
+                    pass  # another process created the file first; its key is the run's
             if path.stat().st_mode & 0o077:
                 raise LocalError(f"run key {path} can be read by others; run: chmod 600 {path}")
             with path.open("rb") as file:
                 secret = file.read(KEY_BYTES + 1)
         if len(secret) != KEY_BYTES:
-            raise LocalError(f"run key {path} is not {KEY_BYTES} bytes: restore it from a copy, or remove it to start a new run")
+            raise LocalError(
+                f"run key {path} is not {KEY_BYTES} bytes: restore it from a copy, or remove it to start a new run"
+            )
         return cls(secret)
 
     def sign(self, message: bytes) -> bytes:

@@ -1,7 +1,8 @@
-"""A Hugging Face checkpoint folder, read as a canonical state and written as one.
+"""A Hugging Face checkpoint folder, read as a canonical state or written as one.
 
-Promise: reading never leaves the folder (save for the Hugging Face cache's own links), and validates every shard before a weight is looked at; a file that somebody
-cuts short meanwhile is an error. A folder that is written appears whole under its name, or not at all.
+Promise: reading never leaves the folder (except through the Hugging Face cache's own links), and validates every shard
+before any weight is read. A file cut short during reading is an error. A written folder appears whole under its name,
+or not at all.
 """
 
 from __future__ import annotations
@@ -16,28 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast import limits
-from p2pcast.artifact.records import path_fault
+from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.safetensors_file import SafetensorsFile, as_words, header_for, parse_json
 from p2pcast.codec.layout import Cell, Layout, Tensor
-from p2pcast.codec.room import Room
+from p2pcast.codec.scratch import ScratchBuffers
 from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.parallel import ordered_map
+from p2pcast.ordered_map import ordered_map
 from p2pcast.store import disk
-from p2pcast.store.files import atomic_folder, explained
+from p2pcast.store.atomic_files import atomic_folder, explained
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _OTHER_WEIGHTS = (
-    ".bin", ".bin.index.json", ".ckpt", ".distcp", ".gguf", ".h5", ".msgpack", ".npy", ".npz", ".onnx", ".pkl", ".pt", ".pth",
+    ".bin", ".bin.index.json", ".ckpt", ".distcp", ".gguf", ".h5", ".msgpack", ".npy", ".npz", ".onnx",
+    ".pkl", ".pt", ".pth",
 )  # fmt: skip
-"""Weights in other formats, and training state: a version's small files are what an engine needs beside the weights."""
+"""Suffixes of weights in other formats and of training state. A version's small files are the files that an engine
+needs beside the weights.
+"""
 
 
 class Checkpoint:
-    """The tensors of one folder. Safe to use from several threads."""
+    """The tensors of one folder. Thread-safe."""
 
     def __init__(self, folder: Path, files: Sequence[SafetensorsFile]) -> None:
-        """Use ``Checkpoint.open``. Raises IntegrityError when two files hold the same tensor."""
+        """Use ``Checkpoint.open``. Raises IntegrityError if two files hold the same tensor."""
         self.folder = folder
         self.files = tuple(files)
         where: dict[str, tuple[SafetensorsFile, int]] = {}
@@ -46,19 +50,23 @@ class Checkpoint:
             for tensor, begin in file.header.tensors:
                 if tensor.name in where:
                     raise IntegrityError(
-                        f"{folder}: tensor {tensor.name[:80]!r} stands in {where[tensor.name][0].path.name} and in {file.path.name}"
+                        f"{folder}: tensor {tensor.name[:80]!r} is in {where[tensor.name][0].path.name} "
+                        f"and in {file.path.name}"
                     )
                 where[tensor.name] = (file, begin)
                 tensors.append(tensor)
         self._layout = Layout(tensors)
         self._sources = [where[t.name] for t in self._layout.tensors]
-        self._room = Room()
+        self._room = ScratchBuffers()
         self.skipped: list[tuple[str, str]] = []
-        """What ``small_files`` left out: path and reason."""
+        """Files left out by ``small_files``: (path, reason)."""
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
-        """``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file. Raises LocalError, IntegrityError."""
+        """Open ``model.safetensors``, else the shards of its index, else the only ``.safetensors`` file.
+
+        Raises LocalError, IntegrityError.
+        """
         folder = Path(folder)
         with explained("read", folder):
             names = sorted(os.listdir(folder))
@@ -71,10 +79,11 @@ class Checkpoint:
             shards = found
         elif found:
             raise LocalError(
-                f"{folder}: {len(found)} .safetensors files and no {INDEX}: which make the model? Add the index, or point to one file's folder"
+                f"{folder}: {len(found)} .safetensors files and no {INDEX}; "
+                "add the index, or name a folder with one file"
             )
         else:
-            raise LocalError(f"{folder}: no {SINGLE}, no {INDEX}: this is no Hugging Face safetensors folder")
+            raise LocalError(f"{folder}: no {SINGLE} and no {INDEX}: not a Hugging Face safetensors folder")
         return cls(folder, [SafetensorsFile(folder / n) for n in shards])
 
     @classmethod
@@ -98,49 +107,55 @@ class Checkpoint:
             wrong = sorted(n for n in held.keys() | table.keys() if held.get(n) != table.get(n))
             name = wrong[0]
             raise IntegrityError(
-                f"{where}: {len(wrong)} tensors are not where it says, first {name[:80]!r}: "
+                f"{where}: {len(wrong)} tensors are not in the stated file; first {name[:80]!r}: "
                 f"the index says {table.get(name)}, found in {held.get(name)}"
             )
         return checkpoint
 
     def layout(self, *, cell_words: int = limits.CELL_WORDS, cuts: Mapping[int, Sequence[int]] | None = None) -> Layout:
-        """The layout of its tensors, cut into cells of at most ``cell_words`` words."""
+        """The layout of the tensors, cut into cells of at most ``cell_words`` words."""
         if cell_words == self._layout.cell_words and not cuts:
             return self._layout
         return Layout(self._layout.tensors, cell_words=cell_words, cuts=cuts)
 
     def words(self, cell: Cell) -> npt.NDArray[Any]:
-        """A cell's words, unsigned and read-only, in memory of their own. Raises LocalError, also when the file has become shorter.
+        """A cell's words, unsigned and read-only, in memory of their own.
 
-        The cell may be of any layout with the same tensors.
+        The cell may be of any layout with the same tensors. Raises LocalError, also if the file was cut short.
         """
         file, begin = self._sources[cell.tensor]
         return file.words(cell.word_bytes, begin + cell.start * cell.word_bytes, cell.words)
 
     def lent(self, cell: Cell) -> npt.NDArray[Any]:
-        """As ``words``, in memory that this thread's next call overwrites: warm memory, as fast as a map would be."""
+        """A cell's words in memory that this thread's next call overwrites. The memory is reused, so a read is as fast
+        as a map.
+        """
         file, begin = self._sources[cell.tensor]
         room = self._room.array("words", cell.nbytes, np.uint8)
         file.read(room, begin + cell.start * cell.word_bytes)
         return as_words(room, cell.word_bytes)
 
     def small_files(self) -> dict[str, bytes]:
-        """Path → contents of config, tokenizer and the like; what was left out, and why, is in ``skipped``. Raises LocalError."""
+        """Path → contents of configuration, tokenizer and similar files; ``skipped`` lists the files left out. Raises
+        LocalError.
+        """
         self.skipped = []
         out: dict[str, bytes] = {}
         total = 0
         with explained("read", self.folder):
             for path, entry in _walk(self.folder):
-                why = self._not_small(path, entry)
-                if not why and (len(out) >= limits.MAX_FILES or total + entry.stat().st_size > limits.MAX_FILES_BYTES):
-                    why = "one too many, or too many bytes together"
-                if why:
-                    self.skipped.append((path, why))
+                reason = self._not_small(path, entry)
+                if not reason and (
+                    len(out) >= limits.MAX_FILES or total + entry.stat().st_size > limits.MAX_FILES_BYTES
+                ):
+                    reason = "over the limit of files, or of bytes in all files"
+                if reason:
+                    self.skipped.append((path, reason))
                     continue
                 with open(entry.path, "rb") as file:
                     contents = file.read(limits.MAX_SMALL_FILE_BYTES + 1)
                 if len(contents) > limits.MAX_SMALL_FILE_BYTES:
-                    self.skipped.append((path, "grew while it was read"))
+                    self.skipped.append((path, "grew during reading"))
                     continue
                 out[path] = contents
                 total += len(contents)
@@ -159,7 +174,7 @@ class Checkpoint:
             if not target.is_relative_to(top) and target.parent != top.parent.parent / "blobs":
                 return "a link that leaves the folder"
             if not target.exists():
-                return "a link to nothing"
+                return "a dangling link"
         info = entry.stat()
         if not stat.S_ISREG(info.st_mode):
             return "not a regular file"
@@ -169,7 +184,9 @@ class Checkpoint:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Files below the folder, sorted, as (relative path, entry); hidden ones, weights and what p2pcast writes itself pass unmentioned."""
+    """Files below the folder, sorted, as (relative path, entry). Hidden files, weights, and files that p2pcast itself
+    writes are left out.
+    """
     pending = [""]
     while pending:
         prefix = pending.pop(0)
@@ -177,7 +194,11 @@ def _walk(folder: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
             found = sorted(entries, key=lambda e: e.name)
         for entry in found:
             path = f"{prefix}{entry.name}"
-            if entry.name.startswith(".") or path in {"STABLE", "p2pcast-anchor", INDEX} or path.endswith(".safetensors"):
+            if (
+                entry.name.startswith(".")
+                or path in {"STABLE", "p2pcast-anchor", INDEX}
+                or path.endswith(".safetensors")
+            ):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 pending.append(f"{path}/")
@@ -198,9 +219,10 @@ def write_folder(
 ) -> None:
     """Write a checkpoint folder: canonical ``model.safetensors`` and the small files; durable and whole, or nothing.
 
-    ``words_of`` is called for every cell, in order, on ``workers`` threads (each result in flight takes a cell of memory). ``before_rename`` is the last
-    chance to refuse, by raising. ``sync_bytes``: the weights are synced each time that so many have been written, so that others who sync beside it never wait for
-    all of them; else once, at the end. Raises LocalError, naming the file and the reason, and whatever the callables raise.
+    ``words_of`` is called for every cell, in order, on ``workers`` threads; each result in flight takes a cell of
+    memory. ``before_rename`` may refuse the folder by raising. ``sync_bytes``: weights are synced each time this many
+    bytes were written, so that concurrent syncs never wait for all of them; default: once, at the end. Raises
+    LocalError with file and reason, and exceptions of the callables.
     """
     for path in files:
         fault = path_fault(path)

@@ -1,7 +1,8 @@
-"""The safetensors format: its header parsed with total validation, its data read.
+"""The safetensors format: header parsing with total validation, and data reads.
 
-Checks, in order: the file's size, the header's size against its cap and the file, UTF-8 and JSON without duplicate keys, metadata, the number of
-tensors, then for each its name, dtype, shape and offsets; at last that the tensors tile the data section without holes or overlaps to its very end.
+Checks, in order: the file's size, the header's size against its cap and the file, UTF-8 and JSON without duplicate
+keys, metadata, the number of tensors, then for each its name, dtype, shape and offsets; finally that the tensors fill
+the data section exactly, without holes or overlaps.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import numpy.typing as npt
 from p2pcast import limits
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.store.files import explained
+from p2pcast.store.atomic_files import explained
 
 WORD_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _PREFIX_BYTES = 8
 _ALIGNMENT = 8
 READ_BYTES = limits.GIB
-"""In one system call: below Linux's limit of 2 GiB."""
+"""Bytes in one system call: below Linux's limit of 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,21 @@ class Header:
 
 
 def header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
-    """Size of the JSON header, from the first 8 bytes. Raises IntegrityError."""
+    """Size of the JSON header, from the file's first 8 bytes. Raises IntegrityError."""
     if file_bytes < _PREFIX_BYTES or len(prefix) < _PREFIX_BYTES:
         raise IntegrityError(f"{where}: {file_bytes} bytes are too few for a safetensors file")
     size = int.from_bytes(prefix[:_PREFIX_BYTES], "little")
     if size > limits.MAX_SAFETENSORS_HEADER_BYTES:
         raise IntegrityError(f"{where}: header of {size} bytes is over the format's limit; is this a safetensors file?")
     if size > file_bytes - _PREFIX_BYTES:
-        raise IntegrityError(f"{where}: header of {size} bytes does not fit the file: it is cut short, or no safetensors file")
+        raise IntegrityError(
+            f"{where}: header of {size} bytes does not fit the file: the file is cut short, or not a safetensors file"
+        )
     return size
 
 
 def parse_header(text: bytes, file_bytes: int, where: str) -> Header:
-    """Parse the JSON header of a file of ``file_bytes`` bytes. Raises IntegrityError naming the tensor or field."""
+    """Parse the JSON header of a file of ``file_bytes`` bytes. Raises IntegrityError with the tensor or field."""
     if text[:1] != b"{":
         raise IntegrityError(f"{where}: header does not begin with '{{'")
     table = parse_json(text, f"{where}: header")
@@ -67,10 +70,12 @@ def parse_header(text: bytes, file_bytes: int, where: str) -> Header:
     for tensor, begin, end in sorted(found, key=lambda f: f[1:]):
         label = f"{where}: tensor {tensor.name[:80]!r}"
         if begin != at:
-            kind = "overlaps the one before it" if begin < at else "leaves a hole before it"
+            kind = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
             raise IntegrityError(f"{label} {kind}: begins at {begin}, expected {at}")
         if end - begin != tensor.nbytes:
-            raise IntegrityError(f"{label}: {end - begin} bytes, but {tensor.dtype}{list(tensor.shape)} takes {tensor.nbytes}")
+            raise IntegrityError(
+                f"{label}: {end - begin} bytes, but {tensor.dtype}{list(tensor.shape)} takes {tensor.nbytes}"
+            )
         at = end
     if at != data_bytes:
         kind = "the file is cut short" if at > data_bytes else "bytes are left over at its end"
@@ -109,7 +114,7 @@ def parse_json(text: bytes, where: str) -> Any:
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            raise IntegrityError(f"{where}: a key stands twice in an object")
+            raise IntegrityError(f"{where}: a key appears twice in an object")
         return table
 
     def no_constants(name: str) -> None:
@@ -122,7 +127,9 @@ def parse_json(text: bytes, where: str) -> Any:
 
 
 def header_for(layout: Layout) -> bytes:
-    """Length prefix and header of the canonical file: tensors back to back in canonical order, data aligned to 8 bytes."""
+    """Length prefix and header of the canonical file: tensors back to back in canonical order, data aligned to
+    8 bytes.
+    """
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for tensor, offset in zip(layout.tensors, layout.offsets, strict=True):
         table[tensor.name] = {
@@ -136,13 +143,13 @@ def header_for(layout: Layout) -> bytes:
 
 
 class SafetensorsFile:
-    """One file, open for reading for as long as this lives, even once the file is deleted.
+    """One file, open for reading for this object's lifetime, even after the file is deleted.
 
-    Never mapped: a map of a file that another process cuts short is a SIGBUS, and the end of this process.
+    Never mapped: if another process cut a mapped file short, a read would end this process by SIGBUS.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises LocalError when it can't be read, IntegrityError when it is damaged."""
+        """Raises LocalError if the file can't be read, IntegrityError if it is damaged."""
         self.path = path
         with explained("read", path):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -152,17 +159,21 @@ class SafetensorsFile:
             self.header = parse_header(os.pread(self._fd, size, _PREFIX_BYTES), self.nbytes, str(path))
 
     def read(self, into: npt.NDArray[np.uint8], begin: int) -> None:
-        """Fill ``into`` with the bytes from ``begin`` of the data section on. Raises LocalError, also when the file has become shorter than it was."""
+        """Fill ``into`` with bytes of the data section from ``begin`` on. Raises LocalError, also if the file was cut
+        short.
+        """
         at, left = self.header.data_start + begin, into.data
         with explained("read", self.path):
             while left:
                 read = os.preadv(self._fd, [left[:READ_BYTES]], at)
                 if not read:
-                    raise LocalError(f"{self.path}: it was cut short while it was read: its byte {at} is gone")
+                    raise LocalError(f"{self.path}: the file was cut short during reading: byte {at} is missing")
                 at, left = at + read, left[read:]
 
     def words(self, word_bytes: int, begin: int, count: int) -> npt.NDArray[Any]:
-        """``count`` words from byte ``begin`` of the data section on: read-only, in memory of their own. Raises as ``read`` does."""
+        """``count`` words from byte ``begin`` of the data section on: read-only, in memory of their own. Raises as
+        ``read``.
+        """
         room = np.empty(count * word_bytes, np.uint8)
         self.read(room, begin)
         return as_words(room, word_bytes)

@@ -1,6 +1,6 @@
-"""The ``p2pcast`` command. Each subcommand's module is imported when it is used, so that ``--help`` is quick and nothing heavy is loaded in vain.
+"""The ``p2pcast`` command. A subcommand's module is imported when the subcommand runs, so that ``--help`` is quick.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable. Errors are one line on stderr.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable. An error is one line on stderr.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ from typing import Any
 
 import click
 
-from p2pcast import logs
 from p2pcast.cli import config
+from p2pcast.daemon import logs
 from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 
 COMMANDS = {
     "seed": ("p2pcast.cli.seed:seed", "Publish every new checkpoint to all peers that join."),
     "join": ("p2pcast.cli.join:join", "Receive every version of a run, pass it on, install it."),
+    "ledger": ("p2pcast.cli.rollouts.ledger_command:ledger", "Lease jobs to workers, and cut batches for the learner."),
+    "work": ("p2pcast.cli.rollouts.work_command:work", "Play jobs of the ledger with the engine beside a peer."),
+    "task": ("p2pcast.cli.rollouts.task_try:task", "Try a task with a local engine."),
     "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
     "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),
-    "token": ("p2pcast.cli.trust:token", "Make, list and revoke join tokens."),
-    "evict": ("p2pcast.cli.trust:evict", "Cut a peer off, for good."),
-    "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash deltas in files."),
-    "inspect": ("p2pcast.cli.inspect:inspect", "Say what is in a delta, an anchor or a checkpoint."),
-    "check": ("p2pcast.cli.state_folder:check", "Read every byte of a state folder; set aside what is damaged."),
-    "verify": ("p2pcast.cli.verify:verify", "Check a folder against a delta or a hub."),
-    "bench": ("p2pcast.cli.bench:bench", "Measure this installation."),
-    "simulate": ("p2pcast.cli.simulate:simulate", "The hub's decisions about a fleet of thousands, with churn."),
-    "lab": ("p2pcast.cli.lab:lab", "Experiments on emulated WANs; what this machine can emulate."),
-    "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model here, and check it all."),
+    "token": ("p2pcast.cli.tokens_and_evictions:token", "Create, list and revoke join tokens."),
+    "evict": ("p2pcast.cli.tokens_and_evictions:evict", "Exclude a peer from the run for good."),
+    "delta": ("p2pcast.cli.delta:delta", "Make, apply and squash delta files, offline."),
+    "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
+    "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
+    "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
+    "bench": ("netem.bench.cli.group:bench", "Measure this installation."),
+    "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
+    "fleet": ("p2pcast.cli.rollouts.fleet_command:fleet", "Plan the rollout workers of a run, and their cost."),
+    "lab": ("p2pcast.cli.lab:lab", "Run experiments on emulated WANs."),
+    "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
 }
-"""Name → (module:attribute, what it does)."""
+"""Command name → (module:attribute, one line for ``--help``)."""
 
 
 class LazyGroup(click.Group):
-    """Finds commands in a table and imports them when they run."""
+    """A group of commands from a table; a command's module is imported when the command runs."""
 
     def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,7 +65,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "P2PCAST"},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "P2PCAST", "show_default": True},
 )
 @click.option(
     "--config",
@@ -69,15 +73,29 @@ class LazyGroup(click.Group):
     is_eager=True,
     expose_value=False,
     callback=config.option,
-    help="TOML file with options: a table for each command.",
+    help="TOML file of options, with one table for each command; flags and environment variables override the file.",
 )
 @click.option(
-    "--log-format", type=click.Choice(logs.FORMATS), default="auto", show_default=True, help="Form of the log lines on stderr."
+    "--log-format",
+    type=click.Choice(logs.FORMATS),
+    default="auto",
+    help="Format of the log lines on stderr; auto: coloured on a terminal, plain elsewhere.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say more.")
+@click.option("-v", "--verbose", is_flag=True, help="Debug messages in the log.")
 @click.version_option(package_name="p2pcast", allow_from_autoenv=False)
 def cli(log_format: str, verbose: bool) -> None:
-    """Peer-to-peer broadcast of a language model's new weights, from an RL trainer to rollout GPUs over ordinary WAN links."""
+    """Peer-to-peer broadcast of a language model's new weights, from an RL trainer to rollout GPUs over ordinary WAN
+    links.
+
+    \b
+    On the trainer's machine:    p2pcast seed runs/math --base Qwen3-4B
+    On each rollout machine:     p2pcast join HUB:7077 --token-file token --install vllm:http://127.0.0.1:8000
+    On either machine:           p2pcast status
+
+    \b
+    An environment variable sets each option: P2PCAST, COMMAND and OPTION, joined by underscores.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused, 4 unreachable.
+    """
     logs.set_up(log_format, verbose=verbose)
 
 
@@ -103,7 +121,10 @@ def main() -> None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> int:
-    """A daemon's tasks end together: the reason is the error that is ours."""
+    """Print the first error of a group and return its exit code. Raises the errors that are not p2pcast's own.
+
+    The tasks of a daemon end together: the other errors of the group are consequences.
+    """
     known, other = group.split(P2PCastError)
     if other is not None:
         raise other

@@ -1,4 +1,4 @@
-"""``python -m p2pcast.cli`` is ``p2pcast``."""
+"""``python -m p2pcast.cli`` runs the ``p2pcast`` command."""
 
 from p2pcast.cli import main
 

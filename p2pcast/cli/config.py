@@ -5,7 +5,8 @@
     hub = "hub.example:7077"
     install = ["vllm:http://127.0.0.1:8000"]
 
-Promises: flags outrank the environment, which outranks the file; a key that no command knows, or a value of a kind that it can't take, is refused with its line.
+Promises: a flag overrides an environment variable; a variable overrides the file. An unknown key, or a value of the
+wrong type, raises a UsageError that names the line.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from typing import Any
 import click
 
 from p2pcast.errors import UsageError
-from p2pcast.store.files import reason
+from p2pcast.store.atomic_files import reason
 
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[A-Za-z0-9_-]+)\s*[=.]""")
 
 
 def option(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
-    """As the callback of ``--config``, which has to be eager: what the file says becomes the defaults of everything below."""
+    """Callback of ``--config``: the file's values become the defaults of all commands. The option must be eager, so
+    that the file is read before other options take their defaults.
+    """
     if path is not None and not ctx.resilient_parsing:
         ctx.default_map = defaults(path, ctx)
 
 
 def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
-    """Raises UsageError, in one line that names the file and, where there is one, the line in it."""
+    """The defaults in a TOML file, nested as click's ``default_map``. Raises UsageError, one line with the file and,
+    where known, the line in the file.
+    """
     try:
         text = path.read_bytes().decode()
         document = tomllib.loads(text)
@@ -49,8 +54,10 @@ class _File:
         self._path = path
         self._lines = text.splitlines()
 
-    def table(self, table: dict[str, Any], command: click.Command, ctx: click.Context, above: tuple[str, ...]) -> dict[str, Any]:
-        """The defaults of a command, and of those below it."""
+    def table(
+        self, table: dict[str, Any], command: click.Command, ctx: click.Context, above: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """The defaults of a command and of its subcommands."""
         known = {_key(param): param for param in command.get_params(ctx) if _may_be_set(param)}
         below = command if isinstance(command, click.Group) else None
         out: dict[str, Any] = {}
@@ -63,20 +70,22 @@ class _File:
             else:
                 commands = below.list_commands(ctx) if below is not None else []
                 what = f"p2pcast {' '.join(above)}".strip()
-                raise self._wrong(above, key, f"{what} knows no {key!r}; it knows {', '.join(sorted([*known, *commands]))}")
+                raise self._wrong(
+                    above, key, f"{what} knows no {key!r}; it knows {', '.join(sorted([*known, *commands]))}"
+                )
         return out
 
     def _value(self, value: Any, param: click.Parameter, above: tuple[str, ...], key: str) -> Any:
         if isinstance(param, click.Option) and param.is_flag:
             if type(value) is not bool:
-                raise self._wrong(above, key, f"{key} is either true or false")
+                raise self._wrong(above, key, f"{key} takes true or false")
             return value
         if param.multiple:
             if not isinstance(value, list) or not all(_is_plain(item) for item in value):
-                raise self._wrong(above, key, f'{key} may be given several times: write a list, as in {key} = ["…"]')
+                raise self._wrong(above, key, f'{key} takes a list, as in {key} = ["…"]')
             return [str(item) for item in value]
         if not _is_plain(value):
-            raise self._wrong(above, key, f"{key} is a text or a number")
+            raise self._wrong(above, key, f"{key} takes a text or a number")
         return str(value)
 
     def _wrong(self, above: tuple[str, ...], key: str, why: str) -> UsageError:
@@ -84,7 +93,9 @@ class _File:
         return UsageError(f"{self._path}{'' if line is None else f', line {line}'}: {why}")
 
     def _line(self, above: tuple[str, ...], key: str) -> int | None:
-        """Where a key stands: in its table, or as one. The parser does not tell; None for the rarer ways of writing it."""
+        """The line number of a key or of a table's header; None where TOML's rarer notations hide the key. tomllib
+        gives no line numbers.
+        """
         table: tuple[str, ...] = ()
         for number, line in enumerate(self._lines, 1):
             if header := _HEADER.fullmatch(line):
@@ -97,13 +108,13 @@ class _File:
 
 
 def _key(param: click.Parameter) -> str:
-    """As on the command line."""
+    """The option's name on the command line, without dashes."""
     long = [name for name in param.opts if name.startswith("--")]
     return long[0].removeprefix("--") if long else param.name or ""
 
 
 def _may_be_set(param: click.Parameter) -> bool:
-    """Not what ends the command at once, and not the file itself."""
+    """False for options that end the command at once (``--help``), and for ``--config`` itself."""
     return param.expose_value
 
 

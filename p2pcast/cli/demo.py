@@ -14,24 +14,29 @@ from p2pcast.errors import EXIT_FAILED
 
 
 @click.command()
+@click.option("--dir", "folder", type=PATH, default="demo-out", help="Work folder; replaces that of an earlier demo.")
+@click.option("--versions", type=click.IntRange(4), default=10, help="Number of versions that the trainer publishes.")
+@click.option("--peers", type=click.IntRange(3), default=5, help="Number of peers.")
+@click.option("--pace", type=click.FloatRange(0), default=1.0, help="Shortest time in seconds between two versions.")
+@click.option("--no-vllm", is_flag=True, help="A demo without the vLLM server and its traffic.")
 @click.option(
-    "--dir", "folder", type=PATH, default="demo-out", show_default=True, help="Work folder; an earlier demo's is replaced."
+    "--keep",
+    is_flag=True,
+    help="Checkpoints and state folders kept after a PASS, in addition to logs and the result.",
 )
-@click.option("--versions", type=click.IntRange(4), default=10, show_default=True, help="How many the trainer publishes.")
-@click.option("--peers", type=click.IntRange(3), default=5, show_default=True)
-@click.option(
-    "--pace", type=click.FloatRange(0), default=1.0, show_default=True, help="Seconds from one version to the next, at least."
-)
-@click.option("--no-vllm", is_flag=True, help="Leave out the vLLM server and its traffic.")
-@click.option(
-    "--keep", is_flag=True, help="Keep checkpoints and state too; without it only logs and the result stay after a PASS."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout; the rest goes to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout; other output goes to stderr.")
 def demo(folder: Path, versions: int, peers: int, pace: float, no_vllm: bool, keep: bool, as_json: bool) -> None:
-    """Train a small Qwen3, broadcast its versions to peers and a live vLLM server, kill a peer on the way, and check every byte."""
-    from p2pcast.demo.board import Board
-    from p2pcast.demo.cast import Options
-    from p2pcast.demo.run import demo as run
+    """Train a small Qwen3, broadcast its versions to peers and a live vLLM server, kill a peer meanwhile, and verify
+    every byte.
+
+    \b
+    Examples:
+      p2pcast demo
+      p2pcast demo --no-vllm --peers 8 --pace 0
+    """
+    from netem.demo.board import Board
+    from netem.demo.commands import Options
+    from netem.demo.script import demo as run
 
     board = Board(Console(stderr=as_json))
     result = run(Options(folder, versions, peers, not no_vllm, keep, pace), board)

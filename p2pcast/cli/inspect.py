@@ -1,4 +1,4 @@
-"""``p2pcast inspect``: what is in a delta file, in a checkpoint folder, or what changes from one folder to another."""
+"""``p2pcast inspect``: show a delta file, a checkpoint folder, a state folder, or the change between two folders."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from p2pcast import offline, sparsity
-from p2pcast.artifact.p2pd import P2pdFile
+from p2pcast import offline
+from p2pcast.artifact.artifact_file import P2pdFile
 from p2pcast.checkpoint import Checkpoint, SafetensorsFile
-from p2pcast.cli.inspect_change import change_lines, draw, step_lines
+from p2pcast.cli.change_report import change_lines, draw, step_lines
 from p2pcast.cli.options import console
 from p2pcast.cli.state_folder import describe_state, show_state
 from p2pcast.codec.cell import CODEC_NAMES
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, UsageError
-from p2pcast.figure import require_matplotlib
-from p2pcast.progress import Meter
-from p2pcast.store.files import explained
-from p2pcast.store.survey import is_state_folder
+from p2pcast.inspection import sparsity_report
+from p2pcast.inspection.png_figure import require_matplotlib
+from p2pcast.progress_bar import Meter
+from p2pcast.store.atomic_files import explained
+from p2pcast.store.store_inspection import is_state_folder
 
 _ROWS = 40
 _NAME = 40
-"""Columns that a tensor's name gets where it needs them."""
+"""Most columns for a tensor's name."""
 
 
 @click.command("inspect")
 @click.argument("path", metavar="FILE|DIR", type=click.Path(path_type=Path))
 @click.argument("new", metavar="[NEW]", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--base", type=click.Path(path_type=Path), help="Of a delta: the folder that it starts from, for what depends on its values."
+    "--base",
+    type=click.Path(path_type=Path),
+    help="For a .p2pd file: folder with the delta's base, for statistics that need the old values.",
 )
 @click.option(
     "--lr",
@@ -49,12 +52,11 @@ _NAME = 40
     "--codec",
     type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
-    show_default=True,
-    help="Of two folders: how their delta would be coded.",
+    help="For two folders: codec of the delta between them.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw what changed.")
-@click.option("--all", "all_rows", is_flag=True, help=f"Every tensor, not only the first {_ROWS}.")
-@click.option("--digest", is_flag=True, help="For a folder: also its state digest, which reads all of it.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="File for plots of the change.")
+@click.option("--all", "all_rows", is_flag=True, help=f"All tensors, instead of the first {_ROWS}.")
+@click.option("--digest", is_flag=True, help="For a checkpoint: its state digest too, which takes reading every byte.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def inspect(
     path: Path,
@@ -67,10 +69,17 @@ def inspect(
     digest: bool,
     as_json: bool,
 ) -> None:
-    """Show versions, sizes, codecs and tensors of a .p2pd file (every byte of which is checked), a .safetensors file or a checkpoint folder; versions and sizes in
-    the state folder of a hub or peer.
+    """Show the contents of a .p2pd file, a .safetensors file, a checkpoint folder, or the state folder of a hub or
+    peer: versions, sizes, codecs and tensors. Every byte of a .p2pd file is verified.
 
-    Of a .p2pd file, and of two folders (DIR NEW), also what changed: where, how far, at how many bits, in how large weights, and what stands out.
+    For a .p2pd file, and for two folders (DIR NEW), also show the change: which tensors, how many values, how many
+    ULPs, how many bits, how large the weights are, and notable findings.
+
+    \b
+    Examples:
+      p2pcast inspect 1-2.p2pd --base step_1
+      p2pcast inspect step_1 step_2 --lr 1e-6 --plot change.png
+      p2pcast inspect ~/.local/state/p2pcast/hub
     """
     if plot is not None:
         require_matplotlib()
@@ -79,7 +88,7 @@ def inspect(
     with Meter("inspect") as seen:
         if new is not None:
             if base is not None:
-                raise UsageError("--base goes with a .p2pd file; of two folders the first is the base")
+                raise UsageError("--base needs a .p2pd file; with two folders, the first one is the base")
             document = describe_change(path, new, codec=codec, learning_rate=learning_rate, seen=seen)
         elif is_state_folder(path):
             document = describe_state(path)
@@ -90,7 +99,8 @@ def inspect(
     changes = "findings" in document
     if not changes and (base, learning_rate, plot) != (None, None, None):
         raise UsageError(
-            f"{path} alone is no change: --base, --lr and --plot go with a .p2pd file, --lr and --plot with two folders"
+            f"{path} alone is no change: --base, --lr and --plot need a .p2pd file; --lr and --plot also take two "
+            "folders"
         )
     if plot is not None:
         draw(document, plot)
@@ -106,18 +116,22 @@ def describe_file(
     with_digest: bool = False,
     base: Path | None = None,
     learning_rate: float | None = None,
-    seen: sparsity.Seen = lambda done, total: None,
+    seen: sparsity_report.Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """A .p2pd or .safetensors file as a JSON document. ``base``, ``learning_rate``: see ``sparsity``. Raises IntegrityError, LocalError."""
+    """A .p2pd or .safetensors file as a JSON document. ``base``, ``learning_rate``: see ``sparsity_report``. Raises
+    IntegrityError, LocalError.
+    """
     with explained("read", path), path.open("rb") as file:
         magic = file.read(4)
     if magic == b"p2pd":
         return _describe_delta(path, base, learning_rate, seen)
     if path.suffix == ".safetensors":
-        return _describe_checkpoint(Checkpoint(path.parent, [SafetensorsFile(path)]), path, with_digest, small_files=False)
+        return _describe_checkpoint(
+            Checkpoint(path.parent, [SafetensorsFile(path)]), path, with_digest, small_files=False
+        )
     if not magic:
-        raise IntegrityError(f"{path}: empty, so neither a .p2pd nor a .safetensors file")
-    raise LocalError(f"{path}: neither a .p2pd nor a .safetensors file, nor a folder with one")
+        raise IntegrityError(f"{path} is empty: neither a .p2pd nor a .safetensors file")
+    raise LocalError(f"{path}: neither a .p2pd file, nor a .safetensors file, nor a folder with one")
 
 
 def describe_folder(path: Path, *, with_digest: bool = False) -> dict[str, Any]:
@@ -135,7 +149,9 @@ def _describe_checkpoint(checkpoint: Checkpoint, path: Path, with_digest: bool, 
         "weight_files": [{"name": f.path.name, "bytes": f.nbytes} for f in checkpoint.files],
         "files": [{"path": name, "bytes": len(contents)} for name, contents in sorted(files.items())],
         "skipped": [{"path": name, "reason": why} for name, why in checkpoint.skipped],
-        "tensors": [{"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes} for t in layout.tensors],
+        "tensors": [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes} for t in layout.tensors
+        ],
     }
     if with_digest:
         document["state"] = f"{offline.state_digest(checkpoint):016x}"
@@ -159,15 +175,17 @@ def describe_change(
     *,
     codec: str = "auto",
     learning_rate: float | None = None,
-    seen: sparsity.Seen = lambda done, total: None,
+    seen: sparsity_report.Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """What changes from one folder to another, as a JSON document; ``bytes`` are those of a delta's cells. Raises IntegrityError, LocalError."""
+    """The change from folder ``old`` to folder ``new`` as a JSON document; ``bytes`` counts the cells of their delta.
+    Raises IntegrityError, LocalError.
+    """
     was, now = Checkpoint.open(old), Checkpoint.open(new)
     layout = was.layout()
     offline.require_same(layout, now.layout(), f"{new} against {old}")
     codecs: dict[str, dict[str, int]] = {}
-    looks = _tallied(sparsity.look_at_folders(was, now, layout, codec, learning_rate, seen=seen), codecs)
-    found = sparsity.report(layout, looks, learning_rate)
+    looks = _tallied(sparsity_report.compare_folders(was, now, layout, codec, learning_rate, progress=seen), codecs)
+    found = sparsity_report.report(layout, looks, learning_rate)
     total = found["total"]
     return {
         "kind": "change",
@@ -184,7 +202,9 @@ def describe_change(
     }
 
 
-def _tallied(looks: Iterable[sparsity.Look], codecs: dict[str, dict[str, int]]) -> Iterator[sparsity.Look]:
+def _tallied(
+    looks: Iterable[sparsity_report.CellCounts], codecs: dict[str, dict[str, int]]
+) -> Iterator[sparsity_report.CellCounts]:
     for look in looks:
         if look.codec is not None:
             entry = codecs.setdefault(CODEC_NAMES.get(look.codec, str(look.codec)), {"cells": 0, "bytes": 0})
@@ -193,7 +213,9 @@ def _tallied(looks: Iterable[sparsity.Look], codecs: dict[str, dict[str, int]]) 
         yield look
 
 
-def _describe_delta(path: Path, base: Path | None, learning_rate: float | None, seen: sparsity.Seen) -> dict[str, Any]:
+def _describe_delta(
+    path: Path, base: Path | None, learning_rate: float | None, seen: sparsity_report.Progress
+) -> dict[str, Any]:
     with P2pdFile.open(path) as file:
         file.verify_pieces()
         layout, manifest = file.layout, file.manifest
@@ -201,8 +223,8 @@ def _describe_delta(path: Path, base: Path | None, learning_rate: float | None, 
         if held is not None:
             offline.require_same(layout, held.layout(), f"wrong base: {base} against {path}")
         codecs: dict[str, dict[str, int]] = {}
-        looks = _tallied(sparsity.look_at_delta(file, held, learning_rate, seen=seen), codecs)
-        found = sparsity.report(layout, looks, learning_rate)
+        looks = _tallied(sparsity_report.examine_delta(file, held, learning_rate, progress=seen), codecs)
+        found = sparsity_report.report(layout, looks, learning_rate)
         return {
             "kind": manifest.kind,
             "path": str(path),
@@ -273,10 +295,13 @@ def _table(title: str, entries: list[dict[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     for key, value in entries[0].items():
         right = isinstance(value, int) or (isinstance(value, str) and value[-1:] in "0123456789%–")
-        # Names say most: figures in narrow columns are told by their heads in several lines.
+        # Names get their full width; the headings of narrow columns of numbers wrap instead.
         least = min(_NAME, max(len(str(e[key])) for e in entries)) if key == "name" else None
         table.add_column(
-            key.replace("_", " "), justify="right" if right and key != "name" else "left", overflow="fold", min_width=least
+            key.replace("_", " "),
+            justify="right" if right and key != "name" else "left",
+            overflow="fold",
+            min_width=least,
         )
     for entry in entries:
         table.add_row(*(escape(_text(v)) for v in entry.values()))
@@ -292,5 +317,5 @@ def _text(value: Any) -> str:
         return f"{value:,.2f}" if value >= 0.1 else f"{value:.3g}"
     if isinstance(value, dict):
         return ", ".join(f"{k}: {v}" for k, v in value.items())
-    # A tensor's name is anybody's text: it may not drive the terminal.
+    # A tensor's name may hold any text: remove control characters, which a terminal would obey.
     return "".join(c if c.isprintable() else "�" for c in str(value))

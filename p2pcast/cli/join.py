@@ -1,4 +1,4 @@
-"""``p2pcast join``: a peer."""
+"""``p2pcast join``: run a peer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from p2pcast import event_loop
 from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention, seconds
+from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.store.retention import AT_A_PEER
-from p2pcast.trust.names import default_name, name_fault
+from p2pcast.trust.node_names import default_name, name_fault
 
 if TYPE_CHECKING:
-    from rollout_node.catching_up import Squashes
+    from rollout_node.sync.catchup_choice import Squashes
 
 
 @click.command()
@@ -26,86 +26,146 @@ if TYPE_CHECKING:
     "mirror",
     envvar="P2PCAST_JOIN_FROM",
     metavar="URL",
-    help="The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER: where no hub is in reach.",
+    help="The run's mirror, s3://BUCKET/PREFIX or file:///FOLDER; the source of versions when the hub is unreachable.",
 )
-@click.option("--token-file", type=PATH, help="The join token, as `p2pcast seed` wrote it; or P2PCAST_TOKEN.")
+@click.option(
+    "--token-file", type=PATH, help="File with the join token that `p2pcast seed` wrote; or set P2PCAST_TOKEN."
+)
 @click.option(
     "--install",
     "targets",
     envvar="P2PCAST_JOIN_INSTALL",
     multiple=True,
     metavar="TARGET",
-    help="safetensors:DIR, vllm:URL or exec:CMD; repeatable.",
+    help="Install target for every version: safetensors:DIR, vllm:URL or exec:CMD; repeatable.",
 )
-@click.option("--base", type=PATH, help="Hugging Face folder that the run began from: then nothing is downloaded at first.")
-@click.option("--state", type=PATH, help="Folder for what this peer keeps on disk.")
-@click.option("--shadow", type=PATH, help="Folder in tmpfs for the state in memory (1 x the model).")
-@click.option("--listen", type=Address(""), default=":0", show_default="any free port", help="Where other peers reach this one.")
-@click.option("--advertise", type=Address(), multiple=True, help="Address that other peers are told, and no other; repeatable.")
-@click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:0", show_default=True, help="Status and metrics.")
+@click.option(
+    "--base",
+    type=PATH,
+    help="Local Hugging Face folder with the run's version 0, so that the first join downloads only deltas.",
+)
+@click.option("--state", type=PATH, help="Folder for this peer's keys and artifacts on disk.")
+@click.option("--shadow", type=PATH, help="Folder in tmpfs for the current weights in memory (the size of the model).")
+@click.option(
+    "--listen",
+    type=Address(""),
+    default=":0",
+    show_default="any free port",
+    help="Address on which this peer accepts other peers.",
+)
+@click.option(
+    "--advertise",
+    type=Address(),
+    multiple=True,
+    help="Address at which other peers reach this one, instead of the detected addresses; repeatable.",
+)
+@click.option(
+    "--http",
+    type=Address("127.0.0.1"),
+    default="127.0.0.1:0",
+    help="Address of the HTTP server for status, metrics and commands.",
+)
 @click.option(
     "--squashes",
     type=click.Choice(["auto", "ask", "kept", "none"]),
     default="auto",
-    show_default=True,
-    help="When late: ask the hub for one delta in place of many where that saves time, or always; take those that it keeps; none.",
+    help=(
+        "Squashes (one delta in place of many) that a late peer may use. auto: the hub makes one where that saves "
+        "time; ask: always; kept: only those that the hub already has; none: no squashes."
+    ),
 )
 @click.option(
     "--region",
     default="",
-    help="Label of the site; links inside one are taken to be short, the way there to be shared; without it, none is.",
+    show_default=False,
+    help=(
+        "Label of this site. Links inside a region count as short, and its peers share one WAN path. Without a label "
+        "the peer counts as alone."
+    ),
 )
-@click.option("--name", help="Name in status and for `p2pcast evict`, different for each node.  [default: the host's]")
+@click.option("--name", help="Unique name of this node in status and for `p2pcast evict`.  [default: the host's name]")
 @click.option(
     "--stripes",
     type=Stripes(),
     default="auto",
-    show_default=True,
-    help="TCP connections to the parent, 1 to 64. auto: by round trip, rate and congestion control.",
+    help="TCP connections to the parent, 1 to 64; auto: chosen by round-trip time, rate and congestion control.",
 )
 @congestion
 @click.option(
     "--kv",
     type=click.Choice(["recompute", "salt", "keep"]),
     default="recompute",
-    show_default=True,
-    help="Keys and values of older weights: computed anew, kept for clients that send cache_salt=BRANCH.STEP, or kept.",
+    help=(
+        "KV cache after a switch to new weights. recompute: recomputed; salt: kept for clients that send "
+        "cache_salt=BRANCH.STEP; keep: kept as it is."
+    ),
+)
+@click.option(
+    "--commit-safe-point",
+    type=click.Choice(["step", "drain"]),
+    default="step",
+    help=(
+        "State in which a vLLM engine switches. step: between two steps, so that a running request goes on with the "
+        "new weights; drain: after the running requests have ended, while new requests wait."
+    ),
+)
+@seconds(
+    "join",
+    "drain-timeout",
+    click.FloatRange(0.0, 86400.0, min_open=True),
+    600.0,
+    "Longest time in seconds for running requests to end, with --commit-safe-point drain.",
 )
 @retention
-@click.option("--keep", type=click.IntRange(1), default=3, show_default=True, help="Versions that safetensors:DIR keeps.")
+@click.option("--keep", type=click.IntRange(1), default=3, help="Number of versions kept in safetensors:DIR.")
 @click.option(
     "--driver",
     type=click.Choice(["peer", "external"]),
     default="peer",
-    show_default=True,
-    help="Who switches engines: this peer, or an orchestrator of your own that calls POST /commit.",
+    help="Program that switches engines. peer: this daemon; external: your orchestrator, by POST /commit.",
 )
-@click.option("--rolling", type=click.IntRange(1), metavar="K", help="At most K engines are being switched at one time.")
-@click.option("--callbacks", metavar="PKG.MODULE[:OBJECT]", help="Your before_commit(version) and after_commit(version, error).")
+@click.option(
+    "--rolling",
+    type=click.IntRange(1),
+    metavar="K",
+    help="Greatest number of engines that switch at the same time.  [default: all]",
+)
+@click.option(
+    "--callbacks",
+    metavar="PKG.MODULE[:OBJECT]",
+    help="Python module or object with your before_commit(version) and after_commit(version, error).",
+)
 @seconds(
     "join",
     "max-defer",
     click.FloatRange(0.0, 3600.0),
     10.0,
-    "So long may before_commit put off a version.",
+    "Longest time in seconds for which before_commit may defer a version.",
 )
 @seconds(
     "join",
     "join-timeout",
     click.FloatRange(0.0),
     60.0,
-    "Time for the first join to reach the hub; 0: no limit. A peer that has joined before needs no hub to start.",
+    "Time limit in seconds for the first join to reach the hub; 0: no limit. A later start needs no hub.",
 )
 @seconds(
     "join",
     "max-age",
     click.FloatRange(0.0, min_open=True),
     None,
-    "Greatest age of the last news of the newest version, from hub, swarm or mirror; beyond it the peer is unready.  [default: no limit]",
+    (
+        "Greatest age in seconds of the last word on the newest version, from hub, swarm or mirror; an older one makes "
+        "the peer unready.  [default: no limit]"
+    ),
 )
-@click.option("--engine", metavar="NAME", help="An engine whose workers run on several hosts, each with a peer.")
 @click.option(
-    "--role", type=click.Choice(["lead", "member"]), help="In --engine: the one peer with --install vllm:URL, or another."
+    "--engine", metavar="NAME", help="Name of an engine whose workers run on several hosts; each host runs a peer."
+)
+@click.option(
+    "--role",
+    type=click.Choice(["lead", "member"]),
+    help="This peer's role in --engine. lead: the one peer with --install vllm:URL; member: every other peer.",
 )
 @plaintext
 def join(
@@ -125,6 +185,8 @@ def join(
     stripes: int | None,
     congestion: str | None,
     kv: Literal["recompute", "salt", "keep"],
+    commit_safe_point: Literal["step", "drain"],
+    drain_timeout_s: float,
     keep_deltas: int | None,
     keep_anchors: int | None,
     keep: int,
@@ -138,36 +200,45 @@ def join(
     role: Literal["lead", "member"] | None,
     plaintext: bool,
 ) -> None:
-    """Receive every version from the run at HUB, pass it on, and install it. Without HUB, follow the run's mirror (--from) alone."""
-    from p2pcast.daemon import (
+    """Receive every version of the run at HUB, relay it to other peers, and install it. Without HUB, read versions from
+    the run's mirror (--from) alone.
+
+    \b
+    Examples:
+      p2pcast join hub.example:7077 --token-file token --install vllm:http://127.0.0.1:8000
+      p2pcast join hub.example:7077 --base Qwen3-4B --install safetensors:/models/latest --keep 2
+      p2pcast join --from s3://bucket/run --install exec:./reload.sh
+    """
+    from p2pcast.daemon.daemon_process import (
         default_shadow,
         keep_freed_memory,
-        keep_to_ourselves,
         name_fatal_signals,
         raise_descriptor_limit,
+        restrict_umask,
+        run_until_signal,
         state_home,
-        until_told,
     )
-    from p2pcast.transport.sockets import settled
-    from p2pcast.wire.token import Token
-    from rollout_node.callbacks import load
-    from rollout_node.peer import Peer
+    from p2pcast.transport.socket_options import choose_sockets
+    from p2pcast.wire.join_token import JoinToken
+    from rollout_node.engine.callbacks import load
+    from rollout_node.engine.install_target import Wait, check, check_span, check_wait
     from rollout_node.peer_config import PeerConfig
-    from rollout_node.targets import check, check_span
+    from rollout_node.peer_daemon import PeerDaemon
 
     if hub is None and mirror is None:
-        raise UsageError("a HUB to join is needed, or the run's mirror: --from URL")
+        raise UsageError("no hub to join: give HUB, or the run's mirror with --from URL")
     if hub is None and engine is not None:
-        raise UsageError("--engine needs a HUB: it is the hub that tells members where their lead is")
+        raise UsageError("--engine needs HUB: members learn their lead's address from the hub")
     for target in targets:
         check(target)
     check_span(targets, engine, role)
+    check_wait(commit_safe_point, kv, driver)
     host = socket.gethostname()
     if name is not None and (fault := name_fault(name)) is not None:
         raise UsageError(fault)
     named = default_name(host) if name is None else name
     folder = state or state_home() / f"peer-{name or host}"
-    token = Token.parse(read_token(token_file))
+    token = JoinToken.parse(read_token(token_file))
     token.check_links(plaintext=plaintext)
     config = PeerConfig(
         hub=hub,
@@ -184,8 +255,9 @@ def join(
         advertise=advertise,
         http=http,
         stripes=stripes,
-        sockets=settled(congestion),
+        sockets=choose_sockets(congestion),
         kv=kv,
+        wait=Wait(commit_safe_point, drain_timeout_s),
         keep=keep,
         counts=replace(AT_A_PEER, deltas=keep_deltas, anchors=keep_anchors),
         driver=driver,
@@ -198,13 +270,13 @@ def join(
         plaintext=plaintext,
     )
 
-    keep_to_ourselves()
+    restrict_umask()
     keep_freed_memory()
     raise_descriptor_limit()
     name_fatal_signals()
 
     async def work() -> None:
-        peer = Peer(config)
-        await until_told(peer.run, peer.drain)
+        daemon = PeerDaemon(config)
+        await run_until_signal(daemon.run, daemon.drain)
 
     event_loop.run(work())

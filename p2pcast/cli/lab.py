@@ -1,4 +1,4 @@
-"""``p2pcast lab``: scenarios on emulated networks on this machine."""
+"""``p2pcast lab``: run scenarios on emulated networks on this machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from p2pcast.errors import EXIT_FAILED, LocalError, UsageError
 
 DOCTOR = {
     "name": "doctor",
-    "what": "what network emulation this machine can do: its kernel's parts tried for real, user-mode Linux looked for",
+    "what": "network emulation that this machine supports: each kernel feature is tried; user-mode Linux is looked for",
 }
-"""Of what `p2pcast lab NAME` runs, what is no scenario."""
+"""The one entry of `p2pcast lab list` that is a command and no scenario."""
 RESULT = "result.json"
 
-JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
 
 
 class Scenarios(click.Group):
-    """Whatever is no command of its own is a scenario's name, or the path of a file."""
+    """A group in which every unknown command is a scenario's name, or the path of a scenario file."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) or _command(cmd_name)
@@ -32,15 +32,23 @@ class Scenarios(click.Group):
 
 @click.group(cls=Scenarios, subcommand_metavar="SCENARIO|list|doctor [OPTIONS]")
 def lab() -> None:
-    """Emulated networks on this machine. SCENARIO: a name that `list` shows, or a TOML file of your own (docs/lab.md)."""
+    """Run SCENARIO on an emulated network on this machine. SCENARIO: a name from `p2pcast lab list`, or the path of a
+    TOML file (docs/guides/wan-experiments.md).
+
+    \b
+    Examples:
+      p2pcast lab doctor
+      p2pcast lab list
+      p2pcast lab echo2-chains --only 1 -o out
+    """
 
 
 @lab.command("list")
 @JSON
 def list_command(as_json: bool) -> None:
-    """Show what can be run, and whether it can be run here."""
-    from netem.doctor import backends, probe
-    from netem.lab.run import backend_of, known, load
+    """List the scenarios, their length in minutes, and whether this machine can run them."""
+    from netem.emulation.doctor import backends, probe
+    from netem.lab.scenario_run import backend_of, known, load
 
     every = backends(probe())
     listed: list[dict[str, Any]] = [dict(DOCTOR)]
@@ -61,7 +69,11 @@ def list_command(as_json: bool) -> None:
     for each in listed:
         here = each.get("backend") or each.get("why") or ""
         table.add_row(
-            each["name"], escape(each["what"]), escape(each.get("paper", "")), f"{each.get('minutes', '')}", escape(here)
+            each["name"],
+            escape(each["what"]),
+            escape(each.get("paper", "")),
+            f"{each.get('minutes', '')}",
+            escape(here),
         )
     console().print(table)
 
@@ -69,8 +81,10 @@ def list_command(as_json: bool) -> None:
 @lab.command()
 @JSON
 def doctor(as_json: bool) -> None:
-    """Try what network emulation needs: namespaces, links, a bridge, qdiscs; look for user-mode Linux. Leaves nothing behind."""
-    from netem.doctor import backends, chosen, document, probe
+    """Try each kernel feature that network emulation needs: namespaces, links, a bridge, qdiscs. Look for user-mode
+    Linux too. Removes all that it creates.
+    """
+    from netem.emulation.doctor import backends, chosen, document, probe
 
     checks = probe()
     if as_json:
@@ -79,7 +93,7 @@ def doctor(as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("", "works", "why", "what would make it work")
+    table = Table("feature", "works", "reason", "remedy")
     for check in checks:
         table.add_row(check.name, "[green]yes" if check.ok else "[red]no", escape(check.reason), escape(check.install))
     console().print(table)
@@ -93,29 +107,38 @@ def doctor(as_json: bool) -> None:
 def _command(name: str) -> click.Command:
     @click.command(name)
     @click.option(
-        "--backend", type=click.Choice(["auto", "native", "uml", "rate"]), default="auto", show_default=True,
-        help="Where its networks are made, instead of what the scenario says.",
+        "--backend", type=click.Choice(["auto", "native", "uml", "rate"]), default="auto",
+        help="Emulation backend, instead of the scenario's.",
     )  # fmt: skip
     @click.option(
         "--set", "settings", multiple=True, metavar="KEY=VALUE",
-        help="In place of what the scenario says: a parameter, or hosts.NAME.KEY and the like; a list is swept, but for parameters that are lists. Repeatable.",
+        help=(
+            "Value in place of the scenario's: of a parameter, or of a key such as hosts.NAME.KEY. A list is swept, "
+            "one case a value, unless the parameter is a list itself. Repeatable."
+        ),
     )  # fmt: skip
-    @click.option("--only", type=click.IntRange(1), multiple=True, help="Number of a case, the others left out; repeatable.")
     @click.option(
-        "-o", "--output", "folder", type=PATH, help="Folder for the JSON document and the plots.  [default: lab-out/SCENARIO]"
+        "--only", type=click.IntRange(1), multiple=True, help="Number of a case to run, without the others; repeatable."
+    )
+    @click.option(
+        "-o",
+        "--output",
+        "folder",
+        type=PATH,
+        help="Folder for the JSON document and the plots.  [default: lab-out/SCENARIO]",
     )
     @JSON
     def scenario(
         backend: str, settings: tuple[str, ...], only: tuple[int, ...], folder: Path | None, as_json: bool
     ) -> None:  # fmt: skip
-        """Run a scenario; table here, JSON and plots in a folder."""
+        """Run the scenario. Prints a table, and writes a JSON document and plots to a folder."""
         _run(name, backend, dict(map(_setting, settings)), only, folder, as_json)
 
     return scenario
 
 
 def _setting(text: str) -> tuple[str, object]:
-    """A value as TOML has it; what is none is a string."""
+    """The key and value of KEY=VALUE. A value that is not TOML is a string. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {text!r}: write KEY=VALUE")
@@ -128,19 +151,26 @@ def _setting(text: str) -> tuple[str, object]:
 def _run(
     name: str, backend: str, settings: dict[str, object], only: tuple[int, ...], folder: Path | None, as_json: bool
 ) -> None:  # fmt: skip
-    """The document and plots that could be made are there also where a case failed or was left out; then the exit code says so."""
-    from netem.lab.plots import draw
-    from netem.lab.report import sentences, table
-    from netem.lab.run import backend_of, load, run
-    from p2pcast.store.files import explained
+    """Run a scenario and write its document and plots, also when a case failed or was left out. Then the exit code is
+    ``EXIT_FAILED``.
+    """
+    from netem.lab.scenario_plots import draw
+    from netem.lab.scenario_report import sentences, table
+    from netem.lab.scenario_run import backend_of, load, run
+    from p2pcast.store.atomic_files import explained
 
     scenario = load(name, settings)
     folder = folder or Path("lab-out") / scenario.name
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
     document = run(scenario, backend_of(scenario, backend), only, lambda said: click.echo(said, err=True))
-    words = [*(f"--set {key}={json.dumps(value)}" for key, value in settings.items()), *(f"--only {number}" for number in only)]
-    document["command"] = " ".join(["p2pcast lab", name, *words, *(["--backend", backend] if backend != "auto" else [])])
+    words = [
+        *(f"--set {key}={json.dumps(value)}" for key, value in settings.items()),
+        *(f"--only {number}" for number in only),
+    ]
+    document["command"] = " ".join(
+        ["p2pcast lab", name, *words, *(["--backend", backend] if backend != "auto" else [])]
+    )
     write_document(document, folder / RESULT)
     try:
         drawn = draw(scenario.plots, document, folder)

@@ -13,10 +13,10 @@ import click
 from rich.console import Console
 
 from p2pcast.addresses import parse_address
-from p2pcast.daemon import parse_rate
+from p2pcast.daemon.daemon_process import parse_rate
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT, MAX_STRIPES
-from p2pcast.store.files import atomic_write
+from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.retention import KEEP_ANCHORS, KEEP_DELTAS
 from p2pcast.version import Version
 
@@ -28,7 +28,9 @@ PIPED_COLUMNS = 160
 
 
 class Address(click.ParamType[tuple[str, int]]):
-    """HOST:PORT or [IPV6]:PORT. Without ``default_host`` a host has to be named; ``""`` is every address of this machine."""
+    """HOST:PORT or [IPV6]:PORT. Without ``default_host`` the user must name a host. The host ``""`` stands for every
+    address of this machine.
+    """
 
     name = "HOST:PORT"
 
@@ -46,7 +48,7 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 class Rate(click.ParamType[float]):
-    """Bits per second."""
+    """A rate in bits per second, as in ``100mbit``."""
 
     name = "RATE"
 
@@ -60,7 +62,7 @@ class Rate(click.ParamType[float]):
 
 
 class Stripes(click.ParamType[int | None]):
-    """A number of TCP connections; None for ``auto``."""
+    """A number of TCP connections, 1 to ``MAX_STRIPES``; None for ``auto``."""
 
     name = "S|auto"
 
@@ -88,7 +90,9 @@ class VersionType(click.ParamType[Version | str]):
 
 
 def seconds(command: str, option: str, kind: click.FloatRange, default: float | None, text: str) -> Callable[[F], F]:
-    """``--option SECONDS`` of ``command``. The parameter has its unit in its name, the variable of the environment has not."""
+    """``--option SECONDS`` of ``command``. The Python parameter's name ends in ``_s``; the environment variable's name
+    has no unit.
+    """
     name = option.replace("-", "_")
     return click.option(
         f"--{option}",
@@ -96,7 +100,6 @@ def seconds(command: str, option: str, kind: click.FloatRange, default: float | 
         envvar=f"P2PCAST_{command}_{name}".upper(),
         type=kind,
         default=default,
-        show_default=default is not None,
         metavar="SECONDS",
         help=text,
     )
@@ -108,13 +111,16 @@ def retention(function: F) -> F:
         "--keep-deltas",
         type=click.IntRange(1, MAX_KEPT),
         metavar="N",
-        help=f"Deltas that stay on disk: the newest N, and those that the newest version needs.  [default: {KEEP_DELTAS}]",
+        help=f"Deltas kept on disk: the newest N, and all that the newest version needs.  [default: {KEEP_DELTAS}]",
     )
     anchors = click.option(
         "--keep-anchors",
         type=click.IntRange(1, MAX_KEPT),
         metavar="N",
-        help=f"Whole states that stay on disk: the newest N, and those that kept deltas start from.  [default: {KEEP_ANCHORS}]",
+        help=(
+            "Anchors (whole states) kept on disk: the newest N, and the bases of kept deltas.  [default: "
+            f"{KEEP_ANCHORS}]"
+        ),
     )
     return deltas(anchors(function))
 
@@ -124,32 +130,44 @@ def congestion(function: F) -> F:
     return click.option(
         "--congestion",
         metavar="NAME",
-        help="TCP congestion control of links, for what this side sends.  [default: bbr where the kernel has it, else its own]",
+        help=(
+            "TCP congestion control for the data that this daemon sends.  [default: bbr where the kernel has it, "
+            "otherwise the kernel's default]"
+        ),
     )(function)
 
 
 def plaintext(function: F) -> F:
-    """``--plaintext``: TLS is what is usual."""
+    """``--plaintext``: links without TLS; links use TLS by default."""
     return click.option(
         "--plaintext",
         is_flag=True,
-        help="Links without encryption, for loopback and closed networks: whoever is on the way can read the weights. The token, one for all, still decides who is admitted, and weights are signed.",
+        help=(
+            "Links without encryption, for loopback and closed networks: the network can read the weights. Joining "
+            "still takes the token, shared by all nodes, and weights are still signed."
+        ),
     )(function)
 
 
 def console() -> Console:
-    """Where tables go. A pipe or a file has no width of its own: there nothing is squeezed into 80 columns."""
+    """A console for tables on stdout. A pipe or a file has no width, so its lines get ``PIPED_COLUMNS`` columns."""
     return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 
 def documented(function: F) -> F:
-    """``--json`` and ``--output FILE``, for commands that measure, which end with ``handed_over``."""
-    function = click.option("-o", "--output", type=PATH, help="Write the JSON document to this file too.")(function)
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+    """``--json`` and ``--output FILE`` of a command that measures. Such a command ends with ``written``."""
+    function = click.option("-o", "--output", type=PATH, help="File for the JSON document, in addition to stdout.")(
+        function
+    )
+    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")(
+        function
+    )
 
 
-def handed_over(document: dict[str, Any], output: Path | None, *, as_json: bool) -> bool:
-    """The document to its file, and with ``as_json`` to stdout; False: there the table for people is wanted. Raises LocalError."""
+def written(document: dict[str, Any], output: Path | None, *, as_json: bool) -> bool:
+    """Write the document to ``output``, and with ``as_json`` to stdout. False when the caller has to print its table.
+    Raises LocalError.
+    """
     write_document(document, output)
     if as_json:
         click.echo(json.dumps(document))
@@ -157,7 +175,7 @@ def handed_over(document: dict[str, Any], output: Path | None, *, as_json: bool)
 
 
 def write_document(document: dict[str, Any], file: Path | None) -> None:
-    """Raises LocalError."""
+    """Write the JSON document to ``file``, if given. Raises LocalError."""
     if file is not None:
         atomic_write(file, json.dumps(document, indent=1).encode() + b"\n", None)
 
@@ -165,17 +183,23 @@ def write_document(document: dict[str, Any], file: Path | None) -> None:
 BEARER_FILE = click.option(
     "--bearer-file",
     type=PATH,
-    help="A copy of the daemon's STATE/http.token; or P2PCAST_HTTP_TOKEN.  [default: found by --state]",
+    help=(
+        "File with the daemon's bearer token, a copy of its STATE/http.token; or set P2PCAST_HTTP_TOKEN.  [default: "
+        "found by --state]"
+    ),
 )
 
 
 def read_token(file: Path | None) -> str:
-    """From the file, else from the environment; never from argv. Raises UsageError."""
+    """A join token's text from ``file``, otherwise from the environment; never from argv, which other users can read.
+    Raises UsageError.
+    """
     if file is None:
         text = os.environ.get(TOKEN_VARIABLE, "")
         if not text:
             raise UsageError(
-                f"a join token is needed: --token-file FILE (as `p2pcast seed --token-file` wrote it), or {TOKEN_VARIABLE}"
+                "no join token: give --token-file FILE (written by `p2pcast seed --token-file`) or set "
+                f"{TOKEN_VARIABLE}"
             )
         return text
     try:
@@ -183,4 +207,34 @@ def read_token(file: Path | None) -> str:
     except OSError as error:
         raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{file} is not a token file") from None
+        raise UsageError(f"{file} is not a token file: its contents are not UTF-8") from None
+
+
+def task_option(function: F) -> F:
+    """``--task``."""
+    text = "Task to play, with settings: NAME,KEY=VALUE. NAME: built in, of a plug-in, or PKG.MODULE:CLASS."
+    return click.option("--task", required=True, metavar="NAME", help=text)(function)
+
+
+def check_options(command: str) -> Callable[[F], F]:
+    """``--check``, ``--checks``, ``--check-memory`` of ``command``: the processes that compute rewards."""
+    options = [
+        seconds(command, "check", click.FloatRange(0.1, 3600.0), 10.0, "Time limit in seconds of one reward's check."),
+        click.option(
+            "--checks", type=click.IntRange(1, 64), default=1, help="Number of processes for the checks of rewards."
+        ),
+        click.option(
+            "--check-memory",
+            type=click.IntRange(64),
+            default=2048,
+            metavar="MIB",
+            help="Memory limit of one check's process in MiB.",
+        ),
+    ]
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate

@@ -1,13 +1,14 @@
-"""``p2pcast seed``: the hub."""
+"""``p2pcast seed``: run the hub."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 
-from p2pcast import event_loop
 from p2pcast.cli.options import PATH, Address, Rate, congestion, plaintext, retention, seconds
+from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_KEPT
 from p2pcast.store.retention import ANCHOR_EVERY, Counts
@@ -15,109 +16,154 @@ from p2pcast.store.retention import ANCHOR_EVERY, Counts
 
 @click.command()
 @click.argument("checkpoints", type=PATH, required=False, envvar="P2PCAST_SEED_CHECKPOINTS")
-@click.option("--base", type=PATH, help="Hugging Face folder that is version 0; peers that have it download nothing at first.")
-@click.option("--listen", type=Address("", 7077), default=":7077", show_default=True, help="Where peers and ranks connect.")
-@click.option("--advertise", type=Address(), help="Address that the printed join line names.")
-@click.option("--http", type=Address("127.0.0.1"), default="127.0.0.1:7078", show_default=True, help="Status and metrics.")
-@click.option("--state", type=PATH, help="Folder for key, versions and membership.")
-@click.option("--shadow", type=PATH, help="Folder in tmpfs for the state in memory (1 x the model).")
+@click.option(
+    "--base",
+    type=PATH,
+    help="Hugging Face folder of version 0; a peer that has the same folder downloads only deltas.",
+)
+@click.option(
+    "--listen",
+    type=Address("", 7077),
+    default=":7077",
+    help="Address on which the hub accepts peers and trainer ranks.",
+)
+@click.option("--advertise", type=Address(), help="Address of the hub in the printed join command.")
+@click.option(
+    "--http",
+    type=Address("127.0.0.1"),
+    default="127.0.0.1:7078",
+    help="Address of the HTTP server for status, metrics and commands.",
+)
+@click.option("--state", type=PATH, help="Folder for the run's key, versions and membership.")
+@click.option("--shadow", type=PATH, help="Folder in tmpfs for the current weights in memory (the size of the model).")
 @click.option(
     "--uplink",
     type=Rate(),
-    help="This side's upload rate, which decides the number of chains.  [default: measured; 1gbit until then]",
+    help=(
+        "Upload rate of the hub in bits per second, which decides the number of chains.  [default: measured; 1gbit "
+        "until then]"
+    ),
 )
-@click.option("--chains", type=click.IntRange(1), help="Number of chains, instead of what --uplink and measured rates say.")
+@click.option(
+    "--chains", type=click.IntRange(1), help="Number of chains.  [default: from --uplink and the peers' measured rates]"
+)
 @click.option(
     "--peer-cap",
     type=Rate(),
-    help="Rate of a peer that counts as full speed in its score.  [default: the fastest peer's, 100mbit at least]",
+    help=(
+        "Rate in bits per second that counts as full speed in a peer's score.  [default: the fastest peer's rate, at "
+        "least 100mbit]"
+    ),
 )
-@click.option("--region", default="", help="Label of this site: peers that name another one are taken to share the way there.")
+@click.option(
+    "--region",
+    default="",
+    show_default=False,
+    help="Label of the hub's site. Peers with another label share one WAN path to the hub.",
+)
 @click.option(
     "--commit",
     type=click.Choice(["auto", "manual", "barrier"]),
     default="auto",
-    show_default=True,
-    help="Engines switch by themselves, or on `p2pcast commit`, or all at once.",
+    help="When engines switch to a version. auto: once staged; manual: on `p2pcast commit`; barrier: all at once.",
 )
 @click.option(
     "--barrier-timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="With --commit barrier: how long the first peer that has staged a version waits for the others.  [default: 30]",
+    help=(
+        "With --commit barrier: longest wait in seconds, from the first peer that has staged a version.  [default: 30]"
+    ),
 )
 @click.option(
     "--barrier-quorum",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="With --commit barrier: the share of the peers that must have staged it by then.  [default: 0.9]",
+    help=(
+        "With --commit barrier: share of the peers, 0 to 1, that must have staged the version in time.  [default: 0.9]"
+    ),
 )
 @click.option(
     "--codec",
     type=click.Choice(["auto", "context", "flat", "dense"]),
     default="auto",
-    show_default=True,
-    help="Codec of changed cells; auto: for each version, the quickest to reach the last peer, or a smaller one that is hardly slower.",
+    help=(
+        "Codec of changed cells; auto: for each version, the codec with the earliest last arrival, or a smaller one "
+        "that is hardly later."
+    ),
 )
 @click.option(
     "--max-lag",
     type=click.IntRange(0),
-    help="Begin no version while a peer's engines are more than this many versions behind.",
+    help=(
+        "Greatest lag of any peer's engines, in versions, at which the hub begins another version.  [default: no limit]"
+    ),
 )
 @seconds(
     "seed",
     "max-lag-wait",
     click.FloatRange(0),
     300.0,
-    "With --max-lag: greatest time for which one peer may hold back versions; 0: no limit.",
+    "With --max-lag: longest time in seconds for which one peer may hold back versions; 0: no limit.",
 )
 @seconds(
     "seed",
     "rank-timeout",
     click.FloatRange(0),
     600.0,
-    "Greatest time for which a trainer's rank may keep the other ranks waiting; 0: no limit.",
+    "Longest time in seconds for which the trainer's other ranks wait for a missing rank; 0: no limit.",
 )
 @click.option(
     "--anchor-every",
     type=click.IntRange(1, MAX_KEPT),
     metavar="N",
-    help=f"Versions between the whole states that the hub writes for peers that join late.  [default: {ANCHOR_EVERY}]",
+    help=f"Number of versions between anchors, the whole states for peers that join late.  [default: {ANCHOR_EVERY}]",
 )
 @retention
 @click.option(
-    "--token-file", type=PATH, help="File for the join token (mode 0600); gets the next token before the last one expires."
+    "--token-file",
+    type=PATH,
+    help=(
+        "File for the join token, mode 0600; the hub writes the next token before the last one expires.  [default: "
+        "STATE/token]"
+    ),
 )
 @click.option(
     "--token-hours",
     type=click.FloatRange(0, 8760, min_open=True),
     default=24,
-    show_default=True,
-    help="Lifetime of the join token in hours; the token file gets the next one after half of it.",
+    help="Lifetime of a join token in hours; renewed after one half.",
 )
-@click.option("--no-squashes", is_flag=True, help="Keep and make no squashed deltas for late peers: less disk, slower returns.")
-@click.option("--mirror", metavar="URL", help="Keep a copy of the run there: s3://BUCKET/PREFIX or file:///FOLDER.")
+@click.option(
+    "--no-squashes",
+    is_flag=True,
+    help="No squashes (one delta in place of many) for late peers: less disk, slower catch-up.",
+)
+@click.option(
+    "--mirror", metavar="URL", help="Object store for a copy of the run: s3://BUCKET/PREFIX or file:///FOLDER."
+)
 @click.option(
     "--mirror-rate",
     type=Rate(),
     metavar="RATE",
-    help="Upload to the mirror at this rate, whatever else goes on.  [default: in the gaps of live traffic]",
+    help="Constant upload rate to the mirror in bits per second.  [default: in the gaps between broadcasts]",
 )
 @congestion
 @click.option(
     "--certificate-days",
     type=click.FloatRange(0, 3650, min_open=True),
     default=14,
-    show_default=True,
     help="Certificate lifetime in days; renewed after one third.",
 )
 @click.option(
     "--recall",
     type=click.FloatRange(0, 3600),
     default=10.0,
-    show_default=True,
     metavar="SECONDS",
-    help="Wait after a restart, before the first new version, for peers to show versions that this state lacks. Ends early once the last process's peers are back.",
+    help=(
+        "Longest wait in seconds, after a restart, for peers that have versions which the state folder lacks. Ends "
+        "early once all former peers are back."
+    ),
 )
 @plaintext
 def seed(
@@ -154,19 +200,25 @@ def seed(
 ) -> None:
     """Publish every new CHECKPOINTS/step_N/ (a Hugging Face safetensors folder) to all peers that join.
 
-    Without CHECKPOINTS, only what a trainer's own processes publish (trainer_node.Publisher) goes out; with it, both do.
+    A trainer's own processes can publish too (trainer_node.Publisher), with or without CHECKPOINTS.
+
+    \b
+    Examples:
+      p2pcast seed runs/math --base Qwen3-4B
+      p2pcast seed --listen 0.0.0.0:7077 --uplink 1gbit --token-file token
+      p2pcast seed runs/math --commit barrier --mirror s3://bucket/run
     """
-    from p2pcast.daemon import (
+    from p2pcast.daemon.daemon_process import (
         default_shadow,
         keep_freed_memory,
-        keep_to_ourselves,
         name_fatal_signals,
         raise_descriptor_limit,
+        restrict_umask,
+        run_until_signal,
         state_home,
-        until_told,
     )
-    from p2pcast.transport.sockets import settled
-    from trainer_node.hub import Hub
+    from p2pcast.transport.socket_options import choose_sockets
+    from trainer_node.hub import run_hub
     from trainer_node.hub_config import HubConfig
 
     if commit != "barrier" and (barrier_timeout, barrier_quorum) != (None, None):
@@ -199,19 +251,19 @@ def seed(
         squashes=not no_squashes,
         mirror=mirror,
         mirror_bps=mirror_rate,
-        sockets=settled(congestion),
+        sockets=choose_sockets(congestion),
         plaintext=plaintext,
         certificate_s=86400 * certificate_days,
         token_ttl_s=3600 * token_hours,
         recall_s=recall,
     )
 
-    keep_to_ourselves()
+    restrict_umask()
     keep_freed_memory()
     raise_descriptor_limit()
     name_fatal_signals()
 
     async def work() -> None:
-        await until_told(Hub(config).run)
+        await run_until_signal(partial(run_hub, config))
 
     event_loop.run(work())

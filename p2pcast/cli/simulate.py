@@ -1,4 +1,4 @@
-"""``p2pcast simulate``: the hub's decisions about a fleet that is not there."""
+"""``p2pcast simulate``: the hub's own planning code on a simulated fleet."""
 
 from __future__ import annotations
 
@@ -10,89 +10,141 @@ from typing import Any
 import click
 from rich.table import Table
 
-from p2pcast.cli.options import Rate, console, documented, handed_over
+from p2pcast.cli.options import Rate, console, documented, written
 
 MBIT = 1e6
 MIB = 1 << 20
 SETTLING = 2
-"""Versions at the beginning that the summary leaves out: nothing has been measured yet."""
+"""First versions, left out of the summary: the hub has not measured any peer's rate yet."""
 
 
 @click.command("simulate")
-@click.option("--peers", type=click.IntRange(1), default=1000, show_default=True)
-@click.option("--regions", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--versions", type=click.IntRange(SETTLING + 1), default=20, show_default=True)
-@click.option("--interval", type=click.FloatRange(min=1), default=15.0, show_default=True, help="Seconds between two versions.")
+@click.option("--peers", type=click.IntRange(1), default=1000, help="Number of peers.")
+@click.option("--regions", type=click.IntRange(1), default=5, help="Number of regions of equal size.")
+@click.option("--versions", type=click.IntRange(SETTLING + 1), default=20, help="Number of versions.")
+@click.option("--interval", type=click.FloatRange(min=1), default=15.0, help="Seconds between two versions.")
+@click.option("--payload", type=click.FloatRange(min=0, min_open=True), default=64.0, help="Size of a version in MiB.")
+@click.option("--uplink", type=Rate(), default="3gbit", help="Upload rate of the hub in bits per second.")
 @click.option(
-    "--payload", type=click.FloatRange(min=0, min_open=True), default=64.0, show_default=True, help="Of a version, in MiB."
+    "--peer-rate",
+    type=Rate(),
+    default="100mbit",
+    help="Rate of each peer in bits per second, upload and download each.",
 )
-@click.option("--uplink", type=Rate(), default="3gbit", show_default=True, help="The hub's.")
-@click.option("--peer-rate", type=Rate(), default="100mbit", show_default=True, help="Each peer's, in and out.")
 @click.option(
     "--churn",
     type=click.FloatRange(0, 100),
     default=1.0,
-    show_default=True,
-    help="Per cent of the peers that die a minute; as many join.",
+    help="Peers that die in a minute, in per cent; as many join.",
 )
 @click.option(
-    "--silent", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of deaths that no kernel tells of."
+    "--silent",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    help="Share of deaths, 0 to 1, after which no kernel closes the connections.",
 )
 @click.option(
     "--slow",
     type=click.FloatRange(0, 100),
     default=0.25,
-    show_default=True,
-    help="Per cent that slow down a minute, for a minute or so.",
+    help="Peers that slow down in a minute, in per cent; each for about a minute.",
 )
 @click.option(
     "--hop",
     type=click.FloatRange(min=0),
     default=0.0,
-    show_default=True,
-    help="Milliseconds that a peer takes to pass a piece on.",
+    help="Time in milliseconds that a peer takes to forward a piece.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
 @documented
 def simulate(
-    peers: int, regions: int, versions: int, interval: float, payload: float, uplink: float, peer_rate: float, churn: float,
-    silent: float, slow: float, hop: float, seed: int, as_json: bool, output: Path | None,
-) -> None:  # fmt: skip
-    """Time to 99 % of a fleet, and to its last peer, version by version, over the ideal: the payload at a peer's own rate.
+    peers: int,
+    regions: int,
+    versions: int,
+    interval: float,
+    payload: float,
+    uplink: float,
+    peer_rate: float,
+    churn: float,
+    silent: float,
+    slow: float,
+    hop: float,
+    seed: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Simulate broadcasts to a fleet: for each version, the time to 99 % of the peers and to the last peer, divided by
+    the ideal time. The ideal is the payload at a peer's own rate.
 
-    The hub's own code decides about joins, deaths, moves and plans; links, delays and churn are modelled. The same seed gives the same run.
+    The hub's own code handles joins, deaths, moves and plans; links, delays and churn are modelled. The same seed gives
+    the same run.
+
+    \b
+    Examples:
+      p2pcast simulate --peers 5000 --regions 8 --churn 2
+      p2pcast simulate --payload 200 --uplink 10gbit --json
     """
-    from topology.model import Network
-    from trainer_node.simulator import Scenario
-    from trainer_node.simulator import simulate as run
+    from netem.simulation.fleet_simulator import Scenario
+    from netem.simulation.fleet_simulator import simulate as run
+    from topology.broadcast_time import Network
 
     scenario = Scenario(
-        peers=peers, regions=regions, versions=versions, payload_bytes=payload * MIB, uplink_bps=uplink, peer_bps=peer_rate,
-        interval_s=interval, deaths=churn / 100, silent=silent, slowdowns=slow / 100,
+        peers=peers,
+        regions=regions,
+        versions=versions,
+        payload_bytes=payload * MIB,
+        uplink_bps=uplink,
+        peer_bps=peer_rate,
+        interval_s=interval,
+        deaths=churn / 100,
+        silent=silent,
+        slowdowns=slow / 100,
         network=Network(root_region="region-0", hop_s=hop / 1e3),
-    )  # fmt: skip
+    )
     rows = [result.document for result in run(scenario, seed)]
     document: dict[str, Any] = {
-        "peers": peers, "regions": regions, "payload_bytes": scenario.payload_bytes, "uplink_bps": uplink, "peer_bps": peer_rate,
-        "interval_s": interval, "deaths_per_minute": churn / 100, "silent": silent, "slowdowns_per_minute": slow / 100, "hop_s": hop / 1e3, "seed": seed,
+        "peers": peers,
+        "regions": regions,
+        "payload_bytes": scenario.payload_bytes,
+        "uplink_bps": uplink,
+        "peer_bps": peer_rate,
+        "interval_s": interval,
+        "deaths_per_minute": churn / 100,
+        "silent": silent,
+        "slowdowns_per_minute": slow / 100,
+        "hop_s": hop / 1e3,
+        "seed": seed,
         "t99_over_ideal": _spread([row["t99_over_ideal"] for row in rows[SETTLING:]]),
         "last_over_ideal": _spread([row["last_over_ideal"] for row in rows[SETTLING:]]),
         "rows": rows,
-    }  # fmt: skip
-    if not handed_over(document, output, as_json=as_json):
+    }
+    if not written(document, output, as_json=as_json):
         _print(document)
 
 
 def _spread(values: list[float | None]) -> dict[str, float | None]:
-    """None stands for one that did not come to its end: later than all others."""
+    """Median, 90th percentile and worst of ``values``. None stands for an unfinished broadcast, which ranks last."""
     ranked = sorted(math.inf if v is None else v for v in values)
     found = {"median": median(ranked), "p90": ranked[math.ceil(0.9 * len(ranked)) - 1], "worst": ranked[-1]}
     return {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
 def _print(document: dict[str, Any]) -> None:
-    table = Table(title=f"{document['peers']} peers of {document['peer_bps'] / MBIT:g} Mbit/s in {document['regions']} regions")
-    for title in ("version", "99 %, s", "÷ ideal", "last, s", "÷ ideal", "unfinished", "deaths", "joins", "slowed", "moves"):
+    table = Table(
+        title=f"{document['peers']} peers of {document['peer_bps'] / MBIT:g} Mbit/s in {document['regions']} regions"
+    )
+    for title in (
+        "version",
+        "99 %, s",
+        "÷ ideal",
+        "last, s",
+        "÷ ideal",
+        "unfinished",
+        "deaths",
+        "joins",
+        "slowed",
+        "moves",
+    ):
         table.add_column(title, justify="right")
     for number, row in enumerate(document["rows"], 1):
         times = (row["t99_s"], row["t99_over_ideal"], row["last_s"], row["last_over_ideal"])

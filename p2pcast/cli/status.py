@@ -1,11 +1,10 @@
-"""``p2pcast status`` and ``p2pcast commit``: talk to a daemon over its HTTP side."""
+"""``p2pcast status`` and ``p2pcast commit``: requests to a daemon's HTTP server."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import math
 import os
 import time
 import urllib.error
@@ -20,23 +19,25 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from p2pcast.cli.listeners import foreign_listener
+from p2pcast.cli.listener_owner import foreign_listener
 from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
-from p2pcast.daemon import state_home
+from p2pcast.cli.rollouts.ledger_table import ledger_heading, rollouts_line, workers_table
+from p2pcast.cli.status_document import Found, failure_lines, shown_text
+from p2pcast.daemon.daemon_process import state_home
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.trust import bearer
+from p2pcast.trust import bearer_tokens
 from p2pcast.version import Version
 
 DEFAULT_URL = "http://127.0.0.1:7078"
 TIMEOUT_S = 10.0
 WATCH_S = 0.5
 MAX_NAMED = 5
-MAX_SHOWN = 300
-"""Characters of one value."""
 
 
 def daemon_url(url: str | None, state: Path | None) -> str:
-    """Where the daemon answers: as given, or as the daemon wrote into its state folder. Raises UsageError."""
+    """The URL of the daemon's HTTP server: ``url``, or as the daemon wrote it to its state folder. Raises UsageError
+    for both at once, RetryableError when no daemon runs on the state folder.
+    """
     if url is not None and state is not None:
         raise UsageError("give --hub or --state, not both")
     if state is None:
@@ -48,32 +49,37 @@ def daemon_url(url: str | None, state: Path | None) -> str:
 
 
 def bearer_token(url: str, state: Path | None = None, file: Path | None = None) -> str | None:
-    """What opens a daemon's HTTP side: from ``file``, its state folder, the environment, or else the state folder in the usual place whose daemon answers at
-    ``url``; never from argv. Raises LocalError; RefusedError where another user's process listens in place of the state folder's daemon."""
+    """The bearer token for a daemon's HTTP server. Sources in order: ``file``, the ``state`` folder, the environment,
+    the state folder in the default place whose daemon answers at ``url``. Never argv, which other users can read.
+
+    Raises LocalError; RefusedError when another user's process listens in place of the state folder's daemon.
+    """
     if file is not None:
         try:
             return file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise LocalError(f"cannot read the bearer file {file}: {getattr(error, 'strerror', None) or error}") from None
-    given = os.environ.get(bearer.VARIABLE, "").strip() or None
+            raise LocalError(
+                f"cannot read the bearer file {file}: {getattr(error, 'strerror', None) or error}"
+            ) from None
+    given = os.environ.get(bearer_tokens.VARIABLE, "").strip() or None
     if state is None and given is not None:
         return given
     for folder in [state] if state is not None else _folders_of(url):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            path = folder / bearer.FILE
+            path = folder / bearer_tokens.FILE
             text, owner = path.read_text().strip(), path.stat().st_uid
             if (other := foreign_listener(url, owner)) is not None:
                 if state is None:
-                    continue  # a daemon.json of a daemon that was killed
+                    continue  # daemon.json is left from a daemon that was killed
                 raise RefusedError(
-                    f"{url}: a process of user {other} answers there, not the daemon of {folder}; no token was sent"
+                    f"{url}: a process of user {other} listens there, not the daemon of {folder}; no token was sent"
                 )
             return text
     return given
 
 
 def _folders_of(url: str) -> Iterator[Path]:
-    """State folders in the usual place that say that their daemon answers at ``url``."""
+    """State folders in the default place whose daemon.json names ``url``."""
     for path in sorted(state_home().glob("*/daemon.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if json.loads(path.read_text())["http"] == url:
@@ -90,7 +96,9 @@ def ask(
     token: str | None = None,
     bearer_file: Path | None = None,
 ) -> dict[str, Any]:
-    """One request; with a bearer token, if there is one: ``token``, or as ``bearer_token`` finds it by ``state`` and ``bearer_file``. Raises RetryableError (unreachable, or not done in time), RefusedError, LocalError."""
+    """One request and its JSON answer. The bearer token is ``token``, or as ``bearer_token`` finds it by ``state`` and
+    ``bearer_file``. Raises RetryableError (unreachable, or not done in time), RefusedError, UsageError, LocalError.
+    """
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
     headers = {"Content-Type": "application/json"}
@@ -114,73 +122,31 @@ def ask(
             f"cannot reach the daemon at {url}: {shown_text(getattr(reason, 'strerror', None) or reason)}"
         ) from None
     if not isinstance(document, dict):
-        raise LocalError(f"{url} answers, but not as a p2pcast daemon does")
+        raise LocalError(f"{url}: the answer is no JSON object; is this a p2pcast daemon's address?")
     return document
 
 
 def table(document: object) -> Group:
-    """A /status document as text for people, whatever the document holds: names and errors come from other machines, and the daemon may be of another release."""
-    found = _Found(document)
+    """A /status document as text for people. Accepts any document: names and errors come from other machines, and the
+    daemon may be of another release.
+    """
+    found = Found(document)
+    if found.text("role") == "ledger":
+        return Group(ledger_heading(found), workers_table(found))
     if found.text("role") == "peer":
         return Group(_peer_heading(found), _engines([found]))
     return Group(_hub_heading(found), _peers(found), _engines(found.rows("peers")))
 
 
-class _Found:
-    """A map from a document; what is not there, or of another kind, is empty."""
-
-    def __init__(self, document: object) -> None:
-        self._map = document if isinstance(document, dict) else {}
-
-    def __bool__(self) -> bool:
-        return bool(self._map)
-
-    def has(self, key: str) -> bool:
-        return self._map.get(key) is not None
-
-    def text(self, key: str, otherwise: str = "") -> str:
-        return shown_text(self._map[key]) if self.has(key) else otherwise
-
-    def number(self, key: str) -> float:
-        value = self._map.get(key)
-        try:
-            return float(value) if isinstance(value, int | float) else 0.0
-        except OverflowError:
-            return math.inf
-
-    def part(self, key: str) -> _Found:
-        return _Found(self._map.get(key))
-
-    def row(self, key: str) -> list[object]:
-        value = self._map.get(key)
-        return value if isinstance(value, list) else []
-
-    def rows(self, key: str) -> list[_Found]:
-        return [_Found(each) for each in self.row(key)]
-
-    def items(self) -> list[tuple[str, str]]:
-        return [(shown_text(key), shown_text(value)) for key, value in self._map.items()]
-
-
-def shown_text(value: object) -> str:
-    """On one line, without what moves a terminal's cursor or changes its colours."""
-    try:
-        said = str(value)
-    except (ValueError, RecursionError):
-        said = "?"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said[:MAX_SHOWN])
-
-
-def _hub_heading(hub: _Found) -> Text:
+def _hub_heading(hub: Found) -> Text:
     last, uplink, barrier, mirror = (hub.part(key) for key in ("last", "uplink", "barrier", "mirror"))
     line = f"run {hub.text('run')[:12]}  version {hub.text('version', 'None')}  chains {len(hub.row('chains'))}"
     if uplink:
         line += f"  uplink {uplink.number('bps') / 1e6:.0f} Mbit/s ({uplink.text('from')})"
     if last:
         ratio = last.number("dense_bytes") / max(1.0, last.number("bytes"))
-        line += (
-            f"\n{last.text('kind')} {last.text('version')}: {last.number('bytes') / 1e3:.1f} kB, {ratio:.0f} x smaller than dense"
-        )
+        line += f"\n{last.text('kind')} {last.text('version')}: {last.number('bytes') / 1e3:.1f} kB"
+        line += f", {ratio:.0f} x smaller than dense"
         line += f", {100 * last.number('changed') / max(1.0, last.number('params')):.2f} % changed"
         if last.has("time_to_last_s"):
             line += f", {last.number('time_to_last_s'):.2f} s to the last peer"
@@ -189,24 +155,23 @@ def _hub_heading(hub: _Found) -> Text:
     if mirror:
         line += f"\nmirror {mirror.text('url')}: leads to {mirror.text('version', 'nothing yet')}"
         if mirror.number("pending_bytes"):
-            line += f", {mirror.text('lag_versions')} versions behind, {mirror.number('pending_bytes') / 1e6:.1f} MB to upload"
+            line += f", {mirror.text('lag_versions')} versions behind"
+            line += f", {mirror.number('pending_bytes') / 1e6:.1f} MB to upload"
         line += _trouble(mirror)
+    if rollouts := hub.part("rollouts"):
+        line += rollouts_line(rollouts)
     for folder, why in hub.part("skipped").items():
         line += f"\nskipped {folder}: {why}"
-    return Text(line + _failures(hub))
+    return Text(line + failure_lines(hub))
 
 
-def _failures(daemon: _Found) -> str:
-    rows = (f"task {failure.text('task')!r} failed: {failure.text('why')}" for failure in daemon.rows("failures"))
-    return "".join(f"\nunhealthy, to be restarted: {row}" for row in rows)
-
-
-def _barrier(barrier: _Found) -> str:
-    """Two lines at most: the round that is on, and how the last one ended."""
+def _barrier(barrier: Found) -> str:
+    """At most two lines: the barrier's current round, and the outcome of the last one."""
     line, last = "", barrier.part("last")
     if barrier.has("version"):
         line += f"\nbarrier {barrier.text('version')} {barrier.text('phase')}: "
-        line += f"{barrier.text('staged')} of {barrier.text('ready')} peers have staged it, {barrier.text('needed')} are needed"
+        line += f"{barrier.text('staged')} of {barrier.text('ready')} peers have staged the version, "
+        line += f"{barrier.text('needed')} are needed"
         if barrier.number("deadline_s"):
             line += f", {barrier.number('deadline_s'):.0f} s left"
         if late := [shown_text(name) for name in barrier.row("waiting_for")]:
@@ -214,11 +179,11 @@ def _barrier(barrier: _Found) -> str:
     if last:
         line += f"\nbarrier {last.text('version')}: {last.text('outcome')}"
         if last.has("ready"):
-            line += f", {last.text('staged')} of {last.text('ready')} peers had staged it"
+            line += f", {last.text('staged')} of {last.text('ready')} peers had staged the version"
     return line
 
 
-def _peer_heading(peer: _Found) -> Text:
+def _peer_heading(peer: Found) -> Text:
     hub, mirror = peer.part("hub"), peer.part("mirror")
     line = f"{peer.text('name')}  run {peer.text('run')[:12]}  "
     if hub:
@@ -226,23 +191,24 @@ def _peer_heading(peer: _Found) -> Text:
     line += f"staged {peer.text('staged', 'None')}"
     if mirror:
         use = f"leads to {mirror.text('version', 'nothing yet')}" if mirror.text("in_use") == "True" else "not needed"
-        line += f"\nmirror {mirror.text('url')}: {use}, {mirror.number('bytes_received') / 1e6:.2f} MB received" + _trouble(
-            mirror
+        line += (
+            f"\nmirror {mirror.text('url')}: {use}, {mirror.number('bytes_received') / 1e6:.2f} MB received"
+            + _trouble(mirror)
         )
-    return Text(line + _failures(peer))
+    return Text(line + failure_lines(peer))
 
 
-def _trouble(mirror: _Found) -> str:
+def _trouble(mirror: Found) -> str:
     return f"; {mirror.text('error')}" if mirror.text("error") else ""
 
 
-def _peers(hub: _Found) -> Table:
+def _peers(hub: Found) -> Table:
     out = Table("peer", "parent", "state", "staged", "committed", "received", "duplicate", "score", "progress")
     for peer in hub.rows("peers"):
         progress = peer.part("progress")
         cells = [
             peer.text("name"),
-            peer.text("parent") + _asides(peer),
+            peer.text("parent") + _link_notes(peer),
             peer.text("state"),
             peer.text("staged", "-"),
             peer.text("committed", "-"),
@@ -255,15 +221,15 @@ def _peers(hub: _Found) -> Table:
     return out
 
 
-def _asides(peer: _Found) -> str:
-    """What is out of the ordinary about a peer's place."""
-    said = ["detached"] if peer.text("detached") == "True" else []
-    said += ["dialled it"] if peer.part("link").text("dialled_by") == "parent" else []
-    said += ["nobody gets in"] if peer.text("reachable") == "False" else []
-    return f" ({', '.join(said)})" if said else ""
+def _link_notes(peer: Found) -> str:
+    """Unusual facts about a peer's link to its parent, in brackets."""
+    notes = ["detached"] if peer.text("detached") == "True" else []
+    notes += ["dialled by the parent"] if peer.part("link").text("dialled_by") == "parent" else []
+    notes += ["unreachable"] if peer.text("reachable") == "False" else []
+    return f" ({', '.join(notes)})" if notes else ""
 
 
-def _engines(peers: list[_Found]) -> Table:
+def _engines(peers: list[Found]) -> Table:
     out = Table("engine", "at", "ready", "staged", "version", "pause", "recomputed", "trouble")
     for peer in peers:
         for engine in peer.rows("engines"):
@@ -282,13 +248,20 @@ def _engines(peers: list[_Found]) -> Table:
 
 
 @click.command()
-@click.option("--hub", "url", metavar="URL", help=f"The daemon's HTTP address; {DEFAULT_URL} by default.")
-@click.option("--state", type=PATH, help="State folder of a daemon on this machine.")
+@click.option("--hub", "url", metavar="URL", help=f"HTTP address of the daemon, hub or peer.  [default: {DEFAULT_URL}]")
+@click.option("--state", type=PATH, help="State folder of a daemon on this machine, instead of --hub.")
 @BEARER_FILE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-@click.option("--watch", is_flag=True, help="Go on showing it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
+@click.option("--watch", is_flag=True, help=f"Continuous display, refreshed every {WATCH_S:g} seconds.")
 def status(url: str | None, state: Path | None, bearer_file: Path | None, as_json: bool, watch: bool) -> None:
-    """Show the run as the hub sees it, or a peer as it sees itself."""
+    """Show the run, from its hub, or one peer, from that peer.
+
+    \b
+    Examples:
+      p2pcast status
+      p2pcast status --hub http://hub.example:7078 --bearer-file http.token
+      p2pcast status --state ~/.local/state/p2pcast/peer-gpu7 --watch
+    """
     where = daemon_url(url, state)
     if not watch:
         document = ask(where, "/status", state=state, bearer_file=bearer_file)
@@ -301,7 +274,9 @@ def status(url: str | None, state: Path | None, bearer_file: Path | None, as_jso
         while True:
             click.echo(json.dumps(ask(where, "/status", state=state, bearer_file=bearer_file)))
             time.sleep(WATCH_S)
-    with Live(table(ask(where, "/status", state=state, bearer_file=bearer_file)), console=console(), auto_refresh=False) as live:
+    with Live(
+        table(ask(where, "/status", state=state, bearer_file=bearer_file)), console=console(), auto_refresh=False
+    ) as live:
         while True:
             time.sleep(WATCH_S)
             live.update(table(ask(where, "/status", state=state, bearer_file=bearer_file)), refresh=True)
@@ -309,19 +284,18 @@ def status(url: str | None, state: Path | None, bearer_file: Path | None, as_jso
 
 @click.command()
 @click.argument("version", type=VersionType(("newest",)))
-@click.option("--hub", "url", metavar="URL", help=f"The daemon's HTTP address; {DEFAULT_URL} by default.")
-@click.option("--state", type=PATH, help="State folder of a daemon on this machine.")
+@click.option("--hub", "url", metavar="URL", help=f"HTTP address of the daemon, hub or peer.  [default: {DEFAULT_URL}]")
+@click.option("--state", type=PATH, help="State folder of a daemon on this machine, instead of --hub.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.FloatRange(0.0, 3600.0),
     default=60.0,
-    show_default=True,
     metavar="SECONDS",
-    help="A peer may take so long until its engines are live.",
+    help="Longest wait in seconds for a peer's engines to be live.",
 )
 @BEARER_FILE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a line.")
 def commit(
     version: Version | str,
     url: str | None,
@@ -330,10 +304,20 @@ def commit(
     bearer_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Let engines switch to VERSION: a hub that runs with --commit manual tells all of them; a peer that runs with --driver external switches
-    its own to the version that it has staged (or "newest"), and answers when they are live."""
+    """Let engines switch to VERSION, written BRANCH.STEP.
+
+    A hub with --commit manual lets all engines of the run switch. A peer with --driver external switches its own
+    engines to the staged version, which "newest" names too, and answers when they are live.
+
+    \b
+    Examples:
+      p2pcast commit 0.12
+      p2pcast commit newest --state ~/.local/state/p2pcast/peer-gpu7 --timeout 300
+    """
     body = {"version": str(version), "timeout_s": timeout_s}
-    answer = ask(daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S, state=state, bearer_file=bearer_file)
+    answer = ask(
+        daemon_url(url, state), "/commit", body, timeout_s=timeout_s + TIMEOUT_S, state=state, bearer_file=bearer_file
+    )
     if as_json:
         click.echo(json.dumps(answer))
     elif "target" in answer:

@@ -1,4 +1,4 @@
-"""``p2pcast verify``: is a folder, or an engine's own memory, bit for bit what a delta or a hub says it should be?"""
+"""``p2pcast verify``: compare a folder, or an engine's own memory, with a version's signed digest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from p2pcast import limits, offline
 from p2pcast.cli.verify_live import verify_live
 from p2pcast.errors import IntegrityError, LocalError, RefusedError, RetryableError, UsageError
-from p2pcast.progress import Meter
+from p2pcast.progress_bar import Meter
 from p2pcast.version import Version
 
 _TIMEOUT_S = 10.0
@@ -21,24 +21,34 @@ _TIMEOUT_S = 10.0
 
 @click.command("verify")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-@click.option("--against", metavar="FILE|HUB_HTTP", help="A .p2pd file, or a hub's http(s) address.")
-@click.option("--version", "version_text", metavar="VERSION", help="With a hub: insist on this version instead of any it knows.")
+@click.option(
+    "--against", metavar="FILE|HUB_HTTP", help="Expected state: a .p2pd file, or the http(s) address of a hub."
+)
+@click.option(
+    "--version",
+    "version_text",
+    metavar="VERSION",
+    help="With a hub: the expected version.  [default: any version that the hub knows]",
+)
 @click.option(
     "--token-file",
     "--bearer-file",
     "token_file",
     type=click.Path(path_type=Path),
-    help="A copy of the hub's STATE/http.token; with --peer, of the peer's.",
+    help="File with a bearer token: a copy of the hub's STATE/http.token, or with --peer, of the peer's.",
 )
-@click.option("--live", is_flag=True, help="Engines instead of a folder: their own weights, digested where they lie.")
-@click.option("--peer", metavar="URL", help="With --live: a peer's HTTP address.")
+@click.option("--live", is_flag=True, help="Comparison of engines' weights, digested in their memory, not of a folder.")
+@click.option("--peer", metavar="URL", help="With --live: HTTP address of one peer.")
 @click.option("--state", type=click.Path(path_type=Path), help="With --live: state folder of a peer on this machine.")
 @click.option(
     "--hub",
     metavar="URL",
-    help="With --live: every peer of this hub's run; with a peer named, compare with the hub's digest too.",
+    help=(
+        "With --live: HTTP address of a hub, for all peers of its run; with --peer or --state, a second source of the "
+        "digest."
+    ),
 )
-@click.option("--engine", metavar="NAME", help="With --live: this engine alone, as `p2pcast status` calls it.")
+@click.option("--engine", metavar="NAME", help="With --live: name of one engine, as in `p2pcast status`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def verify(
     folder: Path | None,
@@ -52,25 +62,32 @@ def verify(
     engine: str | None,
     as_json: bool,
 ) -> None:
-    """Compare FOLDER's digest with the state that FILE leads to, or with a hub's versions; or, with --live, what engines hold in memory with the
-    version that they use. Exit code 3 when it differs."""
+    """Compare FOLDER's digest with the state after the delta in FILE, or with a hub's versions. With --live, compare
+    the weights in engines' memory with the version that the engines report. Exit code 3: the digests differ.
+
+    \b
+    Examples:
+      p2pcast verify step_2-copy --against 1-2.p2pd
+      p2pcast verify /models/latest --against http://hub.example:7078 --token-file http.token
+      p2pcast verify --live --hub http://127.0.0.1:7078
+    """
     if live:
         if folder is not None or against is not None or version_text is not None:
-            raise UsageError("--live looks at engines: give no folder, --against or --version with it")
+            raise UsageError("--live verifies engines: give no folder, --against or --version with --live")
         verify_live(hub, state, peer, engine, token_file, as_json)
         return
     if folder is None or against is None:
         raise UsageError("give a folder and --against FILE|HUB_HTTP, or --live")
     if (peer, state, hub, engine) != (None, None, None, None):
-        raise UsageError("--peer, --state, --hub and --engine go with --live")
+        raise UsageError("--peer, --state, --hub and --engine need --live")
     version = None if version_text is None else Version.parse(version_text)
     if against.startswith(("http://", "https://")):
         status = fetch_status(against, token_file)
         with Meter("verify") as seen:
-            found = offline.verify_digests(folder, status, version=version, seen=seen)
+            found = offline.verify_digests(folder, status, version=version, progress=seen)
     else:
         with Meter("verify") as seen:
-            found = offline.verify_folder(folder, against, seen=seen)
+            found = offline.verify_folder(folder, against, progress=seen)
     if as_json:
         document = {
             "ok": not found.faults,
@@ -80,13 +97,15 @@ def verify(
         }
         click.echo(json.dumps(document))
     if found.faults:
-        raise IntegrityError(f"{folder} is not what {against} says:\n  " + "\n  ".join(found.faults))
+        raise IntegrityError(f"{folder} differs from {against}:\n  " + "\n  ".join(found.faults))
     if not as_json:
-        click.echo(f"{folder}: version {found.version}, state {found.state:016x}: as it should be")
+        click.echo(f"{folder}: version {found.version}, state {found.state:016x}: verified")
 
 
 def fetch_status(hub: str, token_file: Path | None = None, *, timeout_s: float = _TIMEOUT_S) -> Any:
-    """A hub's ``/status``. Raises RetryableError when it can't be reached, RefusedError when it wants a token, LocalError otherwise."""
+    """A hub's ``/status`` document. Raises RetryableError when the hub is unreachable, RefusedError when the hub
+    demands a token, LocalError otherwise.
+    """
     url = hub.rstrip("/") + "/status"
     headers = {"Accept": "application/json"}
     if token_file is not None:
@@ -100,8 +119,8 @@ def fetch_status(hub: str, token_file: Path | None = None, *, timeout_s: float =
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (401, 403):
-            raise RefusedError(f"{url}: the hub wants its bearer token: pass --token-file") from None
-        raise LocalError(f"{url}: answered {error.code}; is this a hub's address?") from None
+            raise RefusedError(f"{url}: the hub requires its bearer token: give --token-file") from None
+        raise LocalError(f"{url}: answered HTTP {error.code}; is this a hub's address?") from None
     except (OSError, ValueError) as error:
         raise RetryableError(f"{url}: cannot be reached: {getattr(error, 'reason', error)}") from None
     if len(body) > limits.MAX_LAYOUT_BYTES:
@@ -109,4 +128,4 @@ def fetch_status(hub: str, token_file: Path | None = None, *, timeout_s: float =
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise LocalError(f"{url}: did not answer with JSON; is this a hub's address?") from None
+        raise LocalError(f"{url}: the answer is not JSON; is this a hub's address?") from None

@@ -1,6 +1,8 @@
 """Coding one cell: compare, pick a codec, check, decode, apply.
 
-Promise: ``decode`` either returns exactly the words that were encoded, both digests verified, or raises IntegrityError; it writes nothing. Formats: docs/delta-format.md §2 and §3. Pure; releases the GIL in its dense passes, so cells run in parallel on threads.
+Promise: ``decode`` either returns exactly the encoded words, with both digests verified, or raises IntegrityError; it
+writes nothing. Formats: docs/formats/delta-format.md §2 and §3. Pure. Dense passes release the GIL, so cells are coded
+in parallel on threads.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec import kernels
-from p2pcast.codec.context import decode_context, encode_context
-from p2pcast.codec.dense import Buffer, decode_dense, encode_dense, estimate_dense
+from p2pcast.codec.context_codec import decode_context, encode_context
+from p2pcast.codec.dense_codec import Buffer, decode_dense, encode_dense, estimate_dense
 from p2pcast.codec.digest import MASK, TABLE, check_words, digest, lanes_of, seed, word_dtype
-from p2pcast.codec.flat import decode_flat, encode_flat
+from p2pcast.codec.flat_codec import decode_flat, encode_flat
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.room import Room
+from p2pcast.codec.scratch import ScratchBuffers
 from p2pcast.errors import IntegrityError, UsageError
 
 __all__ = [
@@ -29,7 +31,9 @@ NONE, RAW, DENSE, FLAT, CONTEXT = 0, 1, 2, 3, 4
 CODEC_NAMES: dict[int, str] = {NONE: "none", RAW: "raw", DENSE: "dense", FLAT: "flat", CONTEXT: "context"}
 
 DENSE_PAYS_FROM = 16
-"""``dense`` is tried once ``flat`` takes more than 1/16 of the cell's bytes; sparser cells never gain by it at RL's rates."""
+"""``dense`` is tried if ``flat`` takes more than 1/16 of the cell's bytes. Sparser cells never gain by it at RL's
+rates.
+"""
 
 Words = npt.NDArray[Any]
 Positions = npt.NDArray[np.uint32]
@@ -37,7 +41,11 @@ Positions = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an encoder gets: the words before and after, and where, from what (``held``) and by how much (mod 2^bits) they change. Valid during the call."""
+    """An encoder's input: the words before and after, and the positions, old values (``held``) and steps (mod 2^bits)
+    of the changed words.
+
+    The arrays are valid during the call only.
+    """
 
     old: Words
     new: Words
@@ -48,10 +56,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a decoder found. ``positions`` None: ``words`` are all of the cell's.
+    """A decoder's result. ``positions`` None: ``words`` are all words of the cell.
 
-    ``held``: the digest of the old words, where the codec was asked to audit them and took it on its own way through them; None leaves it to
-    ``decode``. ``delta``: what the change adds to the digest; given exactly when ``positions`` are.
+    ``held``: digest of the old words if the codec computed it in its own pass, on request; None leaves it to
+    ``decode``. ``delta``: growth of the digest by the change; given exactly when ``positions`` are.
     """
 
     positions: Positions | None
@@ -71,7 +79,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
-        """Raises IntegrityError on a payload that is not well-formed. ``audit``: the digest of ``old`` is wanted."""
+        """Decode a payload. ``audit`` requests the digest of ``old``. Raises IntegrityError for a malformed payload."""
         ...
 
 
@@ -89,7 +97,10 @@ class Encoded:
 
 @dataclass(slots=True)
 class Patch:
-    """Absolute new values. ``positions`` (u32, ascending, from the cell's start) is None when ``words`` are all of the cell's."""
+    """Absolute new values of one cell.
+
+    ``positions`` (u32, ascending, from the cell's start) is None if ``words`` are all words of the cell.
+    """
 
     cell: int
     positions: Positions | None
@@ -100,7 +111,7 @@ class Patch:
 
 
 class RawCodec:
-    """The new bytes as they are."""
+    """The new words, uncompressed."""
 
     id, name = RAW, "raw"
 
@@ -115,7 +126,7 @@ class RawCodec:
 
 
 class DenseCodec:
-    """The new words, byte plane by byte plane, zstd."""
+    """The new words as byte planes, each compressed with zstd."""
 
     id, name = DENSE, "dense"
 
@@ -136,10 +147,10 @@ class FlatCodec:
 
     def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
         if old is None:
-            raise UsageError(f"cell {cell.index}: flat steps become values only with the cell's old words")
+            raise UsageError(f"cell {cell.index}: codec flat can't be decoded without the cell's old words")
         positions, steps = decode_flat(payload, cell)
         ro, words = kernels.readonly, np.empty_like(steps)
-        held, delta = kernels.settle(
+        held, delta = kernels.apply_steps(
             old, lanes_of(old), ro(positions), ro(steps), cell.start, seed(cell.tensor), TABLE, audit, words
         )
         return Decoded(positions, words, int(held) if audit else None, int(delta))
@@ -155,10 +166,10 @@ class ContextCodec:
 
     def decode(self, cell: Cell, payload: Buffer, old: Words | None, *, audit: bool) -> Decoded:
         if old is None:
-            raise UsageError(f"cell {cell.index}: coded in context, it can't be read without the cell's old words")
+            raise UsageError(f"cell {cell.index}: codec context can't be decoded without the cell's old words")
         positions, was, steps, held = decode_context(payload, cell, old, audit=audit)
         now, ro = was + steps, kernels.readonly
-        delta = kernels.change(ro(positions), ro(was), ro(now), cell.start, seed(cell.tensor), TABLE)
+        delta = kernels.digest_of_change(ro(positions), ro(was), ro(now), cell.start, seed(cell.tensor), TABLE)
         return Decoded(positions, now, held, int(delta))
 
 
@@ -166,14 +177,14 @@ CODECS: dict[int, Codec] = {c.id: c for c in (RawCodec(), DenseCodec(), FlatCode
 _BY_NAME: dict[str, Codec] = {c.name: c for c in CODECS.values()}
 
 
-_room = Room()
+_room = ScratchBuffers()
 
 
 def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, codec: str = "auto") -> Encoded | None:
     """Code the change of one cell; None if no word changed.
 
-    ``old`` and ``new`` are the cell's words; ``before`` is the digest of ``old``, taken here when it is not known. ``codec``: a name, or ``auto``
-    for the smallest. Raises UsageError for arrays that do not fit the cell and for unknown codecs.
+    ``old`` and ``new`` are the cell's words. ``before`` is the digest of ``old``; computed here if None. ``codec``: a
+    name, or ``auto`` for the smallest. Raises UsageError for arrays that do not fit the cell and for unknown codecs.
     """
     was, now = check_words(old, cell), check_words(new, cell)
     if codec != "auto" and codec not in _BY_NAME:
@@ -186,7 +197,9 @@ def encode(cell: Cell, old: Words, new: Words, *, before: int | None = None, cod
     if before is None:
         before = digest(was, cell)
     change = Change(was, now, room[:changed], held_room[:changed], step_room[:changed])
-    chosen, payload = _smallest(cell, change) if codec == "auto" else (_BY_NAME[codec].id, _BY_NAME[codec].encode(cell, change))
+    chosen, payload = (
+        _smallest(cell, change) if codec == "auto" else (_BY_NAME[codec].id, _BY_NAME[codec].encode(cell, change))
+    )
     return Encoded(cell.index, chosen, payload, before, (before + int(delta)) & MASK, changed)
 
 
@@ -199,9 +212,12 @@ def _smallest(cell: Cell, change: Change) -> tuple[int, bytes]:
 
 
 def encode_whole(words: Words, *, at_most: int | None = None) -> tuple[int, bytes | None]:
-    """(codec, payload) of a cell as absolute words, dense or raw, whichever is smaller; payload None where neither is below ``at_most`` bytes."""
+    """(codec, payload) of a cell as absolute words: dense or raw, whichever is smaller.
+
+    The payload is None if neither is below ``at_most`` bytes.
+    """
     limit = words.nbytes + 1 if at_most is None else at_most
-    # A sample decides first: a full dense coding costs many times the scan.
+    # Estimate from samples first: a full dense coding costs many times the scan.
     if estimate_dense(words) < limit + limit // 8:
         dense = encode_dense(words)
         if len(dense) < min(limit, words.nbytes):
@@ -219,16 +235,17 @@ def decode(
     *,
     check_before: bool = True,
 ) -> Patch:
-    """The patch that a coded cell stands for.
+    """Decode a coded cell to a patch.
 
-    With ``old`` (the cell's words) and ``check_before``, a dense pass verifies that their digest is ``before``. ``after`` is always verified: for
-    whole cells by the words themselves, else by what the change adds to ``before`` (so without the check, ``old`` is taken on trust). Raises
-    IntegrityError, naming the cell and the cause, and UsageError when the call itself is wrong.
+    With ``old`` (the cell's words) and ``check_before``, a dense pass verifies that their digest is ``before``.
+    ``after`` is always verified: for whole cells by the words themselves, else by the growth of ``before``. Without the
+    check, ``old`` is therefore trusted. Raises IntegrityError, naming the cell and the cause, and UsageError for arrays
+    that do not fit the cell.
     """
     was = None if old is None else check_words(old, cell)
     found = CODECS.get(codec)
     if found is None:
-        raise IntegrityError(f"cell {cell.index}: codec {codec} is not one that this p2pcast decodes")
+        raise IntegrityError(f"cell {cell.index}: codec {codec} is unknown to this p2pcast")
     audit = was is not None and check_before
     got = found.decode(cell, payload, was, audit=audit)
     if audit:
@@ -244,14 +261,20 @@ def decode(
         changed = cell.words if was is None else int(np.count_nonzero(was != got.words))
     reached = digest(got.words, cell) if got.delta is None else (before + got.delta) & MASK
     if reached != after:
-        raise IntegrityError(f"cell {cell.index}: {found.name} payload leads to digest {reached:016x}, not {after:016x}")
+        raise IntegrityError(
+            f"cell {cell.index}: {found.name} payload leads to digest {reached:016x}, not {after:016x}"
+        )
     return Patch(cell.index, got.positions, got.words, before, after, changed)
 
 
 def apply(patch: Patch, target: Words) -> None:
-    """Overwrite the patch's words in ``target``, the cell's words. Doing it twice is harmless. Raises UsageError when it does not fit."""
+    """Overwrite the patch's words in ``target``, the cell's words. Idempotent. Raises UsageError if the patch does not
+    fit.
+    """
     if target.ndim != 1 or target.dtype != patch.words.dtype:
-        raise UsageError(f"cell {patch.cell}: a patch of {patch.words.dtype} does not fit {target.dtype}{list(target.shape)}")
+        raise UsageError(
+            f"cell {patch.cell}: a patch of {patch.words.dtype} does not fit {target.dtype}{list(target.shape)}"
+        )
     if patch.positions is None:
         if target.size != patch.words.size:
             raise UsageError(f"cell {patch.cell}: {patch.words.size} words do not fit a cell of {target.size}")

@@ -1,6 +1,7 @@
-"""The digest of docs/delta-format.md §2: a sum over 16-bit lanes, so digests of parts add up and a change costs only what changed.
+"""The digest of docs/formats/delta-format.md §2: a sum over 16-bit lanes.
 
-Promise: catches accidents (at most 2⁻⁴⁹ each goes unseen); it authenticates nothing.
+Digests of parts add up, and a change costs O(changed). Promise: an accidental error goes unseen with probability at
+most 2⁻⁴⁹. The digest authenticates nothing.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def seed(tensor: int) -> np.uint64:
 
 
 TABLE = kernels.readonly(np.array([mix(_GOLDEN * (j + 1) & MASK) for j in range(kernels.BLOCK_LANES)], dtype=np.uint64))
-"""T of docs §2."""
+"""T of docs/formats/delta-format.md §2."""
 
 
 def check_words(words: npt.NDArray[Any], cell: Cell) -> npt.NDArray[Any]:
-    """``words`` as a kernel wants them; raises UsageError when they can't be the words of ``cell``."""
+    """``words`` as a read-only array for a kernel. Raises UsageError if they can't be the words of ``cell``."""
     if words.ndim != 1 or words.dtype != _UNSIGNED[cell.word_bytes] or words.size != cell.words:
         raise UsageError(
             f"cell {cell.index}: got an array of {words.dtype}{list(words.shape)}, "
@@ -60,19 +61,21 @@ def check_words(words: npt.NDArray[Any], cell: Cell) -> npt.NDArray[Any]:
 
 
 def digest(words: npt.NDArray[Any], cell: Cell) -> int:
-    """Digest of a cell that holds ``words``. One dense pass."""
+    """Digest of a cell that holds ``words``. One dense pass. Raises UsageError if the array does not fit the cell."""
     row = check_words(words, cell)
     first = cell.start * max(1, cell.word_bytes // 2)
     return int(kernels.digest_lanes(lanes_of(row), first, seed(cell.tensor), TABLE))
 
 
-def digest_change(positions: npt.NDArray[Any], old_values: npt.NDArray[Any], new_values: npt.NDArray[Any], cell: Cell) -> int:
-    """What a cell's digest grows by (mod 2⁶⁴) when the words at ``positions`` go from ``old_values`` to ``new_values``.
+def digest_change(
+    positions: npt.NDArray[Any], old_values: npt.NDArray[Any], new_values: npt.NDArray[Any], cell: Cell
+) -> int:
+    """Growth of a cell's digest (mod 2⁶⁴) when the words at ``positions`` go from ``old_values`` to ``new_values``.
 
     Positions (u32) count from the cell's start and ascend; values are unsigned words. O(changed).
     """
     return int(
-        kernels.change(
+        kernels.digest_of_change(
             kernels.readonly(positions),
             kernels.readonly(old_values),
             kernels.readonly(new_values),

@@ -1,7 +1,7 @@
 """Floating-point formats by their bits: sign, magnitude, ULPs.
 
-The magnitude of a word is its bits without the sign, so neighbours in value are neighbours as integers, and a step of one is one ULP. Signed integers are seen
-the same way (their absolute value), unsigned ones have no sign. Pure.
+A word's magnitude is its bits without the sign. Neighbouring values have neighbouring magnitudes, and a difference of
+one is one ULP. Signed integers use their absolute value as magnitude; unsigned integers have no sign. Pure.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import numpy.typing as npt
 
 Words = npt.NDArray[Any]
 
-TOLD_BITS = 3
-"""Of a mantissa, when magnitudes are counted: eight counts a power of two."""
+COUNTED_MANTISSA_BITS = 3
+"""Mantissa bits kept when magnitudes are counted: eight counts for each power of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Sign, then ``exponent`` bits with this ``bias``, then ``mantissa`` bits. Magnitudes from ``endless`` on are infinities and NaN."""
+    """Sign, then ``exponent`` bits with this ``bias``, then ``mantissa`` bits.
+
+    Magnitudes from ``first_nonfinite`` on are infinities and NaN.
+    """
 
     exponent: int
     mantissa: int
     bias: int
-    endless: int
+    first_nonfinite: int
 
     @property
     def bits(self) -> int:
@@ -35,29 +38,32 @@ class Format:
 
     @property
     def dropped(self) -> int:
-        """Bits of a magnitude below its first ``TOLD_BITS`` of mantissa."""
-        return max(0, self.mantissa - TOLD_BITS)
+        """Bits of a magnitude below the counted mantissa bits."""
+        return max(0, self.mantissa - COUNTED_MANTISSA_BITS)
 
     @property
     def keys(self) -> int:
-        """Number of finite magnitudes when the dropped bits are not told apart."""
-        return -(-self.endless >> self.dropped)
+        """Number of finite magnitudes after the dropped bits are removed."""
+        return -(-self.first_nonfinite >> self.dropped)
 
     @property
-    def survives(self) -> float:
-        """Below this many times an update's size a weight's rounded value shows it: 2^(mantissa + 1), 256 for bf16 (PULSE, appendix A.2, equation 5)."""
+    def visible_ratio(self) -> float:
+        """Largest ratio of weight to update at which the rounded weight still changes: 2^(mantissa + 1), 256 for bf16.
+
+        Source: PULSE, appendix A.2, equation 5.
+        """
         return float(2 << self.mantissa)
 
     def value(self, magnitude: int) -> float:
-        """What a magnitude is worth."""
+        """The value of a magnitude."""
         exponent, rest = magnitude >> self.mantissa, magnitude & ((1 << self.mantissa) - 1)
         if exponent == 0:
             return math.ldexp(rest, 1 - self.bias - self.mantissa)
         return math.ldexp((1 << self.mantissa) + rest, exponent - self.bias - self.mantissa)
 
-    def least_from(self, value: float) -> int:
-        """The least magnitude worth ``value`` or more; ``endless`` where none is."""
-        low, high = -1, self.endless
+    def least_magnitude_of(self, value: float) -> int:
+        """The least magnitude with at least this value; ``first_nonfinite`` if there is none."""
+        low, high = -1, self.first_nonfinite
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.value(middle) >= value else (middle, high)
@@ -75,15 +81,18 @@ FORMATS: dict[str, Format] = {
     "F8_E5M2FNUZ": Format(5, 2, 16, 0x80),
     "F8_E4M3FNUZ": Format(4, 3, 8, 0x80),
 }
-"""By safetensors dtype. Of the FNUZ types, NaN is what elsewhere is −0, and passes for 0 here."""
-_SPELT_BITS = 11
-"""Up to here a power of two is a number that readers know."""
+"""Formats by safetensors dtype. FNUZ types encode NaN where other types encode −0; that NaN counts as 0 here."""
+_PLAIN_EXPONENT = 11
+"""Largest exponent at which a power of two is printed as a plain number."""
 
 
 def thresholds_shown(dtypes: Iterable[str]) -> str:
-    """Below which multiple of an update η a value shows it, for a heading: ``256·η``; of several types, each with its name. Empty without floats."""
+    """Heading text: the multiple of an update η below which a weight's value changes, such as ``256·η``.
+
+    Types with different thresholds are each named. Empty if no dtype is a float.
+    """
     found = {dtype: FORMATS[dtype].mantissa + 1 for dtype in dtypes if dtype in FORMATS}
-    shown = {dtype: f"{1 << bits if bits <= _SPELT_BITS else f'2^{bits}'}·η" for dtype, bits in found.items()}
+    shown = {dtype: f"{1 << bits if bits <= _PLAIN_EXPONENT else f'2^{bits}'}·η" for dtype, bits in found.items()}
     if len(set(shown.values())) == 1:
         return next(iter(shown.values()))
     return ", ".join(f"{threshold} ({dtype})" for dtype, threshold in sorted(shown.items()))
@@ -93,7 +102,7 @@ _SIGNED = frozenset({"I8", "I16", "I32", "I64"})
 
 
 def signs_and_magnitudes(words: Words, dtype: str) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint64]]:
-    """Of words (unsigned) of this dtype: whether they are negative, and their distance from zero in ULPs."""
+    """For unsigned words of this dtype: whether each is negative, and its distance from zero in ULPs."""
     bits = 8 * words.dtype.itemsize
     wide = words.astype(np.uint64)
     top = np.uint64(1 << (bits - 1))

@@ -1,8 +1,9 @@
 """The compiled loops of the codec: scan, digest, gaps, steps.
 
-Promise: each kernel is a plain function of arrays, releases the GIL, checks nothing (callers do) and reads every dense byte once, at about the
-speed of memory. Arrays that are only read must come through ``readonly``, so that a kernel is compiled once per word width and not once more
-for maps that can't be written. Compiled code is cached on disk; a process that finds none pays a few seconds at the first call of each.
+Promise: each kernel is a plain function of arrays, releases the GIL, and reads every dense byte once, at about the
+speed of memory. Kernels check nothing; their callers do. Arrays that are only read must come through ``readonly``: a
+kernel is then compiled once per word width, and not a second time for read-only maps. Compiled code is cached on disk.
+A process that finds no cache pays a few seconds at the first call of each kernel.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LANE = np.uint64(BLOCK_LANES - 1)
 
 
 def readonly(array: Words) -> Words:
-    """The same memory as an aligned, contiguous array that can't be written (copied only if it lies unaligned or strided)."""
+    """The same memory as an aligned, contiguous array that is not writeable. Unaligned or strided arrays are copied."""
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = array.copy()
     view = array.view()
@@ -54,13 +55,15 @@ def readonly(array: Words) -> Words:
 def _kernel(function: Callable[..., Any]) -> Any:
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # nowhere to keep a cache: a read-only installation without a home
+    except RuntimeError:  # no cache folder: a read-only installation without a home folder
         return njit(nogil=True)(function)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _differences(_typing: Any, left: Any, right: Any, at: Any) -> Any:
-    """A u64 with bit k set where ``left[at + k] != right[at + k]``, k < 64. Loads 64 words of each, at any alignment."""
+    """A u64 with bit k set where ``left[at + k] != right[at + k]``, k < 64. Loads 64 words of each array, at any
+    alignment.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = ir.VectorType(ir.IntType(signature.args[0].dtype.bitwidth), 64)
@@ -77,7 +80,7 @@ def _differences(_typing: Any, left: Any, right: Any, at: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lowest(_typing: Any, bits: Any) -> Any:
-    """The number of the lowest set bit; 64 where there is none."""
+    """Index of the lowest set bit; 64 if no bit is set."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -87,7 +90,7 @@ def _lowest(_typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _count(_typing: Any, bits: Any) -> Any:
-    """How many bits are set."""
+    """Number of set bits."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -97,7 +100,9 @@ def _count(_typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lanes(_typing: Any, words: Any) -> Any:
-    """16-bit lanes a word of this array, as a constant of the compiled code: a loop over them is unrolled."""
+    """Number of 16-bit lanes in a word of this array, as a compile-time constant, so that a loop over lanes is
+    unrolled.
+    """
     lanes = max(1, words.dtype.bitwidth // 16)
 
     def generate(context: Any, _builder: Any, _signature: Any, _args: Any) -> Any:
@@ -117,16 +122,17 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 @_kernel
 def multiplier(seed, block):  # type: ignore[no-untyped-def]
-    """M(t, b) of docs/delta-format.md §2; ``seed`` is mix(t + 1)."""
+    """M(t, b) of docs/formats/delta-format.md §2; ``seed`` is mix(t + 1)."""
     return mix(seed + _GOLDEN * (np.uint64(block) + _U1)) | _U1
 
 
 @_kernel
 def _block_sum(lanes, factors):  # type: ignore[no-untyped-def]
-    """Σ lane · T over lanes of one block.
+    """Σ lane · T over the lanes of one block.
 
-    A lane has 16 bits, so its product with half of T fits 48 and the sum of a block 58: the halves are summed by 32 × 32 → 64 bit
-    multiplications, which vector units have, and joined at the end.
+    A lane has 16 bits, so its product with half of T fits 48 bits, and the sum over a block fits 58. The low and high
+    halves are summed by 32 × 32 → 64 bit multiplications, for which vector units have instructions. The two sums are
+    joined at the end.
     """
     low = np.uint64(0)
     high = np.uint64(0)
@@ -143,23 +149,30 @@ def _has_fused() -> bool:
 
 
 def _halves() -> list[int]:
-    """T of docs/delta-format.md §2: of each eight, the lower halves, then the upper ones."""
+    """T of docs/formats/delta-format.md §2 in groups of eight: the eight lower halves, then the eight upper halves."""
     left = (np.arange(BLOCK_LANES, dtype=np.uint64) + _U1) * _GOLDEN
     for shift, factor in ((_U30, _MIX1), (_U27, _MIX2)):
         left = (left ^ (left >> shift)) * factor
     left ^= left >> _U31
-    halves: list[int] = np.stack([(left & _LOW32).reshape(-1, 8), (left >> _U32).reshape(-1, 8)], axis=1).reshape(-1).tolist()
+    halves: list[int] = (
+        np.stack([(left & _LOW32).reshape(-1, 8), (left >> _U32).reshape(-1, 8)], axis=1).reshape(-1).tolist()
+    )
     return halves
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _fused(_typing: Any, lanes: Any, at: Any) -> Any:
-    """``_block_sum`` of two whole blocks of 16-bit lanes from ``at`` on, by multiplications that add. Two, because reading T takes as long."""
+    """``_block_sum`` of two whole blocks of 16-bit lanes from ``at`` on, by fused multiply-add instructions.
+
+    Two blocks are summed together because loading T takes as long as multiplying.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word, wide, lane_row = ir.IntType(64), ir.VectorType(ir.IntType(64), 8), ir.VectorType(ir.IntType(16), 8)
         data = builder.gep(arrayobj.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
-        table = cgutils.global_constant(builder, "p2pcast_halves", ir.Constant(ir.ArrayType(word, 2 * BLOCK_LANES), _halves()))
+        table = cgutils.global_constant(
+            builder, "p2pcast_halves", ir.Constant(ir.ArrayType(word, 2 * BLOCK_LANES), _halves())
+        )
         table.align = 64
         table = builder.bitcast(table, word.as_pointer())
         name = "llvm.x86.avx512.vpmadd52l.uq.512"
@@ -175,7 +188,9 @@ def _fused(_typing: Any, lanes: Any, at: Any) -> Any:
                     load.align = 64
                     halves.append(load)
                 for block in range(2):
-                    place = builder.add(builder.mul(group, ir.Constant(word, 8)), ir.Constant(word, BLOCK_LANES * block))
+                    place = builder.add(
+                        builder.mul(group, ir.Constant(word, 8)), ir.Constant(word, BLOCK_LANES * block)
+                    )
                     load = builder.load(builder.bitcast(builder.gep(data, [place]), lane_row.as_pointer()))
                     load.align = 2
                     some = builder.zext(load, wide)
@@ -184,7 +199,9 @@ def _fused(_typing: Any, lanes: Any, at: Any) -> Any:
                         builder.store(builder.call(fused, [builder.load(kept), some, halves[half]]), kept)
         found = []
         for block in range(2):
-            low, high = (builder.add(builder.load(sums[block][half]), builder.load(sums[block][half + 2])) for half in range(2))
+            low, high = (
+                builder.add(builder.load(sums[block][half]), builder.load(sums[block][half + 2])) for half in range(2)
+            )
             total = builder.add(low, builder.shl(high, ir.Constant(wide, [32] * 8)))
             one = ir.Constant(word, 0)
             for lane in range(8):
@@ -199,7 +216,7 @@ if _has_fused():
 
     @_kernel
     def _two_sums(lanes, at, table):  # type: ignore[no-untyped-def]
-        """Of two whole blocks from ``at`` on, Σ lane · T each."""
+        """Σ lane · T of each of two whole blocks from ``at`` on."""
         if lanes.itemsize == 2:
             return _fused(lanes, at)
         return _block_sum(lanes[at : at + 1024], table), _block_sum(lanes[at + 1024 : at + 2048], table)
@@ -208,13 +225,13 @@ else:
 
     @_kernel
     def _two_sums(lanes, at, table):  # type: ignore[no-untyped-def]
-        """Of two whole blocks from ``at`` on, Σ lane · T each."""
+        """Σ lane · T of each of two whole blocks from ``at`` on."""
         return _block_sum(lanes[at : at + 1024], table), _block_sum(lanes[at + 1024 : at + 2048], table)
 
 
 @_kernel
 def digest_part(lanes, begin, end, first, seed, table):  # type: ignore[no-untyped-def]
-    """Digest of u8 or u16 lanes from ``begin`` to ``end``; ``first`` is the number of lane 0 in its tensor."""
+    """Digest of u8 or u16 lanes ``begin`` … ``end``; ``first`` is the number of lane 0 in its tensor."""
     total = np.uint64(0)
     while begin < end:
         at = (first + begin) & 1023
@@ -232,13 +249,13 @@ def digest_part(lanes, begin, end, first, seed, table):  # type: ignore[no-untyp
 
 @_kernel
 def digest_lanes(lanes, first, seed, table):  # type: ignore[no-untyped-def]
-    """Digest of u8 or u16 lanes, the first of which is lane ``first`` of its tensor."""
+    """Digest of u8 or u16 lanes; ``first`` is the number of lane 0 in its tensor."""
     return digest_part(lanes, 0, lanes.size, first, seed, table)
 
 
 @_kernel
 def _word_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
-    """Σ (new − old) · T over the lanes of one word, the first of which is ``lane`` (u64). A word lies in one block."""
+    """Σ (new − old) · T over the lanes of one word. ``lane`` (u64): the word's first lane. A word lies in one block."""
     if lanes == 1:
         return (now - was) * table[lane & _LANE]
     acc = np.uint64(0)
@@ -251,13 +268,14 @@ def _word_change(was, now, lane, lanes, table):  # type: ignore[no-untyped-def]
 
 @_kernel
 def scan(old, new, first, seed, table, positions, held, steps):  # type: ignore[no-untyped-def]
-    """Compare and compact: fills ``positions``, ``held`` (old) and ``steps`` (new − old) of the words that differ.
+    """Compare and compact: fill ``positions``, ``held`` (old) and ``steps`` (new − old) for the words that differ.
 
-    ``first`` is the word's number in its tensor. Returns (number of changed words, change of the digest).
+    ``first`` is the number of word 0 in its tensor. Returns (number of changed words, change of the digest).
 
-    64 words are compared at a time into a mask. Its first four positions are written whether they are there or not (what is not is overwritten
-    by the next): a loop over the set bits would guess its end wrongly nearly every time. Steps and digest follow by blocks of the digest, while
-    a block's words are in the nearest cache. Indices are unsigned, which spares numba's test for negative ones.
+    64 words are compared at a time into a mask. Four positions are written for every mask, set or not; surplus
+    positions are overwritten by the next mask. A loop over the set bits would mispredict its end for nearly every mask.
+    Steps and digest are computed block by block of the digest, while a block's words are in the L1 cache. Indices are
+    unsigned, which avoids numba's test for negative indices.
     """
     lanes = _lanes(old)
     block_words = 1024 // lanes
@@ -302,10 +320,11 @@ def scan(old, new, first, seed, table, positions, held, steps):  # type: ignore[
 
 
 @_kernel
-def change(positions, was, now, first, seed, table):  # type: ignore[no-untyped-def]
-    """Change of the digest by the words at ``positions``, which went from ``was`` to ``now``.
+def digest_of_change(positions, was, now, first, seed, table):  # type: ignore[no-untyped-def]
+    """Change of the digest by the words at ``positions``, which go from ``was`` to ``now``.
 
-    The multiplier is made anew for every word: its latency hides behind the others', where keeping it would cost a branch that guesses wrong.
+    The multiplier is computed anew for every word: its latency overlaps with other words'. Keeping it would cost a
+    branch that is often mispredicted.
     """
     lanes = _lanes(was)
     delta = np.uint64(0)
@@ -316,11 +335,13 @@ def change(positions, was, now, first, seed, table):  # type: ignore[no-untyped-
 
 
 @_kernel
-def settle(old, old_lanes, positions, steps, first, seed, table, audit, words):  # type: ignore[no-untyped-def]
-    """Fills ``words`` with old + step at ``positions`` (ascending, inside). Returns (digest of old, change of the digest).
+def apply_steps(old, old_lanes, positions, steps, first, seed, table, audit, words):  # type: ignore[no-untyped-def]
+    """Fill ``words`` with old + step at ``positions`` (ascending, inside). Returns (digest of old, change of the
+    digest).
 
-    One dense pass does all: a block's words are fetched for the digest and are still near when its few steps need them. Without ``audit`` the
-    digest of old is not taken and only the changed words are read. ``old_lanes`` is the same memory as ``old``.
+    One dense pass does both: a block's words are read for the digest and are still cached when its few steps need them.
+    Without ``audit`` the digest of ``old`` is not computed and only the changed words are read. ``old_lanes`` is the
+    same memory as ``old``.
     """
     lanes = _lanes(old)
     held = np.uint64(0)
@@ -336,7 +357,10 @@ def settle(old, old_lanes, positions, steps, first, seed, table, audit, words): 
         factor = multiplier(seed, lane >> 10)
         if audit:
             begin = lane & 1023
-            held += _block_sum(old_lanes[start * lanes : stop * lanes], table[begin : begin + (stop - start) * lanes]) * factor
+            held += (
+                _block_sum(old_lanes[start * lanes : stop * lanes], table[begin : begin + (stop - start) * lanes])
+                * factor
+            )
         acc = np.uint64(0)
         while k < positions.size and np.int64(positions[k]) < stop:
             p = np.uint64(positions[k])
@@ -350,7 +374,9 @@ def settle(old, old_lanes, positions, steps, first, seed, table, audit, words): 
 
 @_kernel
 def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
-    """Positions to gap symbols (docs §3). ``out`` has room for all. Returns how many symbols."""
+    """Positions to gap symbols (docs/formats/delta-format.md §3). ``out`` has room for all symbols. Returns their
+    number.
+    """
     used = 0
     previous = np.int64(-1)
     for k in range(positions.size):
@@ -368,7 +394,9 @@ def pack_gaps(positions, escape, out):  # type: ignore[no-untyped-def]
 
 @_kernel
 def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
-    """Gap symbols to positions; ``positions`` has one place more than there are symbols. Returns (how many, words spanned)."""
+    """Gap symbols to positions; ``positions`` has one element more than ``symbols``. Returns (positions found, words
+    spanned).
+    """
     found: Any = 0
     at = np.int64(-1)
     for k in range(symbols.size):
@@ -381,8 +409,8 @@ def unpack_gaps(symbols, escape, positions):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _half(step):  # type: ignore[no-untyped-def]
-    """min(z − 1, 15) of a u16 step, in 16-bit arithmetic throughout, so that the loop around it becomes vector code."""
+def _half_code(step):  # type: ignore[no-untyped-def]
+    """min(z − 1, 15) of a u16 step. All arithmetic has 16 bits, so that the calling loop is vectorised."""
     sign = np.uint16(-(step >> 15))
     code = np.uint16(np.uint16(np.uint16(step << 1) ^ sign) - _H1)
     return min(code, _H15)
@@ -390,15 +418,17 @@ def _half(step):  # type: ignore[no-untyped-def]
 
 @_kernel
 def pack_steps16(steps, halves, small, large):  # type: ignore[no-untyped-def]
-    """u16 steps to streams A, B and C of docs §3. Returns how many places of ``small`` and of ``large`` are used."""
+    """u16 steps to streams A, B and C of docs/formats/delta-format.md §3. Returns the lengths of ``small`` and
+    ``large``.
+    """
     for pair in range(steps.size // 2):
-        halves[pair] = np.uint8(_half(steps[2 * pair]) | np.uint16(_half(steps[2 * pair + 1]) << _H4))
+        halves[pair] = np.uint8(_half_code(steps[2 * pair]) | np.uint16(_half_code(steps[2 * pair + 1]) << _H4))
     if steps.size % 2:
-        halves[-1] = np.uint8(_half(steps[-1]))
+        halves[-1] = np.uint8(_half_code(steps[-1]))
     smalls = np.uint64(0)
     larges = np.uint64(0)
     for k in range(steps.size):
-        if np.uint16(steps[k] + _H8) > _H15:  # outside −8 … 7, which are the codes 0 … 14
+        if np.uint16(steps[k] + _H8) > _H15:  # outside −8 … 7, the steps with codes 0 … 14
             step = np.int64(np.int16(steps[k]))
             code = ((step << 1) ^ (step >> 63)) - 1
             small[smalls] = min(code - 15, 255)
@@ -410,7 +440,7 @@ def pack_steps16(steps, halves, small, large):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _step(half):  # type: ignore[no-untyped-def]
+def _step_of_code(half):  # type: ignore[no-untyped-def]
     """The u16 step of a code below 15."""
     z = np.uint16(half + _H1)
     return np.uint16(np.uint16(z >> 1) ^ np.uint16(-(z & 1)))
@@ -418,16 +448,16 @@ def _step(half):  # type: ignore[no-untyped-def]
 
 @_kernel
 def unpack_steps16(halves, small, large, steps):  # type: ignore[no-untyped-def]
-    """Streams A, B and C to u16 steps. Returns False where they do not belong together or a step is zero."""
+    """Streams A, B and C to u16 steps. Returns False if the streams do not fit each other or a step is zero."""
     for pair in range(steps.size // 2):
-        steps[2 * pair] = _step(np.uint16(halves[pair] & 15))
-        steps[2 * pair + 1] = _step(np.uint16(halves[pair] >> 4))
+        steps[2 * pair] = _step_of_code(np.uint16(halves[pair] & 15))
+        steps[2 * pair + 1] = _step_of_code(np.uint16(halves[pair] >> 4))
     if steps.size % 2:
-        steps[-1] = _step(np.uint16(halves[-1] & 15))
+        steps[-1] = _step_of_code(np.uint16(halves[-1] & 15))
     smalls = 0
     larges = 0
     for k in range(steps.size):
-        if steps[k] == _H8:  # +8 is what code 15, the escape, looks like
+        if steps[k] == _H8:  # code 15, the escape, decodes to +8
             if smalls == small.size:
                 return False
             code = 15 + np.int64(small[smalls])

@@ -1,7 +1,7 @@
 """The layout: which tensors make the canonical state, and how it is cut into cells.
 
-Promise: two sides with the same ``layout_id`` agree on every tensor's name, dtype, shape, number and byte offset, and on every cell.
-Format and order: docs/delta-format.md, section 1. Pure: no files, no torch.
+Promise: two sides with the same ``layout_id`` agree on every tensor's name, dtype, shape, number and byte offset, and
+on every cell. Format and order: docs/formats/delta-format.md, section 1. Pure: no files, no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgpack
 from p2pcast import limits
 from p2pcast.errors import IntegrityError
 
-# dtype -> (bytes a word, words an element); packed sub-byte types are handled by their bits.
+# dtype -> (bytes a word, words an element); packed sub-byte types are sized by their bits.
 _WORDS: dict[str, tuple[int, int]] = {
     "BOOL": (1, 1),
     "U8": (1, 1),
@@ -72,12 +72,12 @@ class Tensor:
         return self.words * self.word_bytes
 
     def check(self) -> None:
-        """Raise IntegrityError if this can't be a tensor."""
+        """Raise IntegrityError if name, dtype, shape or size is out of range."""
         where = f"tensor {self.name[:80]!r}"
         if len(self.name.encode()) > limits.MAX_NAME_BYTES:
             raise IntegrityError(f"{where}: name longer than {limits.MAX_NAME_BYTES} bytes")
         if self.dtype not in DTYPES:
-            raise IntegrityError(f"{where}: dtype {self.dtype[:40]!r} is not one that p2pcast knows")
+            raise IntegrityError(f"{where}: dtype {self.dtype[:40]!r} is unknown to this p2pcast")
         if len(self.shape) > limits.MAX_DIMS or any(d < 0 or d > limits.MAX_STATE_BYTES for d in self.shape):
             raise IntegrityError(f"{where}: shape is out of range")
         if self.nbytes > limits.MAX_STATE_BYTES:
@@ -86,8 +86,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A fixed range of one tensor's words; ``offset`` is its first byte in the canonical state. ``row_words``: the tensor's last dimension, 0 where it has
-    no columns to speak of."""
+    """A fixed range of one tensor's words.
+
+    ``offset``: its first byte in the canonical state. ``row_words``: the tensor's last dimension, 0 for a tensor
+    without columns.
+    """
 
     index: int
     tensor: int
@@ -103,7 +106,9 @@ class Cell:
 
 
 class Layout:
-    """The ordered table of tensors and the cells cut from it. Immutable; equal when ``layout_id`` is equal."""
+    """The ordered table of tensors and the cells cut from it. Immutable. Two layouts are equal if their ``layout_id``
+    is.
+    """
 
     def __init__(
         self,
@@ -112,7 +117,7 @@ class Layout:
         cell_words: int = limits.CELL_WORDS,
         cuts: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """Tensors in any order. Raises IntegrityError on duplicates, unknown dtypes, sizes out of range."""
+        """Take tensors in any order. Raises IntegrityError for duplicates, unknown dtypes and sizes out of range."""
         found = list(tensors)
         if len(found) > limits.MAX_TENSORS:
             raise IntegrityError(f"layout has {len(found)} tensors, more than {limits.MAX_TENSORS}")
@@ -134,10 +139,12 @@ class Layout:
         self.nbytes: int = offsets[-1]
         for number, positions in self.cuts.items():
             if not 0 <= number < len(self.tensors):
-                raise IntegrityError(f"layout: cut in tensor {number}, which is not there")
+                raise IntegrityError(f"layout: a cut names tensor {number}, which does not exist")
             words = self.tensors[number].words
             if list(positions) != sorted(set(positions)) or positions[0] < 1 or positions[-1] >= words:
-                raise IntegrityError(f"layout: cuts of tensor {self.tensors[number].name!r} are not ascending inside it")
+                raise IntegrityError(
+                    f"layout: cuts of tensor {self.tensors[number].name!r} are not ascending inside it"
+                )
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -179,7 +186,7 @@ class Layout:
 
     @property
     def params(self) -> int:
-        """Elements in the whole state."""
+        """Number of elements in the whole state."""
         return sum(t.elements for t in self.tensors)
 
     def __eq__(self, other: object) -> bool:
@@ -190,9 +197,11 @@ class Layout:
 
     @classmethod
     def from_document(cls, document: bytes, layout_id: bytes | None = None) -> Layout:
-        """Parse a layout document; with ``layout_id``, insist on it. Raises IntegrityError."""
+        """Parse a layout document. Raises IntegrityError if it is malformed or does not match ``layout_id``."""
         if len(document) > limits.MAX_LAYOUT_BYTES:
-            raise IntegrityError(f"layout document of {len(document)} bytes is over the limit of {limits.MAX_LAYOUT_BYTES}")
+            raise IntegrityError(
+                f"layout document of {len(document)} bytes is over the limit of {limits.MAX_LAYOUT_BYTES}"
+            )
         if layout_id is not None and blake3.blake3(document).digest() != layout_id:
             raise IntegrityError("layout document does not match its layout_id")
         try:
@@ -211,10 +220,12 @@ class Layout:
         return layout
 
     def difference(self, other: Layout) -> list[str]:
-        """One line for every tensor that the two do not share, for error messages."""
+        """One line for every tensor that differs between the two layouts, for error messages."""
         mine = {t.name: t for t in self.tensors}
         theirs = {t.name: t for t in other.tensors}
-        lines = [f"missing: {n}" for n in mine if n not in theirs] + [f"unexpected: {n}" for n in theirs if n not in mine]
+        lines = [f"missing: {n}" for n in mine if n not in theirs] + [
+            f"unexpected: {n}" for n in theirs if n not in mine
+        ]
         lines += [
             f"{n}: {t.dtype}{list(t.shape)} became {theirs[n].dtype}{list(theirs[n].shape)}"
             for n, t in mine.items()

@@ -1,6 +1,6 @@
-"""The digest of docs/delta-format.md §2, taken where the words lie.
+"""The digest of docs/formats/delta-format.md §2 on the device that holds the words.
 
-Memory: about 12 bytes a lane for a row, 40 for a box; callers hand over parts. Nothing waits for the device but ``to_int``.
+Memory: about 12 bytes a lane for a row, 40 for a box; callers pass parts. Only ``to_int`` waits for the device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _BIAS = 1 << 15
 
 
 def to_int(total: torch.Tensor) -> int:
-    """A digest as the rest of p2pcast knows it. Waits for the device."""
+    """A digest as an unsigned Python integer. Waits for the device."""
     found: int = total.item()
     return found & MASK
 
 
 def digest_row(row: torch.Tensor, first: int, tensor: int) -> torch.Tensor:
-    """Digest (int64, no dimensions) of a contiguous row, the first word of which is word ``first`` of tensor ``tensor``."""
+    """Digest (int64, no dimensions) of a contiguous row whose first word is word ``first`` of tensor ``tensor``."""
     lanes = _lanes(row)
     at = first * _lanes_a_word(row)
     total = torch.zeros((), dtype=torch.int64, device=row.device)
@@ -39,14 +39,16 @@ def digest_row(row: torch.Tensor, first: int, tensor: int) -> torch.Tensor:
         if count:
             inside = (at + begin) % BLOCK_LANES
             width = min(count, BLOCK_LANES)
-            sums = _weighed(lanes[begin : begin + count].view(-1, width), table[inside : inside + width])
+            sums = _weighted_sums(lanes[begin : begin + count].view(-1, width), table[inside : inside + width])
             sums *= _multipliers((at + begin) // BLOCK_LANES, sums.numel(), tensor, row.device)
             total += sums.sum()
     return total
 
 
 def digest_box(box: torch.Tensor, start: int, strides: Sequence[int], tensor: int) -> torch.Tensor:
-    """Digest (int64, no dimensions) of words that lie apart: the one at index c of ``box`` is word ``start`` + Σ cᵢ · ``strides``ᵢ of the tensor."""
+    """Digest (int64, no dimensions) of strided words: index c of ``box`` is word ``start`` + Σ cᵢ · ``strides``ᵢ of the
+    tensor.
+    """
     total = torch.zeros((), dtype=torch.int64, device=box.device)
     if not box.numel():
         return total
@@ -80,8 +82,10 @@ def _lanes(row: torch.Tensor) -> torch.Tensor:
     return words if words.element_size() == 1 else words.view(torch.int16)
 
 
-def _weighed(lanes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Σ lane · factor of each line. Lanes of 16 bits are read as signed and 2¹⁵ too small, which spares widening them first."""
+def _weighted_sums(lanes: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Σ lane · factor of each row. 16-bit lanes are read as signed, with 2¹⁵ subtracted, which avoids widening them
+    first.
+    """
     if lanes.dtype == torch.uint8:
         return (lanes * factors).sum(1)
     return ((lanes ^ -_BIAS) * factors).sum(1) + factors.sum() * _BIAS
@@ -94,13 +98,13 @@ def _multipliers(block: int, count: int, tensor: int, device: torch.device) -> t
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ _right(x, 30)) * _MIX1
-    x = (x ^ _right(x, 27)) * _MIX2
-    return x ^ _right(x, 31)
+    x = (x ^ _logical_shift_right(x, 30)) * _MIX1
+    x = (x ^ _logical_shift_right(x, 27)) * _MIX2
+    return x ^ _logical_shift_right(x, 31)
 
 
-def _right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """x >> bits as of an unsigned number."""
+def _logical_shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x >> bits of an unsigned number."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,1 +1,3 @@
-"""A run's copy in an object store: what its names are, what goes up or away next, and the store itself (docs/mirror.md)."""
+"""A run's copy in an object store: object names, the plan of uploads and removals, suspect objects, and the store's
+client (docs/guides/mirror.md).
+"""

@@ -1,7 +1,9 @@
-"""The one way to a mirror's store: each request is a step, and a watcher may be put before them (as before those of the disk: ``p2pcast.store.disk``).
+"""The single path of requests to a mirror's store, with an optional watcher in tests (as ``p2pcast.store.disk`` has for
+the disk).
 
-Promise: whatever of a mirror is read, listed, written or removed is asked for through here. Without a watcher a request is the store's own call; a watcher sees
-it before it is made and makes it: so one that records knows all that the store was told, and one that kills does so before any request or after it.
+Promise: every read, list, write and removal on a mirror goes through ``ask``. Without a watcher, ``ask`` calls the
+store. A watcher gets each request and makes the call itself. So a test can record all requests, or kill the process
+before or after any request.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from p2pcast.watch import Watch
+from p2pcast.step_hook import StepHook
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``what``: write, read, list or remove. ``url``: of the mirror; ``name``: of the object below it (of a list: what names begin with). ``data``: what is written."""
+    """``what``: write, read, list or remove. ``url``: the mirror's. ``name``: the object's name below ``url``; for
+    list, a prefix of names. ``data``: the contents to write.
+    """
 
     what: str
     url: str
@@ -27,12 +31,12 @@ class Request:
 
 class Watcher(Protocol):
     async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
-        """Make it, and give what it gives. Several may be under way at one time."""
+        """Make the request by calling ``do``, and return its result. Requests may overlap."""
 
 
-_watch: Watch[Watcher] = Watch()
+_watch: StepHook[Watcher] = StepHook()
 watched = _watch.by
-"""All requests of this process go through a watcher while the block runs."""
+"""Context manager: all requests of this process go through the watcher inside the block."""
 
 
 async def ask(request: Request, do: Callable[[], Awaitable[T]]) -> T:

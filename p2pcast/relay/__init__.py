@@ -1,4 +1,5 @@
-"""Relaying: verify, then forward, while pieces are stored and decoded elsewhere.
+"""Relaying: verify each piece, then forward it, while pieces are stored and decoded elsewhere.
 
-``pieces``, ``feed`` and ``liveness`` decide and are pure; ``node`` runs them.
+``node`` composes the rest. ``holding_state``, ``piece_set``, ``send_schedule``, ``pull_schedule``, ``liveness``,
+``active_stripes``, ``pacing``, ``pull_throttle``, ``child_lag``, ``catchup_path`` and ``excerpt`` are pure.
 """

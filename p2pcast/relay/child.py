@@ -1,91 +1,97 @@
-"""A child as its parent knows it: what it wants, and how much is sent to it over which of its stripes."""
+"""A child as its parent knows it: the artifacts sent to it, on which of its stripes, and how fast."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from p2pcast.relay.feed import ChildFeeds
-from p2pcast.relay.lanes import Lanes, at_first
-from p2pcast.relay.smoothing import Inflow
+from p2pcast.relay.active_stripes import ActiveStripes, initial_stripes
+from p2pcast.relay.pacing import InboundRate
+from p2pcast.relay.send_schedule import ChildSchedules
+from p2pcast.relay.tuning import FAR_RTT_S, REMINDER_ROUND_TRIPS
 from p2pcast.transport.link import Link
-from p2pcast.transport.sockets import congestion_of
+from p2pcast.transport.socket_options import congestion_of
 from p2pcast.transport.stripe import Stripe
-from p2pcast.transport.striping import LOSS_BLIND
-
-FAR_S = 0.05
-"""Round trip from which on it pays to make sure that the last packets are missed soon."""
-TRAIL_ROUND_TRIPS = 2.0
-"""For so long after a piece its stripe is reminded: what is lost has been asked for again by then."""
+from p2pcast.transport.stripe_count import LOSS_BLIND
 
 
 @dataclass(slots=True, eq=False)
 class Child:
     link: Link
     heard_at: float
-    feeds: ChildFeeds = field(default_factory=ChildFeeds)
+    schedules: ChildSchedules = field(default_factory=ChildSchedules)
     attached: bool = False
     live: bool = False
-    wishes: dict[bytes, list[int]] = field(default_factory=dict)
-    """Artifacts that it wants and that are not here yet, with what it holds of them."""
+    """The plan puts the child here: every version is pushed. Otherwise the child pulls."""
+    wishes: dict[bytes, Sequence[int]] = field(default_factory=dict)
+    """Artifacts that the child wants and this node does not hold yet -> ranges of pieces that the child holds."""
     spared: set[bytes] = field(default_factory=set)
-    """Artifacts that it has, or gets from elsewhere: not pushed."""
+    """Artifacts not to be pushed: the child has them, or gets them from another source."""
     eased: int | None = None
-    """Bytes per second that it takes for now, if it pulls."""
+    """Bytes per second that the child accepts for now, if it pulls."""
     told_at: float = 0.0
-    lanes: Lanes | None = None
-    """None: all its stripes are used, whatever comes."""
-    searching: bool = False
-    """Our kernel takes losses on this link for chance, and searches for more on each stripe by itself."""
+    """When the child was last sent HAVE."""
+    active_stripes: ActiveStripes | None = None
+    """None: all stripes of the link are used."""
+    loss_blind: bool = False
+    """The kernel's congestion control on this link does not slow down for loss, and probes each stripe by itself."""
     rtt_s: float = 0.0
-    """The slowest of its stripes in use, as of the last look."""
+    """Round trip of the slowest stripe in use, as of the last ``choose_stripes``."""
     carried: dict[Stripe, float] = field(default_factory=dict)
-    """Stripe → when it was last given a piece."""
+    """Stripe -> when it was last given a piece."""
     alive_at: float = 0.0
+    """When the child was last sent ALIVE."""
     bytes_sent: int = 0
 
-    def meet(self, *, reserve: bool) -> None:
-        """It has attached. ``reserve``: of its stripes as many are to be used as are needed."""
-        # All are alike; that the first is there is the child's duty, and not to be relied on.
+    def begin_stripes(self, *, reserve: bool) -> None:
+        """The child has attached. ``reserve``: use as few of its stripes as the path needs."""
+        # All stripes are alike. The first one's presence is the child's promise and not relied on.
         congestion = congestion_of(next((stripe.socket for stripe in self.link.stripes.values()), None))
-        self.searching = congestion in LOSS_BLIND
+        self.loss_blind = congestion in LOSS_BLIND
         if reserve:
-            self.link.in_use = at_first(self.link.expected, congestion)
-            self.lanes = Lanes() if self.searching else None
+            self.link.in_use = initial_stripes(self.link.expected, congestion)
+            self.active_stripes = ActiveStripes() if self.loss_blind else None
 
-    def suit(self) -> bool:
-        """Now and then while there is something to send: use as many of the stripes as the way has turned out to need. True when they have become more."""
-        if not self.feeds:
+    def choose_stripes(self) -> bool:
+        """Use as many stripes as the path has turned out to need; called while there is data to send. True when the
+        number grew.
+        """
+        if not self.schedules:
             return False
         infos = [info for stripe in self.link.carriers if (info := stripe.info()) is not None]
         self.rtt_s = max((info.rtt_s for info in infos), default=0.0)
-        if self.lanes is None:
+        if self.active_stripes is None:
             return False
-        before, self.link.in_use = self.link.in_use, self.lanes.look(self.link.in_use, self.link.expected, infos)
+        before = self.link.in_use
+        self.link.in_use = self.active_stripes.choose(before, self.link.expected, infos)
         return self.link.in_use > before
 
-    def hold(self, inflow: Inflow) -> None:
-        """What is passed on by plan leaves not much faster than it comes in (relay.smoothing)."""
-        most = inflow.most_bytes_s(self.feeds.waiting_bytes) if self.live else None
+    def pace(self, inbound: InboundRate) -> None:
+        """Limit pushed data to not much more than the rate at which it comes in."""
+        most = inbound.most_bytes_s(self.schedules.waiting_bytes) if self.live else None
         if most is None:
             return
-        if self.searching:
+        if self.loss_blind:
             most = int(most / self.link.in_use)
         for stripe in self.link.stripes.values():
             stripe.pace(most)
 
     def trailing(self, now: float) -> list[Stripe]:
-        """Stripes on a long way that have carried pieces, and no more are behind them. If the last of these are lost, the other side finds them missing by what comes after: without
-        that our kernel finds out after two round trips by itself, and sends them again a third one later."""
-        late = now - TRAIL_ROUND_TRIPS * self.rtt_s
+        """Stripes of a long path that carried pieces and have none waiting. A reminder behind the last piece shows the
+        other side that it was lost. Without a reminder this kernel probes after two round trips, and sends again after
+        a third.
+        """
+        late = now - REMINDER_ROUND_TRIPS * self.rtt_s
         self.carried = {stripe: at for stripe, at in self.carried.items() if at > late and not stripe.closed}
-        return [] if self.rtt_s < FAR_S else [stripe for stripe in self.carried if not stripe.unsent_bytes]
+        return [] if self.rtt_s < FAR_RTT_S else [stripe for stripe in self.carried if not stripe.unsent_bytes]
 
     def emptiest(self) -> Stripe | None:
-        """Of the stripes that take more, the first on which nothing waits to be sent, else that on which the least does; None: all are full. Not each in turn: of a
-        connection with little on the way the kernel is late to see what was lost."""
+        """The first writable stripe with no unsent bytes, else the one with the fewest; None when no stripe is
+        writable. Not each in turn: a kernel detects loss late on a connection with little in flight.
+        """
         least, found = 0, None
         for stripe in self.link.carriers:
-            if not stripe.writable or (self.feeds.apart and not stripe.number):
+            if not stripe.writable or (self.schedules.apart and not stripe.number):
                 continue
             if not (unsent := stripe.unsent_bytes):
                 return stripe

@@ -1,65 +1,74 @@
-"""The children of a node: who wants what, and the pumping of it onto their stripes.
+"""The children of a node: the artifacts that each wants, and sending them on its stripes.
 
-A child by plan is pushed what opens here; one that pulls is told what is held, and sent what it asks for, slowly while a version is on its way (yielding).
+A live child, placed here by the hub's plan, is pushed every artifact that opens here. A child that pulls is told which
+pieces are held and sent the pieces it asks for, slowly while a version is on its way (p2pcast.relay.pull_throttle).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from p2pcast import limits
-from p2pcast.bell import Bell
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.child import Child
-from p2pcast.relay.feed import Do, Feed, Send
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.node import Node
-from p2pcast.relay.pieces import indices_of, ranges_of
-from p2pcast.relay.reading_ahead import ReadAhead
-from p2pcast.relay.smoothing import Inflow
-from p2pcast.relay.yielding import WINDOW_S, Throughput, trickle_bytes_s
+from p2pcast.relay.pacing import InboundRate
+from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, ALIVE_IDLE_S
+from p2pcast.relay.piece_set import indices_of, ranges_of
+from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
+from p2pcast.relay.read_ahead import ReadAhead
+from p2pcast.relay.send_schedule import FrameKind, Send, SendSchedule
+from p2pcast.relay.tuning import BURST_BYTES, NEWS_S, THROUGHPUT_WINDOW_S
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
+from p2pcast.wakeup import Wakeup
+from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
-from p2pcast.wire.messages import Body, Type
+from p2pcast.wire.messages import Type
 
-BURST_BYTES = 128 * limits.KIB
-"""Handed to one stripe in one write: two of the largest pieces of a delta."""
 CHILD_SILENCE_S = 15.0
-"""A child that has said nothing for so long is gone; the hub has long planned around it."""
-HAVE_S = 0.2
-"""Between two words to a child that pulls about what has come in here."""
+"""Seconds of silence after which a child's link is closed. The hub replaces a silent peer long before that."""
 MAX_PULLS = 16
-"""Others that may pull from one node at a time; more are sent to look elsewhere."""
+"""Children that may pull from one node at a time; further ones have to find another source. Not measured."""
 
 
 class Downstream:
-    """Owns the links of the children. At most ``max_pulls`` of them may pull."""
+    """Owns the links to all children. At most ``max_pulls`` of them may pull."""
 
     def __init__(self, node: Node, max_pulls: int = MAX_PULLS) -> None:
         self.node = node
         self._max_pulls = max_pulls
         self.children: dict[Link, Child] = {}
         self._loop = asyncio.get_running_loop()
-        self._bell = Bell()
-        """Rings when a transfer begins."""
+        self._wakeup = Wakeup()
+        """Notified when a transfer begins."""
         self._ahead = ReadAhead(node)
         self._sent = Throughput()
-        self._inflow = Inflow()
-        self.fewer = Bell()
-        """Rings when a child has gone."""
+        self._inbound = InboundRate()
+        self.fewer = Wakeup()
+        """Notified when a child has left."""
         node.downstream = self
         node.on_busy.append(self._pace)
 
     @property
+    def count(self) -> int:
+        return len(self.children)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Piece bytes sent to the children of now."""
+        return sum(child.bytes_sent for child in self.children.values())
+
+    @property
     def fed(self) -> int:
-        """Children that expect every version from here."""
+        """The number of live children."""
         return sum(child.live for child in self.children.values())
 
     def accept(self, link: Link) -> None:
-        """A child has connected; it will say what it wants."""
+        """A child has connected; its ATTACH follows."""
         self.children[link] = Child(link, asyncio.get_running_loop().time())
         link.await_first_word("ATTACH")
 
@@ -73,107 +82,116 @@ class Downstream:
         loop = asyncio.get_running_loop()
         active, measured = False, 0.0
         while True:
-            await self._bell.wait(ALIVE_ACTIVE_S if active else ALIVE_IDLE_S / 2)
+            await self._wakeup.wait(ALIVE_ACTIVE_S if active else ALIVE_IDLE_S / 2)
             now = loop.time()
-            active = any(child.feeds or child.carried for child in self.children.values())
-            self.node.look()
-            if active and now - measured >= WINDOW_S:
+            active = any(child.schedules or child.carried for child in self.children.values())
+            self.node.update_busy()
+            if active and now - measured >= THROUGHPUT_WINDOW_S:
                 measured = now
                 for child in list(self.children.values()):
-                    child.link.attempt(partial(self._suit, child))
-                self._sent.look(now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children})
+                    child.link.attempt(partial(self._adapt, child))
+                self._sent.sample(
+                    now, {id(link): sum(s.acked_bytes for s in link.stripes.values()) for link in self.children}
+                )
             for child in list(self.children.values()):
-                child.link.attempt(partial(self._tend, child, now))
+                child.link.attempt(partial(self._service, child, now))
 
-    def _suit(self, child: Child) -> None:
-        child.hold(self._inflow)
-        if child.suit():
+    def _adapt(self, child: Child) -> None:
+        child.pace(self._inbound)
+        if child.choose_stripes():
             self._pump_all(child)
 
-    def _tend(self, child: Child, now: float) -> None:
+    def _service(self, child: Child, now: float) -> None:
         self._keep_alive(child, now)
-        if now - child.told_at >= HAVE_S:
+        if now - child.told_at >= NEWS_S:
             child.told_at = now
-            for feed in child.feeds:
-                if feed.news or feed.told_sealed != feed.artifact.assembly.complete_directory:
-                    self._tell(child, feed, ranges_of(sorted(feed.news)))
+            for schedule in child.schedules:
+                if schedule.news or schedule.told_sealed != schedule.artifact.assembly.complete_directory:
+                    self._send_have(child, schedule, ranges_of(sorted(schedule.news)))
         if now - child.heard_at > CHILD_SILENCE_S:
             child.link.abort(RemoteError(f"child {child.link.name} has been silent for {CHILD_SILENCE_S:.0f} s"))
 
     def _keep_alive(self, child: Child, now: float) -> None:
-        """On the first stripe, and where something may have been lost and nothing follows."""
+        """Send ALIVE on the first stripe, and on stripes whose last packets may be lost."""
         trailing = child.trailing(now) if child.carried else []
-        every_s = ALIVE_ACTIVE_S if child.feeds or trailing else ALIVE_IDLE_S
+        every_s = ALIVE_ACTIVE_S if child.schedules or trailing else ALIVE_IDLE_S
         if not child.attached or now - child.alive_at < every_s * 0.9:
             return
         child.alive_at = now
-        body = {"high": [[feed.handle, feed.artifact.held.count] for feed in child.feeds if not feed.asked]}
-        child.link.send(Type.ALIVE, body)
+        alive = messages.Alive([(s.handle, s.artifact.held.count) for s in child.schedules if not s.asked])
+        child.link.send(alive)
         for stripe in trailing:
             if stripe.number:
-                stripe.write(stripe.connection.send(Type.ALIVE, body))
+                stripe.write(stripe.connection.send(alive))
 
-    # -- the node's side
+    # -- Children (p2pcast.relay.node)
 
     @property
     def pushing(self) -> bool:
-        """Whether some of a version is on its way to a child by plan."""
-        return any(child.feeds.pushing for child in self.children.values())
+        """Whether part of a version is on its way to a live child."""
+        return any(child.schedules.pushing for child in self.children.values())
 
     def opened(self, holding: Holding, *, push: bool) -> None:
         for child in list(self.children.values()):
             have = child.wishes.pop(holding.id, None)
             if have is not None or (push and child.live and holding.id not in child.spared):
-                self._feed(child, holding, have or [], live=True)
+                self._start_sending(child, holding, have or [], live=True)
                 self._pump_all(child)
 
     def line_up(self, holding: Holding, index: int) -> bool:
-        """A piece may go on: put it in line for every child that lacks it. True when there is one. ``pump`` follows."""
+        """Put a verified piece in line for every child that lacks it. True when any child does. ``pump`` follows."""
         wanted = False
         for child in self.children.values():
-            wanted = child.feeds.piece_held(holding.artifact, index) or wanted
+            wanted = child.schedules.piece_held(holding.artifact, index) or wanted
         return wanted
 
     def pump(self) -> bool:
-        """Send what the sockets take. True when a child has pieces left in line."""
+        """Send as much as the sockets take. True when a child has pieces left in line."""
         waiting = False
         for child in list(self.children.values()):
-            if child.feeds:
+            if child.schedules:
                 child.link.attempt(partial(self._pump_all, child))
-                waiting = waiting or child.feeds.waiting
+                waiting = waiting or child.schedules.waiting
         return waiting
 
     def sealed(self, holding: Holding) -> None:
-        if not holding.made and holding.completed_at is not None:
-            self._inflow.came(holding.assembly.pieces * holding.open.piece, holding.completed_at - holding.opened_at)
+        if not holding.made:
+            self._inbound.add(holding.assembly.pieces * holding.open.piece, holding.took_s)
         self.pump()
 
     def confirmed(self, holding: Holding) -> None:
-        """Its version is durable at the hub: told at once to every child, but to those that are still being sent it, where that follows the SEAL."""
+        """The hub confirmed the version: tell every child at once. A child that is still being sent the artifact is
+        told behind its SEAL.
+        """
         signed = holding.assembly.durable_signed
         for child in list(self.children.values()):
-            feed = child.feeds.get(holding.id)
-            if signed is not None and child.attached and (feed is None or feed.asked):
+            schedule = child.schedules.get(holding.id)
+            if signed is not None and child.attached and (schedule is None or schedule.asked):
                 child.link.send_signed(Type.CONFIRM, signed)
 
     def aborted(self, holding: Holding) -> None:
         for child in self.children.values():
-            feed = child.feeds.drop(holding.artifact)
-            if feed is not None and feed.opened:
-                child.link.send(Type.ABORT, {}, feed.handle)
-            elif feed is not None:
-                child.link.send(Type.GONE, {"artifact": holding.id})
+            schedule = child.schedules.drop(holding.artifact)
+            if schedule is not None and schedule.opened:
+                child.link.send(messages.Abort(), schedule.handle)
+            elif schedule is not None:
+                child.link.send(messages.Gone(holding.id))
 
     def gone(self, holding: Holding) -> None:
-        """This node has given it up."""
+        """This node gave the artifact up."""
         for child in self.children.values():
-            if child.feeds.drop(holding.artifact) is not None:
-                child.link.send(Type.GONE, {"artifact": holding.id})
+            if child.schedules.drop(holding.artifact) is not None:
+                child.link.send(messages.Gone(holding.id))
+
+    def forgotten(self, artifact: bytes) -> None:
+        """This node no longer holds the artifact: should it come back, it may be pushed to any child."""
+        for child in self.children.values():
+            child.spared.discard(artifact)
 
     def path_changed(self) -> None:
         for child in self.children.values():
             if child.attached:
-                child.link.send(Type.PATH, {"path": self.node.path})
+                child.link.send(messages.Path(self.node.path))
 
     # -- LinkOwner
 
@@ -181,24 +199,24 @@ class Downstream:
         child = self.children.get(link)
         if child is None or not isinstance(event, Message):
             return
-        kind, body = event.type, event.body
-        if kind is Type.ATTACH:
+        body = event.body
+        if isinstance(body, messages.Attach):
             self._attach(child, body)
-        elif kind is Type.SPARE:
-            self._spare(child, body["artifact"])
-        elif kind is Type.WANT:
-            child.spared.discard(body["artifact"])
-            self._want(child, body["artifact"], body["have"], live=False)
+        elif isinstance(body, messages.Spare):
+            self._spare(child, body.artifact)
+        elif isinstance(body, messages.Want):
+            child.spared.discard(body.artifact)
+            self._want(child, body.artifact, body.have, live=False)
             self._pump_all(child)
-        elif kind is Type.ASK:
-            self._ask(child, body["artifact"], body["pieces"], seal=body["seal"])
-        elif kind is Type.RECALL:
-            self._recall(child, body["artifact"], body["pieces"])
-        elif kind is Type.EASE:
-            child.eased = body["bytes_s"]
+        elif isinstance(body, messages.Ask):
+            self._ask(child, body.artifact, body.pieces, seal=body.seal)
+        elif isinstance(body, messages.Recall):
+            self._recall(child, body.artifact, body.pieces)
+        elif isinstance(body, messages.Ease):
+            child.eased = body.bytes_s
             self._pace()
-        elif kind is Type.PING:
-            link.send(Type.PONG, {"t": body["t"]})
+        elif isinstance(body, messages.Ping):
+            link.send(messages.Pong(body.t))
 
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         child = self.children.get(link)
@@ -213,164 +231,170 @@ class Downstream:
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.children.pop(link, None)
         self._pace()
-        self.fewer.ring()
+        self.fewer.notify()
 
-    # -- beginning
+    # -- attaching
 
-    def _attach(self, child: Child, body: Body) -> None:
+    def _attach(self, child: Child, body: messages.Attach) -> None:
         if child.attached:
             child.link.close(RemoteError("ATTACH came twice"))
             return
-        # One link a child: what an old one still had in flight would come twice.
+        # One link for each child: data in flight on an old link would come twice.
         for other in list(self.children.values()):
-            if other is not child and other.live and body["live"] and other.link.remote == child.link.remote:
+            if other is not child and other.live and body.live and other.link.remote == child.link.remote:
                 other.link.abort()
         pulls = [other for other in self.children.values() if other.attached and not other.live]
         own = sum(other.link.remote == child.link.remote for other in pulls)
-        if not body["live"] and (len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_OF_NODE):
+        if not body.live and (len(pulls) >= self._max_pulls or own >= limits.MAX_PULLS_OF_NODE):
             child.link.close(
                 RetryableError(
-                    "enough others pull from here" if own < limits.MAX_PULLS_OF_NODE else "this node pulls from here already"
+                    "enough other nodes pull from this node"
+                    if own < limits.MAX_PULLS_OF_NODE
+                    else "your node pulls from this node already"
                 )
             )
             return
         child.attached = True
         child.link.introduced()
-        child.live = body["live"]
-        child.meet(reserve=body.get("reserve", False))
-        child.feeds.apart = not child.live and child.link.expected > 1
-        child.feeds.layouts = frozenset(body["layouts"])
-        child.spared = set(body.get("spare", ()))
+        child.live = body.live
+        child.begin_stripes(reserve=bool(body.reserve))
+        child.schedules.apart = not child.live and child.link.expected > 1
+        child.schedules.layouts = frozenset(body.layouts)
+        child.spared = set(body.spare or ())
         offers = [
-            [h.id, h.open.kind, None if h.open.base is None else list(h.open.base), list(h.open.version), h.artifact.complete]
+            messages.Offered(h.id, h.open.kind, h.open.base, h.open.version, h.artifact.complete)
             for h in self.node.holdings.values()
-            if not (h.idle or h.excerpt)
+            if h.offered
         ]
-        child.link.send(Type.ATTACHED, {"path": self.node.path, "artifacts": offers})
-        for artifact, have in body["want"]:
+        child.link.send(messages.Attached(self.node.path, offers))
+        for artifact, have in body.want:
             self._want(child, artifact, have, live=True)
         self._pump_all(child)
 
-    def _want(self, child: Child, artifact: bytes, have: list[int], *, live: bool) -> None:
+    def _want(self, child: Child, artifact: bytes, have: Sequence[int], *, live: bool) -> None:
         holding = self.node.holdings.get(artifact)
         if holding is not None and not holding.excerpt:
-            self._feed(child, holding, have, live=live)
+            self._start_sending(child, holding, have, live=live)
         elif live:
             child.wishes[artifact] = have
         else:
-            child.link.send(Type.GONE, {"artifact": artifact})
+            child.link.send(messages.Gone(artifact))
 
     def _spare(self, child: Child, artifact: bytes) -> None:
         child.wishes.pop(artifact, None)
         child.spared.add(artifact)
         if len(child.spared) > limits.MAX_CATALOG:
-            child.link.close(RemoteError(f"more than {limits.MAX_CATALOG} artifacts to be spared"))
+            child.link.close(RemoteError(f"more than {limits.MAX_CATALOG} artifacts that are not to be pushed"))
         elif (holding := self.node.holdings.get(artifact)) is not None:
-            child.feeds.drop(holding.artifact)
+            child.schedules.drop(holding.artifact)
 
-    # -- for those who pull
+    # -- for children that pull
 
-    def _ask(self, child: Child, artifact: bytes, pieces: list[int], *, seal: bool) -> None:
+    def _ask(self, child: Child, artifact: bytes, pieces: Sequence[int], *, seal: bool) -> None:
         holding = self.node.holdings.get(artifact)
-        if holding is None or holding.idle or holding.excerpt:
-            child.link.send(Type.GONE, {"artifact": artifact})
+        if holding is None or not holding.offered:
+            child.link.send(messages.Gone(artifact))
             return
-        first = child.feeds.get(artifact) is None
+        first = child.schedules.get(artifact) is None
         try:
-            unheld = child.feeds.ask(holding.artifact, indices_of(pieces, limits.MAX_ASKED + 1), seal=seal)
+            unheld = child.schedules.ask(holding.artifact, indices_of(pieces, limits.MAX_ASKED + 1), seal=seal)
         except P2PCastError as error:
             child.link.close(error)
             return
-        feed = child.feeds.get(artifact)
-        if (first or not (pieces or seal)) and feed is not None:
-            # Who asks for nothing wants to hear what there is: the first time, or once more.
-            self._tell(child, feed, holding.artifact.held.ranges())
+        schedule = child.schedules.get(artifact)
+        if (first or not (pieces or seal)) and schedule is not None:
+            # An ASK without pieces and seal asks which pieces are here.
+            self._send_have(child, schedule, holding.artifact.held.ranges())
             self._pace()
-            self._bell.ring()
+            self._wakeup.notify()
         if unheld:
-            child.link.send(Type.UNSENT, {"artifact": artifact, "pieces": ranges_of(sorted(set(unheld)))})
+            child.link.send(messages.Unsent(artifact, ranges_of(sorted(set(unheld)))))
         self._pump_all(child)
 
     @staticmethod
-    def _tell(child: Child, feed: Feed, pieces: list[int]) -> None:
-        """What is held, or has come in since it was last told."""
-        feed.told_sealed = feed.artifact.assembly.complete_directory
-        body = {"artifact": feed.artifact.id, "pieces": pieces[: limits.MAX_RANGES], "sealed": feed.told_sealed}
-        feed.news.clear()
-        child.link.send(Type.HAVE, body)
+    def _send_have(child: Child, schedule: SendSchedule, pieces: list[int]) -> None:
+        """Announce pieces: all held ones, or those that came in since the last HAVE."""
+        schedule.told_sealed = schedule.artifact.assembly.complete_directory
+        have = messages.Have(schedule.artifact.id, pieces[: limits.MAX_RANGES], sealed=schedule.told_sealed)
+        schedule.news.clear()
+        child.link.send(have)
 
-    def _recall(self, child: Child, artifact: bytes, pieces: list[int]) -> None:
-        """It asks somebody else. Of an artifact that is pushed to it the answer is all or nothing: what is on its way comes."""
-        feed = child.feeds.get(artifact)
-        if feed is None and child.live:
+    def _recall(self, child: Child, artifact: bytes, pieces: Sequence[int]) -> None:
+        """The child asks another source. Of an artifact that is pushed to the child the answer is all or nothing: an
+        artifact that is on its way is sent to the end.
+        """
+        schedule = child.schedules.get(artifact)
+        if schedule is None and child.live:
             self._spare(child, artifact)
             unsent = pieces
         else:
-            unsent = ranges_of(child.feeds.recall(artifact, pieces))
-        child.link.send(Type.UNSENT, {"artifact": artifact, "pieces": unsent})
+            unsent = ranges_of(child.schedules.recall(artifact, pieces))
+        child.link.send(messages.Unsent(artifact, unsent))
 
     def _pace(self) -> None:
-        """Those who pull are sent little while a version is on its way, here or at them."""
+        """Limit the rate of children that pull while a version is on its way, here or at the child."""
         pulls = [child for child in self.children.values() if child.attached and not child.live]
-        trickle = trickle_bytes_s(self._sent.peak_bytes_s, len(pulls)) if self.node.busy else None
+        shared = pull_bytes_s(self._sent.peak_bytes_s, len(pulls)) if self.node.busy else None
         for child in pulls:
-            least = min((x for x in (trickle, child.eased) if x is not None), default=None)
+            least = min((x for x in (shared, child.eased) if x is not None), default=None)
             for number, stripe in child.link.stripes.items():
-                if number or not child.feeds.apart:
+                if number or not child.schedules.apart:
                     stripe.pace(least)
 
     # -- sending
 
-    def _feed(self, child: Child, holding: Holding, have: list[int], *, live: bool) -> None:
+    def _start_sending(self, child: Child, holding: Holding, have: Sequence[int], *, live: bool) -> None:
         try:
-            child.feeds.add(holding.artifact, have, live=live)
-            self._bell.ring()
+            child.schedules.add(holding.artifact, have, live=live)
+            self._wakeup.notify()
         except RetryableError as error:
             child.link.close(error)
 
     def _pump_all(self, child: Child) -> None:
-        """Each burst goes where the least waits: a stripe that makes up for losses, or is held to less, holds up nothing that another could send."""
+        """Each burst goes to the stripe with the fewest unsent bytes: a stripe that recovers from loss, or is paced,
+        does not delay pieces that another could send.
+        """
         if not child.attached:
             return
-        while child.feeds.waiting and (stripe := child.emptiest()) is not None and self._burst(child, stripe):
+        while child.schedules.waiting and (stripe := child.emptiest()) is not None and self._burst(child, stripe):
             pass
-        # What is on none but the first: what opens and seals.
+        # OPEN and SEAL go out on the first stripe alone.
         first = child.link.stripes.get(0)
         if first is not None and first.writable:
             self._pump(child, first)
 
     def _pump(self, child: Child, stripe: Stripe) -> bool:
-        """Fill a stripe. False when there is nothing left to send, or it has to be read first."""
+        """Fill a stripe. False when nothing is left to send, or the next piece has to be read first."""
         while stripe.writable:
             if not self._burst(child, stripe):
                 return False
         return True
 
     def _burst(self, child: Child, stripe: Stripe) -> bool:
-        """One write. False when there is nothing behind it yet."""
+        """One write. False when nothing follows it yet."""
         parts: list[bytes | memoryview] = []
-        more = self._gather(child, stripe, parts)
+        more = self._frames_for(child, stripe, parts)
         if parts:
             stripe.write(*parts)
         return more
 
-    def _gather(self, child: Child, stripe: Stripe, parts: list[bytes | memoryview]) -> bool:
-        """Frames for one write. False when there is nothing behind them yet."""
-        feeds, holdings, connection = child.feeds, self.node.holdings, stripe.connection
+    def _frames_for(self, child: Child, stripe: Stripe, parts: list[bytes | memoryview]) -> bool:
+        """Collect the frames of one write. False when nothing follows them yet."""
+        schedules, holdings, connection = child.schedules, self.node.holdings, stripe.connection
         room = BURST_BYTES
         while room > 0:
-            sends = feeds.next(stripe.number)
+            sends = schedules.next(stripe.number)
             if not sends:
                 return False
             for send in sends:
-                if send.what is not Do.PIECE:
+                if send.kind is not FrameKind.PIECE:
                     parts.append(self._frame(stripe, send))
                     continue
                 holding = holdings.get(send.artifact.id)
                 payload = self.node.payload(holding, send.index) if holding is not None else None
                 if payload is None:
-                    feeds.put_back(send)
-                    self._ahead.begin(child.link, feeds, partial(self._pump_all, child))
+                    schedules.put_back(send)
+                    self._ahead.begin(child.link, schedules, partial(self._pump_all, child))
                     return False
                 size = len(payload)
                 child.carried[stripe] = self._loop.time()
@@ -380,10 +404,15 @@ class Downstream:
         return True
 
     def _frame(self, stripe: Stripe, send: Send) -> bytes:
-        if send.what is Do.LAYOUT:
+        if send.kind is FrameKind.LAYOUT:
             layout = send.artifact.assembly.layout
-            return stripe.connection.send(Type.LAYOUT, {"layout": layout.layout_id, "document": layout.document})
-        return stripe.connection.send_signed(_TYPE[send.what], send.signed, send.handle)
+            return stripe.connection.send(messages.Layout(layout.layout_id, layout.document))
+        return stripe.connection.send_signed(_TYPE[send.kind], send.signed, send.handle)
 
 
-_TYPE = {Do.OPEN: Type.OPEN, Do.BATCH: Type.BATCH, Do.SEAL: Type.SEAL, Do.CONFIRM: Type.CONFIRM}
+_TYPE = {
+    FrameKind.OPEN: Type.OPEN,
+    FrameKind.BATCH: Type.BATCH,
+    FrameKind.SEAL: Type.SEAL,
+    FrameKind.CONFIRM: Type.CONFIRM,
+}

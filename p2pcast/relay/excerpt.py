@@ -1,6 +1,8 @@
-"""Parts of artifacts: the pieces in which some of its cells and small files lie, and what they should weigh before the directory is here. Pure.
+"""Parts of artifacts: the pieces that contain some cells and small files, and an estimate of their bytes before the
+directory is here. Pure.
 
-A directory is signed, and with it every piece's hash: whoever has it can have any part of an artifact from anybody, and needs to trust nobody for it.
+A directory is signed and names every piece's hash. A node with the directory can fetch any part of the artifact from
+any other node without trusting that node.
 """
 
 from __future__ import annotations
@@ -11,25 +13,25 @@ from dataclasses import dataclass
 from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.piece_size import piece_bytes
-from p2pcast.artifact.records import HASH_BYTES
+from p2pcast.artifact.signed_records import HASH_BYTES
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.relay.catchup import Edge
+from p2pcast.relay.catchup_path import Edge
 
 BATCH_BYTES = 160
-"""Of a signed batch, beside hashes and entries."""
+"""Bytes of a signed batch without its hashes and entries."""
 ENTRY_BYTES = 32
-"""Of a cell's directory entry, about."""
+"""Bytes of a cell's directory entry, approximately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """What is wanted of an artifact: cells, by number, and small files, by hash."""
+    """The wanted parts of an artifact: cells by number, small files by hash."""
 
     cells: frozenset[int] = frozenset()
     files: frozenset[bytes] = frozenset()
 
     def pieces(self, assembly: Assembly) -> frozenset[int]:
-        """Where that lies, as far as the artifact has it; its directory has to be complete."""
+        """The pieces that contain the wanted parts. The artifact's directory has to be complete."""
         assert assembly.manifest is not None
         spans = [(p.offset, p.bytes) for p in assembly.directory if p.cell in self.cells]
         spans += [(f.offset, f.size) for f in assembly.manifest.files if f.offset is not None and f.hash in self.files]
@@ -37,14 +39,15 @@ class Excerpt:
 
 
 def directory_bytes(size: int, piece: int, cells: int) -> int:
-    """Of the signed directory of an artifact of ``size`` bytes, in pieces of ``piece``, of a state of ``cells``."""
+    """Bytes of the signed directory of an artifact: ``size`` and ``piece`` in bytes; ``cells``: number of cells."""
     pieces = -(-size // piece)
     return pieces * HASH_BYTES + -(-pieces // limits.BATCH_PIECES) * BATCH_BYTES + cells * ENTRY_BYTES
 
 
 def expected_bytes(edge: Edge, cells: Collection[Cell], layout: Layout) -> int:
-    """Of the directory and the pieces in which ``cells`` lie, of an artifact of ``edge.bytes``. Of an anchor that is exact; in a delta each cell is taken for
-    its share of the whole, and a piece more, of the size for which it would be cut today."""
+    """Bytes of the directory and of the pieces that contain ``cells``. Exact for an anchor. For a delta an estimate:
+    each cell's share of ``edge.bytes``, and one piece more, of the size that a delta would be cut into today.
+    """
     anchor = edge.base is None
     piece = piece_bytes(layout.nbytes if anchor else edge.bytes, anchor=anchor)
     whole = directory_bytes(edge.bytes, piece, len(layout.cells))

@@ -1,7 +1,8 @@
-"""A node: the artifacts it holds, its parent and its children. Hub and peer are both one.
+"""A node: the artifacts it holds, its parents and its children. A hub has one node, and so has a peer.
 
-Promises: a piece goes on to the children the moment its hash has matched, while it is written and decoded elsewhere; what is in memory is
-bounded (write backlog, piece cache) whatever the payload; a slow child never slows the receiving, only a slow disk does.
+Promises: a piece goes on to the children the moment its hash has matched, while it is written and decoded elsewhere;
+memory is bounded (write backlog, piece cache) whatever the payload; a slow child never slows the receiving,
+only a slow disk does.
 """
 
 from __future__ import annotations
@@ -10,47 +11,102 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.artifact.records import Open
+from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
-from p2pcast.relay.artifact import Artifact
-from p2pcast.relay.holding import Holding, Sender
-from p2pcast.relay.pieces import PieceSet
-from p2pcast.store.journal import Kind
-from p2pcast.store.log import Log
-from p2pcast.store.writeback import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, WriteBack
-
-if TYPE_CHECKING:
-    from p2pcast.relay.downstream import Downstream
-    from p2pcast.relay.upstream import Upstream
+from p2pcast.relay.holding import Holding, Source
+from p2pcast.relay.holding_state import State
+from p2pcast.relay.piece_set import PieceSet
+from p2pcast.relay.verified_pieces import VerifiedPieces
+from p2pcast.store.artifact_journal import Kind
+from p2pcast.store.artifact_log import Log
+from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, WriteBehind
+from p2pcast.transport.link import Link
+from p2pcast.version import Version
 
 CACHE_BYTES = 16 * limits.MIB
-"""Pieces kept in memory for children, the newest ones; older ones come from the store."""
+"""Bytes of the newest pieces, kept in memory for children. Older pieces are read from the store. Not measured."""
 DISK_THREADS = 2
-"""One for writing, one for children that read old pieces."""
+"""One thread for writing, one for reading old pieces for children."""
+
+
+class Parent(Source, Protocol):
+    """The link to one parent (``Upstream``), as its node and the node's owner use it."""
+
+    beside: bool
+    """The node at the other end is no parent, but a peer that has lost the hub as well."""
+    link: Link
+    offers: dict[bytes, tuple[str, Version | None, Version, bool]]
+    """Artifact -> kind, base, version, complete: the parent's own list."""
+    wanted: set[bytes]
+    """Artifacts that the parent was asked for and has not sealed yet."""
+
+    @property
+    def expecting(self) -> bool:
+        """The hub has opened an artifact that the parent has not opened yet."""
+
+    def want(self, artifact: bytes) -> None:
+        """Ask the parent for the artifact, unless another source sends it."""
+
+    def spare(self, artifact: bytes) -> None:
+        """Ask the parent not to push the artifact."""
+
+    def forgotten(self, artifact: bytes) -> None:
+        """This node no longer holds the artifact."""
+
+    def want_newer(self) -> None:
+        """Ask for every offered version that is newer than all that this node holds."""
+
+
+class Children(Protocol):
+    """The links to all children (``Downstream``), as their node uses them."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def pushing(self) -> bool:
+        """A version is on its way to a child."""
+
+    def opened(self, holding: Holding, *, push: bool) -> None: ...
+    def line_up(self, holding: Holding, index: int) -> bool:
+        """Put a verified piece in line; True when a child lacks it. ``pump`` follows."""
+
+    def pump(self) -> bool:
+        """Send what the sockets take; True when pieces stay in line."""
+
+    def sealed(self, holding: Holding) -> None: ...
+    def confirmed(self, holding: Holding) -> None: ...
+    def aborted(self, holding: Holding) -> None: ...
+    def gone(self, holding: Holding) -> None: ...
+    def forgotten(self, artifact: bytes) -> None: ...
+    def path_changed(self) -> None: ...
 
 
 class NodeOwner(Protocol):
-    """What a hub or a peer wants to know of its node. Called on the loop."""
+    """The hub or peer that owns a node. Called on the event loop."""
 
     def make_log(self, open_: Open, layout: Layout) -> Log:
-        """Where an artifact that comes in is put. Raises LocalError."""
+        """The log of an artifact that comes in. Raises LocalError."""
 
     def on_opened(self, holding: Holding) -> None: ...
     def on_complete(self, holding: Holding) -> None:
         """Sealed, and every piece is in the log."""
 
     def on_aborted(self, holding: Holding) -> None:
-        """Its log is the owner's to remove."""
+        """The owner removes the holding's log."""
 
-    def on_offered(self, upstream: Upstream) -> None:
-        """A parent said what it has (``upstream.offers``)."""
+    def on_offered(self, upstream: Parent) -> None:
+        """A parent announced its artifacts (``offers``)."""
 
-    def on_upstream_lost(self, upstream: Upstream, error: P2PCastError | None) -> None: ...
+    def on_upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None: ...
 
 
 class PieceCache:
@@ -75,7 +131,7 @@ class PieceCache:
 
 
 class Node:
-    """``run_key`` is the run's public key: nothing that it did not sign comes in."""
+    """``run_key``: the run's public key. No artifact without its signature comes in."""
 
     def __init__(self, owner: NodeOwner, ident: bytes, run_key: bytes) -> None:
         self.owner = owner
@@ -84,38 +140,38 @@ class Node:
         self.layouts: dict[bytes, Layout] = {}
         self.holdings: dict[bytes, Holding] = {}
         self.path: list[bytes] = [ident]
-        """Nodes from the hub to here."""
-        self.downstream: Downstream | None = None
-        self.upstreams: set[Upstream] = set()
+        """Ids of the nodes from the hub to this one."""
+        self.downstream: Children | None = None
+        self.upstreams: set[Parent] = set()
         self.bytes_received = 0
         self.bytes_duplicate = 0
         self.pieces_corrupt = 0
         self.garbled: Counter[bytes] = Counter()
-        """Node → pieces from it that were not what they ought to be."""
+        """Node id -> number of its pieces whose hash did not match."""
         self.pulled: set[bytes] = set()
-        """Artifacts that are asked for piece by piece, of several nodes: a parent is not to send them as well."""
+        """Artifacts that are pulled piece by piece from several nodes. No parent may send them as well."""
         self.excerpts: set[bytes] = set()
-        """Of those that are pulled, the artifacts of which a part is wanted: ``Holding.excerpt``."""
+        """Pulled artifacts of which only a part is wanted: their holdings begin as ``State.EXCERPT``."""
         self.is_sealed: Callable[[bytes], bool] = lambda artifact: False
-        """Whether the hub is known to have sealed an artifact: then no parent can call it off."""
+        """Whether the hub is known to have sealed an artifact. No parent can call such an artifact off."""
         self.is_listed: Callable[[bytes], bool] = lambda artifact: True
-        """Whether the hub has said that it has an artifact; also true while the hub is not heard."""
+        """Whether the hub's catalog lists an artifact; always true while the hub is out of reach."""
         self.busy = False
-        """A version is on its way through here: pulling gives way, both what others pull from us and what we pull."""
+        """A version is on its way through this node: pulling gives way, from this node and by this node."""
         self.on_busy: list[Callable[[], None]] = []
-        """Called when that has changed."""
+        """Called when ``busy`` has changed."""
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
-        self.writeback = WriteBack(self.disk, self._on_stored, self._on_store_failed)
+        self.writeback = WriteBehind(self.disk, self._on_stored, self._on_store_failed)
         self._fresh: dict[tuple[bytes, int], memoryview] = {}
-        """Pieces of the read that is being worked on."""
+        """(artifact, piece) -> payload of the read that is being handled now."""
         self.paused = False
-        """Not reading from parents, because the disk is behind."""
+        """This node does not read from parents now, because its disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails when the store does: the daemon ends with it."""
+        """Fails when the store fails: the daemon ends with that error."""
 
     async def run(self) -> None:
-        """Until cancelled, or until the store fails (then its LocalError is raised)."""
+        """Runs until cancelled, or until the store fails (then raises its LocalError)."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.writeback.run(), name="writeback")
             group.create_task(self._fail(), name="store errors")
@@ -137,8 +193,10 @@ class Node:
     def add_layout(self, layout: Layout) -> None:
         self.layouts[layout.layout_id] = layout
 
-    def open(self, open_signed: bytes, source: Upstream | Sender | None, log: Log | None = None) -> Holding:
-        """A new artifact, from a parent or (with ``log``) made here. Raises IntegrityError, LocalError."""
+    def open(self, open_signed: bytes, source: Source | None, log: Log | None = None) -> Holding:
+        """Begin to hold an artifact from ``source``, or (with ``log``) one made here. An artifact that is held already
+        stays as it is. Raises IntegrityError, LocalError.
+        """
         record = Open.from_signed(open_signed, self.run_key)
         known = self.holdings.get(record.artifact)
         if known is not None:
@@ -148,40 +206,42 @@ class Node:
             raise IntegrityError(f"artifact {record.artifact.hex()} has a layout that was never sent")
         if source is not None:
             self._bound_strays()
-        artifact = Artifact(Assembly(open_signed, self.run_key, layout))
+        artifact = VerifiedPieces(Assembly(open_signed, self.run_key, layout))
         excerpt = record.artifact in self.excerpts
         pushed = not excerpt and (source is None or source.pushes(record.artifact))
-        holding = Holding(
-            artifact,
-            log or self._make_log(record, layout),
-            source=source if pushed else None,
-            made=log is not None,
-            excerpt=excerpt,
-        )
-        holding.opened_at = asyncio.get_running_loop().time()
+        sends = source if pushed else None
+        if log is not None:
+            state = State.MAKING
+        elif excerpt:
+            state = State.EXCERPT
+        else:
+            state = State.WAITING if sends is None else State.RECEIVING
+        now = asyncio.get_running_loop().time()
+        holding = Holding(artifact, log or self._make_log(record, layout), state, source=sends, opened_at=now)
         self.holdings[record.artifact] = holding
         if source is not None:
             self.writeback.note(holding.id, holding.log, (Kind.OPEN, bytes(open_signed)))
         self.owner.on_opened(holding)
         if self.downstream is not None and not excerpt:
             self.downstream.opened(holding, push=pushed)
-        self.look()
+        self.update_busy()
         return holding
 
     def _bound_strays(self) -> None:
-        """What the hub does not list may be signed and long gone: nobody confirms it, and retention does not see it. The oldest gives way."""
+        """Bound the number of holdings that the hub does not list. Such an artifact may be signed and long gone: no hub
+        confirms it, and retention does not see it. The oldest are aborted.
+        """
         strays = [
             h for h in self.holdings.values()
-            if not (h.made or h.excerpt or h.durable.is_set() or h.id in self.pulled or self.is_listed(h.id))
+            if not (h.made or h.excerpt or h.durable or h.id in self.pulled or self.is_listed(h.id))
         ]  # fmt: skip
         for holding in strays[: max(0, len(strays) - limits.MAX_STRAYS + 1)]:
             self.abort(holding)
 
-    def look(self) -> None:
-        """Whether a version is on its way through here, now: told to those who give way to it."""
-        incoming = (h for h in self.holdings.values() if h.completed_at is None and not h.aborted)
+    def update_busy(self) -> None:
+        """Find out whether a version is on its way through this node, and call ``on_busy`` on a change."""
         busy = (
-            any(h.made or (h.source is not None and h.source.live) for h in incoming)
+            any(h.state is State.MAKING or (h.source is not None and h.source.live) for h in self.holdings.values())
             or any(upstream.expecting for upstream in self.upstreams)
             or (self.downstream is not None and self.downstream.pushing)
         )
@@ -194,66 +254,65 @@ class Node:
         try:
             return self.owner.make_log(record, layout)
         except LocalError as error:
-            # A full disk is no fault of the parent: another one would meet it too.
+            # A full disk is not the parent's fault, and another parent would not help: the daemon ends.
             if not self.error.done():
                 self.error.set_exception(error)
             raise
 
     def add_stored(self, assembly: Assembly, log: Log, *, push: bool = False) -> Holding:
-        """An artifact that lies whole in the store; with ``push`` it is new, and live children get it."""
+        """Hold an artifact that is complete in the store. ``push``: it is new, and live children get it."""
         every = assembly.pieces
-        holding = Holding(Artifact(assembly, PieceSet(every)), log, PieceSet(every), finished=True)
-        holding.confirmed.set()
-        holding.durable.set()
-        holding.opened_at = holding.completed_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        pieces = VerifiedPieces(assembly, PieceSet(every))
+        holding = Holding(pieces, log, State.DURABLE, stored=PieceSet(every), opened_at=now)
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
         if push and self.downstream is not None:
             self.downstream.opened(holding, push=True)
-            self.look()
+            self.update_busy()
         return holding
 
     def add_partial(self, assembly: Assembly, log: Log, held: PieceSet) -> Holding:
-        """What an earlier process received of an artifact; it may be all of it. Nobody is asked for the rest before somebody wants it."""
-        holding = Holding(Artifact(assembly, held), log, held.copy(), idle=True)
-        holding.had_bytes = held.count * assembly.open.piece
-        holding.opened_at = asyncio.get_running_loop().time()
+        """Hold the part of an artifact that an earlier process received; it may be all. The rest is not asked for
+        before ``Holding.want``.
+        """
+        holding = Holding(
+            VerifiedPieces(assembly, held),
+            log,
+            State.IDLE,
+            stored=held.copy(),
+            opened_at=asyncio.get_running_loop().time(),
+            had_bytes=held.count * assembly.open.piece,
+        )
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
-        if assembly.confirmed:
-            holding.confirmed.set()
         if holding.artifact.complete:
-            holding.idle = False
             self._completed(holding)
         return holding
 
     def add_batch(self, holding: Holding, signed: bytes) -> None:
         known = holding.assembly.batches
-        if holding.assembly.add_batch(signed):
-            holding.progress.set()
+        holding.add_batch(signed)
         if holding.assembly.batches > known:
             self.writeback.note(holding.id, holding.log, (Kind.BATCH, bytes(signed)))
         if holding.artifact.complete:
             self._completed(holding)
 
     def add_local(self, holding: Holding, signed: bytes) -> None:
-        """The next batch of our own, whose pieces are in the log already."""
+        """Add the next batch of an artifact made here, whose pieces are in the log already."""
         first = holding.assembly.linked_pieces
         self.add_batch(holding, signed)
-        for index in range(first, holding.assembly.linked_pieces):
-            holding.artifact.held.add(index)
-            holding.stored.add(index)
-            if self.downstream is not None:
-                self.downstream.line_up(holding, index)
+        pieces = range(first, holding.assembly.linked_pieces)
+        holding.note_made(pieces)
         if self.downstream is not None:
+            for index in pieces:
+                self.downstream.line_up(holding, index)
             self.downstream.pump()
-        holding.progress.set()
 
     def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None:
-        """A piece that was verified and is new. ``forward`` follows, once all that came with it is here."""
+        """Take a new, verified piece. ``forward`` follows once the whole read was handled."""
         self.bytes_received += len(payload)
-        assembly = holding.assembly
-        self.writeback.submit(holding.id, holding.log, assembly.open.piece, index, payload)
+        self.writeback.submit(holding.id, holding.log, holding.open.piece, index, payload)
         if self.downstream is not None and self.downstream.line_up(holding, index):
             self._fresh[holding.id, index] = payload
         if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self.paused:
@@ -264,7 +323,7 @@ class Node:
             self._completed(holding)
 
     def forward(self) -> None:
-        """Hand the new pieces to the children; what they can't take yet is kept in memory for them."""
+        """Hand the new pieces to the children. Pieces that their sockets do not take yet stay in memory."""
         if self._fresh and self.downstream is not None:
             if self.downstream.pump():
                 for (artifact, index), payload in self._fresh.items():
@@ -274,73 +333,72 @@ class Node:
     def seal(self, holding: Holding, signed: bytes) -> None:
         if not holding.assembly.sealed:
             self.writeback.note(holding.id, holding.log, (Kind.MANIFEST, bytes(signed)))
-        holding.assembly.add_manifest(signed)
-        if holding.assembly.confirmed:
-            holding.confirmed.set()
+        holding.add_manifest(signed)
         if holding.artifact.complete:
             self._completed(holding)
 
     def confirm(self, holding: Holding, signed: bytes) -> None:
-        """The hub's durable record, from the hub itself or on its way from there: told to the children before anything else. Raises IntegrityError."""
-        known = holding.assembly.durable_signed
-        holding.assembly.add_durable(signed)
-        if known is None:
+        """Take the hub's durable record, which may come by way of a parent, and tell the children first of all. Raises
+        IntegrityError.
+        """
+        if holding.add_confirmation(signed):
             if not holding.made:
                 self.writeback.note(holding.id, holding.log, (Kind.DURABLE, bytes(signed)))
             if self.downstream is not None:
                 self.downstream.confirmed(holding)
-            holding.confirmed.set()
 
     def _completed(self, holding: Holding) -> None:
-        """Everything is verified: children may have the seal; the log may still be on its way to disk."""
+        """Everything is verified: children get the seal. The log may still be on its way to the disk."""
         if holding.excerpt:
             self.writeback.flush()
             return
-        if holding.completed_at is None:
-            holding.completed_at = asyncio.get_running_loop().time()
-            holding.source = None
+        if holding.incomplete:
+            holding.verify(asyncio.get_running_loop().time())
             self.writeback.flush()
             if self.downstream is not None:
                 self.downstream.sealed(holding)
         self._finish(holding)
 
     def abort(self, holding: Holding) -> None:
-        """It will never be sealed: forget it, and tell the children."""
-        if self.holdings.pop(holding.id, None) is None:
+        """The artifact will never be sealed: drop the holding, and tell the children."""
+        if self.holdings.get(holding.id) is not holding:
             return
+        del self.holdings[holding.id]
         if self.downstream is not None:
             self.downstream.aborted(holding)
         for upstream in self.upstreams:
             upstream.wanted.discard(holding.id)
-        holding.end()
+        holding.abort()
         self.owner.on_aborted(holding)
 
     def give_up(self, holding: Holding) -> None:
-        """It leads nowhere from here: who decodes it stops, and children get it elsewhere. Its log is the caller's to remove."""
-        if self.holdings.pop(holding.id, None) is None:
+        """Drop a holding that this node no longer needs: decoding stops, and children get the artifact elsewhere. The
+        caller removes its log.
+        """
+        if self.holdings.get(holding.id) is not holding:
             return
+        del self.holdings[holding.id]
         if self.downstream is not None:
             self.downstream.gone(holding)
-        holding.end()
+        holding.abort()
 
     def forget(self, artifact: bytes) -> None:
-        """Retention removed it from the store."""
+        """Drop an artifact that retention removed from the store."""
         holding = self.holdings.pop(artifact, None)
         if holding is not None:
             holding.log.close()
         for upstream in self.upstreams:
             upstream.forgotten(artifact)
         if self.downstream is not None:
-            for child in self.downstream.children.values():
-                child.spared.discard(artifact)
+            self.downstream.forgotten(artifact)
 
     def wants(self) -> list[Holding]:
-        """What is incomplete and has no source, or is whole and not known to be durable at the hub."""
+        """Holdings that need a source, or are complete and not confirmed by the hub. A new parent is asked for them."""
         return [
-            h for h in self.holdings.values()
-            if not (h.idle or h.excerpt) and h.source is None and h.id not in self.pulled
-            and (not h.confirmed.is_set() if h.completed_at is not None else not h.finished)
-        ]  # fmt: skip
+            h
+            for h in self.holdings.values()
+            if h.offered and h.id not in self.pulled and (h.needs_source or (h.complete and not h.confirmed))
+        ]
 
     def payload(self, holding: Holding, index: int) -> bytes | memoryview | None:
         """A held piece, if it is in memory."""
@@ -350,7 +408,7 @@ class Node:
         return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
 
     def set_path(self, path: list[bytes]) -> None:
-        """The parent's path changed."""
+        """Set the parent's path, and tell the children."""
         self.path = [*path, self.ident]
         if self.downstream is not None:
             self.downstream.path_changed()
@@ -360,9 +418,7 @@ class Node:
     def _on_stored(self, artifact: bytes, pieces: list[int]) -> None:
         holding = self.holdings.get(artifact)
         if holding is not None:
-            for index in pieces:
-                holding.stored.add(index)
-            holding.progress.set()
+            holding.note_stored(pieces)
             self._finish(holding)
         self._listen_again()
 
@@ -378,11 +434,16 @@ class Node:
         self._listen_again()
 
     def _finish(self, holding: Holding) -> None:
-        if (
-            not (holding.finished or holding.excerpt)
-            and holding.artifact.complete
-            and holding.stored.count == holding.assembly.pieces
-        ):
-            holding.finished = True
-            holding.progress.set()
+        if holding.state is State.VERIFIED and holding.all_stored:
+            holding.finish()
             self.owner.on_complete(holding)
+
+    def validate(self) -> None:
+        """Raises AssertionError that names the first broken invariant. Holds between any two events."""
+        for artifact, holding in self.holdings.items():
+            assert artifact == holding.id, f"{holding.open.version} is held under another artifact's id"
+            assert not holding.aborted, f"{holding.open.version} was aborted and is still held"
+            assert not (holding.state is State.VERIFIED and holding.all_stored), (
+                f"{holding.open.version} is whole in the log, and the owner was not told"
+            )
+            holding.validate()

@@ -1,4 +1,4 @@
-"""A parent of this node: what comes from it is verified here, before anybody else sees it."""
+"""The link to a parent. Everything from a parent is verified here before any other part of the node sees it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,42 @@ from collections.abc import Callable
 from typing import Any
 
 from p2pcast import limits
-from p2pcast.artifact.records import Durable, Open
-from p2pcast.bell import Bell
+from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
-from p2pcast.relay.artifact import Offer
+from p2pcast.relay.child_lag import Inflow, Lag
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.lag import Inflow, Lag
-from p2pcast.relay.liveness import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ParentWatch, Verdict
 from p2pcast.relay.node import Node
+from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ParentWatch, Verdict
+from p2pcast.relay.verified_pieces import Offer
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message, Piece
 from p2pcast.wire.messages import Type
 
 ATTACH_S = 5.0
-"""For the parent's answer to ATTACH."""
+"""Seconds that a parent has for an answer."""
 EXPECTED_S = 2.0
-"""A parent that lives may itself wait for its own; after this it is listened to as an idle one again."""
+"""Seconds that a live parent may take to open an announced version: it may wait for its own parent. After that the link
+counts as idle again.
+"""
 MAX_PINGS = 256
-"""PINGs whose answers may still come: a way of five seconds has a hundred under way."""
+"""PINGs without an answer that are remembered: a round trip of five seconds has a hundred in flight."""
 MAX_HANDLES = 256
-"""Artifacts of one link that are remembered after they have come: stripes may bring something of the last few once more."""
+"""Handles of one link that are remembered: late stripes may still bring frames of the last few artifacts."""
 MAX_UNNAMED_LAYOUTS = 4
-"""A run has one layout as a rule; stripes may interleave a few."""
+"""Layouts kept before an OPEN names them. A run has one layout as a rule; stripes may interleave a few."""
 
 
 class Upstream:
-    """Owns the link to one parent. ``live``: it pushes what opens from now on; else it only answers WANTs.
+    """Owns the link to one parent. ``live``: the parent pushes every artifact that opens from now on; otherwise it only
+    answers WANT.
 
-    ``beside``: it is no parent, but a peer that is as cut off as we are. It pushes what it has and we lack, and its way from the hub is not ours.
+    ``beside``: the other node is no parent, but a peer that has lost the hub as well. It pushes the artifacts that this
+    node lacks, and its path from the hub is not taken over.
     """
 
     def __init__(self, node: Node, *, live: bool, beside: bool = False) -> None:
@@ -48,40 +53,40 @@ class Upstream:
         self.link: Link = None  # type: ignore[assignment]  # set by start(), before anything else can happen
         self.handles: dict[int, Holding | None] = {}
         self.offers: dict[bytes, tuple[str, Version | None, Version, bool]] = {}
-        """Artifact -> kind, base, version, complete: what the parent said it has."""
+        """Artifact -> kind, base, version, complete: as the parent announced."""
         self.wanted: set[bytes] = set()
         self.withheld: set[bytes] = set()
-        """What it did not send in time: never asked of it again on this link."""
+        """Artifacts that the parent did not send in time: never asked for again on this link."""
         self.attached = asyncio.Event()
         self.ended: asyncio.Future[P2PCastError | None] = asyncio.get_running_loop().create_future()
         self.bytes_received = 0
         self._declined: dict[bytes, asyncio.Future[bool]] = {}
-        """Artifacts that the parent was asked not to send → whether it has agreed."""
+        """Artifacts that the parent was asked not to send -> whether it has agreed."""
         self.looped = False
-        """The parent hangs below us: so it was between two plans, or it was asked too early."""
+        """The parent is a descendant of this node: a plan is just changing, or this node attached too early."""
         self._attached_at: float | None = None
-        """When the parent said what it has."""
+        """When the parent announced its artifacts."""
         self._spared: set[bytes] = set()
-        """What the parent was told not to push."""
+        """Artifacts that the parent was told not to push."""
         self._expected: dict[bytes, float] = {}
-        """Artifacts that the hub has opened and the parent has not → when we heard of it."""
+        """Artifacts that the hub has opened and the parent has not -> when the hub said so."""
         self._layouts: dict[bytes, bytes] = {}
-        """Layout → document, of those that came and that no OPEN has named yet."""
+        """Layout id -> document, of layouts that no OPEN has named yet."""
         self.lag = Lag()
-        """Of the transfers that run on this link."""
+        """Of the transfers on this link."""
         self._pinged: deque[int] = deque(maxlen=MAX_PINGS)
-        """PINGs that were not answered yet."""
+        """Times of PINGs without an answer yet, in microseconds."""
         self.on_lag: Callable[[], None] = lambda: None
-        """Called when the hub should hear at once how this link lags."""
+        """Called when the hub should be told at once how far this link lags."""
         self._loop = asyncio.get_running_loop()
         self._watch = ParentWatch.start(self._loop.time())
-        self._bell = Bell()
-        """Rings when a transfer begins, and at the end."""
+        self._wakeup = Wakeup()
+        """Notified when a transfer begins, and at the end of the link."""
         self._active = False
-        """``active`` as of the last look."""
+        """``active`` as of the last round of ``run``."""
 
     def start(self, link: Link) -> None:
-        """The link is up: say what is held, and receive."""
+        """The link is up: send ATTACH with the held pieces, and receive."""
         self.link = link
         if link.closed:
             return
@@ -90,69 +95,74 @@ class Upstream:
         if node.paused:
             link.pause_reading()
         node.upstreams.add(self)
-        want: list[list[object]] = []
+        want: list[messages.Wanted] = []
         if self.live:
             for holding in node.wants():
-                if holding.completed_at is None:
-                    holding.source = self
+                if holding.incomplete:
+                    holding.receive_from(self)
                     self.wanted.add(holding.id)
-                want.append([holding.id, holding.artifact.held.ranges()])
-            # A parent that catches up opens old ones late, and would push them.
+                want.append((holding.id, holding.artifact.held.ranges()))
+            # A parent that catches up opens old artifacts late, and would push them.
             self._spared = {h.id for h in node.holdings.values() if h.source is not self} | node.pulled
         known = list(node.layouts)[-limits.MAX_LAYOUTS :]
-        attach = {"live": self.live, "layouts": known, "want": want, "spare": list(self._spared), "reserve": link.reserve}
-        link.send(Type.ATTACH, attach)
+        link.send(messages.Attach(self.live, known, want, spare=list(self._spared), reserve=link.reserve))
 
     def want(self, artifact: bytes) -> None:
-        """Ask for an artifact that opened earlier. Without effect once the link is closed: what has a source is asked of nobody else."""
+        """Ask for an artifact that opened earlier. Without effect once the link is closed: a closed link would stay
+        the artifact's source for ever.
+        """
         if artifact in self.wanted or artifact in self.withheld or artifact in self.node.pulled or self.link.closed:
             return
         holding = self.node.holdings.get(artifact)
         if holding is not None:
-            if holding.completed_at is not None or holding.finished or holding.source is not None:
+            if not holding.needs_source:
                 return
-            holding.source = self
-            holding.idle = False
+            holding.receive_from(self)
         self.wanted.add(artifact)
         self._spared.discard(artifact)
         for other in self.node.upstreams:
             if other is not self:
                 other.spare(artifact)
-        self._bell.ring()
+        self._wakeup.notify()
         have = [] if holding is None else holding.artifact.held.ranges()
-        self.link.send(Type.WANT, {"artifact": artifact, "have": have})
+        self.link.send(messages.Want(artifact, have))
 
     def spare(self, artifact: bytes) -> None:
-        """It is here, or comes from elsewhere: have nothing (more) of it pushed until it is asked for."""
+        """The artifact is here, or comes from another source: ask the parent not to push it until it is wanted."""
         if self.live and artifact not in self._spared and not self.link.closed:
             self._spared.add(artifact)
-            self.link.send(Type.SPARE, {"artifact": artifact})
+            self.link.send(messages.Spare(artifact))
 
-    def forsake(self, artifact: bytes) -> None:
-        """This parent does not send that artifact, whatever it says: from now on the artifact may come from another source, and what still comes from here counts as well."""
+    def give_up_on(self, artifact: bytes) -> None:
+        """This parent does not send the artifact, whatever it announces. From now on another source may; pieces that
+        still come from here count as well.
+        """
         self.withheld.add(artifact)
         self.offers.pop(artifact, None)
         self._release(artifact)
 
     def expect(self, artifact: bytes) -> None:
-        """The hub says that it has opened: a parent that lives will have it any moment, and one that is silent need not be waited for as long as
-        an idle one."""
+        """The hub says that the artifact has opened: a live parent is about to send it, and silence counts as failure
+        sooner than on an idle link.
+        """
         if self.live and artifact not in self.node.holdings:
             self._expected[artifact] = self._loop.time()
-            self._bell.ring()
-            self.node.look()
+            self._wakeup.notify()
+            self.node.update_busy()
 
     def pushes(self, artifact: bytes) -> bool:
-        """Whether what opens on this link is passed on at once to those below."""
+        """Whether an artifact that opens on this link is passed on at once to children."""
         return True
 
     @property
     def expecting(self) -> bool:
-        """The hub has opened something, and the parent has not yet."""
+        """The hub has opened an artifact that the parent has not opened yet."""
         return bool(self._expected)
 
     async def decline(self, artifact: bytes) -> bool:
-        """Before it is pulled: have the parent not send it. False when it is on its way already, and comes; true also when the link ends."""
+        """Ask the parent not to send an artifact that will be pulled. False when the artifact is on its way already;
+        true also when the link ends.
+        """
         if artifact in self.withheld:
             # This parent's announcement of pieces does not count any more.
             return True
@@ -160,7 +170,7 @@ class Upstream:
             return self.link.closed
         answer = self._declined.setdefault(artifact, asyncio.get_running_loop().create_future())
         self._spared.add(artifact)
-        self.link.send(Type.RECALL, {"artifact": artifact, "pieces": [0, limits.MAX_PIECES]})
+        self.link.send(messages.Recall(artifact, [0, limits.MAX_PIECES]))
         either: list[asyncio.Future[Any]] = [answer, self.ended]
         await asyncio.wait(either, timeout=ATTACH_S, return_when=asyncio.FIRST_COMPLETED)
         self._declined.pop(artifact, None)
@@ -171,19 +181,19 @@ class Upstream:
 
     @property
     def active(self) -> bool:
-        """Whether a transfer runs, or should."""
+        """Whether a transfer runs, or is due."""
         return bool(self.wanted or self._expected) or any(
-            h is not None and h.source is self and h.completed_at is None and not h.aborted for h in self.handles.values()
+            h is not None and h.source is self for h in self.handles.values()
         )
 
     async def run(self) -> P2PCastError | None:
-        """Watch over the parent until the link ends; the reason, if there is one."""
+        """Watch the parent until the link ends. Returns the reason of the end, if there is one."""
         loop = asyncio.get_running_loop()
         pinged = 0.0
         try:
             while not self.ended.done():
                 every_s = ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S / 2
-                await self._bell.wait(every_s)
+                await self._wakeup.wait(every_s)
                 now = loop.time()
                 if self.ended.done():
                     break
@@ -194,22 +204,25 @@ class Upstream:
                 began, self._active = self.active and not self._active, self.active
                 self.link.gather(self._active)
                 if began:
-                    # Until now the parent had no reason to speak often.
-                    self._watch.deaf(now)
+                    # Until now the parent sent keepalives rarely.
+                    self._watch.ignore_silence(now)
                     self.lag.begin(now, self.bytes_received)
                 if now - pinged >= (ALIVE_ACTIVE_S if self._active else ALIVE_IDLE_S) * 0.9:
                     pinged = now
                     self._pinged.append(int(now * 1e6))
-                    self.link.send(Type.PING, {"t": self._pinged[-1]})
+                    self.link.send(messages.Ping(self._pinged[-1]))
                 if self.node.paused:
-                    # We are not listening, because the disk is behind: silence proves nothing.
-                    self._watch.deaf(now)
+                    # This node does not read, because its disk is behind: silence proves nothing.
+                    self._watch.ignore_silence(now)
                     self.lag.begin(now, self.bytes_received)
                     continue
-                if self._active and self.lag.look(now, self.bytes_received, self._behind_bytes(), self._watch.rtt_s or 0.0):
+                if self._active and self.lag.sample(
+                    now, self.bytes_received, self._behind_bytes(), self._watch.rtt_s or 0.0
+                ):
                     self.on_lag()
                 held = {
-                    h: x.artifact.held.count if x is not None and x.source is self else 1 << 62 for h, x in self.handles.items()
+                    h: x.artifact.held.count if x is not None and x.source is self else 1 << 62
+                    for h, x in self.handles.items()
                 }
                 verdict = self._watch.judge(now, active=self._active, held=held, every_s=every_s)
                 if verdict is not Verdict.STAY:
@@ -220,11 +233,11 @@ class Upstream:
 
     @property
     def inflow(self) -> Inflow | None:
-        """How it receives just now; None while no transfer runs."""
+        """The rate at which this node receives; None while no transfer runs."""
         return self.lag.inflow if self._active else None
 
     def _behind_bytes(self) -> int:
-        """What the parent has of that which it is sending, and this node lacks."""
+        """Bytes that the parent holds of artifacts it is sending, and this node lacks."""
         sending = ((self.handles.get(handle), pieces) for handle, pieces in self._watch.high.items())
         return sum(
             max(0, pieces - holding.artifact.held.count) * holding.open.piece
@@ -248,7 +261,7 @@ class Upstream:
         now = self._loop.time()
         self._watch.heard(now, active=self._active)
         if payload_bytes:
-            self._watch.paid(now)
+            self._watch.got_payload(now)
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
         pass
@@ -257,11 +270,10 @@ class Upstream:
         self.node.forward()
         self.node.upstreams.discard(self)
         for holding in self.node.holdings.values():
-            if holding.source is self:
-                holding.source = None
+            holding.lose_source(self)
         if not self.ended.done():
             self.ended.set_result(error)
-            self._bell.ring()
+            self._wakeup.notify()
         self.node.owner.on_upstream_lost(self, error)
 
     # -- receiving
@@ -273,7 +285,7 @@ class Upstream:
                 raise RemoteError(f"PIECE for handle {piece.handle}, which was never opened")
             return
         if holding.aborted:
-            return  # by the hub's word; the parent has not heard of it yet
+            return  # The hub aborted the artifact, and the parent does not know that yet.
         size = len(piece.payload)
         self.bytes_received += size
         offer = holding.artifact.offer(piece.index, piece.payload)
@@ -301,71 +313,75 @@ class Upstream:
                 node.seal(holding, message.signed)
                 self.wanted.discard(holding.id)
         elif kind is Type.CONFIRM:
-            # It names its artifact itself: it may come long after the last frame of the artifact's handle.
+            # CONFIRM names its artifact: it may come long after the last frame of the artifact's handle.
             confirmed = node.holdings.get(Durable.from_signed(message.signed, node.run_key).artifact)
             if confirmed is not None and confirmed.assembly.sealed:
                 node.confirm(confirmed, message.signed)
-        elif kind is Type.ABORT:
-            # Its OPEN may still be under way on another stripe.
+        elif isinstance(body, messages.Abort):
+            # The OPEN may still be in flight on another stripe.
             holding = self.handles.get(message.handle)
             self.handles[message.handle] = None
             self._retire()
             if holding is not None:
                 self.wanted.discard(holding.id)
                 if node.is_sealed(holding.id):
-                    self.forsake(holding.id)
-                elif holding.completed_at is None or not holding.confirmed.is_set():
-                    node.abort(holding)
-        elif kind is Type.ALIVE:
-            self._watch.high = dict(body["high"])
-        elif kind is Type.PING:
-            link.send(Type.PONG, {"t": body["t"]})
-        elif kind is Type.PONG:
-            # An answer to no PING would have us wait for this parent as long as it likes.
-            if body["t"] in self._pinged:
-                self._pinged.remove(body["t"])
-                self._watch.ping_answered(max(0.0, self._loop.time() - body["t"] / 1e6))
-        elif kind is Type.LAYOUT:
-            if body["layout"] not in node.layouts:
-                # Nobody has signed it; kept only until an OPEN, which follows, has named it.
-                self._layouts[body["layout"]] = body["document"]
+                    self.give_up_on(holding.id)
+                elif (held := node.holdings.get(holding.id)) is not None and not held.irrevocable:
+                    node.abort(held)
+        elif isinstance(body, messages.Alive):
+            self._watch.high = dict(body.high)
+        elif isinstance(body, messages.Ping):
+            link.send(messages.Pong(body.t))
+        elif isinstance(body, messages.Pong):
+            # An answer to no PING could set any round trip, and the watch would wait for this parent as long.
+            if body.t in self._pinged:
+                self._pinged.remove(body.t)
+                self._watch.ping_answered(max(0.0, self._loop.time() - body.t / 1e6))
+        elif isinstance(body, messages.Layout):
+            if body.layout not in node.layouts:
+                # A layout is not signed. It is kept only until the OPEN that follows has named it.
+                self._layouts[body.layout] = body.document
                 while len(self._layouts) > MAX_UNNAMED_LAYOUTS:
                     del self._layouts[next(iter(self._layouts))]
-        elif kind in (Type.ATTACHED, Type.PATH):
-            if node.ident in body["path"] and not (self.beside and kind is Type.PATH):
+        elif isinstance(body, messages.Attached | messages.Path):
+            if node.ident in body.path and not (self.beside and isinstance(body, messages.Path)):
                 self.looped = True
                 raise RemoteError("attaching here would close a loop")
             if self.live and not self.beside:
-                node.set_path(body["path"])
-            if kind is Type.ATTACHED:
+                node.set_path(list(body.path))
+            if isinstance(body, messages.Attached):
                 self.offers = {
-                    a: (k, None if base is None else Version.of(base), Version.of(version), complete)
-                    for a, k, base, version, complete in body["artifacts"]
-                    if a not in self.withheld
+                    offer.artifact: (offer.kind, offer.base, offer.version, offer.complete)
+                    for offer in body.artifacts
+                    if offer.artifact not in self.withheld
                 }
                 self.attached.set()
                 self._attached_at = self._loop.time()
                 if self.beside:
                     self.want_newer()
                 node.owner.on_offered(self)
-        elif kind is Type.UNSENT:
-            if (answer := self._declined.get(body["artifact"])) is not None and not answer.done():
-                answer.set_result(bool(body["pieces"]))
-        elif kind is Type.GONE:
-            self.offers.pop(body["artifact"], None)
-            self._release(body["artifact"])
+        elif isinstance(body, messages.Unsent):
+            if (answer := self._declined.get(body.artifact)) is not None and not answer.done():
+                answer.set_result(bool(body.pieces))
+        elif isinstance(body, messages.Gone):
+            self.offers.pop(body.artifact, None)
+            self._release(body.artifact)
 
     def _release(self, artifact: bytes) -> None:
-        """The parent has not got it. It may still open it, and goes by what we said that we hold; until then it may come from elsewhere."""
+        """The parent does not have the artifact. It may still open it, with the held pieces that ATTACH or WANT named;
+        until then another source may send it.
+        """
         self.wanted.discard(artifact)
         holding = self.node.holdings.get(artifact)
-        if holding is not None and holding.source is self:
-            holding.source = None
-        self.node.look()
+        if holding is not None:
+            holding.lose_source(self)
+        self.node.update_busy()
         self.node.owner.on_offered(self)
 
     def want_newer(self) -> None:
-        """Versions that were on their way when the hub was lost, or were published while this node was down, and had not begun here."""
+        """Ask for every offered delta newer than all that is held: published while this node was down, or on its way
+        when the hub was lost.
+        """
         newest = max((h.open.version for h in self.node.holdings.values()), default=None)
         for artifact, (kind, _, version, _) in sorted(self.offers.items(), key=lambda offer: offer[1][2]):
             if kind == "delta" and newest is not None and version > newest:
@@ -384,15 +400,13 @@ class Upstream:
                 self.node.add_layout(Layout.from_document(document, named))
         holding = self.node.open(message.signed, self)
         if (
-            holding.source is None
-            and holding.completed_at is None
-            and not (holding.finished or holding.excerpt)
+            holding.needs_source
+            and not holding.excerpt
             and holding.id not in self.node.pulled
             and holding.id not in self.withheld
         ):
-            holding.source = self
-            holding.idle = False
-        elif holding.source is not self and (holding.completed_at is None or holding.confirmed.is_set()):
+            holding.receive_from(self)
+        elif holding.source is not self and (holding.incomplete or holding.confirmed):
             # An OPEN shows that the parent has forgotten an earlier SPARE.
             self._spared.discard(holding.id)
             self.spare(holding.id)
@@ -400,7 +414,7 @@ class Upstream:
         self._retire()
         self._expected.pop(holding.id, None)
         if not self._active:
-            self._bell.ring()
+            self._wakeup.notify()
         if holding.id not in self.withheld:
             self.offers.setdefault(
                 holding.id, (holding.open.kind, holding.open.base, holding.open.version, holding.artifact.complete)
@@ -409,16 +423,12 @@ class Upstream:
             del self.offers[next(iter(self.offers))]
 
     def _retire(self) -> None:
-        """A link may outlast any number of versions: the oldest handles on which nothing more can come are forgotten."""
+        """Forget the oldest handles of complete artifacts: a link may outlast any number of versions."""
         if len(self.handles) > MAX_HANDLES:
-            over = [
-                handle
-                for handle, holding in self.handles.items()
-                if holding is None or holding.aborted or holding.finished or holding.completed_at is not None
-            ]
+            over = [handle for handle, holding in self.handles.items() if holding is None or not holding.incomplete]
             for handle in over[: len(self.handles) - MAX_HANDLES]:
                 del self.handles[handle]
 
     def forgotten(self, artifact: bytes) -> None:
-        """It is no longer held here."""
+        """This node no longer holds the artifact."""
         self._spared.discard(artifact)

@@ -1,9 +1,8 @@
 """Patch files: a version's decoded changes against its base, for the shadow and for engines.
 
-Promise: a file that ``PatchFile.open`` returns is whole and consistent with the layout: every offset, count
-and position lies where it may, so whoever scatters its values writes inside the tensors and nowhere else. A
-file under its final name was finished; values are absolute, so applying one twice is harmless.
-Format: docs/delta-format.md, section 8.
+Promise: a file returned by ``PatchFile.open`` is whole and consistent with the layout. Every offset, count and position
+is in range, so writing its values touches no memory outside the tensors. A file under its final name is finished.
+Values are absolute, so applying a patch twice is harmless. Format: docs/formats/delta-format.md, section 8.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from p2pcast.codec.cell import Patch
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
-from p2pcast.store import disk, private
-from p2pcast.store.files import explained
+from p2pcast.store import disk, private_folders
+from p2pcast.store.atomic_files import explained
 from p2pcast.version import Version
 
 MAGIC = b"p2pp\x01\0\0\0"
 PART_SUFFIX = ".part"
-"""A patch that is still being written; leftovers of a killed process go when the shadow is opened."""
+"""Suffix of an unfinished patch. A killed process's leftovers are removed when the shadow is opened."""
 
 _HEADER = struct.Struct("<8s32sIIQQQIIQ40x")
 HEADER_BYTES = _HEADER.size
@@ -53,8 +52,11 @@ def _padded(nbytes: int) -> int:
 
 
 class PatchCell(Patch):
-    """The changes of one cell, as views of the map: ``words`` (unsigned, of the cell's width) replace those at
-    ``positions`` (u32, ascending, counted from the cell's start), or the whole cell when ``dense``."""
+    """The changes of one cell, as views of the map.
+
+    ``words`` (unsigned, of the cell's width) replace the words at ``positions`` (u32, ascending, counted from the
+    cell's start), or the whole cell when ``dense``.
+    """
 
     __slots__ = ()
 
@@ -64,10 +66,10 @@ class PatchCell(Patch):
 
 
 class PatchWriter:
-    """Writes a patch file row by row; nothing stands under ``path`` before ``finish``.
+    """Writes a patch file row by row; ``path`` does not exist before ``finish``.
 
-    ``add`` may be called from several threads, in any order of cells. Memory: 56 bytes a cell. Raises
-    LocalError when the file system is full; the writer is then only good for ``abandon``.
+    ``add`` may be called from several threads, in any order of cells. Memory: 56 bytes a cell. Raises LocalError when
+    the file system is full; then only ``abandon`` may follow.
     """
 
     def __init__(self, path: Path, layout: Layout, base: Version, version: Version) -> None:
@@ -80,8 +82,8 @@ class PatchWriter:
         with explained("write", path):
             self._fd = disk.create(self._part, os.O_RDWR)
             try:
-                # What a staging left that failed goes only after a look at whose it is.
-                private.check_file(self._fd, self._part)
+                # Remove a failed staging's leftover only after its owner is checked.
+                private_folders.check_file(self._fd, self._part)
                 if os.fstat(self._fd).st_size:
                     disk.resize(self._fd, self._part, 0)
             except BaseException:
@@ -89,20 +91,22 @@ class PatchWriter:
                 raise
 
     def add(self, patch: Patch) -> None:
-        """Append the changes of one cell. IntegrityError when it came before or the patch does not fit it."""
+        """Append the changes of one cell. Raises IntegrityError for a repeated cell or a patch that does not fit it."""
         cell = self._layout.cells[patch.cell]
         dense = patch.positions is None
         words = np.ascontiguousarray(patch.words, dtype=word_dtype(cell.word_bytes))
         positions = np.ascontiguousarray(() if patch.positions is None else patch.positions, dtype="<u4")
         if len(words) != (cell.words if dense else len(positions)):
-            raise IntegrityError(f"patch to {self._version}: cell {cell.index} has {len(words)} words, not one each")
+            raise IntegrityError(
+                f"patch to {self._version}: cell {cell.index} has {len(words)} words; each change needs one"
+            )
         lead = _padded(positions.nbytes)
         row = np.zeros(lead + _padded(words.nbytes), np.uint8)
         row[: positions.nbytes] = positions.view(np.uint8)
         row[lead : lead + words.nbytes] = words.view(np.uint8)
         with self._lock:
             if cell.index in self._rows:
-                raise IntegrityError(f"patch to {self._version}: cell {cell.index} came twice")
+                raise IntegrityError(f"patch to {self._version}: cell {cell.index} was added twice")
             at = self._end
             self._end += len(row)
             where = (0 if dense else at, at + lead)
@@ -111,7 +115,7 @@ class PatchWriter:
         self._write(row.data, at)
 
     def finish(self, state: int) -> None:
-        """Write index and header, then put the file under its name. ``state``: the whole state's digest after."""
+        """Write index and header, then rename. ``state``: the whole state's digest after the patch."""
         index = np.array([self._rows[c] for c in sorted(self._rows)], dtype=_ENTRY)
         self._write(index.tobytes(), self._end)
         v, b = self._version, self._base
@@ -123,7 +127,7 @@ class PatchWriter:
         self._close()
 
     def abandon(self) -> None:
-        """Remove what was written; harmless after ``finish`` and when repeated."""
+        """Remove the unfinished file. Idempotent, and without effect after ``finish``."""
         if self._fd >= 0:
             disk.unlink(self._part, missing_ok=True)
             self._close()
@@ -146,23 +150,23 @@ class PatchFile:
         fields = _HEADER.unpack_from(buffer)
         magic, self.layout_id, base_branch, branch, base_step, step, end, count, zero, self.state = fields
         if magic != MAGIC:
-            raise self._bad("does not begin as a patch of version 1")
+            raise self._damaged("does not begin as a patch of version 1")
         if self.layout_id != layout.layout_id:
-            raise self._bad("is for another layout")
+            raise self._damaged("is for another layout")
         self.base, self.version = Version.of([base_branch, base_step]), Version.of([branch, step])
         if zero or any(buffer[HEADER_BYTES - 40 : HEADER_BYTES]):
-            raise self._bad("has a reserved field set")
+            raise self._damaged("has a reserved field set")
         if count > len(layout.cells):
-            raise self._bad(f"has {count} cells where the layout has {len(layout.cells)}")
+            raise self._damaged(f"has {count} cells where the layout has {len(layout.cells)}")
         if end < HEADER_BYTES or end % 8 or end + count * _ENTRY.itemsize != self.nbytes:
-            raise self._bad(f"of {self.nbytes} bytes does not end with its index of {count} cells at {end}")
+            raise self._damaged(f"has {self.nbytes} bytes and does not end with its index of {count} cells at {end}")
         index = np.frombuffer(buffer, _ENTRY, count, end) if count else np.empty(0, _ENTRY)
         self._check_index(index, end, layout)
         self.cells: Sequence[PatchCell] = tuple(self._cell(buffer, entry, layout) for entry in index.tolist())
 
     @classmethod
     def open(cls, path: Path, layout: Layout) -> PatchFile:
-        """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (not there)."""
+        """Map and validate. Raises IntegrityError (damaged, other layout) or LocalError (missing)."""
         with explained("open", path):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -172,29 +176,35 @@ class PatchFile:
 
     @classmethod
     def open_fd(cls, fd: int, layout: Layout, name: str = "") -> PatchFile:
-        """As ``open``, from a descriptor, which stays the caller's to close (at once, if it likes)."""
+        """As ``open``, from a descriptor. The caller closes the descriptor, at any time after this call."""
         name = name or f"fd {fd}"
         size = os.fstat(fd).st_size
         if not HEADER_BYTES <= size <= limits.MAX_STATE_BYTES:
-            raise IntegrityError(f"patch {name}: {size} bytes cannot be a patch; have it staged again")
+            raise IntegrityError(
+                f"patch {name}: {size} bytes are too few or too many for a patch; stage the version again"
+            )
         return cls(name, mmap.mmap(fd, size, prot=mmap.PROT_READ), layout)
 
-    def _bad(self, why: str) -> IntegrityError:
-        return IntegrityError(f"patch {self.name}: it {why}; have it staged again")
+    def _damaged(self, reason: str) -> IntegrityError:
+        return IntegrityError(f"patch {self.name}: it {reason}; stage the version again")
 
     def _check_index(self, index: npt.NDArray[Any], end: int, layout: Layout) -> None:
-        """Cells exist and ascend, and the rows tile the file exactly: no gap, no overlap, nothing outside."""
+        """Cells exist and ascend, and the rows fill the file exactly: no gap, no overlap, nothing outside."""
         number, dense, n = index["cell"].astype(np.int64), index["dense"], index["n"]
         if np.any(number >= len(layout.cells)) or np.any(np.diff(number) <= 0):
-            raise self._bad("lists cells that are out of range or out of order")
+            raise self._damaged("lists cells that are out of range or out of order")
         cells = [layout.cells[c] for c in number.tolist()]
         words = np.array([c.words for c in cells], np.uint64)
         width = np.array([c.word_bytes for c in cells], np.int64)
         if np.any(dense > 1) or np.any(np.where(dense == 1, n != words, n > words)) or np.any(index["changed"] > n):
-            raise self._bad("has a row that does not fit its cell")
-        if np.any(index["positions"] > end) or np.any(index["words"] > end) or np.any((dense == 1) & (index["positions"] != 0)):
-            raise self._bad("has a row outside the file")
-        # Counts are at most a cell's and offsets at most the file's size: no sum below can overflow.
+            raise self._damaged("has a row that does not fit its cell")
+        if (
+            np.any(index["positions"] > end)
+            or np.any(index["words"] > end)
+            or np.any((dense == 1) & (index["positions"] != 0))
+        ):
+            raise self._damaged("has a row outside the file")
+        # No sum below can overflow: counts are at most a cell's words, and offsets at most the file's size.
         counts, at = n.astype(np.int64), index["words"].astype(np.int64)
         start = np.where(dense == 1, at, index["positions"].astype(np.int64))
         lead = np.where(dense == 1, 0, (counts * 4 + 7) & ~7)
@@ -202,7 +212,7 @@ class PatchFile:
         order = np.lexsort((stop, start))
         edges = np.concatenate(([HEADER_BYTES], stop[order]))
         if np.any(start + lead != at) or np.any(edges[:-1] != start[order]) or edges[-1] != end:
-            raise self._bad("has rows that do not fill it exactly")
+            raise self._damaged("has rows that do not fill it exactly")
 
     def _cell(self, buffer: mmap.mmap, entry: tuple[int, ...], layout: Layout) -> PatchCell:
         number, dense, n, at_positions, at_words, before, after, changed = entry
@@ -212,5 +222,5 @@ class PatchFile:
             return PatchCell(number, None, words, before, after, changed)
         positions: npt.NDArray[np.uint32] = np.frombuffer(buffer, "<u4", n, at_positions)
         if n and (int(positions[-1]) >= cell.words or not bool(np.all(positions[1:] > positions[:-1]))):
-            raise self._bad(f"has positions outside cell {number}, or not ascending")
+            raise self._damaged(f"has positions outside cell {number}, or not ascending")
         return PatchCell(number, positions, words, before, after, changed)

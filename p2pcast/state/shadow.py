@@ -1,12 +1,14 @@
-"""The shadow: a peer's own copy of the state, in tmpfs, always at its newest staged version.
+"""The shadow: a peer's own copy of the state, in tmpfs, at its newest staged version.
 
-Promise: every cell's bytes match its mark, and the marks are those of ``version``, whenever the phase is clean. A process killed between any two
-writes loses nothing: ``open`` replays the patch that was being applied. No other user of the machine can read it, or have another file opened in its
-place: folder and files are checked as they are opened (``store.private``). A first fill that was cut short is reported and starts over. All room is
-taken when the shadow is made, so a full tmpfs is an error then and never a SIGBUS later. Format: docs/delta-format.md, section 8.
+Promise: every cell's bytes match its mark, and the marks are those of ``version``, whenever the phase is clean. A
+process killed between any two writes loses nothing: ``open`` replays the patch that was being applied. No other user of
+the machine can read the shadow or have another file opened in its place, since folder and files are checked when they
+are opened (``store.private_folders``). An interrupted first fill is reported and starts over. All memory is allocated
+when the shadow is created, so a full tmpfs is an error then and never a SIGBUS later. Format:
+docs/formats/delta-format.md, section 8.
 
-Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``heal``); readers of ``words`` are the caller's to
-keep apart from it.
+Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``heal``); the caller
+keeps readers of ``words`` apart from the writer.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from p2pcast.codec.cell import apply
 from p2pcast.codec.digest import MASK, digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, UsageError
-from p2pcast.parallel import ordered_map
-from p2pcast.state.frozen import Frozen
+from p2pcast.ordered_map import ordered_map
 from p2pcast.state.patch_file import PART_SUFFIX, PatchCell, PatchFile
-from p2pcast.store import disk, private
-from p2pcast.store.files import explained, reason
+from p2pcast.state.shadow_snapshot import ShadowSnapshot
+from p2pcast.store import disk, private_folders
+from p2pcast.store.atomic_files import explained, reason
 from p2pcast.version import Version
 
 MODEL_NAME = "model.safetensors"
@@ -50,7 +52,7 @@ _VERSION = struct.Struct("<IIQ")
 _MAGIC, _FORMAT = b"p2ps", 1
 _PHASE_AT, _HELD_AT, _TARGET_AT = 5, 40, 56
 _ALLOCATE_BYTES = limits.GIB
-"""A signal makes the kernel undo and repeat an allocation: so it goes in steps."""
+"""Bytes per allocation. A signal makes the kernel undo and repeat an allocation, so the allocation is split."""
 
 Words = npt.NDArray[Any]
 Item = TypeVar("Item")
@@ -58,7 +60,10 @@ Result = TypeVar("Result")
 
 
 def layout_in(folder: Path) -> Layout | None:
-    """Of a shadow, by its own words, for one who has nothing else to go by; None where there is none that could be read. ``Shadow.open`` insists on its id."""
+    """The layout stored in a shadow; None if there is no readable shadow.
+
+    The layout is not verified; ``Shadow.open`` verifies its id. For callers without any other source of the layout.
+    """
     with contextlib.suppress(LocalError, IntegrityError):
         return Checkpoint(folder, [SafetensorsFile(folder / MODEL_NAME)]).layout()
     return None
@@ -71,7 +76,7 @@ class Phase(IntEnum):
 
 
 class Shadow:
-    """Made by ``create`` (to be filled) or ``open``; held by one process at a time."""
+    """Created by ``create`` (to be filled) or ``open``; locked by one process at a time."""
 
     def __init__(self, folder: Path, layout: Layout, lock_fd: int) -> None:
         self.folder = folder
@@ -80,7 +85,7 @@ class Shadow:
         self._marks_path = folder / MARKS_NAME
         self._lock_fd = lock_fd
         self._writing = threading.Lock()
-        self._frozen: tuple[Frozen, ...] = ()
+        self._frozen: tuple[ShadowSnapshot, ...] = ()
         self._head = header_for(layout)
         self._table = _mapped(lock_fd, folder / MARKS_NAME, _HEADER.size + 8 * len(layout.cells))
         self._model = _mapped(lock_fd, self.path, len(self._head) + layout.nbytes)
@@ -90,11 +95,13 @@ class Shadow:
 
     @classmethod
     def create(cls, folder: Path, layout: Layout) -> Shadow:
-        """An empty shadow, to be filled; takes the place of what was there. Raises LocalError: no room, or held by another process."""
+        """An empty shadow, to be filled, replacing any older one. Raises LocalError: no room, or in use by another
+        process.
+        """
         lock_fd = locked(folder, make=True)
         try:
-            os.close(private.own_folder(folder / PATCHES_NAME, None))
-            # The marks go first: from here on what lies in the folder is not taken for a shadow.
+            os.close(private_folders.own_folder(folder / PATCHES_NAME, None))
+            # Remove the marks first: without them the folder's files are not taken for a shadow.
             disk.unlink(folder / MARKS_NAME, missing_ok=True)
             for patch in (folder / PATCHES_NAME).iterdir():
                 disk.unlink(patch)
@@ -114,14 +121,14 @@ class Shadow:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout) -> Shadow:
-        """The shadow in ``folder``, mended if a process died while it applied a patch.
+        """The shadow in ``folder``, repaired if a process died while it applied a patch.
 
-        Raises LocalError (not there, held by another process) and IntegrityError (damaged, of another layout, or never filled): then ``create``
-        makes a new one in its place.
+        Raises LocalError (missing, or in use by another process) and IntegrityError (damaged, of another layout, or
+        never filled). After an IntegrityError, ``create`` makes a new shadow in its place.
         """
         lock_fd = locked(folder)
         try:
-            os.close(private.own_folder(folder / PATCHES_NAME, None))
+            os.close(private_folders.own_folder(folder / PATCHES_NAME, None))
             shadow = cls(folder, layout, lock_fd)
             shadow._check()
             for part in (folder / PATCHES_NAME).glob(f"*{PART_SUFFIX}"):
@@ -134,7 +141,7 @@ class Shadow:
             raise
 
     def close(self) -> None:
-        """Let another process have it. Views that were handed out stay readable."""
+        """Release the lock. Views returned earlier stay readable."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -145,7 +152,7 @@ class Shadow:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what it holds
+    # -- contents
 
     @property
     def phase(self) -> Phase:
@@ -153,7 +160,7 @@ class Shadow:
 
     @property
     def version(self) -> Version:
-        """The version held. Raises LocalError while the shadow is not whole."""
+        """The version held. Raises LocalError if the shadow is incomplete."""
         self._require_clean()
         branch, _, step = _VERSION.unpack_from(self._table, _HELD_AT)
         return Version(branch, step)
@@ -164,33 +171,35 @@ class Shadow:
         return self._marks.copy()
 
     def mark(self, cell: int) -> int:
-        """Digest that the cell should have."""
+        """The digest that the cell should have."""
         return int(self._marks[cell])
 
     @property
     def state_digest(self) -> int:
-        """Digest of the whole state, by the marks."""
+        """Digest of the whole state, computed from the marks."""
         return int(self._marks.sum(dtype=np.uint64))
 
     def words(self, cell: Cell) -> Words:
-        """The cell's words, a read-only view of the map: it shows what is there at the moment of reading."""
+        """The cell's words, a read-only view of the map, which shows later changes too."""
         view = self._words(cell)
         view.flags.writeable = False
         return view
 
     def verify(self, workers: int = 1) -> list[Cell]:
-        """The cells whose bytes do not match their mark: silent rot. One dense pass."""
+        """The cells whose bytes do not match their mark (silent corruption). One dense pass."""
         self._require_clean()
         cells = self.layout.cells
         good = self._each(workers, lambda c: digest(self._words(c), c) == self.mark(c.index), cells)
         return [cell for cell, fine in zip(cells, good, strict=True) if not fine]
 
     @contextlib.contextmanager
-    def frozen(self) -> Iterator[Frozen]:
-        """Its state of this moment, to be read while it goes on to the next versions. Not across a ``fill`` or ``create``."""
+    def frozen(self) -> Iterator[ShadowSnapshot]:
+        """The current state, readable while the shadow moves on to later versions. Not valid across ``fill`` or
+        ``create``.
+        """
         with self._writing:
             self._require_clean()
-            frozen = Frozen(self.version, self.digests, self.words)
+            frozen = ShadowSnapshot(self.version, self.digests, self.words)
             self._frozen = (*self._frozen, frozen)
         try:
             yield frozen
@@ -203,10 +212,10 @@ class Shadow:
 
     @property
     def patches(self) -> list[Version]:
-        """Versions whose finished patch lies here, ascending."""
+        """Versions with a finished patch in this folder, ascending."""
         found: list[Version] = []
         for path in (self.folder / PATCHES_NAME).glob(f"*{PATCH_SUFFIX}"):
-            with contextlib.suppress(UsageError):  # not a file of ours
+            with contextlib.suppress(UsageError):  # not a patch's name
                 found.append(Version.parse(path.name.removesuffix(PATCH_SUFFIX)))
         return sorted(found)
 
@@ -214,7 +223,7 @@ class Shadow:
         return self.folder / PATCHES_NAME / f"{version}{PATCH_SUFFIX}"
 
     def drop_patches(self, keep_after: Version) -> None:
-        """Remove the patches of ``keep_after`` and older. Engines that have one mapped keep it."""
+        """Remove the patches of ``keep_after`` and older. An engine with a mapped patch keeps its map."""
         for version in self.patches:
             if version <= keep_after:
                 disk.unlink(self.patch_path(version), missing_ok=True)
@@ -230,21 +239,22 @@ class Shadow:
     ) -> None:
         """Overwrite everything with a whole state. ``state``: the digest that it must have.
 
-        If it fails, or does not match (IntegrityError), the shadow holds nothing until a ``fill`` succeeds.
+        If the fill fails, or the digest does not match (IntegrityError), the shadow is empty until a ``fill`` succeeds.
         """
         with self.filling(version) as put:
             self._each(workers, lambda cell: put(cell, words_of(cell)), self.layout.cells)
             if state is not None and self.state_digest != state:
                 raise IntegrityError(
                     f"state for version {version} has digest {self.state_digest:016x}, not {state:016x}: "
-                    "it is not that version, or its files are damaged; take it from another source"
+                    "it is another version, or its files are damaged; use another source"
                 )
 
     @contextlib.contextmanager
     def filling(self, version: Version) -> Iterator[Callable[[Cell, Words], None]]:
-        """As ``fill``, for a state whose cells are brought: gives ``put(cell, words)``, for any thread and any order.
+        """As ``fill``, for a state whose cells are pushed: yields ``put(cell, words)``, for any thread and any order.
 
-        The block may end only when nobody puts any more. If it fails, or not every cell was put (IntegrityError), the shadow holds nothing.
+        The block must end after the last ``put``. If it fails, or a cell was not put (IntegrityError), the shadow is
+        empty.
         """
         with self._changing():
             self._set_target(version)
@@ -257,40 +267,45 @@ class Shadow:
 
             yield put
             if missing:
-                raise IntegrityError(f"state for version {version} lacks {len(missing)} cells, the first is {min(missing)}")
+                raise IntegrityError(
+                    f"state for version {version} lacks {len(missing)} cells, the first is {min(missing)}"
+                )
             self._settle(version)
 
     def apply(self, path: Path, workers: int = 1) -> None:
-        """Go to the version of the finished patch at ``path``, which must be ``patch_path`` of that version.
+        """Move to the version of the finished patch at ``path``, which must be ``patch_path`` of that version.
 
-        Raises IntegrityError before a byte changes when the patch is damaged or is not against exactly what the shadow holds.
+        Raises IntegrityError, before any byte changes, if the patch is damaged or is not against exactly the shadow's
+        state.
         """
         patch = PatchFile.open(path, self.layout)
         if path != self.patch_path(patch.version):
-            raise LocalError(f"patch to {patch.version} lies at {path}; a crash is mended only from {PATCHES_NAME}/")
+            raise LocalError(
+                f"patch to {patch.version} is at {path}; after a crash, a patch is replayed only from {PATCHES_NAME}/"
+            )
         with self._changing():
             if patch.base != self.version:
                 raise IntegrityError(f"wrong base: {path} is against {patch.base}, the shadow holds {self.version}")
             grown = sum(self._each(workers, self._check_cell, patch.cells))
             if (self.state_digest + grown) & MASK != patch.state:
-                raise IntegrityError(f"patch {path}: its cells do not lead to its state; have it staged again")
+                raise IntegrityError(f"patch {path}: its cells do not lead to its state; stage the version again")
             self._set_target(patch.version)
             self._set_phase(Phase.APPLYING)
             self._each(workers, self._apply_cell, patch.cells)
             self._settle(patch.version)
 
     def heal(self, cell: Cell, words: Words) -> None:
-        """Put right a cell that ``verify`` found. Raises IntegrityError when these are not its words either."""
+        """Restore a cell that ``verify`` reported. Raises IntegrityError if ``words`` do not match the mark either."""
         with self._changing():
             self._require_clean()
             if digest(words, cell) != self.mark(cell.index):
                 raise IntegrityError(f"cell {cell.index}: the words offered do not match version {self.version}")
             disk.store(self.path, lambda: _put(self._words(cell), words))
 
-    # -- inside
+    # -- internals
 
     def _each(self, workers: int, do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """``do`` for every item; when one fails, none is left running."""
+        """``do`` for every item; after a failure, no call is left running."""
         return list(ordered_map(do, items, workers=workers, name="shadow"))
 
     def _words(self, cell: Cell) -> Words:
@@ -305,12 +320,12 @@ class Shadow:
 
     def _require_clean(self) -> None:
         if self.phase is not Phase.CLEAN:
-            what = "was never filled" if self.phase is Phase.FILLING else "is half-way to its next version; reopen it"
+            what = "was never filled" if self.phase is Phase.FILLING else "is in the middle of an update; reopen it"
             raise LocalError(f"shadow {self.folder} {what}")
 
     def _check(self) -> None:
-        magic, form, phase, zero, layout_id, branch, zero1, step, to_branch, zero2, to_step, count, zero3 = _HEADER.unpack_from(
-            self._table
+        magic, form, phase, zero, layout_id, branch, zero1, step, to_branch, zero2, to_step, count, zero3 = (
+            _HEADER.unpack_from(self._table)
         )
         if magic != _MAGIC or form != _FORMAT or phase > max(Phase) or any((zero, zero1, zero2, zero3)):
             raise self._damaged("does not begin as a shadow of version 1")
@@ -322,30 +337,34 @@ class Shadow:
         if phase == Phase.FILLING:
             raise self._damaged("was still being filled when its process ended")
 
-    def _damaged(self, why: str) -> IntegrityError:
-        return IntegrityError(f"shadow {self.folder} {why}; it must be made anew")
+    def _damaged(self, reason: str) -> IntegrityError:
+        return IntegrityError(f"shadow {self.folder} {reason}; create a new one")
 
     def _resume(self) -> None:
-        """Replay the patch that was being applied. The held version is not looked at: it may be half written."""
+        """Replay the patch that was being applied. The held version is not verified: it may be half overwritten."""
         branch, _, step = _VERSION.unpack_from(self._table, _TARGET_AT)
         target = Version(branch, step)
         try:
             patch = PatchFile.open(self.patch_path(target), self.layout)
         except (LocalError, IntegrityError) as error:
-            raise self._damaged(f"was half-way to {target}, and its patch cannot be replayed ({error})") from None
+            raise self._damaged(f"was being updated to {target}, and its patch cannot be replayed ({error})") from None
         if patch.version != target or any(self.mark(c.cell) not in (c.before, c.after) for c in patch.cells):
-            raise self._damaged(f"was half-way to {target}, but by another patch than the one that is there")
+            raise self._damaged(f"was being updated to {target}, but with another patch than the stored one")
         with self._changing():
             for change in patch.cells:
                 self._overwrite(change)
                 cell = self.layout.cells[change.cell]
                 if digest(self._words(cell), cell) != change.after:
-                    raise self._damaged(f"has a damaged cell {cell.index}, which the patch to {target} does not mend")
+                    raise self._damaged(
+                        f"has a damaged cell {cell.index}, which the patch to {target} does not overwrite"
+                    )
                 self._set_mark(cell.index, change.after)
             self._settle(target)
 
     def _check_cell(self, change: PatchCell) -> int:
-        """What the state's digest grows by. Raises IntegrityError when the patch does not lead from the mark to where it says."""
+        """Growth of the state's digest by this cell. Raises IntegrityError if the patch does not lead from the mark to
+        its stated digest.
+        """
         cell = self.layout.cells[change.cell]
         if self.mark(cell.index) != change.before:
             raise IntegrityError(
@@ -359,7 +378,8 @@ class Shadow:
             reached = (change.before + digest_change(change.positions, old, change.words, cell)) & MASK
         if reached != change.after:
             raise IntegrityError(
-                f"cell {cell.index}: patch leads to digest {reached:016x}, not {change.after:016x}; have it staged again"
+                f"cell {cell.index}: patch leads to digest {reached:016x}, not {change.after:016x}; "
+                "stage the version again"
             )
         return change.after - change.before
 
@@ -374,7 +394,7 @@ class Shadow:
     def _fill_cell(self, cell: Cell, words: Words) -> None:
         target = self._words(cell)
         disk.store(self.path, lambda: _put(target, words))
-        # Taken from what was written, not from what was read: the mark speaks of the shadow's bytes.
+        # Computed from the written bytes, not from the patch: the mark describes the shadow's bytes.
         self._set_mark(cell.index, digest(target, cell))
 
     # Every write to the two files goes through one of these.
@@ -388,7 +408,9 @@ class Shadow:
         disk.store(self._marks_path, lambda: _put(self._marks[cell : cell + 1], value))
 
     def _set_target(self, version: Version) -> None:
-        disk.store(self._marks_path, lambda: _VERSION.pack_into(self._table, _TARGET_AT, version.branch, 0, version.step))
+        disk.store(
+            self._marks_path, lambda: _VERSION.pack_into(self._table, _TARGET_AT, version.branch, 0, version.step)
+        )
 
     def _set_held(self, version: Version) -> None:
         disk.store(self._marks_path, lambda: _VERSION.pack_into(self._table, _HELD_AT, version.branch, 0, version.step))
@@ -402,23 +424,28 @@ def _put(target: Words, words: Words | int) -> None:
 
 
 def locked(folder: Path, *, make: bool = False) -> int:
-    """A descriptor of the folder that keeps other processes out until it is closed; ``make``: the folder is made if it is missing. Raises LocalError."""
+    """A descriptor that locks the folder against other processes until it is closed. Raises LocalError.
+
+    ``make``: create the folder if it is missing.
+    """
     while True:
-        fd = private.own_folder(folder, (MARKS_NAME, PATCHES_NAME), make=make)
+        fd = private_folders.own_folder(folder, (MARKS_NAME, PATCHES_NAME), make=make)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if error.errno != errno.EWOULDBLOCK:
                 raise LocalError(f"cannot lock {folder}: {reason(error)}") from None
-            raise LocalError(f"shadow {folder} is in use by another process; stop that one or choose another folder") from None
+            raise LocalError(
+                f"shadow {folder} is in use by another process; stop that process or choose another folder"
+            ) from None
         if is_at(folder, fd):
             return fd
-        os.close(fd)  # somebody removed the folder before it was locked here
+        os.close(fd)  # the folder was removed before this process locked it
 
 
 def is_at(folder: Path, fd: int) -> bool:
-    """Whether the folder that has the name now is the one that the descriptor is of."""
+    """Whether the folder now at this path is the descriptor's folder."""
     try:
         return os.path.samestat(os.stat(folder, follow_symlinks=False), os.fstat(fd))
     except OSError:
@@ -427,26 +454,28 @@ def is_at(folder: Path, fd: int) -> bool:
 
 def _mapped(folder: int, path: Path, nbytes: int) -> mmap.mmap:
     with explained("open", path):
-        fd = private.opened(folder, path, os.O_RDWR)
+        fd = private_folders.opened(folder, path, os.O_RDWR)
         try:
             size = os.fstat(fd).st_size
             if size != nbytes:
-                raise IntegrityError(f"shadow {path.parent}: {path.name} has {size} bytes, not {nbytes}; it must be made anew")
-            _allocate(fd, nbytes)  # no holes, wherever the file came from
+                raise IntegrityError(
+                    f"shadow {path.parent}: {path.name} has {size} bytes, not {nbytes}; create a new shadow"
+                )
+            _allocate(fd, nbytes)  # leave no holes, whatever the file's origin
             return mmap.mmap(fd, nbytes)
         finally:
             os.close(fd)
 
 
 def _allocated(path: Path, nbytes: int, head: bytes) -> None:
-    """Make the file, with room for all of it, and write its first bytes. Raises LocalError when there is no room."""
+    """Create the file, allocate all of it, and write its first bytes. Raises LocalError if there is no room."""
     with explained("create", path):
-        # Never made smaller: an engine that still maps the old file, or a view of ours, would end by SIGBUS.
+        # Never truncate: an engine or a view that still maps the old file would end by SIGBUS.
         if path.exists() and path.stat().st_size > nbytes:
             disk.unlink(path)
         fd = disk.create(path, os.O_RDWR)
         try:
-            private.check_file(fd, path)
+            private_folders.check_file(fd, path)
             os.fchmod(fd, disk.PRIVATE.file)
             disk.resize(fd, path, nbytes)
             missing = nbytes - os.fstat(fd).st_blocks * 512
@@ -454,7 +483,8 @@ def _allocated(path: Path, nbytes: int, head: bytes) -> None:
             free = room.f_bavail * room.f_frsize
             if room.f_blocks and missing > free:  # a tmpfs without a limit reports no blocks at all
                 raise LocalError(
-                    f"no room for the shadow: {path} needs {missing / limits.GIB:.2f} GiB more and {free / limits.GIB:.2f} GiB are free; "
+                    f"no room for the shadow: {path} needs {missing / limits.GIB:.2f} GiB more "
+                    f"and {free / limits.GIB:.2f} GiB are free; "
                     "enlarge that file system (mount -o remount,size=…) or choose another folder"
                 )
             _allocate(fd, nbytes)

@@ -1,7 +1,8 @@
-"""Staging on the event loop: cells are decoded as their bytes come in, on all cores; then the shadow moves on.
+"""Staging on the event loop: cells are decoded on all cores as their bytes arrive; then the shadow is updated.
 
-Promises: relaying never waits for this; memory is bounded (a few payloads and patches a core); nothing in the shadow changes before the artifact is sealed and
-every cell has led where its directory says; an artifact that is aborted leaves nothing.
+Promises: relaying never waits for staging. Memory is bounded (a few payloads and patches per core). The shadow does not
+change before the artifact is sealed and every cell has reached its directory's digest. An aborted artifact leaves no
+files.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import numpy.typing as npt
 
 from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.digest import word_dtype
+from p2pcast.codec.kernel_warmup import warm_up_for
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.codec.warm import warm_up_for
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
-from p2pcast.parallel import cores
+from p2pcast.ordered_map import cores
 from p2pcast.relay.holding import Holding
+from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.state.stage import Stager
 from p2pcast.version import Version
 
 P = ParamSpec("P")
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 class Staging:
-    """Decodes with ``workers`` threads (all cores unless told otherwise)."""
+    """Decodes with ``workers`` threads; default: all cores."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or cores()
@@ -43,7 +44,7 @@ class Staging:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def patch(self, holding: Holding, shadow: Shadow) -> Path:
-        """The finished patch of a delta whose base the shadow holds, once the delta is sealed.
+        """The finished patch of a delta against the shadow's version, once the delta is sealed.
 
         Raises IntegrityError (wrong base, damage, rot), LocalError (tmpfs full) and RetryableError (aborted).
         """
@@ -51,7 +52,7 @@ class Staging:
         assert base is not None
         writer = PatchWriter(shadow.patch_path(version), shadow.layout, base, version)
         try:
-            stager = Stager(shadow, shadow.layout, version, base, writer)
+            stager = PatchBuilder(shadow, shadow.layout, version, base, writer)
             await self._decode_all(holding, stager)
             manifest = holding.assembly.manifest
             assert manifest is not None
@@ -59,12 +60,12 @@ class Staging:
         except BaseException as error:
             writer.abandon()
             if holding.aborted and isinstance(error, LocalError | IntegrityError):
-                # Its log was closed under the decoder: the abort is the reason.
-                raise RetryableError(f"version {version} was aborted, or comes another way now") from None
+                # The abort closed the log under the decoder, so report the abort.
+                raise RetryableError(f"version {version} was aborted, or is now received another way") from None
             raise
 
     async def fill(self, holding: Holding, folder: Path) -> Shadow:
-        """A new shadow at ``folder`` from a whole anchor, in place of what was there."""
+        """A new shadow at ``folder``, filled from a whole anchor; replaces any older shadow."""
         manifest = holding.assembly.manifest
         assert manifest is not None
         placed = {p.cell: p for p in holding.assembly.directory}
@@ -101,14 +102,14 @@ class Staging:
         await self.run(shadow.apply, patch, self.workers)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Blocking work, off the loop."""
+        """Run blocking work off the loop."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
 
-    def spread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """One of many pieces of work that keep all cores busy, on the threads that decode."""
+    def run_on_all_cores(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Run one of many pieces of work that keep all cores busy, on the decoder threads."""
         return asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
 
-    async def _decode_all(self, holding: Holding, stager: Stager) -> None:
+    async def _decode_all(self, holding: Holding, stager: PatchBuilder) -> None:
         loop = asyncio.get_running_loop()
         piece = holding.open.piece
         begun = 0
@@ -117,7 +118,7 @@ class Staging:
             while True:
                 holding.progress.clear()
                 if holding.aborted:
-                    raise RetryableError(f"version {holding.open.version} was aborted, or comes another way now")
+                    raise RetryableError(f"version {holding.open.version} was aborted, or is now received another way")
                 directory = holding.assembly.directory
                 readable = holding.stored.prefix * piece
                 while begun < len(directory) and (
@@ -134,7 +135,8 @@ class Staging:
                 if not holding.progress.is_set():
                     await holding.progress.wait()
         except BaseException:
-            # The patch may be removed only when nobody writes to it any more. Not cancelled: a thread that has begun would go on unseen.
+            # Wait for every writer before the patch is removed. Do not cancel: a running thread would continue
+            # unnoticed.
             if running:
                 await asyncio.wait(running)
             for future in running:
@@ -143,7 +145,7 @@ class Staging:
             raise
 
 
-def _decode(holding: Holding, stager: Stager, placed: Placed) -> None:
+def _decode(holding: Holding, stager: PatchBuilder, placed: Placed) -> None:
     stager.decode(placed, holding.log.read(placed.offset, placed.bytes))
 
 

@@ -1,1 +1,1 @@
-"""What is kept on disk, crash-safe by construction."""
+"""A node's files on disk, crash-safe by construction."""

@@ -1,7 +1,8 @@
-"""An anchor's folder: a whole state as a Hugging Face checkpoint, and beside it the record of what was signed (docs/delta-format.md, section 4).
+"""An anchor's folder: a whole state as a Hugging Face checkpoint, and the record of its signatures
+(docs/formats/delta-format.md, section 4).
 
-Promises: the record is written last, so a folder without one is nobody's; nothing is read whose signatures have not matched, or that is not of the size that
-was sealed. Which name a folder has, and when, is the store's business.
+Promises: the record is written last, so a folder without one is incomplete. A file is read only if its signatures and
+its sealed size match. The store decides a folder's name, and when the folder gets it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import blake3
 import numpy.typing as npt
 
 from p2pcast import limits
+from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.artifact.p2pd import Tail
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import OWN, RAW, Manifest, Open
 from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import OWN, RAW, Manifest, Open
 from p2pcast.checkpoint.folder import SINGLE, write_folder
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.digest import digest
@@ -26,11 +27,13 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError
 from p2pcast.store import disk
 from p2pcast.store.anchor_log import FILES_NAME, AnchorLog
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 
 RECORD = "p2pcast-anchor"
 SYNC_BYTES = 16 * limits.MIB
-"""Of an anchor that is written beside live traffic: a delta that is sealed meanwhile waits for no more to reach the disk."""
+"""Bytes between syncs of an anchor written beside live traffic. A delta sealed meanwhile waits at most for this much to
+reach the disk.
+"""
 
 
 def write(
@@ -43,16 +46,20 @@ def write(
     files: Mapping[str, bytes],
     version_hash: bytes | None,
 ) -> Tail:
-    """All but the record, which the tail is. ``digests``: u64 a cell; ``version_hash``: as in ``Manifest``; of an anchor that seals its version the tail confirms it, since
-    nobody sees the folder before it is durable. Raises LocalError, and IntegrityError if ``words_of`` lies."""
+    """Write all but the record, which is the returned tail.
+
+    ``digests``: u64 a cell; ``version_hash``: as in ``Manifest``. The tail of an anchor that seals its version also
+    confirms it, since the folder is invisible before it is durable. Raises LocalError, and IntegrityError if
+    ``words_of`` returns words of another digest.
+    """
     packer = Packer(key, record, layout)
     batches: list[bytes] = []
 
     def fed(cell: Cell) -> npt.NDArray[Any]:
-        # One thread, cells in order: the packer hashes what is written.
+        # One thread, cells in order: the packer hashes the bytes as they are written.
         words = words_of(cell)
         if digest(words, cell) != int(digests[cell.index]):
-            raise IntegrityError(f"{folder}: cell {cell.index} of version {record.version} is not what its digest says")
+            raise IntegrityError(f"{folder}: cell {cell.index} of version {record.version} does not match its digest")
         packer.add_cell(cell.index, RAW, words.data.cast("B"), 0, int(digests[cell.index]))
         while (batch := packer.take_batch()) is not None:
             batches.append(batch)
@@ -67,7 +74,7 @@ def write(
 
 
 def finish(folder: Path, log: AnchorLog, manifest: Manifest) -> None:
-    """Of one that came in through ``log``: all but the record. Raises LocalError, IntegrityError."""
+    """Complete a folder that was received through ``log``: all but the record. Raises LocalError, IntegrityError."""
     for file in manifest.files:
         target = folder / file.path
         with explained("write", target):
@@ -83,7 +90,7 @@ def write_record(folder: Path, tail: bytes) -> None:
 
 
 def read_record(folder: Path, run_key: bytes | None) -> Assembly:
-    """What was signed; ``run_key`` None: by whichever run. Raises LocalError, IntegrityError."""
+    """The signed records; ``run_key`` None accepts any run's. Raises LocalError, IntegrityError."""
     where = folder / RECORD
     with explained("read", where):
         tail = Tail.from_bytes(where.read_bytes(), str(where))
@@ -93,12 +100,14 @@ def read_record(folder: Path, run_key: bytes | None) -> Assembly:
 
 
 def read(folder: Path, run_key: bytes) -> Assembly:
-    """As ``read_record``, and every file is there in its size."""
+    """As ``read_record``; also checks that every file exists and has its sealed size."""
     assembly = read_record(folder, run_key)
     assert assembly.manifest is not None
     weights = SINGLE, len(header_for(assembly.layout)) + assembly.layout.nbytes
     for name, size in (weights, *((file.path, file.size) for file in assembly.manifest.files)):
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
-            raise IntegrityError(f"{path}: missing, or not of the size that was sealed; remove {folder} to have it fetched again")
+            raise IntegrityError(
+                f"{path}: missing, or not of its sealed size; remove {folder}, and the anchor is fetched again"
+            )
     return assembly

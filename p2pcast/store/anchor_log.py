@@ -1,31 +1,40 @@
-"""An anchor's log over a Hugging Face folder, without a second copy: the data section of its weights, then its small files (docs/delta-format.md, section 4)."""
+"""An anchor's log as a view of its Hugging Face folder, without a second copy.
+
+The log is the data section of the weights, then the small files (docs/formats/delta-format.md, section 4).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from p2pcast.artifact.records import Manifest
+from p2pcast.artifact.signed_records import Manifest
 from p2pcast.checkpoint.folder import SINGLE
 from p2pcast.checkpoint.safetensors_file import header_for
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError
 from p2pcast.store import disk
-from p2pcast.store.files import explained
-from p2pcast.store.journal import Journal, Record
-from p2pcast.store.log import FileLog
+from p2pcast.store.artifact_journal import ArtifactJournal, Record
+from p2pcast.store.artifact_log import FileLog
+from p2pcast.store.atomic_files import explained
 
 FILES_NAME = ".files"
-"""Where the contents of the small files lie while an anchor is received; nothing of it stays."""
+"""File with the contents of the small files while an anchor is received; removed at the end."""
 
 
 class AnchorLog:
-    """Reads a finished anchor folder, or (``create``) writes the beginnings of one."""
+    """Reads a finished anchor folder, or (``create``) writes a new one."""
 
     def __init__(
-        self, folder: Path, layout: Layout, *, create: bool = False, journal: Journal | None = None, resumed: bool = False
+        self,
+        folder: Path,
+        layout: Layout,
+        *,
+        create: bool = False,
+        journal: ArtifactJournal | None = None,
+        resumed: bool = False,
     ) -> None:
-        """``resumed``: what an earlier process began is gone on with."""
+        """``resumed``: continue with the files of an earlier process."""
         head = header_for(layout)
         self.journal = journal
         self.folder = folder
@@ -40,7 +49,7 @@ class AnchorLog:
             self._segments = [(0, layout.nbytes, FileLog(folder / SINGLE, len(head)))]
 
     def add_files(self, manifest: Manifest) -> None:
-        """The small files of a finished folder."""
+        """Add the small files of a finished folder."""
         for file in sorted(manifest.files, key=lambda f: f.offset or 0):
             if file.size and file.offset is not None:
                 self._segments.append((file.offset, file.size, FileLog(self.folder / file.path, 0)))
@@ -64,7 +73,7 @@ class AnchorLog:
                 out = out + part if out else part
                 offset, size = offset + take, size - take
         if size and not short:
-            raise IntegrityError(f"{self.folder}: {size} bytes at {offset} of the log are not there")
+            raise IntegrityError(f"{self.folder}: {size} bytes at {offset} of the log are missing")
         return out
 
     def sync(self) -> None:
@@ -76,10 +85,10 @@ class AnchorLog:
         if self.journal is not None:
             self.journal.add(records)
 
-    def moved(self, folder: Path) -> None:
-        """It is finished, and its folder has another name now."""
+    def renamed(self, folder: Path) -> None:
+        """Record the finished folder's new name."""
         self.folder = folder
-        self._segments[0][2].moved(folder / SINGLE)
+        self._segments[0][2].renamed(folder / SINGLE)
 
     def close(self) -> None:
         if self.journal is not None:

@@ -1,8 +1,10 @@
-"""A small append-only file of JSON records, one a line, for facts that a daemon must never forget and cannot afford to write anew as a whole.
+"""A small append-only file of JSON records, one a line, for facts that a daemon must never lose and that are too many
+to rewrite.
 
-Promises: a record is durable when ``append`` returns, at the cost of one write and one fsync, however long the file is; after a crash the file holds every record
-that was appended before, and the torn last line is cut off at the next start. Damage anywhere else is refused by name, because a record that is skipped in
-silence (an eviction, a version's number) would be undone.
+Promises: a record is durable when ``append`` returns, at the cost of one write and one fsync, whatever the file's
+length. After a crash the file holds every record appended before; a torn last line is cut off at the next start. Damage
+anywhere else raises an error that names the line, because a skipped record (an eviction, a version's number) would be
+undone.
 
     each line: CRC-32 of the JSON text in 8 hexadecimal digits, a space, the JSON text of one object, a newline
 """
@@ -20,40 +22,42 @@ from typing import Any
 from p2pcast import limits
 from p2pcast.errors import LocalError
 from p2pcast.store import disk
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 
 Record = dict[str, Any]
 
 MAX_FILE_BYTES = 256 * limits.MIB
-"""Read whole at the start; owners call ``rewrite`` long before."""
+"""Limit of a file read whole at the start; owners call ``rewrite`` long before."""
 MODE = 0o600
 
 
 class AppendLog:
-    """``records``: what the file held when it was opened, oldest first, then what was appended. Thread-safe."""
+    """``records``: the file's records when it was opened, oldest first, then the appended ones. Thread-safe."""
 
     def __init__(self, path: Path, *, skip_damaged: bool = False) -> None:
-        """Open, or wait for the first record to make the file. ``skip_damaged``: for owners that can do without a record, and look at ``damaged``.
+        """Open the file; the first record creates it if it is missing.
 
-        Raises LocalError: unreadable, or damaged before its last line.
+        ``skip_damaged``: for owners that can do without a record and check ``damaged``. Raises LocalError: unreadable,
+        or damaged before its last line.
         """
         self.path = path
         self.records: list[Record] = []
         self.damaged = 0
-        """Lines before the last that could not be read, and were skipped."""
+        """Number of unreadable lines before the last, which were skipped."""
         self._skip_damaged = skip_damaged
         self._lock = threading.Lock()
         self._fd = -1
         self._size = 0
         self._named = path.exists()
-        """Its folder says so on disk."""
+        """Whether the file's name is durable in its folder."""
         if self._named:
             self._read()
 
     def append(self, *records: Mapping[str, Any], sync: bool = True) -> None:
-        """Durable when it returns, all of them or, after a crash, the first few. Without ``sync`` they outlive this process, not a crash of the machine.
+        """Append records, durable on return. After a crash during the call, the first few of them may be in the file.
 
-        Raises LocalError; then none of them counts.
+        Without ``sync`` they survive this process, but not a crash of the machine. Raises LocalError; then none of them
+        is in ``records``.
         """
         data = b"".join(map(_line, records))
         with self._lock:
@@ -67,7 +71,7 @@ class AppendLog:
                     if not self._named:
                         disk.sync_folder(self.path.parent)
                 except OSError:
-                    # A part of a line must not stay in front of the next record.
+                    # Cut off a partial line, so that the next record starts a new line.
                     disk.resize(self._fd, self.path, self._size)
                     raise
             self._named = True
@@ -75,7 +79,7 @@ class AppendLog:
             self.records.extend(dict(r) for r in records)
 
     def rewrite(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Put ``records`` in place of all that the file holds, in one step. Raises LocalError; then the file is as before."""
+        """Replace the whole file with ``records`` atomically. Raises LocalError; then the file is unchanged."""
         kept = [dict(r) for r in records]
         data = b"".join(map(_line, kept))
         with self._lock:
@@ -113,7 +117,7 @@ class AppendLog:
             self._size += len(line)
 
     def _cut_off(self) -> None:
-        """A crash tore the last line: its ``append`` never returned."""
+        """Remove a last line torn by a crash: its ``append`` never returned."""
         with explained("write", self.path):
             self._fd = disk.create(self.path, os.O_WRONLY | os.O_NOFOLLOW, MODE)
             disk.resize(self._fd, self.path, self._size)
@@ -121,13 +125,13 @@ class AppendLog:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    # ASCII alone: no other line break than the one at the end.
+    # ASCII only, so that the final newline is the only line break.
     text = json.dumps(record, sort_keys=True).encode("ascii")
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def _record(line: bytes) -> Record | None:
-    """None for a line that is torn or damaged."""
+    """The record in a line; None for a torn or damaged line."""
     if not line.endswith(b"\n") or line[8:9] != b" ":
         return None
     text = line[9:-1]

@@ -1,8 +1,10 @@
-"""The one way to the file system for whatever has to survive a crash: each change is a step, and a watcher may be put before them.
+"""All file system changes that must survive a crash: each change is a step, and a watcher can intercept steps.
 
-Promise: nothing that a daemon must find again is written, named, removed or made durable but through here, maps of shadows included. Without a watcher a
-step is the system call itself. A watcher sees every step before it is done and does it: so one that records knows all that a crash could leave
-(``netem.crash.image``), and one that kills does so at any boundary (``netem.crash.killer``). All functions raise OSError.
+Promise: every file that a daemon must find again is written, named, removed and made durable through this module,
+including stores into shadows' maps. Without a watcher a step is the system call itself. A watcher sees every step
+before it happens and performs it. A recorder thus knows every state that a crash could leave
+(``tests/daemons/swarm/disk_image.py``), and a killer can end the process at any boundary
+(``netem.chaos.crash.killer``). All functions raise OSError.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from p2pcast.limits import KIB
-from p2pcast.watch import Watch
+from p2pcast.step_hook import StepHook
 
 T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
@@ -25,8 +27,11 @@ Buffer = bytes | bytearray | memoryview
 IOV_MAX = 512
 """Buffers in one pwritev: below every kernel's limit."""
 CALL_BYTES = 512 * KIB
-"""Written in one system call. For 2 MiB and more at once Linux takes huge pages for its cache, which on most virtual machines nobody has touched for a while: their host
-gives them anew, at 2 s/GB and more for whoever writes."""
+"""Bytes written in one system call.
+
+For 2 MiB and more at once, Linux takes huge pages for its page cache. On most virtual machines the host must first
+supply these pages, which costs the writer 2 s/GB and more.
+"""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -34,23 +39,25 @@ _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Permission bits of new files and folders; the process's umask takes away from them."""
+    """Permission bits of new files and folders, before the umask."""
 
     file: int
     folder: int
 
 
 PRIVATE = Modes(0o600, 0o700)
-"""What a daemon keeps for itself: the default here."""
+"""A daemon's own files: the default."""
 USERS = Modes(0o666, 0o777)
-"""What a user asked for: the umask alone decides."""
+"""Files that a user asked for: only the umask restricts access."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``what``: create, write, allocate, sync, sync folder, rename, exchange, link, symlink, unlink, mkdir, rmdir or store. ``to``: the other name.
+    """``what``: create, write, allocate, sync, sync folder, rename, exchange, link, symlink, unlink, mkdir, rmdir or
+    store.
 
-    ``fd``: for those on an open file; ``at``, ``parts``: what is written where (allocate: ``size`` bytes from ``at`` on).
+    ``to``: the second name. ``fd``: descriptor, for steps on an open file. ``parts`` are written at ``at``; allocate
+    takes ``size`` bytes from ``at`` on.
     """
 
     what: str
@@ -64,12 +71,12 @@ class Step:
 
 class Watcher(Protocol):
     def step(self, step: Step, do: Callable[[], T]) -> T:
-        """Do the step, and give what it gives. From any thread."""
+        """Perform the step and return its result. From any thread."""
 
 
-_watch: Watch[Watcher] = Watch()
+_watch: StepHook[Watcher] = StepHook()
 watched = _watch.by
-"""All steps of this process go through a watcher while the block runs."""
+"""Send all steps of this process through a watcher during the block."""
 
 
 def _step(step: Step, do: Callable[[], T]) -> T:
@@ -80,13 +87,16 @@ def _step(step: Step, do: Callable[[], T]) -> T:
 
 
 def create(path: Path, flags: int, mode: int = PRIVATE.file) -> int:
-    """A descriptor of a new (or, without O_EXCL, truncated or reopened) file. ``flags`` beside O_CREAT, O_NOFOLLOW and O_CLOEXEC."""
+    """A descriptor of a new (or, without O_EXCL, truncated or reopened) file.
+
+    ``flags`` are added to O_CREAT, O_NOFOLLOW and O_CLOEXEC.
+    """
     safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return _step(Step("create", path, size=flags), lambda: os.open(path, flags | safe, mode))
 
 
 def write(fd: int, path: Path, data: Buffer) -> None:
-    """Every byte, at the descriptor's place."""
+    """Write every byte at the descriptor's position."""
 
     def do() -> None:
         view = memoryview(data).cast("B")
@@ -100,7 +110,7 @@ def write(fd: int, path: Path, data: Buffer) -> None:
 
 
 def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
-    """Every byte of ``parts``, one after the other, from ``at`` on."""
+    """Write every byte of ``parts``, one after the other, from ``at`` on."""
 
     def do() -> None:
         begin = at
@@ -118,7 +128,7 @@ def write_at(fd: int, path: Path, parts: Sequence[Buffer], at: int) -> None:
 
 
 def _calls(parts: Sequence[Buffer]) -> Iterator[list[memoryview]]:
-    """``parts`` as views, in order, as many to a system call as one takes."""
+    """``parts`` as views, in order, grouped by system call."""
     some: list[memoryview] = []
     room = CALL_BYTES
     for part in parts:
@@ -135,7 +145,9 @@ def _calls(parts: Sequence[Buffer]) -> Iterator[list[memoryview]]:
 
 
 def copy(source: int, fd: int, path: Path, at: int, size: int, *, direct: bool) -> int:
-    """Copy inside the kernel, at the same place; how many bytes. ``direct``: with blocks shared where the file system can."""
+    """Copy inside the kernel, at the same offset; returns the bytes copied. ``direct``: share blocks if the file system
+    can.
+    """
 
     def do() -> int:
         if direct:
@@ -149,7 +161,7 @@ def copy(source: int, fd: int, path: Path, at: int, size: int, *, direct: bool) 
 
 
 def allocate(fd: int, path: Path, at: int, size: int) -> None:
-    """Take room; the file reads as zeros there."""
+    """Allocate space; the new range reads as zeros."""
     _step(Step("allocate", path, fd=fd, at=at, size=size), lambda: os.posix_fallocate(fd, at, size))
 
 
@@ -158,7 +170,7 @@ def resize(fd: int, path: Path, size: int) -> None:
 
 
 def sync(fd: int, path: Path) -> None:
-    """Contents durable; the name is the folder's business."""
+    """Make the contents durable; the name is made durable by ``sync_folder``."""
     _step(Step("sync", path, fd=fd), lambda: os.fsync(fd))
 
 
@@ -174,12 +186,12 @@ def store(path: Path, do: Callable[[], None]) -> None:
 
 
 def rename(path: Path, to: Path) -> None:
-    """``to`` is replaced in one step if it is there."""
+    """Rename; an existing ``to`` is replaced atomically."""
     _step(Step("rename", path, to), lambda: os.replace(path, to))
 
 
 def exchange(path: Path, to: Path) -> bool:
-    """Swap two names in one step; False where the system can't."""
+    """Swap two names atomically; returns False if the system can't."""
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if swap is None:
         return False
@@ -220,7 +232,7 @@ def rmdir(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """The names in a folder durable."""
+    """Make a folder's names durable."""
 
     def do() -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -236,7 +248,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = PRIVATE.folder) -> None:
-    """The folder and those above it, each durable in the one above; one that is there stays."""
+    """Create the folder and its missing parents, each made durable in its parent. An existing folder is kept."""
     if path.is_dir():
         return
     if path.parent != path:
@@ -249,7 +261,10 @@ def make_folder(path: Path, mode: int = PRIVATE.folder) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A folder with all that is in it, links not followed; what is missing already is no fault. From the inside out: a crash leaves the rest."""
+    """Remove a folder with its contents, without following links. Missing files are ignored.
+
+    Contents go before their folder, so a crash leaves a valid folder with the rest.
+    """
     try:
         with os.scandir(path) as entries:
             found = list(entries)
@@ -265,7 +280,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file or a folder; neither may be there."""
+    """Remove a file or a folder; a missing one is ignored."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:

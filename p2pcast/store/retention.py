@@ -1,8 +1,10 @@
-"""Which artifacts a store may let go. Pure.
+"""Which artifacts a store may remove. Pure.
 
-Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors stay, every anchor that a kept delta starts from, and whatever the
-newest version needs: its newest anchor and the chain from there. So a version that kept deltas lead to can be had as long as there is an anchor for it. A squash (a delta beside which there is one to the same version from a newer base) takes none of their places; it stays as long as something that stays leads to its
-base, KEEP_DELTAS of them at most. The counts are a user's to change (``Counts``).
+Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors are kept, every
+anchor that is the base of a kept delta, and the newest version's chain: its newest anchor and the deltas from there. A
+version at the end of kept deltas thus stays available as long as an anchor for it exists. A squash (a delta beside
+another one to the same version from a newer base) uses none of these places. It is kept while a kept artifact leads to
+its base, up to KEEP_DELTAS squashes. The counts are configurable (``Counts``).
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ ANCHOR_EVERY = 50
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many to keep; None: KEEP_DELTAS, KEEP_ANCHORS, and the chain however long it is.
+    """Numbers of artifacts to keep; None: KEEP_DELTAS, KEEP_ANCHORS, and the whole chain.
 
-    ``chain``: of a peer. It may never get another anchor than its first, and all deltas since would stay for ever; the swarm has newer anchors.
+    ``chain``: longest chain on a peer. A peer may never get a second anchor, and would otherwise keep all deltas since
+    the first; the swarm has newer anchors.
     """
 
     deltas: int | None = None
@@ -37,7 +40,7 @@ DEFAULT = Counts()
 AT_A_PEER = Counts(chain=limits.MAX_KEPT)
 
 
-class Kept(Protocol):
+class KeptArtifact(Protocol):
     @property
     def id(self) -> bytes: ...
     @property
@@ -46,8 +49,8 @@ class Kept(Protocol):
     def version(self) -> Version: ...
 
 
-def expendable(artifacts: Iterable[Kept], counts: Counts = DEFAULT) -> list[bytes]:
-    """Ids that may go, oldest first."""
+def expendable(artifacts: Iterable[KeptArtifact], counts: Counts = DEFAULT) -> list[bytes]:
+    """Ids that may be removed, oldest first."""
     deltas = KEEP_DELTAS if counts.deltas is None else counts.deltas
     anchors = KEEP_ANCHORS if counts.anchors is None else counts.anchors
     every = sorted(artifacts, key=lambda a: (a.version, a.base is None), reverse=True)
@@ -63,7 +66,7 @@ def expendable(artifacts: Iterable[Kept], counts: Counts = DEFAULT) -> list[byte
     return [a.id for a in reversed(every) if a.id not in kept]
 
 
-def _squashes(every: list[Kept]) -> set[bytes]:
+def _squashes(every: list[KeptArtifact]) -> set[bytes]:
     newest_base: dict[Version, Version] = {}
     for artifact in every:
         if artifact.base is not None:
@@ -71,8 +74,8 @@ def _squashes(every: list[Kept]) -> set[bytes]:
     return {a.id for a in every if a.base is not None and a.base < newest_base[a.version]}
 
 
-def _newest_chain(every: list[Kept]) -> set[bytes]:
-    """The newest version's chain: an anchor and the deltas from it, the fewest; if no anchor is left, as far back as deltas go."""
+def _newest_chain(every: list[KeptArtifact]) -> set[bytes]:
+    """The newest version's chain: an anchor and the fewest deltas from it; without an anchor, all connected deltas."""
     if not every:
         return set()
     start = every[0].version

@@ -1,6 +1,6 @@
-"""Small files of versions (configuration, tokenizer), each once, under the BLAKE3 of its contents in hex.
+"""Small files of versions (configuration, tokenizer), each stored once, under the BLAKE3 of its contents in hex.
 
-Promise: a file is there whole or not at all, and what does not match its hash is neither kept nor given.
+Promise: a file exists whole or not at all; contents that do not match their hash are neither stored nor returned.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import blake3
 
-from p2pcast.artifact.records import FileEntry
+from p2pcast.artifact.signed_records import FileEntry
 from p2pcast.errors import IntegrityError
 from p2pcast.store import disk
-from p2pcast.store.files import atomic_write, explained
+from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.version import Version
 
 
 class SmallFiles:
-    """In the folder ``root``, which is there. All methods raise LocalError."""
+    """Small files in the existing folder ``root``. All methods raise LocalError."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -27,12 +27,12 @@ class SmallFiles:
         return self._root / file.hash.hex()
 
     def sweep(self) -> None:
-        """What a process that died was writing. Raises OSError."""
+        """Remove unfinished files of a dead process. Raises OSError."""
         for path in self._root.glob(".*.part-*"):
             disk.unlink(path, missing_ok=True)
 
     def has(self, file: FileEntry, *, deep: bool = False) -> bool:
-        """``deep``: its contents count, not its size alone."""
+        """Whether the file is stored. ``deep``: compare its contents, not only its size."""
         path = self.path(file)
         with explained("read", path):
             if not path.is_file() or path.stat().st_size != file.size:
@@ -40,7 +40,9 @@ class SmallFiles:
             return not deep or blake3.blake3(path.read_bytes()).digest() == file.hash
 
     def read(self, file: FileEntry, version: Version) -> bytes | None:
-        """None where it never came here. ``version``: for which it is read. Raises IntegrityError on damage."""
+        """The contents, or None if the file is not stored. ``version`` is named in errors. Raises IntegrityError on
+        damage.
+        """
         path = self.path(file)
         if not path.exists():
             return None
@@ -51,13 +53,13 @@ class SmallFiles:
         return contents
 
     def keep(self, contents: bytes) -> None:
-        """Another that has its name, and so is damaged, is replaced."""
+        """Store contents. A damaged file of the same name is replaced."""
         path = self._root / blake3.blake3(contents).hexdigest()
         if not path.exists() or path.read_bytes() != contents:
             atomic_write(path, contents)
 
     def keep_as(self, contents: bytes, file: FileEntry) -> None:
-        """Raises IntegrityError where it is not that file."""
+        """Store contents as ``file``. Raises IntegrityError if they do not match its hash."""
         if blake3.blake3(contents).digest() != file.hash:
             raise IntegrityError(f"small file {file.path!r} does not match its hash")
         path = self.path(file)
@@ -65,7 +67,7 @@ class SmallFiles:
             atomic_write(path, contents)
 
     def drop_others(self, used: Collection[bytes]) -> None:
-        """All but those with these hashes."""
+        """Remove all files but those with these hashes."""
         names = {each.hex() for each in used}
         for path in self._root.iterdir():
             if path.name not in names:

@@ -1,12 +1,13 @@
-"""The form of a state folder, and the lock that keeps other processes and older releases out of it.
+"""The format of a state folder, and the lock that excludes other processes and older releases.
 
-Promises: a folder that a later release has written is refused before anything in it is changed, and the error names that release; a folder of an earlier release is
-upgraded in place, and a crash during the upgrade leaves a folder that this release finishes, or that the earlier release still opens; p2pcast 0.1 refuses a
-folder of this form before it changes anything.
+Promises: a folder written by a later release is refused before any change, and the error names that release. A folder
+of an earlier release is upgraded in place; after a crash during the upgrade, either this release finishes it or the
+earlier release still opens the folder. p2pcast 0.1 refuses a folder of this format before any change.
 
-    format               {"format": N, "release": "…"}: written last by an upgrade. Missing: format 1, of p2pcast 0.1, or a folder that is new
-    lock/daemon          locked (flock) by the process that works on the folder
-    lock/FOR-…           says to a person why p2pcast 0.1 stops here: it opens ``lock`` as a file, before all else
+    format       {"format": N, "release": "…"}: written last by an upgrade. Missing: format 1, of p2pcast 0.1, or a new
+                 folder
+    lock/daemon  locked (flock) by the process that works on the folder
+    lock/FOR-…   tells a person why p2pcast 0.1 stops here: it opens ``lock`` as a file before anything else
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from pathlib import Path
 
 from p2pcast.errors import LocalError
 from p2pcast.release import RELEASE
-from p2pcast.store import disk, private
-from p2pcast.store.files import atomic_write, explained, part_path
+from p2pcast.store import disk, private_folders
+from p2pcast.store.atomic_files import atomic_write, explained, part_path
 
 FORMAT = 2
 FIRST = 1
-"""Of p2pcast 0.1."""
+"""Format of p2pcast 0.1."""
 FILE = "format"
 LOCK = "lock"
 HELD = "daemon"
@@ -38,63 +39,72 @@ Use p2pcast 0.2 or later, or a copy of the state folder from before the upgrade.
 """
 MAX_FILE_BYTES = 4096
 MARKS = (FILE, LOCK, "hub.json", "peer.json", "run.key", "token.key", "trust.json", "http.token", "deltas", "partial")
-"""A folder that holds one of these is a daemon's state."""
+"""Names of which each marks its folder as a daemon's state."""
 _IN_THE_WAY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
-"""Another process has put its own lock there, or taken ours for left over."""
+"""Errors that mean that another process placed its own lock there, or removed this process's lock as a leftover."""
 
 Migrate = Callable[[Path], None]
 
 STEPS: dict[int, Migrate] = {}
-"""Format → the function that turns a folder of that format into the next one; lock and format file aside. After a crash a step runs again, so each must be repeatable."""
+"""Format → function that upgrades a folder from that format to the next, except lock and format file.
+
+After a crash a step runs again, so each step must be idempotent.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """``release``: the one that brought the folder to this format."""
+class FolderFormat:
+    """A folder's format. ``release``: the release that wrote this format."""
 
     format: int
     release: str
 
 
-def written(state: Path) -> Written:
-    """The format that the folder names; a folder that names none is of the first format, or new. Raises LocalError."""
+def read_format(state: Path) -> FolderFormat:
+    """The format that the folder states; a folder without a statement has the first format, or is new. Raises
+    LocalError.
+    """
     path = state / FILE
     with explained("read", path):
         try:
             with path.open("rb") as file:
                 text = file.read(MAX_FILE_BYTES)
         except FileNotFoundError:
-            return Written(FIRST, "0.1")
+            return FolderFormat(FIRST, "0.1")
     try:
         found = json.loads(text)
-        made = Written(found["format"], found["release"])
+        made = FolderFormat(found["format"], found["release"])
     except (ValueError, TypeError, KeyError):
-        made = Written(0, "")
+        made = FolderFormat(0, "")
     if type(made.format) is not int or made.format < FIRST or type(made.release) is not str:
         raise LocalError(f"{path} is damaged: restore it from a copy of the state folder")
     return made
 
 
-def check(state: Path) -> Written:
-    """Raises LocalError where a later release has written the folder."""
-    found = written(state)
+def check(state: Path) -> FolderFormat:
+    """Raise LocalError if a later release has written the folder."""
+    found = read_format(state)
     if found.format > FORMAT:
         raise LocalError(
-            f"state folder {state} has format {found.format}, of p2pcast {found.release[:64]}; this is p2pcast {RELEASE}, which opens formats "
-            f"{FIRST} to {FORMAT}: use p2pcast {found.release[:64]} or later, or a copy of the folder from before the upgrade"
+            f"state folder {state} has format {found.format}, of p2pcast {found.release[:64]}; "
+            f"this is p2pcast {RELEASE}, which opens formats {FIRST} to {FORMAT}: "
+            f"use p2pcast {found.release[:64]} or later, or a copy of the folder from before the upgrade"
         )
     return found
 
 
 @contextlib.contextmanager
 def state_lock(state: Path, *, upgrade: bool = True) -> Iterator[None]:
-    """The folder for this process alone, and for no other user, in this release's form (``upgrade`` False: in the form that it has). Raises LocalError."""
+    """Lock the folder for this process and user, upgraded to this release's format unless ``upgrade`` is False.
+
+    Raises LocalError.
+    """
     check(state)
-    os.close(private.own_folder(state, MARKS))
+    os.close(private_folders.own_folder(state, MARKS))
     with explained("create", state / LOCK):
-        fd = _take(state, upgrade)
+        fd = _acquire(state, upgrade)
     try:
-        found = check(state)  # again: another process may have been at it meanwhile
+        found = check(state)  # again: another process may have changed the folder meanwhile
         if upgrade:
             _upgrade(state, found)
         yield
@@ -102,7 +112,7 @@ def state_lock(state: Path, *, upgrade: bool = True) -> Iterator[None]:
         os.close(fd)
 
 
-def _upgrade(state: Path, found: Written) -> None:
+def _upgrade(state: Path, found: FolderFormat) -> None:
     with explained("clean", state):
         for name in (LOCK, FILE):
             for left in state.glob(f".{name}.part-*"):
@@ -118,7 +128,7 @@ def _upgrade(state: Path, found: Written) -> None:
 # -- the lock
 
 
-def _take(state: Path, upgrade: bool) -> int:
+def _acquire(state: Path, upgrade: bool) -> int:
     """A descriptor that holds the lock. Raises LocalError, OSError."""
     lock = state / LOCK
     while True:
@@ -128,7 +138,7 @@ def _take(state: Path, upgrade: bool) -> int:
             return _held(_opened(lock), state)
         old = _held(_opened(lock), state) if lock.exists() else None
         try:
-            # A lock on a file that was replaced before it was locked keeps no process out.
+            # If the file was replaced before it was locked, the lock excludes no process.
             if old is None or _is_at(old, lock):
                 new = _replace(lock, state)
                 if new is not None:
@@ -161,7 +171,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _replace(lock: Path, state: Path) -> int | None:
-    """Put the folder, locked already, in the place of the file. None where another process was faster."""
+    """Put the locked folder in place of the lock file. None if another process was faster."""
     part = part_path(lock)
     disk.mkdir(part)
     fd = -1

@@ -1,1 +1,3 @@
-"""Sockets for the wire protocol: stripes, links of stripes, dialling and listening. TLS contexts are accepted everywhere."""
+"""Connections for the wire protocol: stripes (one TCP connection each), links of stripes, dialling and listening, with
+or without TLS.
+"""

@@ -1,7 +1,8 @@
-"""Dialling: one control connection, or the stripes of a data link. All or nothing, within a deadline.
+"""Dialling a link: all of its stripes or none, within a deadline.
 
-A node may have several addresses, and a name may stand for several. They are tried one beside the other, each with a head start over the next (RFC 8305), all
-stripes at one of them: the first address at which the whole link is up, with the node that was expected, is taken.
+A node may have several addresses, and a host name may resolve to several. Attempts at these addresses overlap, each
+with a head start over the next (RFC 8305). One attempt dials all stripes at one address. The first attempt that brings
+up the whole link with the expected node wins.
 """
 
 from __future__ import annotations
@@ -18,31 +19,30 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from p2pcast.addresses import Address, family_of, show_address
+from p2pcast.daemon.tasks import report_bug
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
-from p2pcast.tasks import unforeseen
+from p2pcast.transport.happy_eyeballs import race
 from p2pcast.transport.link import Link, LinkOwner
-from p2pcast.transport.race import race
-from p2pcast.transport.ration import Ration
-from p2pcast.transport.security import explain
-from p2pcast.transport.sockets import Sockets
+from p2pcast.transport.rate_limit import RateLimit
+from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT, Stripe
 from p2pcast.transport.tcp_info import read
-from p2pcast.wire.connection import Connection, Established, Event, Identity, Piece
-from p2pcast.wire.messages import Body
-from p2pcast.wire.state import Side
+from p2pcast.transport.tls_errors import explain
+from p2pcast.wire.connection import Connection, ConnectionRequest, Established, Event, Identity, Piece
+from p2pcast.wire.connection_state import Side
 
 DIAL_S = 5.0
-"""To connect and shake hands, all stripes together, at whichever address."""
+"""Time limit in seconds for connecting and all handshakes of a link, over all addresses."""
 PROBE_S = 3.0
-"""To find out whether somebody answers."""
+"""Time limit of ``probe`` in seconds."""
 NEXT_ADDRESS_S = 0.25
-"""Head start of an address over the next one (RFC 8305, section 5)."""
+"""Head start of an address over the next one, in seconds (RFC 8305, section 5)."""
 MAX_EARLY = 16
-"""Messages that may come before the other stripes are up."""
+"""Most messages on a stripe before the whole link is up."""
 
 
 class UnreachableError(RetryableError):
-    """Nobody is there, or somebody else."""
+    """No node answers at the address, or another node does."""
 
 
 class _Handshake:
@@ -59,10 +59,10 @@ class _Handshake:
             self.done.set_result(event)
 
     def on_event(self, stripe: Stripe, event: Event) -> None:
-        # The listener may speak right behind its READY, before the dialler has woken up.
+        # The listener may send messages right after its READY, before the dialling task runs again.
         self.early.append(event)
         if len(self.early) > MAX_EARLY or isinstance(event, Piece):
-            stripe.close(RemoteError("the listener speaks before it was spoken to"))
+            stripe.close(RemoteError("the listener sent pieces or too many messages before the link was up"))
 
     def on_read(self, stripe: Stripe, payload_bytes: int) -> None:
         pass
@@ -77,12 +77,14 @@ class _Handshake:
         )
         if not self.done.done():
             self.done.set_exception(self.error)
-            # Nobody may be waiting any more: then it is no error that was overlooked.
+            # Mark the exception as retrieved: the dialling task may have been cancelled already.
             self.done.exception()
 
 
 Stripes = int | Callable[[float], int]
-"""A number, or what says it for a round trip in seconds: that of the first connection, one round trip before the others are dialled."""
+"""A number of stripes, or a function from round-trip time in seconds to that number. The first connection gives the
+round-trip time; then the others are dialled.
+"""
 
 _Up = tuple[Stripe, Established, _Handshake]
 _Ups = list[_Up]
@@ -92,21 +94,21 @@ async def _dial_stripe(
     host: str,
     port: int,
     identity: Identity,
-    hello: Body,
+    request: ConnectionRequest,
     expect: bytes | None,
     tls: ssl.SSLContext | None,
     sockets: Sockets = DEFAULT,
     connected: list[socket.socket] | None = None,
-    stands: Callable[[], None] = lambda: None,
+    on_connect: Callable[[], None] = lambda: None,
 ) -> _Up:
-    """``connected``: a socket to be taken out of it and used, if there is one."""
+    """One established stripe. ``connected``: connected sockets, of which the stripe takes one if there is any."""
     sock = connected.pop() if connected else None
     handshake = _Handshake(secure=tls is not None)
-    connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), hello, expect)
+    connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), request, expect)
     stripe = Stripe(connection, handshake, sockets=sockets)
     try:
         if sock is None:
-            sock = await _connect((host, port), stands)
+            sock = await _connect((host, port), on_connect)
         await asyncio.get_running_loop().create_connection(
             lambda: stripe, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
         )
@@ -138,7 +140,7 @@ async def dial(
     sockets: Sockets = DEFAULT,
     timeout_s: float = DIAL_S,
 ) -> Link:
-    """A link to ``host:port`` with all its stripes up. See ``dial_any``."""
+    """An established link to ``host:port``. See ``dial_any``."""
     return await dial_any(
         owner,
         [(host, port)],
@@ -166,32 +168,36 @@ async def dial_any(
     sockets: Sockets = DEFAULT,
     timeout_s: float = DIAL_S,
     made: Callable[[Link], None] | None = None,
-    stands: Callable[[], None] = lambda: None,
+    on_connect: Callable[[], None] = lambda: None,
 ) -> Link:
-    """A link to the node that has these addresses, with all its stripes up. ``made`` is told of it before its owner hears anything, ``stands`` of every
-    connection that somebody has accepted.
+    """An established link, with all its stripes, to the node at ``addresses``. ``expect``: the node's id. ``made`` is
+    called with the link before the owner gets its first event. ``on_connect`` is called for each accepted TCP
+    connection.
 
-    Raises UnreachableError (nobody is there, or another node), RetryableError (not now, too slow), RefusedError (token, run, identity), RemoteError (protocol).
+    Raises UnreachableError (no node answers, or another node), RetryableError (not now, too slow), RefusedError (token,
+    run, identity), RemoteError (protocol).
     """
     accepted = False
 
     def note() -> None:
         nonlocal accepted
         accepted = True
-        stands()
+        on_connect()
 
     shown = ", ".join(show_address(*address) for address in addresses)
-    hello = {"purpose": purpose, "role": role}
     errors: list[P2PCastError]
     try:
         async with asyncio.timeout(timeout_s):
             found, errors = await resolve(addresses)
             attempts: list[Callable[[], Coroutine[Any, Any, _Ups]]] = [
-                partial(_attempt, where, identity, hello, stripes, expect, tls, sockets, note) for where in found
+                partial(_attempt, where, identity, purpose, role, stripes, expect, tls, sockets, note)
+                for where in found
             ]
-            outcome = await race(attempts, NEXT_ADDRESS_S, _drop)
+            outcome = await race(attempts, NEXT_ADDRESS_S, _abort_all)
     except TimeoutError:
-        raise (RetryableError if accepted else UnreachableError)(f"no answer from {shown} within {timeout_s:.0f} s") from None
+        raise (RetryableError if accepted else UnreachableError)(
+            f"no answer from {shown} within {timeout_s:.0f} s"
+        ) from None
     ups, failures = outcome
     if ups is None:
         raise _failure(shown, [*errors, *failures], expect)
@@ -199,7 +205,7 @@ async def dial_any(
     name, reserve = show_address(*stripe.remote_address), not isinstance(stripes, int)
     link = Link(owner, ups[0][1].remote, name, len(ups), dialled=True, reserve=reserve)
     if purpose != "control":
-        link.ration = Ration(asyncio.get_running_loop().time())
+        link.rate_limit = RateLimit(asyncio.get_running_loop().time())
     for number, (stripe, _, _) in enumerate(ups):
         link.add(stripe, number)
     if made is not None:
@@ -211,22 +217,28 @@ async def dial_any(
 
 
 async def probe(address: Address, identity: Identity, expect: bytes, tls: ssl.SSLContext | None = None) -> bool | None:
-    """Whether this node answers at an address: a handshake, and no more. None: somebody is there, and says nothing."""
-    hello = {"purpose": "data", "role": "child", "link": secrets.token_bytes(16), "stripe": 0, "stripes": 1}
-    stood: list[Address] = []
+    """Whether the node ``expect`` answers at an address, tried with one handshake. None: the TCP connection was
+    accepted, but no handshake completed within PROBE_S.
+    """
+    request = ConnectionRequest("data", "child", secrets.token_bytes(16), stripe=0, stripes=1)
+    accepted: list[Address] = []
     try:
         async with asyncio.timeout(PROBE_S):
             for where in (await resolve([address]))[0]:
                 with contextlib.suppress(P2PCastError):
-                    (await _dial_stripe(*where, identity, hello, expect, tls, stands=partial(stood.append, where)))[0].abort()
+                    note = partial(accepted.append, where)
+                    stripe, _, _ = await _dial_stripe(*where, identity, request, expect, tls, on_connect=note)
+                    stripe.abort()
                     return True
     except TimeoutError:
-        return None if stood else False
+        return None if accepted else False
     return False
 
 
 async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2PCastError]]:
-    """IP addresses in the order in which to try them: as given, and those of a name by turns of the families, in the order that this machine prefers."""
+    """IP addresses in the order of the attempts, and the errors of names that do not resolve. A name's addresses
+    alternate between families, in this machine's order of preference.
+    """
     found: dict[Address, None] = {}
     errors: list[P2PCastError] = []
     for host, port in addresses:
@@ -238,9 +250,9 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
         except OSError as error:
             errors.append(UnreachableError(f"cannot reach {show_address(host, port)}: {error.strerror or error}"))
             continue
-        except Exception as error:  # noqa: BLE001 - a name that others made up must not end a daemon
-            _odd(host, error)
-            errors.append(UnreachableError(f"cannot reach {host!r}: that is not a host name"))
+        except Exception as error:  # noqa: BLE001 - an invalid name from another node must not end a daemon
+            _report_if_bug(host, error)
+            errors.append(UnreachableError(f"cannot reach {host!r}: it is not a valid host name"))
             continue
         hosts = [str(where[0]) for *_, where in infos]
         first = [h for h in hosts if family_of(h) == family_of(hosts[0])]
@@ -252,21 +264,29 @@ async def resolve(addresses: Sequence[Address]) -> tuple[list[Address], list[P2P
 async def _attempt(
     where: Address,
     identity: Identity,
-    hello: Body,
+    purpose: str,
+    role: str,
     wanted: Stripes,
     expect: bytes | None,
     tls: ssl.SSLContext | None,
     sockets: Sockets,
-    stands: Callable[[], None],
+    on_connect: Callable[[], None],
 ) -> _Ups:
-    """Every stripe, at one address."""
+    """All stripes of a link, at one address."""
     connected: list[socket.socket] = []
-    stripes = wanted if isinstance(wanted, int) else await _wanted(where, wanted, connected, stands)
-    hello = hello | {"link": secrets.token_bytes(16), "stripes": stripes}
+    stripes = wanted if isinstance(wanted, int) else await _stripes_by_rtt(where, wanted, connected, on_connect)
+    link = secrets.token_bytes(16)
     tasks = [
         asyncio.create_task(
             _dial_stripe(
-                *where, identity, hello | {"stripe": number}, expect, tls, sockets, None if number else connected, stands
+                *where,
+                identity,
+                ConnectionRequest(purpose, role, link, number, stripes),
+                expect,
+                tls,
+                sockets,
+                None if number else connected,
+                on_connect,
             ),
             name=f"dial {show_address(*where)} {number}",
         )
@@ -285,19 +305,19 @@ async def _attempt(
     results = [task.result() for task in tasks]
     for stripe, _, handshake in results:
         if stripe.closed:
-            _drop(results)
-            raise handshake.error or RetryableError(f"{show_address(*where)} closed the connection at once")
+            _abort_all(results)
+            raise handshake.error or RetryableError(f"{show_address(*where)} closed a connection during dialling")
     return results
 
 
-async def _wanted(
-    where: Address, wanted: Callable[[float], int], connected: list[socket.socket], stands: Callable[[], None]
+async def _stripes_by_rtt(
+    where: Address, wanted: Callable[[float], int], connected: list[socket.socket], on_connect: Callable[[], None]
 ) -> int:
-    """By the round trip of a connection to there, which is put into ``connected``."""
+    """The number of stripes for the round-trip time of a new connection, which is appended to ``connected``."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
-        sock = await _connect(where, stands)
+        sock = await _connect(where, on_connect)
     except Exception as error:  # noqa: BLE001 - as in _dial_stripe
         raise _unreachable(where, error) from None
     try:
@@ -310,8 +330,8 @@ async def _wanted(
     return count
 
 
-async def _connect(where: Address, stands: Callable[[], None]) -> socket.socket:
-    """A TCP connection; ``stands`` is told of it. Raises OSError."""
+async def _connect(where: Address, on_connect: Callable[[], None]) -> socket.socket:
+    """A TCP connection. Calls ``on_connect`` once connected. Raises OSError."""
     sock = socket.socket(socket.AF_INET6 if family_of(where[0]) == 6 else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -319,28 +339,28 @@ async def _connect(where: Address, stands: Callable[[], None]) -> socket.socket:
     except BaseException:
         sock.close()
         raise
-    stands()
+    on_connect()
     return sock
 
 
 def _unreachable(where: Address, error: Exception) -> P2PCastError:
-    """``error`` as one of this address alone."""
+    """``error`` as a P2PCastError of this address."""
     if isinstance(error, P2PCastError):
         return error
-    _odd(show_address(*where), error)
+    _report_if_bug(show_address(*where), error)
     errno = getattr(error, "errno", None)
     why = error if errno is None else os.strerror(errno)
     return UnreachableError(f"cannot reach {show_address(*where)}: {why}")
 
 
-def _odd(where: str, error: Exception) -> None:
-    """Tell of a bug: what is wrong with an address that others made up (a label too long, a NUL) is no news."""
+def _report_if_bug(where: str, error: Exception) -> None:
+    """Report a bug of this program. An invalid address from another node (a label too long, a NUL) is none."""
     if not isinstance(error, OSError | ValueError | OverflowError):
-        unforeseen(f"dialling {where}", error)
+        report_bug(f"dialling {where}", error)
 
 
 async def _abandon(tasks: list[asyncio.Task[_Up]]) -> None:
-    """End those that still dial, and close what the others brought up."""
+    """Cancel tasks that still dial, and close the stripes of the others."""
     for task in tasks:
         task.cancel()
     try:
@@ -351,17 +371,19 @@ async def _abandon(tasks: list[asyncio.Task[_Up]]) -> None:
                 task.result()[0].abort()
 
 
-def _drop(ups: _Ups) -> None:
+def _abort_all(ups: _Ups) -> None:
     for stripe, _, _ in ups:
         stripe.abort()
 
 
 def _failure(shown: str, errors: list[P2PCastError], expect: bytes | None) -> P2PCastError:
-    """Of several, what whoever was meant has said; where one node is expected, others may live at its addresses, and refuse."""
-    strangers = UnreachableError if expect is None else (UnreachableError, RefusedError)
-    said = [error for error in errors if not isinstance(error, strangers)]
-    if said or len(errors) == 1:
-        return (said or errors)[0]
+    """The error to raise for the errors of several addresses: the first one that comes from the expected node. With
+    ``expect``, a refusal may come from another node at one of the addresses.
+    """
+    not_expected = UnreachableError if expect is None else (UnreachableError, RefusedError)
+    answers = [error for error in errors if not isinstance(error, not_expected)]
+    if answers or len(errors) == 1:
+        return (answers or errors)[0]
     if not errors:
         return UnreachableError("no address is known")
     return UnreachableError(f"cannot reach {shown}: {'; '.join(map(str, errors))}"[:500])

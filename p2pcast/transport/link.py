@@ -1,8 +1,13 @@
-"""A link: the stripes between two nodes, as one thing. A control connection is a link of one stripe.
+"""A link: all stripes between two nodes. A control connection is a link of one stripe.
 
-Promises: control messages go over stripe 0, in order; the loss of one stripe ends the link (its owner attaches anew and says what it holds, so
-nothing is sent twice); ``on_link_closed`` is called once; an error that an owner did not expect ends this link alone; messages beyond a node's ration wait unread;
-the link of a node that does not read its answers ends.
+Promises:
+
+- Control messages go over stripe 0, in order.
+- The loss of one stripe ends the link. The owner attaches again and states what it holds, so nothing is sent twice.
+- ``on_link_closed`` is called once.
+- An unexpected error of the owner ends this link alone.
+- Messages beyond the node's rate limit wait unread.
+- The link of a node that does not read its answers ends.
 """
 
 from __future__ import annotations
@@ -13,15 +18,15 @@ from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
+from p2pcast.daemon.tasks import report_bug
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
-from p2pcast.tasks import unforeseen
-from p2pcast.transport.ration import Ration, cost
+from p2pcast.transport.rate_limit import RateLimit, cost
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wire.connection import Established, Event, Message
-from p2pcast.wire.messages import Body, Type
+from p2pcast.wire.messages import Record, Type
 
-HELD_S = 1.0
-"""Interval at which a link that is over its ration is checked, in seconds."""
+RATE_CHECK_S = 1.0
+"""Interval in seconds at which a link over its rate limit is checked."""
 
 
 class LinkOwner(Protocol):
@@ -32,7 +37,9 @@ class LinkOwner(Protocol):
 
 
 class QuietOwner:
-    """A `LinkOwner` to whom nothing matters; what does is overridden. One that accepts links and hands them on needs no more."""
+    """A `LinkOwner` that ignores all events; subclasses override the ones they need. Enough for an owner that only
+    accepts links and passes them on.
+    """
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None: ...
     def on_link_read(self, link: Link, payload_bytes: int) -> None: ...
@@ -41,8 +48,10 @@ class QuietOwner:
 
 
 class Link:
-    """``remote`` is the other side's node, ``name`` what it calls itself, ``stripes`` by number; ``dialled``: from here, not by the other side;
-    ``reserve``: as many stripes as the way may come to need, which need not all be used; ``in_use``: how many carry pieces from here, those of the lowest numbers."""
+    """``remote``: the other node's id. ``name``: the name that the other node states. ``stripes``: by number.
+    ``dialled``: this side dialled. ``reserve``: the link has spare stripes for the path's greatest need. ``in_use``:
+    the number of stripes that carry pieces from this side, those with the lowest numbers.
+    """
 
     def __init__(
         self, owner: LinkOwner, remote: bytes, name: str, expected: int, *, dialled: bool = False, reserve: bool = False
@@ -57,12 +66,12 @@ class Link:
         self.stripes: dict[int, Stripe] = {}
         self.closed = False
         self.error: P2PCastError | None = None
-        self.ration: Ration | None = None
-        """What the other side may ask for; None: whatever it likes."""
-        self._unheard: set[str] = set()
-        """Why it is not read from."""
+        self.rate_limit: RateLimit | None = None
+        """Limit on the other node's requests; None: unlimited."""
+        self._pause_reasons: set[str] = set()
+        """Why reading is paused; empty while it is not."""
         self._unread_bytes = 0
-        """Sent since stripe 0 was full."""
+        """Bytes written since stripe 0's write buffer was full."""
         self._deadline: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -74,22 +83,22 @@ class Link:
 
     @property
     def certificate(self) -> bytes | None:
-        """The other side's, DER; None where links are plain text."""
+        """The other node's certificate, DER; None on plaintext links."""
         return self.stripes[0].certificate if 0 in self.stripes else None
 
     @property
     def own_host(self) -> str:
-        """The address from which this machine speaks to the other side."""
+        """This machine's address on the link."""
         return self.stripes[0].own_host if 0 in self.stripes else ""
 
     @property
     def address(self) -> str:
-        """Where the other side's connections are from, or were dialled at."""
+        """The other node's address on the link."""
         return show_address(*self.stripes[0].remote_address) if 0 in self.stripes else ""
 
     @property
     def protocol(self) -> int | None:
-        """What both sides have settled on (``wire.versions``)."""
+        """The negotiated protocol version (``wire.protocol_versions``)."""
         return self.stripes[0].connection.protocol if 0 in self.stripes else None
 
     @property
@@ -99,23 +108,27 @@ class Link:
 
     @property
     def rtt_s(self) -> float | None:
-        """The slowest stripe's round trip, by the kernel's word; None where it says nothing."""
-        return max((info.rtt_s for stripe in self.stripes.values() if (info := stripe.info()) is not None), default=None)
+        """The slowest stripe's round-trip time in seconds, from the kernel; None where unknown."""
+        return max(
+            (info.rtt_s for stripe in self.stripes.values() if (info := stripe.info()) is not None), default=None
+        )
 
     def add(self, stripe: Stripe, number: int) -> None:
         stripe.number = number
         stripe.owner = self
         self.stripes[number] = stripe
-        if self._unheard:
+        if self._pause_reasons:
             stripe.pause_reading()
 
-    def send(self, kind: Type, body: Body, handle: int = 0) -> None:
+    def send(self, record: Record, handle: int = 0) -> None:
         """A control message, over stripe 0. Without effect once the link is closed."""
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
-            self._write(first, first.connection.send(kind, body, handle))
+            self._write(first, first.connection.send(record, handle))
 
     def await_first_word(self, what: str, seconds: float | None = None) -> None:
-        """The link ends unless ``introduced`` is called by then (None: FIRST_WORD_S)."""
+        """Close the link after ``seconds`` (None: FIRST_WORD_S), unless ``introduced`` is called before. ``what``: the
+        awaited message, for the error.
+        """
         seconds = limits.FIRST_WORD_S if seconds is None else seconds
         late = RemoteError(f"no {what} within {seconds:g} s")
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.close, late)
@@ -125,7 +138,7 @@ class Link:
             self._deadline.cancel()
 
     def send_signed(self, kind: Type, signed: bytes) -> None:
-        """As ``send``, a signed record that names its artifact itself."""
+        """Like ``send``, for a signed record, which names its artifact itself."""
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
             self._write(first, first.connection.send_signed(kind, signed, 0))
 
@@ -133,9 +146,9 @@ class Link:
         if not first.writable:
             self._unread_bytes += len(said)
             if self._unread_bytes > limits.MAX_UNREAD_BYTES:
-                # Not at once: whoever tells many links something goes through them just now.
+                # Later, because the caller may be iterating over its links.
                 asyncio.get_running_loop().call_soon(
-                    self.abort, RetryableError("the other side does not read what is sent to it")
+                    self.abort, RetryableError("the other side does not read its messages")
                 )
                 return
         first.write(said)
@@ -143,12 +156,12 @@ class Link:
     def close(self, error: P2PCastError | None = None) -> None:
         for stripe in list(self.stripes.values()):
             stripe.close(error)
-        self._over(error)
+        self._close_once(error)
 
     def abort(self, error: P2PCastError | None = None) -> None:
         for stripe in list(self.stripes.values()):
             stripe.abort(error)
-        self._over(error)
+        self._close_once(error)
 
     def gather(self, on: bool) -> None:
         """See ``Stripe.gather``."""
@@ -156,53 +169,56 @@ class Link:
             stripe.gather(on)
 
     def pause_reading(self, why: str = "owner") -> None:
-        self._unheard.add(why)
+        self._pause_reasons.add(why)
         for stripe in self.stripes.values():
             stripe.pause_reading()
 
     def resume_reading(self, why: str = "owner") -> None:
-        """Nothing comes as long as another reason stands."""
-        self._unheard.discard(why)
-        if not self._unheard:
+        """Remove a reason to pause; reading resumes when no reason is left."""
+        self._pause_reasons.discard(why)
+        if not self._pause_reasons:
             for stripe in self.stripes.values():
                 stripe.resume_reading()
 
-    # -- the ration
+    # -- rate limit
 
     def spend(self, units: float) -> None:
-        """The other side has asked for something. What is over its ration is not read before its time."""
-        if self.ration is not None and (wait_s := self.ration.spend(units, asyncio.get_running_loop().time())) > 0:
+        """Charge a request to the other node. Over its rate limit, reading pauses until the node has units again."""
+        if (
+            self.rate_limit is not None
+            and (wait_s := self.rate_limit.spend(units, asyncio.get_running_loop().time())) > 0
+        ):
             self._hold(wait_s)
 
     def _hold(self, wait_s: float) -> None:
-        if "ration" not in self._unheard and not self.closed:
-            self.pause_reading("ration")
-            asyncio.get_running_loop().call_later(min(HELD_S, wait_s), self._look_again)
+        if "rate limit" not in self._pause_reasons and not self.closed:
+            self.pause_reading("rate limit")
+            asyncio.get_running_loop().call_later(min(RATE_CHECK_S, wait_s), self._check_rate)
 
-    def _look_again(self) -> None:
-        if self.closed or self.ration is None:
+    def _check_rate(self) -> None:
+        if self.closed or self.rate_limit is None:
             return
-        # It was not listened to: its silence proves nothing.
+        # Count as activity: the node may have sent messages that this side has not read.
         self.on_read(self.stripes[0], 0)
-        self._unheard.discard("ration")
-        if (wait_s := self.ration.spend(0.0, asyncio.get_running_loop().time())) > 0:
+        self._pause_reasons.discard("rate limit")
+        if (wait_s := self.rate_limit.spend(0.0, asyncio.get_running_loop().time())) > 0:
             self._hold(wait_s)
         else:
-            self.resume_reading("ration")
+            self.resume_reading("rate limit")
 
     def attempt(self, work: Callable[[], None]) -> None:
-        """Something that an owner does for this link by itself: if it fails, this link ends, and not the owner."""
+        """Run an owner's work for this link. If the work fails, only this link ends."""
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - told by _fault
+        except Exception as error:  # noqa: BLE001 - reported by _fault
             self._fault(error)
 
     def _fault(self, error: Exception) -> None:
-        """What an owner did not expect ends this link, and nothing else."""
+        """End this link because of an owner's error; report the error if it is a bug."""
         if isinstance(error, P2PCastError):
             self.close(error)
             return
-        unforeseen(f"{self.name}: an unexpected error ends this link", error)
+        report_bug(f"{self.name}: an unexpected error ended this link", error)
         self.close(LocalError(f"internal error ({type(error).__name__})"))
 
     # -- StripeOwner
@@ -216,14 +232,14 @@ class Link:
                 self.spend(asked)
             try:
                 self.owner.on_link_event(self, stripe, event)
-            except Exception as error:  # noqa: BLE001 - told by _fault
+            except Exception as error:  # noqa: BLE001 - reported by _fault
                 self._fault(error)
 
     def on_read(self, stripe: Stripe, payload_bytes: int) -> None:
         if not self.closed:
             try:
                 self.owner.on_link_read(self, payload_bytes)
-            except Exception as error:  # noqa: BLE001 - told by _fault
+            except Exception as error:  # noqa: BLE001 - reported by _fault
                 self._fault(error)
 
     def on_writable(self, stripe: Stripe) -> None:
@@ -232,7 +248,7 @@ class Link:
                 self._unread_bytes = 0
             try:
                 self.owner.on_link_writable(self, stripe)
-            except Exception as error:  # noqa: BLE001 - told by _fault
+            except Exception as error:  # noqa: BLE001 - reported by _fault
                 self._fault(error)
 
     def on_closed(self, stripe: Stripe, error: P2PCastError | None) -> None:
@@ -240,14 +256,14 @@ class Link:
             for other in list(self.stripes.values()):
                 if other is not stripe:
                     other.abort()
-            self._over(error)
+            self._close_once(error)
 
-    def _over(self, error: P2PCastError | None) -> None:
+    def _close_once(self, error: P2PCastError | None) -> None:
         if not self.closed:
             self.closed = True
             self.error = error
             self.introduced()
             try:
                 self.owner.on_link_closed(self, error)
-            except Exception as bug:  # noqa: BLE001 - told by unforeseen
-                unforeseen(f"{self.name}: an unexpected error while this link was closing", bug)
+            except Exception as bug:  # noqa: BLE001 - reported by report_bug
+                report_bug(f"{self.name}: an unexpected error while this link was closing", bug)

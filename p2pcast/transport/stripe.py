@@ -1,8 +1,9 @@
-"""One connection on the event loop: the thin shell around ``wire.Connection``.
+"""One connection on the event loop: the asyncio shell around ``wire.Connection``.
 
-Promises: payload is read into the buffer that carries it on; a write never queues more than WRITE_HIGH_BYTES here, so that whichever stripe can send takes
-the next piece; every error ends in exactly one ``on_closed``; what it held is free as soon as it has ended, without waiting for Python's search for cycles, which is rare
-where there are many objects: somebody who connects for nothing would fill the memory until then.
+Promises: payload is read into the buffer in which the piece is forwarded. A write never queues more than
+WRITE_HIGH_BYTES, so the next piece goes to a stripe that can send now. Every error ends in exactly one ``on_closed``. A
+closed stripe frees its memory at once, without garbage collection of cycles. Collection is rare in a process with many
+objects, and a flood of connections would fill the memory meanwhile.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from typing import Any, Protocol, cast
 from p2pcast.addresses import plain_host
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.limits import KIB
-from p2pcast.transport.security import explain, secure
-from p2pcast.transport.sockets import Sockets, gather, hasten, pace, unsent_bytes
+from p2pcast.transport.socket_options import Sockets, gather, pace, set_close_timeout, unsent_bytes
 from p2pcast.transport.tcp_info import TcpInfo, read
+from p2pcast.transport.tls_errors import explain, record_certificate
 from p2pcast.wire.connection import Connection, Established, Event
 
 HANDSHAKE_S = 10.0
-"""A connection that has not shown a token by then is closed."""
+"""Time limit for a connection's handshake, in seconds."""
 WRITE_HIGH_BYTES = 128 * KIB
-"""Queued in user space for one stripe: two of the largest pieces of a delta."""
+"""Most bytes queued in user space for one stripe: two of the largest pieces of a delta."""
 WRITE_LOW_BYTES = 64 * KIB
 CLOSE_S = 10.0
-"""A connection that was closed in peace has so long to take what is queued for it."""
+"""Time in seconds for the other side to read queued bytes after a close without error."""
 
 GATHER_LEAST_BYTES, GATHER_MOST_BYTES = 4 * KIB, 64 * KIB
-"""Waited for at once: fewer are not worth telling the kernel, more would lie there with no room behind them."""
+"""Range of SO_RCVLOWAT: fewer bytes are not worth the system call; more would leave no room in the receive buffer."""
 RECORD_BYTES = 16 * KIB
-"""Behind TLS so much of what is missing may have been read already: the part of a record that cannot be opened yet."""
+"""With TLS, most bytes already read of an incomplete record: the kernel can deliver that many fewer than missing."""
 
 DEFAULT = Sockets()
 
@@ -55,7 +56,7 @@ class Stripe(asyncio.BufferedProtocol):
         handshake_s: float = HANDSHAKE_S,
         on_made: Callable[[Stripe], None] | None = None,
     ) -> None:
-        """``on_made``: called once there is a transport (behind TLS: once TLS is up)."""
+        """``on_made``: called once there is a transport (with TLS: after its handshake)."""
         self.connection = connection
         self.owner = owner
         self._sockets = sockets
@@ -67,9 +68,9 @@ class Stripe(asyncio.BufferedProtocol):
         self.own_host = ""
         """The address of this machine on the connection."""
         self._transport: asyncio.Transport | None = None
-        """None again once it is lost: behind TLS it holds us."""
+        """None again after the connection is lost, to break a reference cycle with TLS."""
         self.made = False
-        """Whether there has been a transport."""
+        """Whether ``connection_made`` was called."""
         self._error: P2PCastError | None = None
         self._established = False
         self._closed = False
@@ -82,33 +83,33 @@ class Stripe(asyncio.BufferedProtocol):
 
     @property
     def acked_bytes(self) -> int:
-        """What the other side's kernel has acknowledged of all that was sent here; 0 where this kernel does not say."""
+        """Sent bytes that the other side's kernel has acknowledged; 0 where unknown."""
         info = self.info()
         return 0 if info is None else info.acked_bytes
 
     @property
     def socket(self) -> Any:
-        """None when there is none, or none any more."""
+        """The socket; None before the connection is made and after its end."""
         return None if self._closed or self._transport is None else self._transport.get_extra_info("socket")
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written here and has not been sent."""
+        """Bytes written to this stripe that have not been sent."""
         if self._transport is None or self._descriptor < 0:
             return 0
         return self._transport.get_write_buffer_size() + unsent_bytes(self._descriptor)
 
     @property
     def certificate(self) -> bytes | None:
-        """The other side's, DER; None without TLS, or once this is closed."""
+        """The other side's certificate, DER; None without TLS, or after the connection's end."""
         tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
         return None if tls is None else tls.getpeercert(binary_form=True)
 
     def info(self) -> TcpInfo | None:
-        """What the kernel says of this connection; None where it says nothing."""
+        """The kernel's figures for this connection; None where unknown."""
         return read(self.socket)
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -124,11 +125,11 @@ class Stripe(asyncio.BufferedProtocol):
         if (tls := transport.get_extra_info("ssl_object")) is not None:
             self._opaque = RECORD_BYTES
             try:
-                secure(self.connection, tls)
+                record_certificate(self.connection, tls)
             except P2PCastError as error:
                 self.abort(error)
                 return
-        self._deadline = asyncio.get_running_loop().call_later(self._handshake_s, self._too_slow)
+        self._deadline = asyncio.get_running_loop().call_later(self._handshake_s, self._handshake_timeout)
         if self._on_made is not None:
             self._on_made(self)
         self._flush()
@@ -140,7 +141,7 @@ class Stripe(asyncio.BufferedProtocol):
         try:
             self._read(count)
         except OSError as error:
-            # Event loops take an OSError for the connection's own, and tell nobody.
+            # Event loops treat an OSError as the connection's own error, and report it nowhere.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _read(self, count: int) -> None:
@@ -151,7 +152,7 @@ class Stripe(asyncio.BufferedProtocol):
             self.close(error)
             return
         if self.connection.fault is not None:
-            # It is heard to the end, but not answered any more.
+            # The rest of the input is processed, but nothing more is sent.
             self.writable = False
         self._flush()
         for event in events:
@@ -174,7 +175,7 @@ class Stripe(asyncio.BufferedProtocol):
             self._wait_for(self.connection.missing_bytes - self._opaque)
 
     def eof_received(self) -> bool:
-        hasten(self.socket)
+        set_close_timeout(self.socket)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -192,7 +193,7 @@ class Stripe(asyncio.BufferedProtocol):
         self._transport = None
         for error in (self._error, self.connection.fault):
             if error is not None:
-                # Its frames hold us, and we hold it.
+                # Break the reference cycle through the traceback's frames.
                 error.__traceback__ = None
         self.connection.release()
         self.owner.on_closed(self, self._error)
@@ -205,26 +206,28 @@ class Stripe(asyncio.BufferedProtocol):
             self.writable = True
             self.owner.on_writable(self)
 
-    # -- our side
+    # -- called by the owner
 
     @property
     def closed(self) -> bool:
-        """Nothing can be sent any more."""
+        """Whether sending is no longer possible."""
         return self._closed or self.connection.fault is not None
 
     def write(self, *parts: bytes | memoryview) -> None:
-        """Queue bytes. More than WRITE_HIGH_BYTES turn ``writable`` off until they have gone."""
+        """Queue bytes. Above WRITE_HIGH_BYTES, ``writable`` is false until the queue has drained."""
         if self._transport is not None and not self._closed:
             self._transport.writelines(parts)
 
     def pace(self, bytes_s: int | None) -> None:
-        """From now on nothing is sent faster than this, also what is queued already; None: as fast as it goes."""
+        """Limit the send rate in bytes per second, for queued bytes too; None: no limit."""
         if bytes_s != self._pace and self._transport is not None and not self._closed:
             self._pace = bytes_s
             pace(self._transport.get_extra_info("socket"), bytes_s)
 
     def gather(self, on: bool) -> None:
-        """Whether to be woken for the rest of a piece at once. To be said again and again: where nothing has come since the last time, what is there of it is taken."""
+        """Wake up once for the rest of a piece (``on``), or for every packet. Call this at intervals: when nothing has
+        arrived since the last call, the bytes that are there are read.
+        """
         self._gathers = on
         if not (on and self._has_read):
             self._wait_for(1)
@@ -247,10 +250,10 @@ class Stripe(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def close(self, error: P2PCastError | None = None) -> None:
-        """Say why, if there is a why, and close. ``on_closed`` follows."""
+        """Send ``error``, if any, and close. ``on_closed`` follows."""
         if self._transport is None or self._closed:
             return
-        hasten(self.socket)
+        set_close_timeout(self.socket)
         self._closed = True
         self.writable = False
         self._descriptor = -1
@@ -258,20 +261,22 @@ class Stripe(asyncio.BufferedProtocol):
         if error is None:
             self._transport.close()
             if self._transport.get_write_buffer_size():
-                # The same, for one that may be reading slowly.
+                # As below, with more time for a slow reader.
                 asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
             return
         self.connection.fail(error)
-        self._flush()
-        # Bytes of a peer that doesn't read must not keep the socket alive.
+        # uvloop may have closed the handle already, and reports that only afterwards.
+        with contextlib.suppress(RuntimeError):
+            self._flush()
+        # Queued bytes for a peer that does not read must not keep the socket open.
         self._transport.close()
         asyncio.get_running_loop().call_later(1.0, self._transport.abort)
 
     def abort(self, error: P2PCastError | None = None) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once and drop queued bytes."""
         if self._transport is not None and not self._closed:
-            # The kernel still has what it was given, for somebody who may have vanished.
-            hasten(self.socket)
+            # The kernel still holds bytes, perhaps for a host that has vanished.
+            set_close_timeout(self.socket)
             self._closed = True
             self.writable = False
             self._descriptor = -1
@@ -283,5 +288,5 @@ class Stripe(asyncio.BufferedProtocol):
         if out and self._transport is not None:
             self._transport.write(out)
 
-    def _too_slow(self) -> None:
+    def _handshake_timeout(self) -> None:
         self.close(RemoteError(f"no handshake within {self._handshake_s:g} s"))

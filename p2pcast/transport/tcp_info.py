@@ -1,6 +1,6 @@
-"""What Linux tells about a TCP connection: ``struct tcp_info`` (include/uapi/linux/tcp.h), as far as it is used here. Pure but for ``read``.
+"""Linux's ``struct tcp_info`` of a connection (include/uapi/linux/tcp.h), the fields used here. Pure except ``read``.
 
-A kernel that knows less answers with fewer bytes: what it leaves out is 0.
+An older kernel returns fewer bytes; missing fields read as 0.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 SIZE = 232
-"""Up to snd_wnd, since Linux 5.4."""
+"""Bytes of the struct up to snd_wnd, since Linux 5.4."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """Bytes count payload from the beginning of the connection. ``retransmitted_bytes``: sent again, of ``sent_bytes``. ``window_packets``: that
-    congestion control lets be on the way; ``delivery_bps``: the last rate at which packets were acknowledged; ``busy_s``: how long there was something to send, or on
-    its way; ``held_back_s``: how much of that the other side's receive buffer, or this side's send buffer, was full."""
+    """Byte counts are payload since the connection's beginning; ``retransmitted_bytes`` are part of ``sent_bytes``.
+    ``window_packets``: congestion window. ``delivery_bps``: the newest rate of acknowledged data. ``busy_s``: time with
+    data to send or in flight. ``held_back_s``: the part of ``busy_s`` with a full receive buffer at the other side, or
+    a full send buffer at this side.
+    """
 
     rtt_s: float
     min_rtt_s: float
@@ -34,6 +36,7 @@ class TcpInfo:
 
 
 def parse(raw: bytes) -> TcpInfo:
+    """Decode the struct, which may be truncated."""
     raw = raw.ljust(SIZE, b"\0")
 
     def u32(offset: int) -> int:
@@ -45,7 +48,7 @@ def parse(raw: bytes) -> TcpInfo:
     lowest_us = u32(148)
     return TcpInfo(
         rtt_s=u32(68) / 1e6,
-        # Its greatest value says that there was no sample yet.
+        # The greatest value means no sample yet.
         min_rtt_s=0.0 if lowest_us == 0xFFFFFFFF else lowest_us / 1e6,
         window_packets=u32(80),
         segment_bytes=u32(16),
@@ -60,7 +63,7 @@ def parse(raw: bytes) -> TcpInfo:
 
 
 def read(sock: Any) -> TcpInfo | None:
-    """None where this kernel does not say."""
+    """The kernel's figures for a socket; None where unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if sock is None or option is None:
         return None

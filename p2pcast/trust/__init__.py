@@ -1,1 +1,3 @@
-"""Who may do what in a run: its authority, certificates with roles, join tokens, evictions, and the TLS contexts made of them (docs/threats.md)."""
+"""Authentication and permissions in a run: certificate authority, certificates with roles, join tokens, evictions, and
+TLS contexts (docs/design/security.md).
+"""

@@ -1,7 +1,8 @@
-"""Certificates and requests for them: what is in one, and how it is read back (docs/wire-protocol.md, section 2).
+"""Contents of certificates and certificate requests (docs/formats/wire-protocol.md, section 2). Pure: time is passed
+in.
 
-A certificate names its holder in one URI, ``p2pcast://RUN/ROLE/NODE`` (hexadecimal), for a P-256 key. Promise of ``certified``: exactly one such name, well formed,
-or RefusedError; whether the run's authority signed it is TLS's to find out (or ``check_issued``). Pure: time is passed in.
+A certificate names its holder in one URI, ``p2pcast://RUN/ROLE/NODE`` (hexadecimal), for a P-256 key. ``certified``
+returns the one well-formed name or raises RefusedError. It verifies no signature; TLS does that, or ``check_issued``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
+from typing import get_args
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -16,9 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from p2pcast.errors import RefusedError
-from p2pcast.trust.roles import Certified
+from p2pcast.trust.dial_permissions import Certified, Role
 
-_NAME = re.compile(r"p2pcast://([0-9a-f]{32})/(hub|peer|trainer)/([0-9a-f]{32})", re.ASCII)
+_NAME = re.compile(rf"p2pcast://([0-9a-f]{{32}})/({'|'.join(get_args(Role))})/([0-9a-f]{{32}})", re.ASCII)
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -29,12 +31,12 @@ def uri(who: Certified) -> str:
 
 
 def fingerprint(certificate: bytes) -> bytes:
-    """SHA-256 of a certificate, which a join token pins."""
+    """SHA-256 of a certificate (DER); a join token pins the authority's."""
     return hashlib.sha256(certificate).digest()
 
 
 def key_print(key: PublicKey) -> str:
-    """Names a public key."""
+    """SHA-256 of a public key, in hexadecimal."""
     plain = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(plain).hexdigest()
 
@@ -44,19 +46,21 @@ def new_key() -> Key:
 
 
 def request(key: Key) -> bytes:
-    """A PKCS#10 request, DER: it proves that the key is ours; names are for the authority to give."""
+    """A PKCS#10 request (DER) without a name. Its signature proves possession of the key; the authority sets the
+    name.
+    """
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
 def requested_key(csr: bytes) -> PublicKey:
-    """The key of a request, whose sender has proved to hold it. Raises RefusedError."""
+    """The public key of a request, after verifying that its sender holds the private key. Raises RefusedError."""
     try:
         found = x509.load_der_x509_csr(csr)
         key = found.public_key()
         proved = found.is_signature_valid
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
-        raise RefusedError("that is not a certificate request") from None
+        raise RefusedError("the request for a certificate is not valid PKCS#10") from None
     if not proved:
         raise RefusedError("the certificate request is not signed by its own key")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -65,7 +69,7 @@ def requested_key(csr: bytes) -> PublicKey:
 
 
 def load(certificate: bytes) -> x509.Certificate:
-    """From DER. Raises RefusedError."""
+    """Parse a certificate in DER. Raises RefusedError."""
     try:
         return x509.load_der_x509_certificate(certificate)
     except ValueError:
@@ -73,7 +77,7 @@ def load(certificate: bytes) -> x509.Certificate:
 
 
 def held_key(certificate: bytes) -> PublicKey:
-    """The key that a certificate is for. Raises RefusedError."""
+    """The public key in a certificate. Raises RefusedError."""
     key = load(certificate).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise RefusedError("the other side's certificate is not for a P-256 key")
@@ -81,7 +85,7 @@ def held_key(certificate: bytes) -> PublicKey:
 
 
 def certified(certificate: bytes) -> Certified:
-    """Whom a certificate (DER) names. Raises RefusedError."""
+    """The holder named in a certificate (DER). Raises RefusedError."""
     try:
         names = load(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         found = [_NAME.fullmatch(name) for name in names.get_values_for_type(x509.UniformResourceIdentifier)]
@@ -94,13 +98,13 @@ def certified(certificate: bytes) -> Certified:
 
 
 def valid_at(certificate: bytes, now: float) -> bool:
-    """``now`` in Unix seconds."""
+    """Whether a certificate (DER) is within its validity period. ``now`` in Unix seconds."""
     found, at = load(certificate), datetime.datetime.fromtimestamp(now, datetime.UTC)
     return found.not_valid_before_utc <= at <= found.not_valid_after_utc
 
 
 def check_issued(certificate: bytes, authority: bytes, now: float) -> Certified:
-    """Whom ``certificate`` names, once it is shown to be the authority's own work and in force. Raises RefusedError."""
+    """The holder of ``certificate``, if ``authority`` issued it and it is valid now. Raises RefusedError."""
     try:
         load(certificate).verify_directly_issued_by(load(authority))
     except (ValueError, TypeError, InvalidSignature):

@@ -1,7 +1,7 @@
-"""What a node shows of itself: its key, the certificate for it, and the authority that issued both its own and everybody else's.
+"""A node's credentials: its key, its certificate, and the authority's certificate.
 
-Promises: key and certificates are replaced together; a certificate is asked for anew long before it ends, so an outage of the hub that is shorter than the rest of
-its life costs nothing.
+Promises: key and certificates are replaced together. A node renews its certificate long before its end, so a hub outage
+shorter than the remaining lifetime has no effect.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from p2pcast.errors import RefusedError, UntrustedError
 from p2pcast.trust.certificates import Key, certified, check_issued, fingerprint, load, request
-from p2pcast.trust.files import pem, read_pem, write_pem
-from p2pcast.trust.roles import Certified
+from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.key_files import pem, read_pem, write_pem
 
 RENEW_AFTER = 1 / 3
-"""Of a certificate's life: two thirds are left to outlast a hub that is away."""
+"""Share of a certificate's lifetime before renewal. The remaining two thirds bridge an outage of the hub."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Credentials:
 
     @cached_property
     def until(self) -> float:
-        """In Unix seconds."""
+        """End of the certificate's validity, in Unix seconds."""
         return load(self.certificate).not_valid_after_utc.timestamp()
 
     @property
@@ -47,30 +47,35 @@ class Credentials:
     def expired(self, now: float) -> bool:
         return now >= self.until
 
+    @property
+    def due_at(self) -> float:
+        """Time to ask for the next certificate, in Unix seconds."""
+        return self.begun + (self.until - self.begun) * RENEW_AFTER
+
     def due(self, now: float) -> bool:
         """Whether it is time to ask for the next certificate."""
-        return now >= self.begun + (self.until - self.begun) * RENEW_AFTER
+        return now >= self.due_at
 
     def renewed(self, certificate: bytes, now: float) -> Credentials:
-        """With a newer certificate for the same key and holder. Raises RefusedError."""
+        """Credentials with a newer certificate for the same key and holder. Raises RefusedError."""
         return received(self.key, certificate, self.authority, self.who, now)
 
     def pem(self) -> bytes:
         return pem(self.key, [self.certificate, self.authority])
 
     def save(self, path: Path) -> None:
-        """Raises LocalError."""
+        """Write to a file, mode 0600. Raises LocalError."""
         write_pem(path, self.key, [self.certificate, self.authority])
 
     @classmethod
     def load(cls, path: Path) -> Credentials:
-        """Raises LocalError."""
+        """Read from a file. Raises LocalError."""
         key, (certificate, authority) = read_pem(path, 2)
         return cls(key, certificate, authority, path.stat().st_mtime)
 
 
 def received(key: Key, certificate: bytes, authority: bytes, who: Certified, now: float) -> Credentials:
-    """What a hub has issued, once it is what was asked for. Raises RefusedError."""
+    """Credentials from a hub's answer, after verifying node, role and key. Raises RefusedError."""
     found = check_issued(certificate, authority, now)
     public = load(certificate).public_key()
     if found != who or public != key.public_key():
@@ -79,11 +84,14 @@ def received(key: Key, certificate: bytes, authority: bytes, who: Certified, now
 
 
 def pinned(leaf: bytes, authority: bytes, pin: bytes, run: bytes, now: float) -> Certified:
-    """The hub that a first connection has reached: ``authority`` is the one that the token pins, and ``leaf``, which TLS has shown the other side to hold, its
-    certificate for the run's hub. Raises RefusedError."""
+    """The identity of the hub on a first connection. Verifies that the token pins ``authority``, and that ``authority``
+    issued ``leaf``, the certificate shown in TLS, to the run's hub. Raises RefusedError.
+    """
     if fingerprint(authority) != pin:
-        raise UntrustedError("another run's hub answers at this address: its authority is not the one that the token names")
+        raise UntrustedError(
+            "another run's hub answers at this address: the token pins another authority; check the address"
+        )
     found = check_issued(leaf, authority, now)
     if found.role != "hub" or found.run != run:
-        raise UntrustedError("a node of this run answers at this address, but not its hub")
+        raise UntrustedError("another node of this run answers at this address, not the hub; check the address")
     return found

@@ -1,6 +1,6 @@
-"""Evictions on disk, in a file that only grows: an older copy of the other files undoes none of them.
+"""Evictions on disk, in an append-only file, so that restoring an older copy of the other files undoes no eviction.
 
-Promise: what was taken in is durable when ``save`` returns; what could not be written is written by the next ``save``.
+Promise: all evictions are durable when ``save`` returns. After a failed write, the next ``save`` writes them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from p2pcast.store.append_log import AppendLog
 from p2pcast.trust.evictions import Evictions
-from p2pcast.trust.files import check_private
+from p2pcast.trust.key_files import check_private
 
 FILE = "evictions.log"
 SLACK = 1024
-"""Records beyond twice those that are needed, before the file is made anew."""
+"""Number of records, beyond twice the needed ones, at which the file is rewritten."""
 
 
 class EvictionLog:
@@ -28,7 +28,7 @@ class EvictionLog:
         self.evictions = Evictions(self._log.records)
 
     def save(self) -> None:
-        """Blocks; from any thread. Raises LocalError."""
+        """Write pending records. Blocks; thread-safe. Raises LocalError."""
         with self._saving:
             pending = list(self.evictions.pending)
             if not pending:

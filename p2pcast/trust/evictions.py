@@ -1,9 +1,11 @@
-"""Evictions from a run, as statements that the run's key has signed (docs/wire-protocol.md, section 2). Pure.
+"""Evictions from a run, as statements signed with the run's key (docs/formats/wire-protocol.md, section 2). Pure.
 
-Promises: a statement that a peer passes on counts only if the run's key has signed it; of two statements about one node the later one counts, in whatever order
-they come, so no empty, short or old list makes a node forget an eviction. Only the hub can undo one, by a later statement.
+Promises: a statement from a peer counts only if the run's key has signed it. Of two statements about one node, the
+later one counts, in any order of arrival. So no empty, short or old list makes a node forget an eviction. Only the hub
+can undo an eviction, by a later statement.
 
-    statement   node (16 bytes) | token (8) | serial (u64, little-endian) | 1: evicted, 0: may join again | Ed25519 signature (64)
+    statement   node (16 bytes) | token (8) | serial (u64, little-endian) | flag (1) | Ed25519 signature (64)
+    flag        1: evicted, 0: may join again
     signed      "p2pcast eviction 1\\0" and the 33 bytes before the signature
 """
 
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from p2pcast import limits
 from p2pcast.errors import IntegrityError, LocalError, RefusedError
-from p2pcast.trust.names import shown
+from p2pcast.trust.node_names import quoted
 
 Record = dict[str, Any]
 DOMAIN = b"p2pcast eviction 1\0"
@@ -29,8 +31,10 @@ NO_TOKEN = bytes(TOKEN_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``token``: ident of the token that admitted the node; a hub that learns of the eviction again revokes that token again. ``signature`` empty: the statement comes from
-    a hub that signs none; such a statement has serial 0 and is never passed on."""
+    """``token``: ident of the token that admitted the node; a hub that learns of the eviction again revokes that token
+    again. ``signature`` empty: the statement comes from a hub that signs none; such a statement has serial 0 and is
+    never passed on.
+    """
 
     node: bytes
     token: bytes
@@ -48,9 +52,9 @@ class Statement:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Signed or not; nothing is verified. Raises IntegrityError."""
+        """Decode a statement, signed or not, without verifying it. Raises IntegrityError."""
         if len(data) not in (BODY_BYTES, limits.STATEMENT_BYTES) or data[BODY_BYTES - 1] > 1:
-            raise IntegrityError("these bytes are not a statement about an eviction")
+            raise IntegrityError("not a statement about an eviction: wrong length or flag")
         at = NODE_BYTES + TOKEN_BYTES
         serial = int.from_bytes(data[at : BODY_BYTES - 1], "little")
         return cls(data[:NODE_BYTES], data[NODE_BYTES:at], serial, data[BODY_BYTES - 1] == 1, data[BODY_BYTES:])
@@ -59,7 +63,7 @@ class Statement:
         return replace(self, signature=sign(DOMAIN + self.body))
 
     def genuine(self, public: bytes) -> bool:
-        """Whether the run's key has signed it."""
+        """Whether the run's key has signed the statement."""
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(self.signature, DOMAIN + self.body)
         except (InvalidSignature, ValueError):
@@ -68,7 +72,8 @@ class Statement:
 
 
 class Evictions:
-    """``nodes``: the evicted nodes; the same set for as long as this object lives. ``tokens``: idents of tokens that count as revoked.
+    """``nodes``: the evicted nodes; the same set for as long as this object lives. ``tokens``: idents of tokens that
+    count as revoked.
 
     ``pending``: records for an append-only file that were not yet put there.
     """
@@ -96,7 +101,7 @@ class Evictions:
 
     @property
     def records(self) -> list[Record]:
-        """Everything, at its shortest. From any thread."""
+        """The shortest list of records with the same effect. Thread-safe."""
         kept = [_record(s, self._names.get(s.node, "")) for s in list(self._known.values())]
         return kept + [{"token": ident} for ident in list(self.tokens)]
 
@@ -112,7 +117,7 @@ class Evictions:
         return known is None or statement.serial > known.serial
 
     def take(self, statement: Statement, name: str = "") -> bool:
-        """Whether it was news. The caller has verified it. Raises RefusedError when there are too many."""
+        """Record a verified statement. Returns whether it was new. Raises RefusedError when there are too many."""
         if not self.is_news(statement):
             return False
         if statement.node not in self._known and len(self._known) >= limits.MAX_EVICTED:
@@ -127,7 +132,9 @@ class Evictions:
         return True
 
     def accept(self, packed: Iterable[bytes], public: bytes) -> list[Statement]:
-        """Take statements from another node; returns the new ones. Raises IntegrityError at the first that the run's key has not signed; known statements cost nothing."""
+        """Take statements from another node; returns the new ones. Raises IntegrityError at the first that the run's
+        key has not signed; known statements cost nothing.
+        """
         news = []
         for data in packed:
             statement = Statement.parse(data)
@@ -143,7 +150,7 @@ class Evictions:
         return news
 
     def revoke(self, ident: str) -> None:
-        """A token's, for good."""
+        """Revoke a token for good."""
         if ident not in self.tokens:
             self._strike(ident)
             self.pending.append({"token": ident})
@@ -153,8 +160,10 @@ class Evictions:
     def decide(
         self, node: bytes, token: bytes, *, evicted: bool, name: str, now: float, sign: Callable[[bytes], bytes]
     ) -> Statement:
-        """A new statement, later than all that are known; ``NO_TOKEN``: the token that was stated before. Raises RefusedError when there are too many."""
-        # By the clock too: a hub whose file is an old copy must not go below what its peers know.
+        """A new signed statement with a serial above all known ones. ``NO_TOKEN``: keep the token of the node's earlier
+        statement. Raises RefusedError when there are too many.
+        """
+        # The clock is a lower bound: a hub with an old copy of its file must not reuse serials that peers know.
         latest = max((s.serial for s in self._known.values()), default=0)
         if token == NO_TOKEN and node in self._known:
             token = self._known[node].token
@@ -163,33 +172,35 @@ class Evictions:
         return made
 
     def find(self, peer: str) -> tuple[bytes, str]:
-        """An evicted node, by its id or its name, and that name. Raises RefusedError."""
+        """The evicted node with this id or name, and its name. Raises RefusedError."""
         found = [n for n in self.nodes if n.hex() == peer] or [n for n in self.nodes if self._names.get(n) == peer]
         if len(found) != 1:
             many = f"several evicted nodes have this name; give an id: {' or '.join(n.hex() for n in found[:8])}"
-            raise RefusedError(many if found else f"{shown(peer)} is not evicted")
+            raise RefusedError(many if found else f"{quoted(peer)} is not evicted")
         return found[0], self._names.get(found[0], "") or found[0].hex()
 
     # -- at a peer
 
     def connected(self) -> None:
-        """To the hub, which has said nothing yet."""
+        """A connection to the hub begins; the hub has sent no statements on it."""
         self._stated, self._untold = {}, []
 
     def heard(self, packed: Iterable[bytes]) -> None:
-        """The hub's statements, after ``accept``."""
+        """The hub has sent these statements, which ``accept`` has taken."""
         for data in packed:
             statement = Statement.parse(data)
             self._stated[statement.node] = max(statement.serial, self._stated.get(statement.node, 0))
         self._untold = [s for s in self._known.values() if s.signature and s.serial > self._stated.get(s.node, -1)]
 
     def untold(self, public: bytes) -> list[bytes]:
-        """Statements that the hub has not sent on this connection, some at a time, each once a connection."""
+        """The next statements for the hub, at most MAX_RETOLD: those that the hub has not sent on this connection. Each
+        is returned once per connection.
+        """
         if not self._untold:
             return []
         some, self._untold = self._untold[: limits.MAX_RETOLD], self._untold[limits.MAX_RETOLD :]
         self._stated |= {s.node: s.serial for s in some}
-        # The state folder may have served another run before.
+        # Statements of another run may be left in the state folder.
         return [s.packed for s in some if s.genuine(public)]
 
     def _keep(self, statement: Statement, name: str) -> None:
@@ -207,7 +218,7 @@ class Evictions:
 
 
 def unsigned(node: bytes) -> Statement:
-    """An eviction by the word of a hub that signs none."""
+    """An eviction from a hub that does not sign statements."""
     return Statement(node, NO_TOKEN, 0, evicted=True)
 
 

@@ -1,1 +1,1 @@
-"""The wire protocol, without I/O: frames, messages, states, handshake. Specification: docs/wire-protocol.md."""
+"""The wire protocol, without I/O: frames, messages, states, handshake. Specification: docs/formats/wire-protocol.md."""

@@ -1,8 +1,9 @@
-"""One connection as a state machine: bytes in, events out; messages in, bytes out. No sockets, no clock, no randomness of its own.
+"""One connection as a state machine: bytes in, events out; messages in, bytes out. No sockets, no clock, no randomness
+of its own.
 
-Promises: a piece's payload is read straight into the buffer that carries it on (``get_buffer`` / ``received``, made for
-``asyncio.BufferedProtocol``); nothing is allocated before its length was checked; whatever the state does not allow raises RemoteError, on the
-receiving side before anybody sees it and on the sending side before a byte leaves.
+Promises: a piece's payload is read straight into the buffer that is passed on (``get_buffer`` / ``received``, made for
+``asyncio.BufferedProtocol``). Memory is allocated only for lengths that were checked. A message that the state does not
+allow raises RemoteError: at the receiver before the message is handled, at the sender before a byte leaves.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
-from p2pcast.wire import lenient, messages
+from p2pcast.wire import messages, records
+from p2pcast.wire.connection_state import TRANSITIONS, Side, State
 from p2pcast.wire.handshake import PARENT as PARENT
+from p2pcast.wire.handshake import ConnectionRequest as ConnectionRequest
 from p2pcast.wire.handshake import Established as Established
-from p2pcast.wire.handshake import Handshake
+from p2pcast.wire.handshake import Greeting, Handshake
 from p2pcast.wire.handshake import Identity as Identity
-from p2pcast.wire.messages import MAX_BODY, SIGNED, Body, Type
-from p2pcast.wire.state import TRANSITIONS, Side, State
+from p2pcast.wire.messages import MAX_BODY, NO_BODY, SIGNED, Record, Type
 
 HEADER = struct.Struct("<IHHI")
 HEADER_BYTES = HEADER.size
 SCRATCH_BYTES = 64 * 1024
-"""What a connection costs that has not shown a token."""
+"""Receive buffer of a connection that has not proved a token."""
 ARENA_BYTES = 4 * (64 * 1024 + HEADER_BYTES)
-"""A child's buffer: one read brings up to four pieces of 64 KiB, more of a small delta's, and their payloads stay where they came to lie."""
+"""Receive buffer of a child: one read brings up to four pieces of 64 KiB or more small ones. Payloads stay in it."""
 
 _TYPES = {int(t): t for t in Type}
 MAX_PIECE = MAX_BODY[Type.PIECE]
@@ -41,21 +43,21 @@ _ESTABLISHED = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A checked message; for signed records ``body`` is empty and ``signed`` the record."""
+    """A received message. A signed message has NO_BODY, and its signed record in ``signed``."""
 
     type: Type
-    body: Body
+    body: Record
     handle: int = 0
     signed: bytes = b""
     odd: tuple[str, ...] = ()
-    """Keys whose values made no sense and were taken out (``lenient``)."""
+    """Keys of lenient fields whose values were invalid and dropped."""
     size: int = field(default=0, compare=False)
     """Bytes of the body."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """A piece as it came; its hash has not been looked at. ``payload`` is ours alone."""
+    """A received piece. Its hash is not checked yet. Nothing else refers to the memory of ``payload``."""
 
     handle: int
     index: int
@@ -68,8 +70,8 @@ Event = Message | Piece | Established
 class Connection:
     """One side of one connection.
 
-    ``nonce`` is 32 fresh random bytes. A dialer gives ``hello`` ({purpose, role, link, stripe, stripes}) and, where it knows it, the node it
-    expects. Bytes to send gather in ``take_output``.
+    ``nonce``: 32 fresh random bytes. ``request``: a dialer's request. ``expect``: the node that must answer a
+    dialer; None: any node. ``take_output`` returns the bytes to send.
     """
 
     def __init__(
@@ -77,67 +79,64 @@ class Connection:
         side: Side,
         identity: Identity,
         nonce: bytes,
-        hello: Body | None = None,
+        request: ConnectionRequest | None = None,
         expect: bytes | None = None,
     ) -> None:
         self.side = side
         self.other = side.other
         self.state = State.HELLO
         self._output: list[bytes] = []
-        self._handshake = Handshake(side, identity, nonce, hello, expect)
+        self._handshake = Handshake(side, identity, nonce, request, expect)
         self._buffer = memoryview(bytearray(SCRATCH_BYTES))
         self._start = self._end = 0
-        """Bytes received and not yet taken."""
+        """Span of received bytes that are not parsed yet."""
         self._need = HEADER_BYTES
-        """Size of the frame at the start, as far as it is known."""
+        """Size of the first frame in the span, as far as its header is known."""
         self._shared = False
-        """Payloads of this buffer are in other hands: its used part may not be written again."""
+        """Pieces refer to this buffer, so its used part may not be written again."""
         self._last_piece = 0
-        """Size of the last piece's frame: the next is likely to be like it."""
+        """Size of the last piece's frame. The next piece probably has the same size."""
         self._paid = 0
         self._in_piece = False
         self.fault: P2PCastError | None = None
-        """What ended it, once something has."""
+        """The error that ended the connection."""
         if side is Side.DIALER:
             self._put(*self._handshake.begin)
 
     @property
     def protocol(self) -> int | None:
-        """What both sides have settled on: of later protocols each may hold more than this one does. None during the handshake."""
+        """The protocol that both sides settled on; None during the handshake."""
         return None if self._handshake.established is None else self._handshake.established.protocol
 
     def secured(self, theirs: bytes | None, *, proven: bool) -> None:
-        """This connection is behind TLS: ``Handshake.secured``. Comes before any other byte. Raises RefusedError."""
+        """TLS is up: see ``Handshake.secured``. Called before any byte is received. Raises RefusedError."""
         self._handshake.secured(theirs, proven=proven)
 
     # -- sending
 
     def take_output(self) -> bytes:
-        """Handshake bytes (and an ERROR) that are waiting to be sent."""
+        """Bytes of the handshake, or of an ERROR, that the caller has to send."""
         out = b"".join(self._output)
         self._output.clear()
         return out
 
-    def send(self, kind: Type, body: Body, handle: int = 0) -> bytes:
+    def send(self, record: Record, handle: int = 0) -> bytes:
         """The bytes of a message. Raises RemoteError where the state does not allow it."""
-        return self._frame(kind, messages.encode(kind, body), handle)
+        return self._frame(record.type, messages.encode(record), handle)
 
     def send_signed(self, kind: Type, signed: bytes, handle: int) -> bytes:
         return self._frame(kind, signed, handle)
 
     def piece_header(self, handle: int, index: int, size: int) -> bytes:
-        """The header of a piece; its payload follows as it is. On the hot path: checks the state alone."""
+        """The header of a piece; the caller sends the payload behind it. A hot path: only the state is checked."""
         if self.state is not State.DATA:
             raise RemoteError(f"PIECE is not for a connection that is {self.state.value}")
         return HEADER.pack(size, Type.PIECE, handle, index)
 
     def fail(self, error: P2PCastError) -> None:
-        """Tell the other side why, and close."""
+        """Close the connection with an ERROR that gives the reason."""
         if self.state is not State.CLOSED:
-            self._put(
-                Type.ERROR,
-                messages.encode(Type.ERROR, {"code": error.wire_code, "message": _printable(error)}),
-            )
+            self._put(Type.ERROR, messages.encode(messages.Error(error.wire_code, _printable(error))))
 
     def _put(self, kind: Type, body: bytes) -> None:
         self._output.append(self._frame(kind, body, 0))
@@ -155,8 +154,8 @@ class Connection:
         if kind is Type.READY:
             if self.state is State.CHALLENGE and not self._handshake.needs_no_proof:
                 raise RemoteError("READY before anything was proved")
-            state = _ESTABLISHED[self._handshake.hello["purpose"]]
-            if self._handshake.hello["role"] == PARENT:
+            state = _ESTABLISHED[self._handshake.hello.purpose]
+            if self._handshake.hello.role == PARENT:
                 self.side, self.other = self.other, self.side
         self.state = state
 
@@ -169,46 +168,53 @@ class Connection:
 
     @property
     def missing_bytes(self) -> int:
-        """Of the piece that has begun to come; 0 between frames."""
+        """Bytes still to come of an unfinished piece; 0 between frames."""
         return self._need - (self._end - self._start) if self._in_piece else 0
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go."""
+        """The memory for the next bytes to receive."""
         room = len(self._buffer)
         if self._start == self._end and not self._shared and room <= 2 * MAX_PIECE:
             self._start = self._end = 0
         elif self._start == self._end and room > 2 * MAX_PIECE:
-            # A layout came through: its room is given back.
+            # A large message, as a layout, grew the buffer: free it.
             self._shared = True
             self._renew()
             room = len(self._buffer)
         elif self._start + self._need > room:
             self._renew()
             room = len(self._buffer)
-        # What would not fit behind this frame is left to the socket, but for its header: so hardly anything is ever copied into the next buffer.
+        # Read no more than this frame and the next header where the next frame may not fit: the rest stays in the
+        # socket, and hardly any byte is copied into the next buffer.
         frame_end = self._start + self._need
-        return self._buffer[self._end : room if frame_end + self._need <= room else max(frame_end + HEADER_BYTES, self._end + 1)]
+        return self._buffer[
+            self._end : room if frame_end + self._need <= room else max(frame_end + HEADER_BYTES, self._end + 1)
+        ]
 
     def _renew(self) -> None:
-        """Room for the frame that has begun: in place, unless payloads of this buffer are in other hands."""
+        """Make room for the unfinished frame: in place, or in a new buffer where pieces refer to this one."""
         begun = self._buffer[self._start : self._end]
         if self._shared or self._need > len(self._buffer):
             usual = ARENA_BYTES if self.state is State.DATA and self.side is Side.DIALER else SCRATCH_BYTES
-            # Not zeroed: it is written before it is read.
-            self._buffer = np.empty(max(usual, self._last_piece + HEADER_BYTES, self._need + HEADER_BYTES), np.uint8).data
+            # np.empty does not zero: every byte is written before it is read.
+            self._buffer = np.empty(
+                max(usual, self._last_piece + HEADER_BYTES, self._need + HEADER_BYTES), np.uint8
+            ).data
             self._shared = False
         self._buffer[: len(begun)] = begun
         self._start, self._end = 0, len(begun)
 
     def release(self) -> None:
-        """Nothing will come any more: give back the room for it."""
+        """Free the receive buffer of a connection that has ended."""
         self._buffer = memoryview(b"")
         self._start = self._end = 0
 
     def received(self, count: int) -> list[Event]:
-        """``count`` bytes were put into the last buffer. Raises RemoteError or RefusedError; then the connection is over.
+        """Parse ``count`` bytes that the caller wrote into the last buffer. RemoteError and RefusedError end the
+        connection.
 
-        What came before the error in the same bytes is not lost: it is returned, and the error is in ``fault``.
+        Events before the error in the same bytes are returned, and the error is in ``fault``; without such events the
+        error is raised.
         """
         if self.fault is not None:
             raise self.fault
@@ -226,7 +232,9 @@ class Connection:
         self._in_piece = False
         while (have := self._end - self._start) >= HEADER_BYTES:
             size, number, handle, index = HEADER.unpack_from(self._buffer, self._start)
-            if not (number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE):
+            if not (
+                number == Type.PIECE and self.state is State.DATA and self.side is Side.DIALER and 0 < size <= MAX_PIECE
+            ):
                 if not self._control(size, number, handle, have, events):
                     return
                 continue
@@ -243,7 +251,7 @@ class Connection:
         self._need = HEADER_BYTES
 
     def feed(self, data: bytes | memoryview) -> list[Event]:
-        """``received`` for bytes that somebody else read; an error is raised whatever came before it."""
+        """``received`` for bytes in memory of the caller. Raises every error, also where events came before it."""
         events: list[Event] = []
         view = memoryview(data)
         while view:
@@ -257,14 +265,16 @@ class Connection:
         return events
 
     def _control(self, size: int, number: int, handle: int, have: int, events: list[Event]) -> bool:
-        """The frame at the start of the buffer, if it is whole; False when more bytes are needed. A piece that comes here is out of place."""
+        """Parse the first frame, which is no valid piece. False: more bytes are needed."""
         kind = _TYPES.get(number)
         if kind is None:
             raise RemoteError(f"frame type {number} is unknown")
         if size > MAX_BODY[kind]:
             raise RemoteError(f"{kind.name} of {size} bytes is over the limit of {MAX_BODY[kind]}")
         if (self.state, self.other, kind) not in TRANSITIONS:
-            raise RemoteError(f"{kind.name} from the {self.other.value} is not for a connection that is {self.state.value}")
+            raise RemoteError(
+                f"{kind.name} from the {self.other.value} is not for a connection that is {self.state.value}"
+            )
         if kind is Type.PIECE:
             raise RemoteError("PIECE without payload")
         self._need = HEADER_BYTES + size
@@ -277,32 +287,29 @@ class Connection:
         return True
 
     def _on_body(self, kind: Type, handle: int, body: memoryview, events: list[Event]) -> None:
-        """``body`` is the buffer's own: what is kept of it is copied, a payload of 32 MiB no more than once."""
+        """``body`` is a view of the buffer. Values are copied out of it once, also a payload of 32 MiB."""
         if kind in SIGNED:
             self._move(self.other, kind)
-            events.append(Message(kind, {}, handle, bytes(body)))
+            events.append(Message(kind, NO_BODY, handle, bytes(body)))
             return
-        content = messages.unpacked(kind, body)
+        content = records.unpacked(kind, body)
         if kind is Type.HELLO:
             self._handshake.greeted(content)
-        messages.checked(kind, content)
-        if kind is Type.ERROR:
-            self._move(self.other, kind)
-            if content["code"] == RefusedError.wire_code:
-                raise self._handshake.refusal(content["message"])
-            raise RemoteError(f"the other side says: {content['message']}")
-        if kind in (Type.HELLO, Type.CHALLENGE, Type.PROOF, Type.READY):
-            self._move(self.other, kind)
-            if (answer := self._handshake.take(kind, content, bytes(body))) is not None:
+        record, odd = records.read(kind, content)
+        self._move(self.other, kind)
+        if isinstance(record, messages.Error):
+            if record.code == RefusedError.wire_code:
+                raise self._handshake.refusal(record.message)
+            raise RemoteError(f"the other side says: {record.message}")
+        if isinstance(record, Greeting):
+            if (answer := self._handshake.take(record, bytes(body))) is not None:
                 self._put(*answer)
             if self._handshake.established is not None:
                 events.append(self._handshake.established)
             return
-        odd = lenient.prune(kind, content)
-        self._move(self.other, kind)
-        events.append(Message(kind, content, handle, odd=odd, size=len(body)))
+        events.append(Message(kind, record, handle, odd=odd, size=len(body)))
 
 
 def _printable(error: P2PCastError) -> str:
-    """Its message, short, and without what UTF-8 can't carry (undecodable bytes of a file name)."""
+    """The error's message, cut, without characters that UTF-8 cannot encode (undecodable bytes of a file name)."""
     return str(error)[:1000].encode("utf-8", "replace").decode()

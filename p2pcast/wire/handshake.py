@@ -1,7 +1,9 @@
-"""Who is at the other end: by certificates, or by both knowing a token's secret (docs/wire-protocol.md, section 2). Pure.
+"""Authentication of both ends of a connection: by certificates, or by a token's secret that both know
+(docs/formats/wire-protocol.md, section 2). Pure.
 
-Promises: nothing is proved to a listener before it is known to be whom the token pins (behind TLS), or while it has not proved as much itself; behind TLS nobody speaks for another
-node, or in a role that its certificate does not give, and without a certificate there is nothing to do but to ask for one; whoever was evicted is refused by either side.
+Promises: behind TLS a dialer proves nothing before the listener's certificate is known to be the one that the token
+pins; without TLS a dialer proves nothing before the listener has. Behind TLS a node speaks only for itself, in the role
+of its certificate. A node without a certificate can only ask for one. Either side refuses an evicted node.
 """
 
 from __future__ import annotations
@@ -13,47 +15,66 @@ from typing import Any, Protocol
 
 from p2pcast.errors import RefusedError, RemoteError, UntrustedError
 from p2pcast.trust.certificates import certified, fingerprint
-from p2pcast.trust.roles import DIALERS, ENROL, LISTENERS, Certified
-from p2pcast.wire import messages, versions
-from p2pcast.wire.messages import Body, Type
-from p2pcast.wire.state import Side
-from p2pcast.wire.token import DIALER_LABEL, LISTENER_LABEL, Token
-from p2pcast.wire.versions import SPOKEN, Speaks
+from p2pcast.trust.dial_permissions import DIALERS, ENROL, LISTENERS, Certified
+from p2pcast.wire import messages, protocol_versions
+from p2pcast.wire.connection_state import Side
+from p2pcast.wire.join_token import DIALER_LABEL, LISTENER_LABEL, UNKNOWN_TOKEN, JoinToken
+from p2pcast.wire.messages import Challenge, Hello, Proof, Ready, Type
+from p2pcast.wire.protocol_versions import SPOKEN, ProtocolRange
 
 PARENT = "parent"
-"""The role of a dialer who feeds the listener."""
+"""The role of a dialer that feeds the listener."""
+
+
+Greeting = Hello | Challenge | Proof | Ready
+"""The messages of a handshake."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRequest:
+    """A dialer's statement about the connection in its HELLO; ``link`` is the same for all stripes of a link."""
+
+    purpose: str
+    role: str
+    link: bytes
+    stripe: int
+    stripes: int
 
 
 class Gate(Protocol):
-    """What a hub knows and nobody else: whom it admits. ``leaf`` and ``authority``: its certificates, DER."""
+    """Admission of nodes without a certificate. ``leaf`` and ``authority``: the hub's certificates, DER."""
 
     @property
     def leaf(self) -> bytes: ...
     @property
     def authority(self) -> bytes: ...
     def secret(self, ident: bytes) -> bytes:
-        """Of a token that it gave out. Raises RefusedError."""
+        """The secret of a token that the hub issued. Raises RefusedError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who we are. ``evicted``: nodes that we have nothing to do with. ``gate``: where first connections are answered. ``vouch``: where one is begun; takes the
-    listener's certificate and its authority's, and raises RefusedError unless the token pins them, else says whom the first names. ``speaks``: protocols."""
+    """This node, as its connections show it. ``evicted``: nodes to refuse. ``gate``: present at the hub. ``speaks``:
+    supported protocols.
+
+    ``vouch``: present where a node enrols. It takes the listener's certificate and that of its authority, returns the
+    holder of the former, and raises RefusedError unless the token pins the latter.
+    """
 
     node: bytes
     name: str
-    token: Token
+    token: JoinToken
     evicted: Container[bytes] = frozenset()
     gate: Gate | None = None
     vouch: Callable[[bytes, bytes], Certified] | None = None
-    speaks: Speaks = SPOKEN
+    speaks: ProtocolRange = SPOKEN
 
 
 @dataclass(frozen=True, slots=True)
 class Established:
-    """The handshake is done; ``hello`` is the dialer's HELLO, ``remote`` the other side's node, ``protocol`` what both speak from now on."""
+    """The end of the handshake. ``hello``: the dialer's HELLO. ``remote``: the other side's node."""
 
-    hello: Body
+    hello: Hello
     remote: bytes
     protocol: int
 
@@ -63,14 +84,18 @@ Answer = tuple[Type, bytes]
 
 
 class Handshake:
-    """One side's. ``begin`` and ``take`` give what is to be said; ``established`` is set at the end. The order of messages is ``wire.state``'s to watch."""
+    """One side of the handshake. ``begin`` and ``take`` return the message to send; ``established`` is set at the end.
+    The order of messages is checked by ``wire.connection_state``.
+    """
 
-    def __init__(self, side: Side, identity: Identity, nonce: bytes, hello: Body | None, expect: bytes | None) -> None:
-        self.hello: Body = {}
+    def __init__(
+        self, side: Side, identity: Identity, nonce: bytes, request: ConnectionRequest | None, expect: bytes | None
+    ) -> None:
+        self.hello: Hello
         """The dialer's."""
         self.established: Established | None = None
         self.protocol: int | None = None
-        """What both sides have settled on, once they have."""
+        """The protocol that both sides settled on."""
         self._side = side
         self._identity = identity
         self._nonce = nonce
@@ -81,24 +106,28 @@ class Handshake:
         self._leaf: bytes | None = None
         """Behind TLS: the listener's certificate, DER."""
         self._certified: Certified | None = None
-        """Behind TLS: whom the other side's certificate names."""
+        """Behind TLS: the holder of the other side's certificate."""
         self._token = identity.token
-        """Which proofs are made with."""
+        """The token of the proofs."""
         if side is Side.DIALER:
-            if hello is None:
-                raise ValueError("a dialer needs a hello")
-            self.hello = {
-                "v": identity.speaks.greatest,
-                "least": identity.speaks.least,
-                "greatest": identity.speaks.greatest,
-                "run": identity.token.run,
-                "node": identity.node,
-                "name": identity.name,
-                "nonce": nonce,
-                "token": identity.token.ident,
-                **hello,
-            }
-            self._raw = messages.encode(Type.HELLO, self.hello)
+            if request is None:
+                raise ValueError("a dialer needs a request")
+            self.hello = Hello(
+                v=identity.speaks.greatest,
+                least=identity.speaks.least,
+                greatest=identity.speaks.greatest,
+                run=identity.token.run,
+                node=identity.node,
+                name=identity.name,
+                nonce=nonce,
+                token=identity.token.ident,
+                purpose=request.purpose,
+                role=request.role,
+                link=request.link,
+                stripe=request.stripe,
+                stripes=request.stripes,
+            )
+            self._raw = messages.encode(self.hello)
 
     @property
     def begin(self) -> Answer:
@@ -106,12 +135,13 @@ class Handshake:
 
     @property
     def needs_no_proof(self) -> bool:
-        """Certificates have shown who is who."""
-        return self._certified is not None and self.hello["purpose"] != ENROL
+        """Both sides have shown certificates."""
+        return self._certified is not None and self.hello.purpose != ENROL
 
     def secured(self, theirs: bytes | None, *, proven: bool) -> None:
-        """There is TLS, and nothing else was said yet. ``theirs``: the other side's certificate (DER), for a key that it has shown to hold; ``proven``: TLS has found it to be
-        of the run's authority. Raises RefusedError when the other side is not whom we want."""
+        """TLS is up, and no message was exchanged. ``theirs``: the other side's certificate (DER), whose key TLS has
+        verified. ``proven``: the run's authority issued it. Raises RefusedError for a node that may not answer here.
+        """
         if theirs is not None and proven:
             self._certified = certified(theirs)
             if self._certified.run != self._identity.token.run:
@@ -120,83 +150,89 @@ class Handshake:
             self._leaf = b"" if self._identity.gate is None else self._identity.gate.leaf
             return
         self._leaf = theirs or b""
-        purpose, found = self.hello["purpose"], self._certified
+        purpose, found = self.hello.purpose, self._certified
         if purpose == ENROL:
             return
         if found is None or found.role not in LISTENERS[purpose]:
             who = "stranger" if found is None else found.role
-            raise UntrustedError(f"a {who} answers at this address, who has no business with a {purpose} connection")
+            raise UntrustedError(f"a {who} answers at this address; its role does not accept {purpose} connections")
         self._know(found.node)
 
-    def greeted(self, unchecked: Body) -> None:
-        """A HELLO has come, and nobody has looked at it yet: what is in it of a protocol that is not spoken here is no fault. Raises IncompatibleError."""
-        if (theirs := versions.offered(unchecked)) is not None:
-            called = versions.sides(unchecked.get("purpose"), unchecked.get("role"))
-            self.protocol = versions.settle(theirs, self._identity.speaks, called)
+    def greeted(self, unchecked: dict[str, Any]) -> None:
+        """Settle on a protocol from a HELLO that is not checked yet: later protocols may change its other keys. Raises
+        IncompatibleError.
+        """
+        if (theirs := protocol_versions.offered(unchecked)) is not None:
+            called = protocol_versions.sides(unchecked.get("purpose"), unchecked.get("role"))
+            self.protocol = protocol_versions.settle(theirs, self._identity.speaks, called)
 
     def refusal(self, message: str) -> RefusedError:
-        """What a refusal by the other side amounts to."""
+        """The error for a refusal by the other side."""
         if self._side is Side.DIALER and self.established is None:
-            called = versions.sides(self.hello["purpose"], self.hello["role"])
-            return versions.refusal(message, self._identity.speaks, called)
+            called = protocol_versions.sides(self.hello.purpose, self.hello.role)
+            return protocol_versions.refusal(message, self._identity.speaks, called)
         return RefusedError(f"the other side says: {message}")
 
-    def take(self, kind: Type, content: Body, body: bytes) -> Answer | None:
-        """A message of the handshake. Raises RefusedError, RemoteError."""
-        if kind in (Type.HELLO, Type.CHALLENGE) and content["run"] != self._identity.token.run:
+    def take(self, received: Greeting, body: bytes) -> Answer | None:
+        """A message of the handshake, and its bytes. Raises RefusedError, RemoteError."""
+        if isinstance(received, Hello | Challenge) and received.run != self._identity.token.run:
             raise RefusedError("that token belongs to another run: take the one that this hub wrote")
-        if kind is Type.HELLO:
-            return self._on_hello(content, body)
-        if kind is Type.CHALLENGE:
-            return self._on_challenge(content)
-        if kind is Type.PROOF:
-            if not hmac.compare_digest(self._proof(DIALER_LABEL, self._nonce, self._identity.node), content["proof"]):
-                raise RefusedError("the token's proof is wrong")
-            return self._ready()
-        self._settle(versions.settled(content))
-        self.established = Established(self.hello, self._remote, versions.settled(content))
-        return None
+        match received:
+            case Hello():
+                return self._on_hello(received, body)
+            case Challenge():
+                return self._on_challenge(received)
+            case Proof():
+                if not hmac.compare_digest(self._proof(DIALER_LABEL, self._nonce, self._identity.node), received.proof):
+                    raise RefusedError("the token's proof is wrong")
+                return self._ready()
+            case Ready():
+                protocol = protocol_versions.settled(received.v)
+                self._settle(protocol)
+                self.established = Established(self.hello, self._remote, protocol)
+                return None
 
     # -- the listener
 
-    def _on_hello(self, content: Body, body: bytes) -> Answer:
-        self.hello, self._raw, self._remote = content, body, content["node"]
+    def _on_hello(self, hello: Hello, body: bytes) -> Answer:
+        self.hello, self._raw, self._remote = hello, body, hello.node
         if self.protocol is None:
             raise RemoteError("HELLO: the least protocol is above the greatest")
-        if content["role"] == PARENT and content["purpose"] != "data":
-            raise RemoteError(f"a parent dials for data, not for {content['purpose']}")
+        if hello.role == PARENT and hello.purpose != "data":
+            raise RemoteError(f"a parent dials for data, not for {hello.purpose}")
         if self._remote in self._identity.evicted:
             raise RefusedError("this node was evicted from the run")
         stranger = self._leaf is not None and self._certified is None
-        if stranger and content["purpose"] != ENROL:
+        if stranger and hello.purpose != ENROL:
             raise RefusedError("without a certificate there is nothing to do here but to ask for one")
-        if not stranger and content["purpose"] == ENROL:
-            raise RefusedError("there is nothing to enrol for: links are not encrypted here, or a certificate was shown")
+        if not stranger and hello.purpose == ENROL:
+            raise RefusedError(
+                "there is nothing to enrol for: links are not encrypted here, or a certificate was shown"
+            )
         if self._certified is not None:
             self._check(self._certified)
             return self._ready()
         gate = self._identity.gate
         if not stranger:
-            if content["token"] != self._token.ident:
-                raise RefusedError("the token is not one that this hub gave out")
+            if hello.token != self._token.ident:
+                raise RefusedError(UNKNOWN_TOKEN)
         elif gate is None:
-            raise RefusedError("this node admits nobody: dial the hub")
+            raise RefusedError("this node does not admit nodes: dial the hub")
         else:
-            self._token = Token(self._identity.token.run, gate.secret(content["token"]))
-        answer: dict[str, Any] = {
-            "v": self.protocol,
-            "run": self._identity.token.run,
-            "node": self._identity.node,
-            "nonce": self._nonce,
-            "proof": self._proof(LISTENER_LABEL, self._nonce, self._identity.node),
-        }
-        if stranger and gate is not None:
-            answer["authority"] = gate.authority
-        return Type.CHALLENGE, messages.encode(Type.CHALLENGE, answer)
+            self._token = JoinToken(self._identity.token.run, gate.secret(hello.token))
+        challenge = Challenge(
+            v=self.protocol,
+            run=self._identity.token.run,
+            node=self._identity.node,
+            nonce=self._nonce,
+            proof=self._proof(LISTENER_LABEL, self._nonce, self._identity.node),
+            authority=gate.authority if stranger and gate is not None else None,
+        )
+        return Type.CHALLENGE, messages.encode(challenge)
 
     def _check(self, who: Certified) -> None:
-        """What a HELLO claims against its sender's certificate. Raises RefusedError."""
-        purpose = self.hello["purpose"]
+        """Compare a HELLO with its sender's certificate. Raises RefusedError."""
+        purpose = self.hello.purpose
         if who.node != self._remote:
             raise RefusedError("the certificate is another node's")
         if who.role not in DIALERS[purpose]:
@@ -205,31 +241,31 @@ class Handshake:
     def _ready(self) -> Answer:
         assert self.protocol is not None, "settled when HELLO came"
         self.established = Established(self.hello, self._remote, self.protocol)
-        return Type.READY, messages.encode(Type.READY, {"v": self.protocol})
+        return Type.READY, messages.encode(Ready(self.protocol))
 
     # -- the dialer
 
-    def _on_challenge(self, content: Body) -> Answer:
-        node, nonce = content["node"], content["nonce"]
-        self._settle(content["v"])
+    def _on_challenge(self, challenge: Challenge) -> Answer:
+        node, nonce = challenge.node, challenge.nonce
+        self._settle(challenge.v)
         if self._leaf is not None:
-            if self._identity.vouch is None or self.hello["purpose"] != ENROL:
+            if self._identity.vouch is None or self.hello.purpose != ENROL:
                 raise RemoteError("CHALLENGE where certificates have been shown")
-            # Before anything is proved to it: this may be somebody on the way.
-            if self._identity.vouch(self._leaf, content.get("authority", b"")).node != node:
+            # Verify the listener before proving anything: an attacker on the path may have answered.
+            if self._identity.vouch(self._leaf, challenge.authority or b"").node != node:
                 raise UntrustedError("the hub's certificate is another node's")
-        if not hmac.compare_digest(self._proof(LISTENER_LABEL, nonce, node), content["proof"]):
+        if not hmac.compare_digest(self._proof(LISTENER_LABEL, nonce, node), challenge.proof):
             raise RefusedError("the other side does not know this run's token")
         self._know(node)
-        return Type.PROOF, messages.encode(Type.PROOF, {"proof": self._proof(DIALER_LABEL, nonce, node)})
+        return Type.PROOF, messages.encode(Proof(self._proof(DIALER_LABEL, nonce, node)))
 
     def _settle(self, protocol: int) -> None:
         """Raises RemoteError."""
-        versions.check_settled(protocol, self._identity.speaks, self.protocol)
+        protocol_versions.check_settled(protocol, self._identity.speaks, self.protocol)
         self.protocol = protocol
 
     def _know(self, node: bytes) -> None:
-        """Whom we deal with. Raises RefusedError."""
+        """Note the other side's node. Raises RefusedError."""
         if self._expect is not None and node != self._expect:
             raise RefusedError("another node answers at this address")
         if node in self._identity.evicted:

@@ -1,423 +1,461 @@
-"""Message types, and what each must look like.
+"""The body of every message, as a record for each type (docs/formats/wire-protocol.md, sections 1, 2 and 4 to 7).
 
-A schema says which keys a message must have and what each value must be (``SINCE``: which it may have); what it does not name is ignored. Nothing past
-``decode`` needs to check a type again, and what ``lenient`` reads of a REPORT needs no check either. Specification: docs/wire-protocol.md, sections 1, 2 and 4 to 7.
+A field with a default came in a later release, or is not said every time: its key may be missing, and then the field
+reads as None. Bodies of signed messages and of PIECE are no records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import IntEnum
-from itertools import pairwise
-from typing import Any
-
-import msgpack
+from collections.abc import Sequence
+from typing import Annotated
 
 from p2pcast import limits
-from p2pcast.addresses import is_host
-from p2pcast.errors import RemoteError
-from p2pcast.wire.versions import MAX_PROTOCOL
+from p2pcast.version import Version
+from p2pcast.wire.constraints import AtMost, Binary, Blob, Integer, OneOf, Text
+from p2pcast.wire.field_types import (
+    Address,
+    Addresses,
+    ArtifactId,
+    Bytes16,
+    Bytes32,
+    Certificate,
+    Digest,
+    EngineName,
+    Epoch,
+    HandleProgress,
+    Host,
+    Micros,
+    Name,
+    Node,
+    NodePath,
+    Place,
+    Places,
+    Port,
+    Protocol,
+    Ranges,
+    Reason,
+    RunId,
+    Serial,
+    Size,
+    Statement,
+    Stripe,
+    StripeCount,
+)
+from p2pcast.wire.field_types import Listed as Listed
+from p2pcast.wire.field_types import LiveEngine as LiveEngine
+from p2pcast.wire.field_types import Missing as Missing
+from p2pcast.wire.field_types import Offered as Offered
+from p2pcast.wire.field_types import Route as Route
+from p2pcast.wire.field_types import Wanted as Wanted
+from p2pcast.wire.lenient_report import EngineStatus as EngineStatus
+from p2pcast.wire.lenient_report import ParentLink as ParentLink
+from p2pcast.wire.lenient_report import Report as Report
+from p2pcast.wire.message_types import MAX_BODY as MAX_BODY
+from p2pcast.wire.message_types import PLAIN as PLAIN
+from p2pcast.wire.message_types import SIGNED as SIGNED
+from p2pcast.wire.message_types import Type as Type
+from p2pcast.wire.records import NO_BODY as NO_BODY
+from p2pcast.wire.records import RECORDS as RECORDS
+from p2pcast.wire.records import Record as Record
+from p2pcast.wire.records import decode as decode
+from p2pcast.wire.records import encode as encode
+from p2pcast.wire.records import encode_map as encode_map
+from p2pcast.wire.records import message
 
-Body = dict[str, Any]
-Check = Callable[[Any], bool]
-
-
-class Type(IntEnum):
-    HELLO = 1
-    CHALLENGE = 2
-    PROOF = 3
-    READY = 4
-    ERROR = 5
-    PING = 6
-    PONG = 7
-
-    JOIN = 16
-    WELCOME = 17
-    REPORT = 18
-    PLAN = 19
-    CATALOG = 20
-    COMMIT = 21
-    LEAVE = 22
-    HOLD = 23
-    NEIGHBOURS = 24
-    WAYS = 25
-    CALL = 26
-    CALLED = 27
-    UNREACHED = 28
-    ENROL = 29
-    ISSUED = 30
-    EVICTED = 31
-
-    ATTACH = 32
-    ATTACHED = 33
-    PATH = 34
-    WANT = 35
-    OPEN = 36
-    BATCH = 37
-    SEAL = 38
-    ABORT = 39
-    PIECE = 40
-    GONE = 41
-    ALIVE = 42
-    LAYOUT = 43
-    SPARE = 44
-    CONFIRM = 45
-
-    RANK = 48
-    RANKED = 49
-    BEGIN = 50
-    BEGUN = 51
-    CELL = 52
-    PASSED = 53
-    FILE = 54
-    DONE = 55
-    DURABLE = 56
-    ABORTED = 57
-    LIVE = 58
-
-    ENGINE = 64
-    MEMBER = 65
-    HELD = 66
-    REPORTED = 67
-    STILL = 68
-    SERVES = 69
-
-    ASK = 72
-    HAVE = 73
-    RECALL = 74
-    UNSENT = 75
-    EASE = 76
-    SEEK = 77
-    SOURCES = 78
-
-    SQUASH = 80
-    SQUASHING = 81
+# -- any connection
 
 
-SIGNED = frozenset({Type.OPEN, Type.BATCH, Type.SEAL, Type.CONFIRM})
-"""Their body is a signed record, carried as it was made."""
-PLAIN = frozenset({Type.LAYOUT, Type.CELL, Type.FILE, Type.REPORTED})
-"""They may be so long that even empty containers would add up: their values are plain, no map and no array."""
-
-MAX_BODY: dict[Type, int] = dict.fromkeys(Type, 64 * limits.KIB) | {
-    Type.ERROR: 4 * limits.KIB,
-    Type.HELLO: 4 * limits.KIB,
-    Type.CHALLENGE: limits.MAX_CERTIFICATE_BYTES + limits.KIB,
-    Type.ENROL: limits.MAX_CERTIFICATE_BYTES + limits.KIB,
-    Type.ISSUED: limits.MAX_CERTIFICATE_BYTES + limits.KIB,
-    Type.EVICTED: limits.MIB,
-    Type.PROOF: limits.KIB,
-    Type.READY: limits.KIB,
-    Type.CATALOG: 4 * limits.MIB,
-    Type.ATTACH: limits.MIB,
-    Type.ATTACHED: limits.MIB,
-    Type.WANT: limits.MIB,
-    Type.ASK: limits.MIB,
-    Type.HAVE: limits.MIB,
-    Type.RECALL: limits.MIB,
-    Type.UNSENT: limits.MIB,
-    Type.OPEN: limits.MAX_SIGNED_BYTES,
-    Type.BATCH: limits.MAX_SIGNED_BYTES,
-    Type.SEAL: limits.MAX_MANIFEST_BYTES,
-    Type.CONFIRM: limits.MAX_DURABLE_BYTES,
-    Type.LAYOUT: limits.MAX_LAYOUT_BYTES + limits.KIB,
-    Type.PIECE: limits.MAX_PIECE_BYTES,
-    Type.CELL: limits.MAX_PART_BYTES + limits.KIB,
-    Type.FILE: limits.MAX_SMALL_FILE_BYTES + 4 * limits.KIB,
-    Type.LIVE: 4 * limits.MIB,
-    Type.REPORTED: limits.MAX_INSTALL_REQUEST_BYTES + limits.KIB,
-}
+@message(Type.HELLO)
+class Hello(Record):
+    v: Protocol
+    run: RunId
+    node: Node
+    name: Name
+    nonce: Bytes32
+    token: Annotated[bytes, Binary(8)]
+    purpose: Annotated[str, OneOf(("control", "data", "publish", "engine", "enrol"))]
+    role: Annotated[str, OneOf(("peer", "child", "parent", "rank", "member", "trainer", "worker", "ledger"))]
+    link: Bytes16
+    stripe: Stripe
+    stripes: StripeCount
+    least: Protocol | None = None
+    greatest: Protocol | None = None
 
 
-def integer(low: int, high: int) -> Check:
-    return lambda x: type(x) is int and low <= x <= high
+@message(Type.CHALLENGE)
+class Challenge(Record):
+    v: Protocol
+    run: RunId
+    node: Node
+    nonce: Bytes32
+    proof: Bytes32
+    authority: Certificate | None = None
 
 
-def binary(size: int) -> Check:
-    return lambda x: type(x) is bytes and len(x) == size
+@message(Type.PROOF)
+class Proof(Record):
+    proof: Bytes32
 
 
-def blob(most: int) -> Check:
-    return lambda x: type(x) is bytes and len(x) <= most
+@message(Type.READY)
+class Ready(Record):
+    v: Protocol | None = None
 
 
-def text(most: int) -> Check:
-    return lambda x: type(x) is str and len(x) <= most
+@message(Type.ERROR)
+class Error(Record):
+    code: Annotated[str, Text(32)]
+    message: Annotated[str, Text(1024)]
 
 
-def one_of(*values: str) -> Check:
-    return lambda x: type(x) is str and x in values
+@message(Type.PING)
+class Ping(Record):
+    t: Micros
+    """By the sender's clock."""
 
 
-def optional(check: Check) -> Check:
-    return lambda x: x is None or check(x)
+@message(Type.PONG)
+class Pong(Record):
+    t: Micros
+    """Of the PING that is answered."""
 
 
-def row(check: Check, most: int) -> Check:
-    return lambda x: type(x) is list and len(x) <= most and all(check(e) for e in x)
+# -- peer and hub
 
 
-def fields(*checks: Check) -> Check:
-    return lambda x: type(x) is list and len(x) == len(checks) and all(c(e) for c, e in zip(checks, x, strict=True))
+@message(Type.JOIN)
+class Join(Record):
+    name: Name
+    region: Annotated[str, Text(128)]
+    listen: Address
+    held: Version | None
+    engine: tuple[EngineName, Annotated[str, OneOf(("lead", "member"))]] | None
+    ways: Addresses | None = None
+    families: Annotated[Sequence[Annotated[int, OneOf((4, 6))]], AtMost(2)] | None = None
 
 
-def ranges(x: Any) -> bool:
-    """``[from, to, from, to, …]``, ascending, non-empty, not touching."""
-    if type(x) is not list or len(x) % 2 or len(x) > limits.MAX_RANGES or not all(type(e) is int for e in x):
-        return False
-    return not x or (x[0] >= 0 and x[-1] <= limits.MAX_PIECES and all(a < b for a, b in pairwise(x)))
+@message(Type.WELCOME)
+class Welcome(Record):
+    key: Bytes32
+    epoch: Epoch
+    commit: Annotated[str, OneOf(("auto", "manual", "barrier"))]
+    target: Version | None
+    host: Host
+    bearer: Annotated[str, Text(128)] | None = None
+    name: Name | None = None
 
 
-node = binary(16)
-artifact = binary(16)
-digest = integer(0, (1 << 64) - 1)
-version = fields(integer(0, limits.MAX_BRANCH), integer(0, limits.MAX_STEP))
-epoch = fields(integer(0, 1 << 62), integer(0, 1 << 62))
-host: Check = lambda x: type(x) is str and is_host(x)  # noqa: E731
-port = integer(0, 65535)
-kind = one_of("delta", "anchor")
-flag: Check = lambda x: type(x) is bool  # noqa: E731
-path = row(node, limits.MAX_PEERS)
-serial = integer(0, limits.MAX_STEP)
-cell = integer(0, limits.MAX_STATE_BYTES)
-engine = text(limits.MAX_SPAN_NAME)
-ways = row(fields(host, port), limits.MAX_WAYS)
-protocol = integer(0, MAX_PROTOCOL)
-
-SCHEMA: dict[Type, dict[str, Check]] = {
-    Type.HELLO: {
-        "v": protocol,
-        "run": binary(16),
-        "node": node,
-        "name": text(128),
-        "nonce": binary(32),
-        "token": binary(8),
-        "purpose": one_of("control", "data", "publish", "engine", "enrol"),
-        "role": one_of("peer", "child", "parent", "rank", "member", "trainer"),
-        "link": binary(16),
-        "stripe": integer(0, limits.MAX_STRIPES - 1),
-        "stripes": integer(1, limits.MAX_STRIPES),
-    },
-    Type.CHALLENGE: {
-        "v": protocol,
-        "run": binary(16),
-        "node": node,
-        "nonce": binary(32),
-        "proof": binary(32),
-    },
-    Type.PROOF: {"proof": binary(32)},
-    Type.READY: {},
-    Type.ERROR: {"code": text(32), "message": text(1024)},
-    Type.PING: {"t": integer(0, (1 << 63) - 1)},
-    Type.PONG: {"t": integer(0, (1 << 63) - 1)},
-    Type.JOIN: {
-        "name": text(128),
-        "region": text(128),
-        "listen": fields(host, port),
-        "held": optional(version),
-        "engine": optional(fields(engine, one_of("lead", "member"))),
-    },
-    Type.WELCOME: {
-        "key": binary(32),
-        "epoch": epoch,
-        "commit": one_of("auto", "manual", "barrier"),
-        "target": optional(version),
-        "host": host,
-    },
-    Type.REPORT: {"parent": optional(node), "staged": optional(version), "committed": optional(version)},
-    Type.PLAN: {
-        "epoch": epoch,
-        "parent": optional(node),
-        "host": host,
-        "port": port,
-        "backups": row(fields(node, host, port), limits.MAX_PEERS),
-    },
-    Type.ENROL: {"request": blob(limits.MAX_CERTIFICATE_BYTES)},
-    Type.ISSUED: {"certificate": blob(limits.MAX_CERTIFICATE_BYTES)},
-    Type.EVICTED: {"nodes": row(node, limits.MAX_EVICTED)},
-    Type.NEIGHBOURS: {"peers": row(fields(node, host, port), limits.MAX_PEERS)},
-    Type.WAYS: {"peers": row(fields(node, flag, ways), limits.MAX_PEERS)},
-    Type.CALL: {"node": node, "stripes": integer(1, limits.MAX_STRIPES)},
-    Type.CALLED: {"node": node, "stripes": integer(1, limits.MAX_STRIPES), "ways": ways},
-    Type.UNREACHED: {"node": node},
-    Type.SEEK: {"artifact": artifact, "without": row(node, limits.MAX_SOURCES)},
-    Type.SOURCES: {"artifact": artifact, "peers": row(fields(node, host, port), limits.MAX_SOURCES)},
-    Type.SQUASH: {"base": version},
-    Type.SQUASHING: {
-        "base": version,
-        "version": optional(version),
-        "bytes": integer(0, limits.MAX_STATE_BYTES),
-        "wait_us": integer(0, (1 << 63) - 1),
-    },
-    Type.CATALOG: {
-        "artifacts": row(
-            fields(
-                artifact,
-                kind,
-                optional(version),
-                version,
-                integer(0, limits.MAX_STATE_BYTES),
-                binary(32),
-                digest,
-                flag,
-                optional(binary(32)),
-                blob(limits.MAX_DURABLE_BYTES),
-            ),
-            limits.MAX_CATALOG,
-        ),
-        "dropped": row(artifact, limits.MAX_CATALOG),
-    },
-    Type.COMMIT: {"version": version},
-    Type.HOLD: {"version": version},
-    Type.LEAVE: {},
-    Type.LAYOUT: {"layout": binary(32), "document": lambda x: type(x) is bytes},
-    Type.ATTACH: {
-        "live": flag,
-        "layouts": row(binary(32), limits.MAX_LAYOUTS),
-        "want": row(fields(artifact, ranges), limits.MAX_CATALOG),
-    },
-    Type.ATTACHED: {
-        "path": path,
-        "artifacts": row(fields(artifact, kind, optional(version), version, flag), limits.MAX_CATALOG),
-    },
-    Type.PATH: {"path": path},
-    Type.WANT: {"artifact": artifact, "have": ranges},
-    Type.ASK: {"artifact": artifact, "pieces": ranges, "seal": flag},
-    Type.HAVE: {"artifact": artifact, "pieces": ranges, "sealed": flag},
-    Type.RECALL: {"artifact": artifact, "pieces": ranges},
-    Type.UNSENT: {"artifact": artifact, "pieces": ranges},
-    Type.EASE: {"bytes_s": optional(integer(1, limits.MAX_STATE_BYTES))},
-    Type.ABORT: {},
-    Type.GONE: {"artifact": artifact},
-    Type.SPARE: {"artifact": artifact},
-    Type.ALIVE: {
-        "high": row(fields(integer(0, 65535), integer(0, limits.MAX_PIECES)), limits.MAX_CATALOG),
-    },
-    Type.RANK: {
-        "group": binary(16),
-        "rank": integer(0, limits.MAX_RANKS - 1),
-        "ranks": integer(1, limits.MAX_RANKS),
-    },
-    Type.RANKED: {"head": optional(version), "layout": optional(binary(32)), "state": optional(digest)},
-    Type.BEGIN: {"serial": serial, "step": integer(0, limits.MAX_STEP), "layout": binary(32), "resume": flag},
-    Type.BEGUN: {"serial": serial, "version": version, "base": optional(version)},
-    Type.CELL: {
-        "serial": serial,
-        "cell": cell,
-        "start": integer(0, limits.MAX_CELL_WORDS - 1),
-        "words": integer(1, limits.MAX_CELL_WORDS),
-        "codec": integer(1, 255),
-        "before": optional(digest),
-        "after": digest,
-        "changed": integer(0, limits.MAX_CELL_WORDS),
-        "payload": blob(limits.MAX_PART_BYTES),
-    },
-    Type.PASSED: {"serial": serial, "cell": cell},
-    Type.FILE: {"serial": serial, "path": text(limits.MAX_PATH_BYTES), "contents": blob(limits.MAX_SMALL_FILE_BYTES)},
-    Type.DONE: {"serial": serial, "parts": integer(0, limits.MAX_STATE_BYTES)},
-    Type.DURABLE: {
-        "serial": serial,
-        "version": version,
-        "bytes": integer(0, 2 * limits.MAX_STATE_BYTES),
-        "changed": integer(0, limits.MAX_STATE_BYTES),
-        "params": integer(0, limits.MAX_STATE_BYTES),
-    },
-    Type.ABORTED: {"serial": serial, "reason": text(1024)},
-    Type.LIVE: {
-        "engines": row(fields(text(limits.MAX_ENGINE_NAME), optional(version), flag), limits.MAX_ENGINES),
-        "head": optional(version),
-    },
-    Type.ENGINE: {"name": engine, "lead": optional(fields(node, host, port))},
-    Type.MEMBER: {"engine": engine, "incarnation": binary(16)},
-    Type.HELD: {"version": optional(version), "still": flag, "round": serial},
-    Type.REPORTED: {"report": blob(limits.MAX_INSTALL_REQUEST_BYTES), "age_us": integer(0, (1 << 63) - 1)},
-    Type.STILL: {"version": optional(version), "round": serial},
-    Type.SERVES: {"version": optional(version), "ready": flag},
-}
-
-SINCE: dict[Type, dict[str, Check]] = {
-    Type.BEGUN: {"codec": text(16)},
-    Type.ATTACH: {"spare": row(artifact, limits.MAX_CATALOG), "reserve": flag},
-    Type.JOIN: {
-        "ways": ways,
-        "families": row(lambda x: type(x) is int and x in (4, 6), 2),
-    },
-    Type.HELLO: {"least": protocol, "greatest": protocol},
-    Type.CHALLENGE: {"authority": blob(limits.MAX_CERTIFICATE_BYTES)},
-    Type.READY: {"v": protocol},
-    Type.WELCOME: {"bearer": text(128), "name": text(128)},
-    Type.EVICTED: {"signed": row(binary(limits.STATEMENT_BYTES), limits.MAX_STATEMENTS)},
-    Type.ENGINE: {"members": row(node, limits.MAX_MEMBERS)},
-    Type.REPORT: {
-        "evicted": row(binary(limits.STATEMENT_BYTES), limits.MAX_RETOLD),
-        "durable": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
-        "opened": row(blob(limits.MAX_DURABLE_BYTES), limits.MAX_EVIDENCE),
-        "held": row(artifact, limits.MAX_HELD),
-        "dropped": row(artifact, limits.MAX_HELD),
-        "garbled": row(fields(node, integer(1, 1 << 62)), limits.MAX_GARBLED),
-        "lacking": row(fields(artifact, optional(node)), limits.MAX_LACKING),
-        "spoilt": row(text(limits.MAX_OBJECT_NAME), limits.MAX_SPOILT),
-    },
-}
-"""Keys that came later: they may be missing, and who does not know them ignores them."""
+@message(Type.PLAN)
+class Plan(Record):
+    epoch: Epoch
+    parent: Node | None
+    """None: the hub; then ``host`` and ``port`` are empty."""
+    host: Host
+    port: Port
+    backups: Places
 
 
-def encode(kind: Type, body: Body) -> bytes:
-    """A message's body. Map keys are sorted, so equal messages are equal bytes."""
-    packed: bytes = msgpack.packb(dict(sorted(body.items())))
-    return packed
+@message(Type.ENROL)
+class Enrol(Record):
+    request: Certificate
 
 
-def decode(kind: Type, data: bytes | bytearray | memoryview) -> Body:
-    """The checked map of a message that is not SIGNED or a PIECE. Memory stays within a small multiple of ``data``. Raises RemoteError."""
-    return checked(kind, unpacked(kind, data))
+@message(Type.ISSUED)
+class Issued(Record):
+    certificate: Certificate
 
 
-def unpacked(kind: Type, data: bytes | bytearray | memoryview) -> Body:
-    """The map of such a message, unchecked. Raises RemoteError."""
-    try:
-        body = _unpack(data, flat=kind in PLAIN)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise RemoteError(f"{kind.name}: not msgpack ({type(error).__name__})") from None
-    if type(body) is not dict:
-        raise RemoteError(f"{kind.name}: body is not a map")
-    return body
+@message(Type.EVICTED)
+class Evicted(Record):
+    nodes: Annotated[Sequence[Node], AtMost(limits.MAX_EVICTED)]
+    signed: Annotated[Sequence[Statement], AtMost(limits.MAX_STATEMENTS)] | None = None
 
 
-def checked(kind: Type, body: Body) -> Body:
-    """The same map. Raises RemoteError unless it is as the schema says."""
-    for key, check in SCHEMA[kind].items():
-        if key not in body:
-            raise RemoteError(f"{kind.name}: {key!r} is missing")
-        if not check(body[key]):
-            raise RemoteError(f"{kind.name}: {key!r} is malformed or out of range")
-    for key, check in SINCE.get(kind, {}).items():
-        if key in body and not check(body[key]):
-            raise RemoteError(f"{kind.name}: {key!r} is malformed or out of range")
-    return body
+@message(Type.NEIGHBOURS)
+class Neighbours(Record):
+    peers: Places
 
 
-def _unpack(data: bytes | bytearray | memoryview, *, flat: bool) -> Any:
-    """``flat``: a map of plain values, for bodies so long that even empty containers would add up."""
-    if len(data) > limits.KIB and not flat:
-        # An array is allocated by the length that it claims, before its elements are there, and arrays nest. A dry run finds false claims.
-        dry = msgpack.Unpacker(max_buffer_size=len(data))
-        dry.feed(data)
-        dry.skip()
-    maps = 0
+@message(Type.WAYS)
+class Ways(Record):
+    peers: Annotated[Sequence[Route], AtMost(limits.MAX_PEERS)]
 
-    def count(found: Body) -> Body:
-        nonlocal maps
-        maps += 1
-        if maps > 1:
-            raise ValueError("a map in a map")
-        return found
 
-    return msgpack.unpackb(
-        data,
-        max_ext_len=0,
-        max_str_len=min(len(data), 64 * limits.KIB),
-        max_map_len=min(len(data), limits.KIB),
-        max_array_len=0 if flat else len(data),
-        object_hook=count if flat else None,
-    )
+@message(Type.CALL)
+class Call(Record):
+    node: Node
+    stripes: StripeCount
+
+
+@message(Type.CALLED)
+class Called(Record):
+    node: Node
+    stripes: StripeCount
+    ways: Addresses
+
+
+@message(Type.UNREACHED)
+class Unreached(Record):
+    node: Node
+
+
+@message(Type.SEEK)
+class Seek(Record):
+    artifact: ArtifactId
+    without: Annotated[Sequence[Node], AtMost(limits.MAX_SOURCES)]
+
+
+@message(Type.SOURCES)
+class Sources(Record):
+    artifact: ArtifactId
+    peers: Annotated[Sequence[Place], AtMost(limits.MAX_SOURCES)]
+
+
+@message(Type.SQUASH)
+class Squash(Record):
+    base: Version
+
+
+@message(Type.SQUASHING)
+class Squashing(Record):
+    """``version`` None: the hub makes no squash from ``base``."""
+
+    base: Version
+    version: Version | None
+    bytes: Size
+    wait_us: Micros
+
+
+@message(Type.CATALOG)
+class Catalog(Record):
+    artifacts: Annotated[Sequence[Listed], AtMost(limits.MAX_CATALOG)]
+    dropped: Annotated[Sequence[ArtifactId], AtMost(limits.MAX_CATALOG)]
+
+
+@message(Type.COMMIT)
+class Commit(Record):
+    version: Version
+
+
+@message(Type.HOLD)
+class Hold(Record):
+    version: Version
+
+
+@message(Type.LEAVE)
+class Leave(Record):
+    pass
+
+
+# -- parent and child, source and puller
+
+
+@message(Type.LAYOUT)
+class Layout(Record):
+    layout: Bytes32
+    document: Annotated[bytes, Blob(MAX_BODY[Type.LAYOUT])]
+
+
+@message(Type.ATTACH)
+class Attach(Record):
+    live: bool
+    layouts: Annotated[Sequence[Bytes32], AtMost(limits.MAX_LAYOUTS)]
+    want: Annotated[Sequence[Wanted], AtMost(limits.MAX_CATALOG)]
+    spare: Annotated[Sequence[ArtifactId], AtMost(limits.MAX_CATALOG)] | None = None
+    reserve: bool | None = None
+
+
+@message(Type.ATTACHED)
+class Attached(Record):
+    path: NodePath
+    artifacts: Annotated[Sequence[Offered], AtMost(limits.MAX_CATALOG)]
+
+
+@message(Type.PATH)
+class Path(Record):
+    path: NodePath
+
+
+@message(Type.WANT)
+class Want(Record):
+    artifact: ArtifactId
+    have: Ranges
+
+
+@message(Type.ASK)
+class Ask(Record):
+    artifact: ArtifactId
+    pieces: Ranges
+    seal: bool
+
+
+@message(Type.HAVE)
+class Have(Record):
+    artifact: ArtifactId
+    pieces: Ranges
+    sealed: bool
+
+
+@message(Type.RECALL)
+class Recall(Record):
+    artifact: ArtifactId
+    pieces: Ranges
+
+
+@message(Type.UNSENT)
+class Unsent(Record):
+    artifact: ArtifactId
+    pieces: Ranges
+
+
+@message(Type.EASE)
+class Ease(Record):
+    bytes_s: Annotated[int, Integer(1, limits.MAX_STATE_BYTES)] | None
+    """None: as fast as the link allows."""
+
+
+@message(Type.ABORT)
+class Abort(Record):
+    pass
+
+
+@message(Type.GONE)
+class Gone(Record):
+    artifact: ArtifactId
+
+
+@message(Type.SPARE)
+class Spare(Record):
+    artifact: ArtifactId
+
+
+@message(Type.ALIVE)
+class Alive(Record):
+    high: Annotated[Sequence[HandleProgress], AtMost(limits.MAX_CATALOG)]
+
+
+# -- rank and hub
+
+
+@message(Type.RANK)
+class Rank(Record):
+    group: Bytes16
+    rank: Annotated[int, Integer(0, limits.MAX_RANKS - 1)]
+    ranks: Annotated[int, Integer(1, limits.MAX_RANKS)]
+
+
+@message(Type.RANKED)
+class Ranked(Record):
+    head: Version | None
+    layout: Bytes32 | None
+    state: Digest | None
+
+
+@message(Type.BEGIN)
+class Begin(Record):
+    serial: Serial
+    step: Annotated[int, Integer(0, limits.MAX_STEP)]
+    layout: Bytes32
+    resume: bool
+
+
+@message(Type.BEGUN)
+class Begun(Record):
+    serial: Serial
+    version: Version
+    base: Version | None
+    codec: Annotated[str, Text(16)] | None = None
+
+
+@message(Type.CELL)
+class Cell(Record):
+    serial: Serial
+    cell: Size
+    start: Annotated[int, Integer(0, limits.MAX_CELL_WORDS - 1)]
+    words: Annotated[int, Integer(1, limits.MAX_CELL_WORDS)]
+    codec: Annotated[int, Integer(1, 255)]
+    before: Digest | None
+    after: Digest
+    changed: Annotated[int, Integer(0, limits.MAX_CELL_WORDS)]
+    payload: Annotated[bytes, Blob(limits.MAX_PART_BYTES)]
+
+
+@message(Type.PASSED)
+class Passed(Record):
+    serial: Serial
+    cell: Size
+
+
+@message(Type.FILE)
+class File(Record):
+    serial: Serial
+    path: Annotated[str, Text(limits.MAX_PATH_BYTES)]
+    contents: Annotated[bytes, Blob(limits.MAX_SMALL_FILE_BYTES)]
+
+
+@message(Type.DONE)
+class Done(Record):
+    serial: Serial
+    parts: Size
+
+
+@message(Type.DURABLE)
+class Durable(Record):
+    serial: Serial
+    version: Version
+    bytes: Annotated[int, Integer(0, 2 * limits.MAX_STATE_BYTES)]
+    changed: Size
+    params: Size
+
+
+@message(Type.ABORTED)
+class Aborted(Record):
+    serial: Serial
+    reason: Reason
+
+
+@message(Type.LIVE)
+class Live(Record):
+    engines: Annotated[Sequence[LiveEngine], AtMost(limits.MAX_ENGINES)]
+    head: Version | None
+
+
+# -- member and lead of an engine
+
+
+@message(Type.ENGINE)
+class Engine(Record):
+    name: EngineName
+    lead: Place | None
+    members: Annotated[Sequence[Node], AtMost(limits.MAX_MEMBERS)] | None = None
+
+
+@message(Type.MEMBER)
+class Member(Record):
+    engine: EngineName
+    incarnation: Bytes16
+
+
+@message(Type.HELD)
+class Held(Record):
+    version: Version | None
+    still: bool
+    round: Serial
+
+
+@message(Type.REPORTED)
+class Reported(Record):
+    report: Annotated[bytes, Blob(limits.MAX_INSTALL_REQUEST_BYTES)]
+    age_us: Micros
+
+
+@message(Type.STILL)
+class Still(Record):
+    version: Version | None
+    round: Serial
+
+
+@message(Type.SERVES)
+class Serves(Record):
+    version: Version | None
+    ready: bool

@@ -1,5 +1,5 @@
-"""Installers bring a staged version into whatever uses the weights: ``base`` has the interface, one module each the rest."""
+"""Installers bring a staged version into an engine: ``installer`` has the interface, the others serve one kind each."""
 
-from rollout_node.installers.base import Audit, CommitReport, Installer
+from rollout_node.installers.installer import Audit, CommitReport, Installer
 
 __all__ = ["Audit", "CommitReport", "Installer"]

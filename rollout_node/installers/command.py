@@ -1,10 +1,10 @@
-"""``exec:CMD``: a command of the user's brings each version into whatever uses it.
+"""``exec:CMD``: a user's command installs each version.
 
 Staging writes the version's folder into ``scratch``; committing runs the command, without a shell, with
 ``P2PCAST_VERSION`` (branch.step), ``P2PCAST_STEP``, ``P2PCAST_DIR`` (the version's folder) and ``P2PCAST_SHADOW`` (the
-safetensors file in memory, held still for the time of the command). Exit status 0 means: in use. The folder of the last version
-in use stays, whatever later ones come to. What the command prints is in ``scratch/command.log``. Nobody here can look
-into what the command feeds: so it is never found out of step, and an audit can tell nothing.
+safetensors file in memory, unchanged while the command runs). Exit status 0 means: in use. The folder of the last
+version in use stays, even if later versions fail. The command's output is in ``scratch/command.log``. p2pcast cannot
+read the weights that the command installs: the target is never found out of step, and an audit has no verdict.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 
 from p2pcast import limits
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon import users_umask
+from p2pcast.daemon.daemon_process import original_umask
 from p2pcast.errors import LocalError, P2PCastError, UsageError
-from p2pcast.store.files import explained
+from p2pcast.store.atomic_files import explained
 from p2pcast.version import Version
-from rollout_node.installers.base import Audit, CommitReport
-from rollout_node.installers.folder import FolderInstaller, SmallFiles
+from rollout_node.installers.checkpoint_folder import FolderInstaller, SmallFiles
+from rollout_node.installers.installer import Audit, CommitReport
 
 LOG_NAME = "command.log"
 KEEP = 2
-"""The version in use and the one that comes."""
+"""Folders kept: the version in use and the next version."""
 _GRACE_S = 5.0
-"""Between asking a command that ran too long to end, and ending it."""
+"""Seconds between SIGTERM and SIGKILL for a command that ran too long."""
 _SHOWN_LINES = 5
 
 
@@ -42,7 +42,7 @@ class CommandInstaller:
     def __init__(
         self, command: str, scratch: Path, files: SmallFiles, *, timeout_s: float = 600.0, name: str | None = None
     ) -> None:
-        """Raises UsageError when ``command`` is not one."""
+        """Raises UsageError when ``command`` is not a command line."""
         self.name = name or f"exec:{command}"
         try:
             self._argv = shlex.split(command)
@@ -54,16 +54,8 @@ class CommandInstaller:
         self._timeout_s = timeout_s
         self._folders = FolderInstaller(scratch, files, keep=KEEP, name=self.name)
         self._shadow = Path()
-        self._committed: Version | None = None
-        self._ready = False
-
-    @property
-    def committed(self) -> Version | None:
-        return self._committed
-
-    @property
-    def ready(self) -> bool:
-        return self._ready
+        self.committed: Version | None = None
+        self.ready = False
 
     @property
     def commit_needs_shadow(self) -> bool:
@@ -81,30 +73,32 @@ class CommandInstaller:
         try:
             await self._folders.stage(version, shadow)
         except BaseException:
-            self._ready = False
+            self.ready = False
             raise
         self._shadow = shadow
 
     async def commit(self, version: Version) -> CommitReport:
-        """``pause_s`` is how long the command took: p2pcast can't see more. Raises LocalError when it fails or takes too long."""
+        """``pause_s`` is the command's duration, an upper bound. Raises LocalError when the command fails or takes too
+        long.
+        """
         try:
             folder = await self._folders.publish(version)
         except P2PCastError:
-            self._ready = False
+            self.ready = False
             raise
-        # From here on nobody knows what is in use, until the command has said so.
-        self._committed, self._ready = None, False
+        # The version in use is unknown until the command has ended.
+        self.committed, self.ready = None, False
         began = time.monotonic()
         await self._execute(version, folder)
         took_s = time.monotonic() - began
         await self._folders.settle(version)
-        self._committed, self._ready = version, True
+        self.committed, self.ready = version, True
         return CommitReport(took_s, detail={"command_s": round(took_s, 6), "folder": str(folder)})
 
     async def audit(self, layout: Layout, digests: Mapping[int, int]) -> Audit:
-        if self._committed is None:
+        if self.committed is None:
             raise LocalError(f"{self.name}: no version is in use here, so there is nothing to audit")
-        return Audit(self._committed, [], [t.name for t in layout.tensors])
+        return Audit(self.committed, [], [t.name for t in layout.tensors])
 
     async def close(self) -> None:
         await self._folders.close()
@@ -119,7 +113,7 @@ class CommandInstaller:
             "P2PCAST_SHADOW": str(self._shadow),
         }
         with explained("run", self._argv[0]), log.open("wb") as output:
-            # A file, not a pipe: a process that the command leaves behind can't keep us waiting for the pipe's end.
+            # A file, not a pipe: a process that the command leaves behind could hold a pipe open.
             process = await asyncio.create_subprocess_exec(
                 *self._command(),
                 env=environment,
@@ -133,7 +127,8 @@ class CommandInstaller:
                 status = await process.wait()
         except TimeoutError:
             raise LocalError(
-                f"{self.name}: version {version} not committed: no end after {self._timeout_s:g} s, so it was stopped{_last_lines(log)}"
+                f"{self.name}: version {version} not committed: no end after {self._timeout_s:g} s, so it was stopped"
+                f"{_last_lines(log)}"
             ) from None
         finally:
             await _stop(process)
@@ -142,14 +137,16 @@ class CommandInstaller:
             raise LocalError(f"{self.name}: version {version} not committed: {how}{_last_lines(log)}")
 
     def _command(self) -> list[str]:
-        """With the umask that the user started the peer with, not with the peer's own, so that others may read what the command writes."""
-        if (mask := users_umask()) < 0:
+        """With the umask of the user's shell, not the peer's own, so that other users may read the files that the
+        command writes.
+        """
+        if (mask := original_umask()) < 0:
             return self._argv
         return ["/bin/sh", "-c", f'umask {mask:03o} && exec "$@"', "sh", *self._argv]
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a command that still runs, with all that it started."""
+    """End a command that still runs, and its children."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -167,7 +164,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _last_lines(log: Path) -> str:
-    """The end of what the command printed, fit for a message."""
+    """The last lines of the command's output, for a message."""
     with explained("read", log), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 4 * limits.KIB))

@@ -1,9 +1,11 @@
-"""A folder of checkpoints for those who read weights from disk: ``step_N/``, each with ``STABLE``, and the link ``latest``.
+"""A folder of checkpoints for programs that read weights from disk: ``step_N/``, each with ``STABLE``, and the link
+``latest``.
 
-Promise: whatever has the name ``step_N`` is a whole Hugging Face checkpoint, durable and complete with ``STABLE``, from the moment the name appears;
-``latest`` always leads to one. A step that comes back with other bytes takes the old one's place in one move. Folders that p2pcast did not write are
-never replaced or removed. A full disk is one clear error and costs no folder that stood. Who may read the checkpoints is what the folder's own mode says,
-whatever the process's umask; one that is made here is this user's alone.
+Promise: a folder named ``step_N`` is a whole Hugging Face checkpoint, durable and complete with ``STABLE``, from the
+moment the name appears. ``latest`` always leads to such a folder. A step that returns with other bytes replaces the old
+folder in one move. Folders that p2pcast did not write are never replaced or removed. A full disk is one clear error and
+leaves existing folders as they are. The folder's mode decides who may read the checkpoints, not the process's umask; a
+folder made here is private to this user.
 """
 
 from __future__ import annotations
@@ -18,24 +20,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from p2pcast import limits
-from p2pcast.artifact.records import path_fault
+from p2pcast.artifact.signed_records import path_fault
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError, UsageError
 from p2pcast.offline import cell_digests
-from p2pcast.store import disk, private
-from p2pcast.store.files import atomic_write, explained, fsync_dir, part_path
+from p2pcast.store import disk, private_folders
+from p2pcast.store.atomic_files import atomic_write, explained, fsync_dir, part_path
 from p2pcast.version import Version
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("p2pcast.peer")
 
 MODEL = "model.safetensors"
 STABLE = "STABLE"
 LATEST = "latest"
 
 _COPY_BYTES = 32 * limits.MIB
-"""Copied between two looks at whether the copy is still wanted."""
+"""Bytes copied between two checks for cancellation."""
 _NO_DIRECT_COPY = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -49,14 +51,14 @@ class StepFolders:
         self._keep = keep
         self._lock_fd = -1
         self._mode = disk.PRIVATE.folder
-        """Of folders that are made here; files have it without the right to execute."""
+        """Mode of folders that are made here; files get this mode without the right to execute."""
         self._staged: tuple[Version, Path] | None = None
 
     def start(self) -> None:
-        """Make the folder, keep other processes out, remove what a killed one left. Raises LocalError."""
+        """Make the folder, lock it, remove leftovers of a killed process. Raises LocalError."""
         with explained("create", self.folder):
             disk.make_folder(self.folder)
-            self._mode = private.check_shared(self.folder)
+            self._mode = private_folders.check_shared(self.folder)
             fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +76,7 @@ class StepFolders:
                 disk.unlink(left)
 
     def close(self) -> None:
-        """Discard what was staged; let another process have the folder."""
+        """Discard the staged checkpoint and release the folder's lock."""
         self.discard()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -84,11 +86,13 @@ class StepFolders:
         return self.folder / f"step_{version.step}"
 
     def holds(self, version: Version) -> bool:
-        """Whether this version's checkpoint stands where it was put, as far as its ``STABLE`` tells."""
+        """Whether this version's checkpoint is in its place, judged by its ``STABLE``."""
         return self._version_in(self.path_of(version)) == version
 
     def differing(self, version: Version, layout: Layout, digests: Mapping[int, int]) -> list[str]:
-        """Names of the tensors that stand there otherwise than their digests (by number) say; all of them when there is no such checkpoint."""
+        """Names of the tensors that differ from their digests (by number); all names when the checkpoint is
+        missing.
+        """
         names = [t.name for t in layout.tensors]
         try:
             found = Checkpoint.open(self.path_of(version))
@@ -106,11 +110,12 @@ class StepFolders:
     def stage(self, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
         """Write the checkpoint under a hidden name, from the safetensors file ``shadow`` and the small ``files``.
 
-        Takes the place of what was staged. The very same checkpoint, if there already, is not written again. Raises LocalError (no room, folder not
-        ours), IntegrityError (a small file's path) and RetryableError once ``cancelled`` is set.
+        Replaces the staged checkpoint. An identical checkpoint that exists is not written again. Raises
+        LocalError (no room, foreign folder), IntegrityError (a small file's path) and RetryableError once
+        ``cancelled`` is set.
         """
         self.discard()
-        if not self._is_locked():  # somebody removed the whole folder, or put another in its place
+        if not self._is_locked():  # another process removed or replaced the whole folder
             self.close()
             self.start()
         for path in files:
@@ -133,7 +138,7 @@ class StepFolders:
         self._staged = (version, part)
 
     def discard(self) -> None:
-        """Forget what was staged and not published."""
+        """Discard the staged checkpoint."""
         if self._staged is not None and self._staged[1] != self.path_of(self._staged[0]):
             with suppress(OSError):
                 disk.remove_tree(self._staged[1])
@@ -142,7 +147,9 @@ class StepFolders:
     def publish(self, version: Version) -> Path:
         """Give the staged checkpoint its name; may be repeated. Raises LocalError when ``version`` is not staged."""
         if self._staged is None or self._staged[0] != version:
-            raise LocalError(f"{self.folder}: {version} isn't staged, {self._staged[0] if self._staged else 'nothing'} is")
+            raise LocalError(
+                f"{self.folder}: {version} isn't staged, {self._staged[0] if self._staged else 'nothing'} is"
+            )
         part, final = self._staged[1], self.path_of(version)
         if part != final:
             with explained("create", final):
@@ -150,14 +157,14 @@ class StepFolders:
             self._staged = (version, final)
             fsync_dir(self.folder)
             with suppress(OSError):
-                disk.remove_tree(part)  # the one that stood there before
+                disk.remove_tree(part)  # the replaced folder
         elif self._version_in(final) != version:  # the same bytes under another branch
             atomic_write(final / STABLE, _stable(version), self._mode & disk.USERS.file)
         self._prune()
         return final
 
     def settle(self, version: Version) -> None:
-        """Let ``latest`` lead to the published ``version``."""
+        """Point ``latest`` at the published ``version``."""
         link = self.folder / LATEST
         part = part_path(link)
         with explained("link", link):
@@ -168,13 +175,15 @@ class StepFolders:
         self._prune()
 
     def _is_locked(self) -> bool:
-        """Whether the folder that now has the name is the one that ``start`` locked."""
+        """Whether the folder at this path is still the folder that ``start`` locked."""
         try:
             return os.path.samestat(os.stat(self.folder), os.fstat(self._lock_fd))
         except OSError:
             return False
 
-    def _write(self, part: Path, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event) -> None:
+    def _write(
+        self, part: Path, version: Version, shadow: Path, files: Mapping[str, bytes], cancelled: threading.Event
+    ) -> None:
         mode = self._mode & disk.USERS.file
         with explained("write", part):
             need = shadow.stat().st_size + sum(map(len, files.values()))
@@ -182,7 +191,7 @@ class StepFolders:
             if room.f_blocks and room.f_bavail * room.f_frsize < need:
                 raise LocalError(
                     f"no room for version {version} in {self.folder}: it takes {need} bytes, "
-                    f"{room.f_bavail * room.f_frsize} are free; free some, keep fewer versions, or choose another folder"
+                    f"{room.f_bavail * room.f_frsize} are free; free some, keep fewer versions, or use another folder"
                 )
             disk.mkdir(part)
             for path, contents in files.items():
@@ -208,21 +217,21 @@ class StepFolders:
             return _same_contents(final / MODEL, shadow, cancelled)
 
     def _prune(self) -> None:
-        """Remove what is older than the newest that are kept, but never what ``latest`` leads to."""
+        """Remove checkpoints older than the newest that are kept, but never the target of ``latest``."""
         link = self.folder / LATEST
         try:
             latest = os.readlink(link) if link.is_symlink() else None
             ours = [(v, p) for p in self.folder.glob("step_*") if (v := self._version_in(p)) is not None]
             for _, path in sorted(ours)[: -self._keep]:
                 if path.name != latest:
-                    gone = part_path(path)  # out of sight first: nobody finds half of it
+                    gone = part_path(path)  # rename first, so readers never see a partial folder
                     disk.rename(path, gone)
                     disk.remove_tree(gone)
         except OSError as error:
             log.warning("%s: old checkpoints could not be removed: %s", self.folder, error)
 
     def _version_in(self, path: Path) -> Version | None:
-        """The version that p2pcast wrote there; None for anything else."""
+        """The version that p2pcast wrote to this folder; None for a foreign folder."""
         try:
             with (path / STABLE).open("rb") as file:
                 version = Version.parse(file.read(64).decode().removesuffix("\n"))
@@ -231,7 +240,9 @@ class StepFolders:
         return version if not path.is_symlink() and self.path_of(version) == path else None
 
     def _restore_or_remove(self, left: Path) -> None:
-        """A killed process left this: the only copy of a step that was being replaced, or something not wanted any more."""
+        """Handle a leftover of a killed process: restore the only copy of a step that was being replaced, remove any
+        other.
+        """
         final = left.with_name(left.name.removeprefix(".").split(".part-")[0])
         replaced = left.name.endswith(_REPLACED)
         if replaced and not os.path.lexists(final):
@@ -241,7 +252,7 @@ class StepFolders:
 
 
 _REPLACED = "-replaced"
-"""Ends the hidden name of a step that is being replaced where the file system can't exchange two names."""
+"""Suffix of the hidden name of a step that is being replaced where the file system can't exchange two names."""
 
 
 def _stable(version: Version) -> bytes:
@@ -249,7 +260,7 @@ def _stable(version: Version) -> bytes:
 
 
 def _take_place(part: Path, final: Path) -> None:
-    """Give ``part`` the name ``final``; what stood there, if anything, is then under ``part``."""
+    """Give ``part`` the name ``final``; a previous folder of that name is then under ``part``."""
     if not os.path.lexists(final):
         disk.rename(part, final)
     elif not disk.exchange(part, final):
@@ -271,7 +282,10 @@ def _write_synced(path: Path, data: bytes, mode: int) -> None:
 
 def _copy_synced(source: Path, target: Path, cancelled: threading.Event, mode: int = disk.PRIVATE.file) -> None:
     """Copy inside the kernel: shared blocks where the file system has them, else from page cache to page cache."""
-    with source.open("rb", buffering=0) as src, open(disk.create(target, os.O_WRONLY | os.O_EXCL), "wb", buffering=0) as dst:
+    with (
+        source.open("rb", buffering=0) as src,
+        open(disk.create(target, os.O_WRONLY | os.O_EXCL), "wb", buffering=0) as dst,
+    ):
         os.fchmod(dst.fileno(), mode)
         size = os.fstat(src.fileno()).st_size
         direct = True
@@ -290,7 +304,7 @@ def _copy_synced(source: Path, target: Path, cancelled: threading.Event, mode: i
                 raise LocalError(f"{source} was cut short while it was copied to {target}")
             done += copied
         disk.sync(dst.fileno(), target)
-    # Set before whoever cancelled goes on to change the source: so a copy that ends here is of the source as it was.
+    # The source changes only after ``cancelled`` is set, so a copy that passes this check is consistent.
     _still_wanted(cancelled)
 
 

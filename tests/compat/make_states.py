@@ -1,7 +1,9 @@
-"""Makes the golden states anew, by the previous release itself: ``python tests/compat/make_states.py [FOLDER]``. Needs a minute.
+"""Makes the golden states with the previous release itself: ``python tests/compat/make_states.py [FOLDER]``. Takes
+about a minute.
 
-A hub with a mirror and two peers, over loopback. Eight versions with a branch, an anchor and a squash; a token for a trainer, one that is revoked, and the second
-peer evicted. FOLDER (default: tests/compat/states/RELEASE) then holds hub.tar.xz, peer.tar.xz and mirror.tar.xz.
+The run has a hub with a mirror and two peers, over loopback: eight versions with a branch, an anchor and a squash, a
+token for a trainer, a revoked token, and the eviction of the second peer. FOLDER (default: tests/compat/states/RELEASE)
+then holds hub.tar.xz, peer.tar.xz and mirror.tar.xz.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def made(releases: Releases) -> None:
         write(folder / "checkpoints" / f"step_{step(version)}", state(version))
         until(lambda version=version: status(folder / "hub")["version"] == version, f"{version} is published")
         for name in ("peer", "thief"):
-            until(lambda name=name, version=version: there(folder / name) and status(folder / name)["staged"] == version, version)
+            until(
+                lambda name=name, version=version: there(folder / name) and status(folder / name)["staged"] == version,
+                version,
+            )
     for words in (
         ("token", "create", "--role", "trainer", "--ttl", "never", "--uses", 3, "-o", folder / "trainer-token"),
         ("token", "create", "--ttl", "never", "-o", folder / "revoked-token"),
@@ -59,7 +64,10 @@ def made(releases: Releases) -> None:
             assert releases.run(RELEASE, "token", "revoke", ident, "--state", folder / "hub").returncode == 0
     assert peers[1].ended() == 3
     until(
-        lambda: list((folder / "hub" / "deltas").glob("0.5-*")) and len(list((folder / "hub" / "deltas").glob("0.5-*"))) == 2,
+        lambda: (
+            list((folder / "hub" / "deltas").glob("0.5-*"))
+            and len(list((folder / "hub" / "deltas").glob("0.5-*"))) == 2
+        ),
         "a squash",
     )
     until(lambda: status(folder / "hub")["mirror"]["current"], "the mirror is current")
@@ -83,7 +91,10 @@ def packed(folder: Path, into: Path) -> None:
 def main() -> None:
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER / "states" / RELEASE
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="p2pcast-states-") as place, tempfile.TemporaryDirectory(dir="/dev/shm") as shadows:
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pcast-states-") as place,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as shadows,
+    ):
         folder = Path(place)
         releases = Releases(installed(folder), folder, Path(shadows))
         try:

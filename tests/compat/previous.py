@@ -1,4 +1,6 @@
-"""The previous release, built from its pinned source archive as pip builds any, and its daemons as processes beside those of this tree."""
+"""The previous release, built by pip from its pinned source archive, and its daemons as processes beside those of this
+tree.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +26,39 @@ POLL_S = 0.02
 
 def pinned(archive: Path = ARCHIVE) -> str:
     """The SHA-256 that README.md gives of the archive."""
-    found = re.search(rf"^([0-9a-f]{{64}})  {re.escape(archive.name)}$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    found = re.search(
+        rf"^([0-9a-f]{{64}})  {re.escape(archive.name)}$", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
     assert found is not None, f"README.md names no SHA-256 of {archive.name}"
     return found[1]
 
 
 def unpacked(into: Path, archive: Path = ARCHIVE) -> Path:
     """The release's source tree; the archive is what README.md says it is."""
-    assert hashlib.sha256(archive.read_bytes()).hexdigest() == pinned(archive), f"{archive} is not the one that README.md pins"
+    assert hashlib.sha256(archive.read_bytes()).hexdigest() == pinned(archive), (
+        f"{archive} is not the one that README.md pins"
+    )
     with tarfile.open(archive) as tar:
         tar.extractall(into, filter="data")
     return into / archive.name.removesuffix(".tar.xz")
 
 
 def installed(into: Path) -> Path:
-    """A folder for PYTHONPATH with the release's wheel installed in it. Its dependencies are those of this environment."""
+    """A folder for PYTHONPATH with the release's wheel installed in it. The dependencies come from this environment."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     wheels, site = into / "wheels", into / "site"
     source = unpacked(into)
     for words in (
         ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", wheels, source],
-        ["install", "--no-deps", "--no-index", "--no-compile", "--target", site, wheels / f"p2pcast-{RELEASE}-py3-none-any.whl"],
+        [
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--no-compile",
+            "--target",
+            site,
+            wheels / f"p2pcast-{RELEASE}-py3-none-any.whl",
+        ],
     ):
         done = subprocess.run([*pip, *map(str, words)], capture_output=True, text=True, timeout=DEADLINE_S, cwd=into)
         assert done.returncode == 0, done.stderr
@@ -90,7 +104,7 @@ class Daemon:
         return match
 
     def ended(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """The process's exit code, once it has ended by itself."""
         return self.process.wait(DEADLINE_S)
 
     def end(self) -> int:
@@ -117,7 +131,9 @@ class Releases:
         """A command, to its end."""
         environment = {**os.environ, "PYTHONPATH": str(self.sites[release])}
         command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment, cwd=self.folder)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=DEADLINE_S, env=environment, cwd=self.folder
+        )
 
     def start(self, release: str, name: str, *words: object) -> Daemon:
         daemon = Daemon(self.sites[release], self.folder / f"{name}.log", words)
@@ -126,9 +142,25 @@ class Releases:
 
     def hub(self, release: str, *options: object, listen: str = "127.0.0.1:0") -> Daemon:
         """Words for ``seed``, and what they start."""
-        places = ["--state", self.folder / "hub", "--shadow", self.shadows / "hub", "--token-file", self.folder / "token"]
+        places = [
+            "--state",
+            self.folder / "hub",
+            "--shadow",
+            self.shadows / "hub",
+            "--token-file",
+            self.folder / "token",
+        ]
         return self.start(
-            release, "hub", "seed", self.folder / "checkpoints", *places, "--listen", listen, "--http", "127.0.0.1:0", *options
+            release,
+            "hub",
+            "seed",
+            self.folder / "checkpoints",
+            *places,
+            "--listen",
+            listen,
+            "--http",
+            "127.0.0.1:0",
+            *options,
         )
 
     def peer(self, release: str, name: str, address: str, *options: object) -> Daemon:

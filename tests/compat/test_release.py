@@ -1,4 +1,4 @@
-"""What a release says of itself, and that the previous one is what it should be."""
+"""The release number, and the pinned archive of the previous release."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_previous_wheel_is_the_previous_release(releases) -> None:
     assert said.stdout.strip() == f"p2pcast, version {RELEASE}"
 
 
-def test_an_archive_that_is_not_the_pinned_one_is_not_used(tmp_path: Path) -> None:
+def test_an_archive_other_than_the_pinned_archive_is_refused(tmp_path: Path) -> None:
     other = tmp_path / ARCHIVE.name
     other.write_bytes(ARCHIVE.read_bytes() + b"\0")
     with pytest.raises(AssertionError, match=r"is not the one that README\.md pins"):

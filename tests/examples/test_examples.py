@@ -1,4 +1,6 @@
-"""The examples, as they stand, against a real hub, real peers and a real vLLM server; judged by what the trainer itself saved."""
+"""The unchanged examples against a real hub, real peers and a real vLLM server, compared with the weights that the
+trainer saved.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from p2pcast.demo.cast import ENGINE_ENVIRONMENT, ENGINE_OPTIONS
-from p2pcast.demo.processes import Processes, free_port
-from p2pcast.demo.train import make_model, snapshot, write_checkpoint
+from netem.demo.commands import ENGINE_ENVIRONMENT, ENGINE_OPTIONS
+from netem.demo.processes import Processes, free_port
+from netem.demo.train import make_model, snapshot, write_checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 200.0
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Stage:
-    """A hub with a small Qwen3 as its base, and whatever else a test starts."""
+    """A hub with a small Qwen3 as its base, and the other processes of a test."""
 
     def __init__(self, folder: Path, tmpfs: Path, processes: Processes) -> None:
         self.folder, self.tmpfs, self.processes = folder, tmpfs, processes
@@ -66,13 +68,28 @@ class Stage:
     def joined_with_folder(self) -> Path:
         """A peer that writes folders; where."""
         out = self.folder / "installed"
-        self.p2pcast("peer", "join", self.hub, "--token-file", self.token, "--base", self.base, "--install", f"safetensors:{out}",
-                     "--state", self.folder / "peer", "--shadow", self.tmpfs / "peer", "--listen", "127.0.0.1:0")  # fmt: skip
+        self.p2pcast(
+            "peer",
+            "join",
+            self.hub,
+            "--token-file",
+            self.token,
+            "--base",
+            self.base,
+            "--install",
+            f"safetensors:{out}",
+            "--state",
+            self.folder / "peer",
+            "--shadow",
+            self.tmpfs / "peer",
+            "--listen",
+            "127.0.0.1:0",
+        )
         self.until("the peer has the base", lambda: self.status("peer").get("committed") == "0.0")
         return out
 
     def train(self, *command: str) -> str:
-        """Run an example's training loop to its end; what it printed."""
+        """Run an example's training loop to its end; returns its output."""
         words = [*command, str(self.base), self.hub, str(self.token), str(STEPS), str(self.folder / "out")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)

@@ -1,17 +1,48 @@
-"""Changes to inputs that decoders tend to trip over: bits, lengths at their limits, pieces left out, doubled or taken from elsewhere."""
+"""Changes that often break decoders: flipped bits, lengths at their limits, and pieces removed, repeated or taken from
+another input.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-NUMBERS = (0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 254, 255, 256, 1499, 1500, 1501, 32767, 32768, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)  # fmt: skip
+NUMBERS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    15,
+    16,
+    31,
+    32,
+    63,
+    64,
+    127,
+    128,
+    254,
+    255,
+    256,
+    1499,
+    1500,
+    1501,
+    32767,
+    32768,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**64 - 1,
+)
 HEAD_BYTES = 64
-"""Every other change falls here, where lengths and counts stand."""
+"""Every other change falls within these bytes, which hold lengths and counts."""
 
 
 def mutated(data: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
-    """``data`` changed one to six times."""
+    """``data`` after one to six changes."""
     out = bytearray(data)
     for _ in range(1 << draw.randrange(3) if draw.random() < 0.9 else 6):
         reach = min(len(out), HEAD_BYTES) if draw.random() < 0.5 else len(out)

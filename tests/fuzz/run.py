@@ -1,8 +1,10 @@
-"""Fuzz the decoders: ``python tests/fuzz/run.py [TARGET …] --seconds 60``. What breaks one is written to ``--found`` and named, and the exit code is 1.
+"""Fuzz the decoders: ``python tests/fuzz/run.py [TARGET …] --seconds 60``. A failing input is written to ``--found``
+and named, and the exit code is 1.
 
-Compiled kernels run with numba's checks of bounds. A target may take no more memory than it says, and no input longer than a minute. Inputs come from
-the seeds and ``corpus/``, changed at random (``mutate``; ``--seed`` repeats a run by ``--inputs``), or, with ``--coverage``, from atheris, which looks for new
-ways through the decoders' Python; what it finds new, it keeps in ``--found``.
+Compiled kernels run with numba's bounds checks. A target may take no more memory than it declares, and no input longer
+than a minute. Inputs are random changes of the seeds and ``corpus/`` (``mutate``; ``--seed`` and ``--inputs`` repeat a
+run). With ``--coverage``, atheris generates inputs and searches for new paths through the decoders' Python; it keeps
+new inputs in ``--found``.
 """
 
 from __future__ import annotations
@@ -21,16 +23,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 SPARE_BYTES = 1 << 30
-"""Of address space, beyond what there is once everything is compiled."""
+"""Address space beyond the process's size after compilation."""
 LONGEST_S = 60
-"""For one input; noisy machines stand still for seconds."""
-KERNELS = ("p2pcast.codec.kernels", "p2pcast.codec.gaps", "p2pcast.codec.moves", "p2pcast.codec.ranks", "p2pcast.codec.squash")
-"""Compiled: atheris can't look inside, and must not change them."""
+"""Limit for one input; a noisy machine may pause for seconds."""
+KERNELS = (
+    "p2pcast.codec.kernels",
+    "p2pcast.codec.gap_coding",
+    "p2pcast.codec.step_coding",
+    "p2pcast.codec.class_ranks",
+    "p2pcast.codec.squash_cell",
+)
+"""Compiled modules: atheris cannot look inside, and must not change them."""
 
 
 def main() -> int:
     options = _options()
-    # Before numba is loaded. Compiled code that checks bounds must not meet a cache of code that does not.
+    # Set before numba is loaded: code with bounds checks must not use a cache of code without them.
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
     os.environ["NUMBA_CACHE_DIR"] = str(options.found / "numba")
     if options.coverage and len(options.targets) == 1:
@@ -49,9 +57,9 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", help="all of them, if none is named")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
-    parser.add_argument("--inputs", type=int, default=1 << 62, help="for each target, at most")
+    parser.add_argument("targets", nargs="*", help="targets to run; all by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for each target in seconds")
+    parser.add_argument("--inputs", type=int, default=1 << 62, help="largest number of inputs for each target")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 8], help="bytes of the words in cells")
     parser.add_argument("--coverage", action="store_true")
@@ -60,7 +68,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(name: str, options: argparse.Namespace) -> None:
-    """Raises what a target raises."""
+    """Raises the errors of the target."""
     from mutate import mutated
     from targets import TARGETS, corpus
 
@@ -69,7 +77,7 @@ def _run(name: str, options: argparse.Namespace) -> None:
     tried, data = 0, b""
     try:
         for data in kept:
-            target.check(data)  # compiles what is needed
+            target.check(data)  # compiles the kernels
         _limit_memory()
         tracemalloc.start()
         end = time.monotonic() + options.seconds
@@ -78,7 +86,7 @@ def _run(name: str, options: argparse.Namespace) -> None:
             faulthandler.dump_traceback_later(LONGEST_S, exit=True)
             most = target.memory[0] + target.memory[1] * len(data)
             taken = _memory(target.check, data)
-            if taken > most:  # something may have been compiled for it
+            if taken > most:  # the kernels for this input may have been compiled just now
                 taken = _memory(target.check, data)
             assert taken <= most, f"{taken} bytes for an input of {len(data)}, more than {most}"
             tried += 1
@@ -86,7 +94,7 @@ def _run(name: str, options: argparse.Namespace) -> None:
         path = options.found / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}"
         options.found.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        print(f"{name}: input {tried} breaks it, see {path}", file=sys.stderr)
+        print(f"{name}: input {tried} fails, see {path}", file=sys.stderr)
         raise
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -96,7 +104,7 @@ def _run(name: str, options: argparse.Namespace) -> None:
 
 
 def _memory(check: Callable[[bytes], None], data: bytes) -> int:
-    """Bytes that Python and numpy held at one time."""
+    """Peak bytes that Python and numpy held."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     check(data)
@@ -110,7 +118,7 @@ def _limit_memory() -> None:
 
 
 def _by_coverage(options: argparse.Namespace) -> int:
-    """One target; libFuzzer ends the process."""
+    """Runs one target; libFuzzer ends the process."""
     try:
         import atheris
     except ImportError:

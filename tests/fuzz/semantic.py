@@ -1,6 +1,7 @@
-"""Insiders in a swarm of real processes: ``python tests/fuzz/semantic.py --count 200000 --seed 1``. What they say and in what order comes from the schema and the seed (``netem.insiders``).
+"""Insiders in a swarm of real processes: ``python tests/fuzz/semantic.py --count 200000 --seed 1``. Contents and order
+of their messages come from the schema and the seed (``tests/fuzz/insiders``).
 
-Exit code 1 if a process ended, met an error that nobody expected, grew, or installed anything but what the trainer wrote.
+Exit code 1 if a process ended, logged an unexpected error, grew, or installed other bytes than the trainer's.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from netem.insiders.campaign import Infiltrated, Outcome, infiltrate
-from p2pcast import event_loop
+from insiders.campaign import Infiltrated, Outcome, infiltrate
+
+from p2pcast.daemon import event_loop
 
 MIB = 1 << 20
 
@@ -40,9 +42,11 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200_000, help="messages that are heard, at least")
-    parser.add_argument("--seed", type=int, default=None, help="drawn, and shown, by default")
-    parser.add_argument("--grow-mib", type=int, default=64, help="how much a process may grow after the first fifth")
+    parser.add_argument("--count", type=int, default=200_000, help="least number of messages that are heard")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random choices; drawn and shown by default")
+    parser.add_argument(
+        "--grow-mib", type=int, default=64, help="allowed memory growth of a process after the first fifth, in MiB"
+    )
     options = parser.parse_args()
     options.seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {options.seed}", flush=True)

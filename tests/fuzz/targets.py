@@ -1,7 +1,8 @@
-"""What is fuzzed: every decoder of bytes that come from elsewhere, and the encoders of cells. A target takes any bytes; it refuses them with an IntegrityError, which is swallowed
-here, or what it made of them has the properties that are checked. Anything else is a fault.
+"""Fuzz targets: every decoder of external bytes, and the encoders of cells. A target takes any bytes. It either refuses
+them with an IntegrityError, which is ignored here, or checks properties of the result. Any other error is a fault.
 
-Seeds are what encoders make and the golden files; ``corpus/`` holds what runs with ``--coverage`` found: inputs that reach more of a decoder than the seeds.
+Seeds come from encoders and the golden files. ``corpus/`` holds inputs found by runs with ``--coverage``, which reach
+more of a decoder than the seeds.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 import numpy as np
 from wire_targets import check_install, check_stream, check_text, install_seeds, stream_seeds, text_seeds
 
+from p2pcast.artifact.artifact_file import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.canonical import pack
-from p2pcast.artifact.p2pd import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
-from p2pcast.artifact.records import Batch, Manifest, Open
 from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import Batch, Manifest, Open
 from p2pcast.checkpoint.safetensors_file import header_for, parse_header
 from p2pcast.codec.cell import CODECS, CONTEXT, DENSE, FLAT, RAW, Patch, apply, decode, digest, encode
 from p2pcast.codec.digest import MASK
 from p2pcast.codec.layout import Cell, Layout, Tensor
-from p2pcast.codec.squash import squash
+from p2pcast.codec.squash_cell import squash
 from p2pcast.errors import IntegrityError
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.version import Version
@@ -35,15 +36,17 @@ TESTS = Path(__file__).parents[1]
 CORPUS = Path(__file__).parent / "corpus"
 WORDS = 1500
 WIDTHS = [1, 2, 4, 8]
-"""Of cells' words. Kernels are compiled for each, which takes longer than a short run."""
+"""Bytes of the words in cells. Kernels are compiled for each width, which takes longer than a short run."""
 RECORDS: tuple[Any, ...] = (Open, Batch, Manifest)
 KEY = RunKey(bytes(range(32)))
-"""The golden delta file's, so that changed records can be signed: what lies behind the signature is fuzzed too."""
+"""The key of the golden delta file, for signing changed records: so fuzzing reaches the code behind the signature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``seeds``: inputs that are accepted. ``check``: any input. ``memory``: bytes that it may take whatever the input, and for each byte of the input."""
+    """``seeds``: accepted inputs. ``check``: takes any input. ``memory``: allowed bytes for any input, and for each
+    byte of the input.
+    """
 
     seeds: Callable[[], list[bytes]]
     check: Callable[[bytes], None]
@@ -83,7 +86,7 @@ def cell_seeds(name: str) -> Callable[[], list[bytes]]:
 
 
 def link_seeds() -> list[bytes]:
-    """What leads back to where the first link began, or elsewhere."""
+    """Links that lead back to the start of the first link, or elsewhere."""
     back = [coded for name in ("flat", "dense", "raw") for coded in cell_seeds(name)()]
     away = [encode(cell, old, np.roll(new, 1), codec="flat") for cell, old, new in cells()]
     return back + [bytes([number]) + one.payload for number, one in enumerate(away) if one is not None]
@@ -118,13 +121,15 @@ def check_cell(codec: int) -> Callable[[bytes], None]:
 
 def encoder_seeds() -> list[bytes]:
     return [
-        bytes([number, 200 - number]) + old[:50].tobytes() + new[:50].tobytes() for number, (_, old, new) in enumerate(cells())
+        bytes([number, 200 - number]) + old[:50].tobytes() + new[:50].tobytes()
+        for number, (_, old, new) in enumerate(cells())
     ]
 
 
 def check_encoders(data: bytes) -> None:
-    """Not a decoder, but its kernels write into room that was reckoned beforehand. Two bytes choose width, columns and how many words; the rest, over and over,
-    is the words before and after."""
+    """Encoders are fuzzed because their kernels write into buffers of a computed size. Two bytes choose width, columns
+    and number of words; the rest, repeated, is the words before and after.
+    """
     kind, count = (data[0], 1 + 7 * data[1]) if len(data) > 2 else (0, 1)
     cell, *_ = cells()[kind % len(cells())]
     cell = replace(cell, words=count)
@@ -152,7 +157,9 @@ def check_squash(data: bytes) -> None:
     assert first is not None
     for codec in (FLAT, DENSE, RAW):
         try:
-            found = squash(cell, [(FLAT, first.payload, first.before, first.after), (codec, data[1:], first.after, first.before)])
+            found = squash(
+                cell, [(FLAT, first.payload, first.before, first.after), (codec, data[1:], first.after, first.before)]
+            )
         except IntegrityError:
             continue
         if found is not None:
@@ -199,7 +206,7 @@ def file_seeds() -> list[bytes]:
 
 
 def check_file(data: bytes) -> None:
-    """Two bytes say where the log ends; header and footer are right, so that what lies between is looked at."""
+    """Two bytes give the end of the log; header and footer are correct, so that the bytes in between are decoded."""
     size = int.from_bytes(data[:2], "little")
     log, tail = data[2 : 2 + size], data[2 + size :]
     fd = os.memfd_create("fuzz")
@@ -230,7 +237,7 @@ def _framed(kind: int, body: bytes) -> bytes:
 
 
 def check_records(data: bytes) -> None:
-    """Records of any kind in any order, all of them signed. (Kind, u16 length, body)*"""
+    """Records of any kind in any order, all signed. (Kind, u16 length, body)*"""
     tail = golden()[1]
     assembly = Assembly(tail.open, KEY.public, Layout.from_document(tail.layout))
     at = 0
@@ -261,7 +268,7 @@ def header_seeds() -> list[bytes]:
 
 
 def check_header(data: bytes) -> None:
-    """Two bytes: how long the data section is."""
+    """Two bytes: length of the data section."""
     size, text = int.from_bytes(data[:2], "little"), data[2:]
     try:
         header = parse_header(text, 8 + len(text) + size, "fuzz")
@@ -285,7 +292,14 @@ def patch_seeds() -> list[bytes]:
         positions = np.flatnonzero(draw.random(cell.words) < 0.02).astype(np.uint32)
         dense = cell.index == 1 or not positions.size
         writer.add(
-            Patch(cell.index, None if dense else positions, words if dense else words[positions], 1, 2, positions.size or 1)
+            Patch(
+                cell.index,
+                None if dense else positions,
+                words if dense else words[positions],
+                1,
+                2,
+                positions.size or 1,
+            )
         )
     writer.finish(7)
     try:
@@ -335,7 +349,7 @@ TARGETS: dict[str, Target] = {
 
 
 def corpus(name: str) -> list[bytes]:
-    """The seeds, and what is kept under that name: an input a line, in hex."""
+    """The seeds, and the stored inputs of that name: one a line, in hex."""
     kept = CORPUS / f"{name}.hex"
     lines = kept.read_text().split() if kept.exists() else []
     return TARGETS[name].seeds() + [bytes.fromhex(line) for line in lines]

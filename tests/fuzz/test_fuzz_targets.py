@@ -1,4 +1,6 @@
-"""A short run of every fuzz target, kernels checking their bounds, in a process of its own. ``make fuzz`` runs for longer, with words of every width."""
+"""A short run of every fuzz target, with bounds checks in the kernels, in a separate process. ``make fuzz`` runs
+longer, with words of every width.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ sys.exit(run.main())
         ("another", "len(data) == 4 or {}[data]", "KeyError"),
     ],
 )
-def test_a_decoder_that_breaks_is_noticed(tmp_path, name, body, said):
+def test_broken_decoder_is_noticed(tmp_path, name, body, said):
     script = BROKEN.format(found=str(tmp_path), folder=str(RUN.parent), name=name, body=body)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1

@@ -1,4 +1,5 @@
-"""Fuzz targets of what comes over sockets: frames in every state of a connection and from either side, the install socket's, and the texts that a caller of HTTP chooses.
+"""Fuzz targets of what comes over sockets: frames in every state of a connection and from either side, the install
+socket's, and the texts that a caller of HTTP chooses.
 
 For each the first byte says where the rest arrives.
 """
@@ -11,24 +12,24 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from netem.malformed import frames
-from p2pcast import http
+from netem.fleet.malformed import frames
+from p2pcast.daemon import http_server
 from p2pcast.errors import IntegrityError, RemoteError, UsageError
 from p2pcast.version import Version
-from p2pcast.wire.connection import Connection, Established, Identity, Message, Piece
+from p2pcast.wire.connection import Connection, ConnectionRequest, Established, Identity, Message, Piece
+from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import MAX_BODY
-from p2pcast.wire.state import Side, State
-from p2pcast.wire.token import Token
-from rollout_node import install_frames
+from rollout_node.in_engine import install_frames
 
 PURPOSES = ("new", "data", "control", "publish", "engine")
-TOKEN = Token(bytes(range(16)), bytes(range(100, 120)))
+TOKEN = JoinToken(bytes(range(16)), bytes(range(100, 120)))
 
 
 def _pair(purpose: str) -> tuple[Connection, Connection]:
     """A dialer and a listener; their handshake is over unless they are new."""
-    hello = {"purpose": purpose if purpose != "new" else "data", "role": "child", "link": bytes(16), "stripe": 0, "stripes": 1}
-    dialer = Connection(Side.DIALER, Identity(b"d" * 16, "d", TOKEN), b"1" * 32, hello)
+    request = ConnectionRequest(purpose if purpose != "new" else "data", "child", bytes(16), stripe=0, stripes=1)
+    dialer = Connection(Side.DIALER, Identity(b"d" * 16, "d", TOKEN), b"1" * 32, request)
     listener = Connection(Side.LISTENER, Identity(b"l" * 16, "l", TOKEN), b"2" * 32)
     if purpose != "new":
         while (out := dialer.take_output()) or (back := listener.take_output()):
@@ -49,11 +50,15 @@ def _hellos() -> list[bytes]:
 def stream_seeds() -> list[bytes]:
     places = range(2 * len(PURPOSES))
     hello, challenge = _hellos()
-    return [bytes([0]) + hello, bytes([1]) + challenge, *(bytes([place]) + frame for place in places for frame in frames())]
+    return [
+        bytes([0]) + hello,
+        bytes([1]) + challenge,
+        *(bytes([place]) + frame for place in places for frame in frames()),
+    ]
 
 
 def check_stream(data: bytes) -> None:
-    """What is taken was within its limits; after a fault nothing is, and what is said of it is short."""
+    """Accepted messages are within their limits; after a fault no message is accepted, and its error is short."""
     place = data[0] if data else 0
     dialer, listener = _pair(PURPOSES[place // 2 % len(PURPOSES)])
     heard = listener if place % 2 == 0 else dialer
@@ -76,8 +81,17 @@ def install_seeds() -> list[bytes]:
     asked: list[dict[str, Any]] = [
         {"op": "layout"},
         {"op": "patches", "from": None, "to": "0.3"},
-        {"op": "report", "engine": "e", "rank": 0, "phase": "prepare", "version": "0.3", "nonce": "n", "error": None, "rows": [[1, 2, 3]]},
-    ]  # fmt: skip
+        {
+            "op": "report",
+            "engine": "e",
+            "rank": 0,
+            "phase": "prepare",
+            "version": "0.3",
+            "nonce": "n",
+            "error": None,
+            "rows": [[1, 2, 3]],
+        },
+    ]
     return [install_frames.pack(message, 1 << 20)[install_frames.LENGTH.size :] for message in asked]
 
 
@@ -100,7 +114,7 @@ def text_seeds() -> list[bytes]:
 
 
 def check_text(data: bytes) -> None:
-    """A version, an event's id, a number, a token: what is taken means something, what is not is refused in a line."""
+    """A version, an event's id, a number, a token: an accepted text has a value, any other is refused in a line."""
     kind, text = (data[0] if data else 0) % 4, data[1:].decode("utf-8", "replace")
     said = ""
     request = cast(web.Request, SimpleNamespace(headers={}, query={"since": text, "x": text}))
@@ -109,15 +123,15 @@ def check_text(data: bytes) -> None:
             version = Version.parse(text)
             assert Version.parse(str(version)) == version
         elif kind == 1:
-            found = http._event_id(request)
+            found = http_server._event_id(request)
             assert found is not None
             assert found >= 0
         elif kind == 2:
-            number = http._number(request.query, "x", 10.0)
+            number = http_server._number(request.query, "x", 10.0)
             assert number is not None
             assert 0 <= number <= 10
         else:
-            assert str(Token.parse(text)).startswith("p2pc1-")
+            assert str(JoinToken.parse(text)).startswith("p2pc1-")
     except UsageError as error:
         said = str(error)
     assert len(said) < 300

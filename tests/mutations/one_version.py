@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-DAEMONS = "tests/daemons/test_one_version.py::"
-NUMBERS = "tests/trainer_node/test_version_numbers.py::"
-RECALL = "tests/trainer_node/test_recall.py::"
+DAEMONS = "tests/daemons/swarm/test_one_version.py::"
+NUMBERS = "tests/trainer_node/publish/test_version_numbers.py::"
+RECALL = "tests/trainer_node/membership/test_restart_recovery.py::"
 
 ONE_VERSION = [
     Mutation(
@@ -18,51 +18,51 @@ ONE_VERSION = [
     ),
     Mutation(
         "the hub dies after peers have a version and before its own disk has it",
-        "trainer_node/publishing.py",
+        "trainer_node/publish/delta_publisher.py",
         "        await self._staging.run(self._numbers.note, version)\n",
         "",
         DAEMONS + "test_a_hub_whose_disk_is_full_at_the_tail_ends_and_its_number_is_gone",
     ),
     Mutation(
         "the hub dies after peers have a version and before its own disk has it",
-        "rollout_node/heeding.py",
-        "not (holding.completed_at is not None and holding.confirmed.is_set())",
-        "holding.completed_at is None",
+        "rollout_node/sync/catalog_updater.py",
+        "not holding.irrevocable",
+        "holding.incomplete",
         DAEMONS + "test_a_hub_that_dies_between_seal_and_disk_goes_on_with_another_number_and_other_bytes",
     ),
     Mutation(
-        "the machine goes down and takes notes that were not synced",
-        "trainer_node/version_numbers.py",
+        "the machine goes down and loses unsynced records",
+        "trainer_node/publish/version_numbers.py",
         '            if reserved[1] == boot != "" and not self._log.damaged:',
         "            if True:",
-        NUMBERS + "test_after_another_boot_whatever_was_reserved_counts_as_used",
+        NUMBERS + "test_after_another_boot_reserved_numbers_count_as_used",
     ),
     Mutation(
         "the hub's state is restored from an older copy",
-        "trainer_node/recall.py",
+        "trainer_node/membership/restart_recovery.py",
         "        self._numbers.above(version.branch)\n",
         "",
-        RECALL + "test_what_a_peer_proves_and_the_hub_lacks_opens_a_higher_branch",
+        RECALL + "test_a_proved_version_that_the_hub_lacks_opens_a_higher_branch",
     ),
     Mutation(
         "the hub's state is restored from an older copy",
-        "rollout_node/telling.py",
+        "rollout_node/control/reporter.py",
         "            **(self._evidence() if first else {}),\n",
         "",
-        DAEMONS + "test_a_hub_restored_from_an_older_copy_hears_from_its_peers_what_it_has_forgotten",
+        DAEMONS + "test_a_hub_restored_from_an_older_copy_learns_from_its_peers",
     ),
     Mutation(
         "a peer holds another state of a version than the run",
-        "rollout_node/following.py",
+        "rollout_node/sync/shadow_updater.py",
         "        return staged is not None and own is not None and self._identities.get(staged, own) != own",
         "        return False",
-        DAEMONS + "test_a_connected_peer_whose_state_is_not_the_runs_gives_it_up",
+        DAEMONS + "test_a_connected_peer_with_another_state_discards_that_state",
     ),
     Mutation(
-        "to have the hub open branches, by showing records that it did not sign",
-        "trainer_node/recall.py",
+        "making the hub open branches",
+        "trainer_node/membership/restart_recovery.py",
         "            found.append(kind.from_signed(signed, key))",
         "            found.append(kind.from_signed(signed, bytes(len(key))))",
-        RECALL + "test_what_a_peer_proves_and_the_hub_lacks_opens_a_higher_branch",
+        RECALL + "test_a_proved_version_that_the_hub_lacks_opens_a_higher_branch",
     ),
 ]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-TASKS = "p2pcast/tasks.py"
-LEAD = "rollout_node/companions.py"
-SPANS = "trainer_node/spans.py"
-IN_DAEMONS = "tests/daemons/test_tasks.py::"
-IN_TASKS = "tests/p2pcast/test_tasks.py::"
-UPLINK = "tests/trainer_node/publisher/test_uplink.py::"
-HOSTS = "tests/daemons/test_hosts.py::"
-AT_A_LEAD = "tests/rollout_node/companions/test_thieves.py::"
-IN_SPANS = "tests/trainer_node/test_spans.py::"
+TASKS = "p2pcast/daemon/tasks.py"
+LEAD = "rollout_node/engine/group_leader.py"
+SPANS = "trainer_node/membership/engine_groups.py"
+IN_DAEMONS = "tests/daemons/hub/test_tasks.py::"
+IN_TASKS = "tests/p2pcast/daemon/test_tasks.py::"
+UPLINK = "tests/trainer_node/sdk/test_hub_connection.py::"
+HOSTS = "tests/daemons/engines/test_hosts.py::"
+AT_A_LEAD = "tests/rollout_node/engine/group/test_thieves.py::"
+IN_SPANS = "tests/trainer_node/membership/test_engine_groups.py::"
 
 OWN_WORK = "the daemon's own work fails"
-ONE_LINK = "what one connection asked for fails"
-ENGINES = "to pass for a member"
-PLACE = "to take the place of an engine's lead"
+ONE_LINK = "work for one connection fails"
+ENGINES = "posing as a member of an engine on several hosts"
+PLACE = "taking the place of an engine's lead"
 
 OWNED = [
     Mutation(
@@ -29,8 +29,8 @@ OWNED = [
     ),
     Mutation(
         OWN_WORK,
-        "trainer_node/sealing.py",
-        '            holding.not_sealed(LocalError(f"version {holding.open.version} could not be sealed: {type(error).__name__}"))\n',
+        "trainer_node/publish/version_sealer.py",
+        '            holding.fail_seal(LocalError(f"version {version} could not be sealed: {type(error).__name__}"))\n',
         "            del error\n",
         IN_DAEMONS + "test_a_hub_that_fails_to_seal_ends_and_its_publish_does_not_hang",
     ),
@@ -46,7 +46,7 @@ OWNED = [
         TASKS,
         "        elif vital and isinstance(error, LocalError):",
         "        elif False:",
-        IN_DAEMONS + "test_an_eviction_that_a_peer_cannot_write_is_told",
+        IN_DAEMONS + "test_an_eviction_that_a_peer_cannot_write_is_reported",
     ),
     Mutation(
         OWN_WORK,
@@ -58,7 +58,7 @@ OWNED = [
     Mutation(
         OWN_WORK,
         TASKS,
-        "            self._fatal.set_exception(_ended(self._first))",
+        "            self._fatal.set_exception(_daemon_ended(self._first))",
         "            self._fatal.set_exception(RuntimeError(self._first.why))",
         IN_DAEMONS + "test_the_process_ends_with_one_line_that_names_the_task",
     ),
@@ -67,7 +67,7 @@ OWNED = [
         TASKS,
         "            if not ends:",
         "            if False:",
-        IN_TASKS + "test_a_loop_of_the_daemon_that_ends_by_itself_is_a_failure",
+        IN_TASKS + "test_a_daemon_loop_that_ends_is_a_failure",
     ),
     Mutation(
         ONE_LINK,
@@ -78,49 +78,49 @@ OWNED = [
     ),
     Mutation(
         ONE_LINK,
-        "p2pcast/http.py",
+        "p2pcast/daemon/http_server.py",
         "        healthy, why = self._healthy()",
         '        healthy, why = True, ""',
-        IN_DAEMONS + "test_a_message_that_a_hub_fails_to_handle_costs_its_link_and_is_told",
+        IN_DAEMONS + "test_a_message_that_the_hub_fails_to_handle_ends_its_link_and_is_reported",
     ),
     Mutation(
         ONE_LINK,
         TASKS,
-        "            loop.set_exception_handler(_heard)",
+        "            loop.set_exception_handler(_handle_loop_error)",
         "            loop.set_exception_handler(None)",
-        IN_DAEMONS + "test_a_timer_that_fails_is_told",
+        IN_DAEMONS + "test_a_failed_timer_is_reported",
     ),
     Mutation(
         ONE_LINK,
-        "trainer_node/hub.py",
+        "trainer_node/admission/admission.py",
         'f"renew {session.link.name}", vital=False)',
         'f"renew {session.link.name}")',
-        IN_DAEMONS + "test_a_certificate_that_fails_to_be_issued_costs_its_link_and_is_told",
+        IN_DAEMONS + "test_a_failed_certificate_issue_ends_its_link_and_is_reported",
     ),
     Mutation(
         ONE_LINK,
         TASKS,
-        "    task.add_done_callback(_settled)\n",
+        "    task.add_done_callback(_report_result)\n",
         "    task.add_done_callback(lambda task: task.exception())\n",
-        IN_DAEMONS + "test_a_read_ahead_that_fails_costs_that_child_and_is_told",
+        IN_DAEMONS + "test_a_failed_read_ahead_ends_that_childs_link_and_is_reported",
     ),
     Mutation(
         ONE_LINK,
         TASKS,
         "        threading.excepthook = hook\n",
         "",
-        IN_TASKS + "test_a_thread_that_dies_is_heard",
+        IN_TASKS + "test_a_failed_thread_is_recorded",
     ),
     Mutation(
         "a publisher's thread dies",
-        "trainer_node/uplink.py",
+        "trainer_node/sdk/hub_connection.py",
         '            self._failed(self._loop, {"message": "the publisher\'s thread failed", "exception": error})',
         "            del error",
-        UPLINK + "test_a_publisher_whose_thread_never_gets_going_says_so",
+        UPLINK + "test_a_publisher_whose_thread_fails_to_start_raises_an_error",
     ),
     Mutation(
         "a publisher's thread dies",
-        "trainer_node/uplink.py",
+        "trainer_node/sdk/hub_connection.py",
         "                self._loop.set_exception_handler(self._failed)\n",
         "",
         UPLINK + "test_a_callback_that_fails_on_the_publishers_loop_ends_the_wait_and_the_connection",
@@ -130,7 +130,7 @@ OWNED = [
         LEAD,
         "        if node not in self._roster:",
         "        if False:",
-        AT_A_LEAD + "test_whom_the_hub_does_not_name_is_no_member",
+        AT_A_LEAD + "test_a_peer_that_the_hub_does_not_name_is_no_member",
     ),
     Mutation(
         ENGINES,
@@ -142,28 +142,28 @@ OWNED = [
     Mutation(
         ENGINES,
         LEAD,
-        " for node, s in self._seats.items() if node in working}",
-        " for node, s in self._seats.items()}",
+        "s.standing for node, s in self._seats.items() if node in working",
+        "s.standing for node, s in self._seats.items()",
         HOSTS + "test_a_peer_that_claims_to_be_a_member_neither_stalls_nor_speaks_for_the_engine",
     ),
     Mutation(
         ENGINES,
         LEAD,
-        " for node, s in self._seats.items() if node in working}",
-        " for node, s in self._seats.items()}",
-        AT_A_LEAD + "test_a_member_without_a_worker_is_waited_for_by_nobody",
+        "s.standing for node, s in self._seats.items() if node in working",
+        "s.standing for node, s in self._seats.items()",
+        AT_A_LEAD + "test_a_member_without_a_worker_is_not_waited_for",
     ),
     Mutation(
         ENGINES,
-        "rollout_node/install_socket.py",
+        "rollout_node/installers/install_socket.py",
         "        if claim is not None and awaited:",
         "        if claim is not None:",
-        AT_A_LEAD + "test_what_nobody_asked_is_no_claim_to_a_rank",
+        AT_A_LEAD + "test_an_unasked_report_is_no_claim_to_a_rank",
     ),
     Mutation(
         ENGINES,
         LEAD,
-        "        if whose is not None and rank not in self._loose:",
+        "        if owner is not None and rank not in self._loose:",
         "        if False:",
         AT_A_LEAD + "test_no_rank_is_claimed_by_two_members",
     ),
@@ -176,8 +176,8 @@ OWNED = [
     ),
     Mutation(
         PLACE,
-        "trainer_node/hub.py",
-        '        self.hearing.recall_leads(self.memory["leads"])\n',
+        "trainer_node/hub_startup.py",
+        "    leads.recall()\n",
         "",
         HOSTS + "test_the_place_of_a_lead_that_is_away_is_kept_also_by_a_hub_that_was_restarted",
     ),

@@ -1,9 +1,12 @@
-"""Takes out the defences of docs/threats.md one by one and runs the test that has to notice: ``python tests/mutations/run.py [--jobs N] [PART…]``.
+"""Takes out the defences of docs/design/security.md one by one and runs the test that must notice: ``python
+tests/mutations/run.py [--jobs N] [PART…]``.
 
-Each job has a copy of the repository of its own, in which a mutation's text is replaced, its test run, and the text put back: the repository itself is never changed. First
-every test runs as it is, since one that fails anyway would prove nothing. A mutation that is not noticed is a defence that nobody would miss. PART: only mutations with this in attack, file or test.
+Each job has its own copy of the repository. It replaces a mutation's text in the copy, runs the test, and restores the
+text; the repository itself is never changed. Every test first runs unchanged, since a failing test would prove nothing.
+An unnoticed mutation is a defence without an effective test. PART: only mutations with this text in attack, file or
+test.
 
-Exit code 1 if one was not noticed.
+Exit code 1 if a mutation was not noticed.
 """
 
 from __future__ import annotations
@@ -24,44 +27,47 @@ from table import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 FAILED = 1
-"""Pytest's exit code when tests were run and some failed. Any other says nothing of the defence."""
+"""Pytest's exit code after test failures. Any other code says nothing about the defence."""
 DEADLINE_S = 300.0
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "bench-out", "fuzz-out", "walk")
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "bench-out", "build", "fuzz-out", "walk")
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description="Take out defences, one at a time, and see that tests notice.")
+    options = argparse.ArgumentParser(description="Take out defences one at a time, and check that tests notice.")
     options.add_argument("--jobs", type=int, default=1)
     options.add_argument("parts", nargs="*", metavar="PART")
     given = options.parse_args()
     chosen = [
-        m for m in MUTATIONS if not given.parts or any(p in text for p in given.parts for text in (m.attack, m.file, m.test))
+        m
+        for m in MUTATIONS
+        if not given.parts or any(p in text for p in given.parts for text in (m.attack, m.file, m.test))
     ]
     if not chosen:
-        print("no mutation has that in it", file=sys.stderr)
+        print("no mutation contains this text", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="p2pcast-mutations-") as folder:
         copies: queue.Queue[Path] = queue.Queue()
         for n in range(given.jobs):
             copy = Path(folder) / str(n)
-            # With the times of files, so that what numba has compiled counts there, too.
+            # Keep the files' times, so that numba's compiled code stays valid in the copies.
             shutil.copytree(ROOT, copy, ignore=LEFT_OUT, symlinks=True)
             copies.put(copy)
         broken = _all(copies, given.jobs, sorted({m.test for m in chosen}), lambda copy, test: _sound(copy, test))
-        missed = _all(copies, given.jobs, [m for m in chosen if m.test not in broken], lambda copy, m: _noticed(copy, m))
+        missed = _all(
+            copies, given.jobs, [m for m in chosen if m.test not in broken], lambda copy, m: _noticed(copy, m)
+        )
     for test in broken:
         print(f"FAILS AS IT IS   {test}")
     for mutation in missed:
-        print(
-            f"NOT NOTICED      {mutation.attack}: {mutation.file} without {mutation.old.strip().splitlines()[0]!r} ({mutation.test})"
-        )
+        taken_out = mutation.old.strip().splitlines()[0]
+        print(f"NOT NOTICED      {mutation.attack}: {mutation.file} without {taken_out!r} ({mutation.test})")
     noticed = len(chosen) - len(missed) - sum(m.test in broken for m in chosen)
     print(f"{noticed} of {len(chosen)} mutations were noticed")
     return 1 if broken or missed else 0
 
 
 def _all(copies, jobs, work, good):
-    """What is not good, each tried in a copy that nobody else uses."""
+    """The failures of ``good`` over ``work``, each tried in a copy that no other thread uses."""
     left: queue.SimpleQueue = queue.SimpleQueue()
     bad = []
     for each in work:
@@ -104,9 +110,20 @@ def _noticed(copy: Path, mutation: Mutation) -> bool:
 
 
 def _pytest(copy: Path, test: str) -> int:
-    # Not even its bytecode is left of a mutation.
+    # Bytecode of a mutation must not remain either.
     environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", str(int(DEADLINE_S)), test]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        str(int(DEADLINE_S)),
+        test,
+    ]
     try:
         return subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, timeout=2 * DEADLINE_S, check=False

@@ -1,115 +1,117 @@
-"""Defences of runs that go on: while the hub is away, below a parent that sends nothing, beside somebody who keeps the others waiting (docs/faults.md, docs/threats.md)."""
+"""Defences of runs that continue: while the hub is away, below a parent that sends nothing, beside a node that delays
+the others (docs/design/faults.md, docs/design/security.md).
+"""
 
 from __future__ import annotations
 
 from mutation import THIEVES, Mutation
 
-AWAY = "tests/daemons/test_hub_away.py::"
-LIARS = "tests/daemons/test_liars.py::"
+AWAY = "tests/daemons/peer/test_hub_away.py::"
+LIARS = "tests/daemons/trust/test_liars.py::"
 OVERDUE = "tests/daemons/intake/test_overdue.py::"
-PACE = "tests/trainer_node/test_pace.py::"
+PACE = "tests/trainer_node/publish/test_backpressure.py::"
 WITHHOLDING = "tests/topology/test_withholding.py::"
-HEEDING = "rollout_node/heeding.py"
+RUN_KEY = "rollout_node/control/run_key_source.py"
 PEER = "rollout_node/peer.py"
 STARTED = "a peer is started while the hub is away"
 BACK = "a peer is started while the hub is away, and its newest version is lost"
 FIRST = "a peer joins for the first time while the hub is away"
-STALE = "what a peer knows grows old"
-SENDS_NOTHING = "to hold up those below it, by sending nothing and saying that it has nothing"
-KEEPS_WAITING = "a rank lives and does not get on, or never comes"
-HOLDS_BACK = "to hold back training with `--max-lag`, by never getting on"
+STALE = "a peer's information grows old"
+SENDS_NOTHING = "delaying the peers below"
+KEEPS_WAITING = "a rank hangs or never comes"
+HOLDS_BACK = "delaying training with `--max-lag`"
 
 STAYING = [
     Mutation(
         STARTED,
-        HEEDING,
-        "            if kept is not None:\n                return self._go_on_alone(kept, failed)",
-        "            if False:\n                return self._go_on_alone(kept, failed)",
+        RUN_KEY,
+        "            if kept is not None:\n                return self._resume(kept, failed)",
+        "            if False:\n                return self._resume(kept, failed)",
         AWAY + "test_a_peer_starts_without_its_hub_and_feeds_an_engine",
     ),
     Mutation(
         STARTED,
-        "rollout_node/remembering.py",
+        "rollout_node/control/saved_hub_state.py",
         "len(key) == KEY_BYTES and run_id(key) == self._run",
         "len(key) == KEY_BYTES",
         AWAY + "test_a_key_that_the_token_does_not_pin_is_not_used",
     ),
     Mutation(
         STARTED,
-        "rollout_node/following.py",
-        "            if known is None and not self._peer.catalog.complete.is_set():",
+        "rollout_node/sync/shadow_updater.py",
+        "            if known is None and not self._catalog.complete.is_set():",
         "            if False:",
         AWAY + "test_a_good_shadow_is_not_thrown_away_because_the_hub_is_away",
     ),
     Mutation(
         STARTED,
-        PEER,
-        "        self.commits, self.target, self.wayfinding.hold = known.commit, known.target, known.hold",
+        "rollout_node/control/hub_orders.py",
+        "        self.commits, self.target, self.hold = self._saved.commit, self._saved.target, self._saved.hold",
         "        pass",
         AWAY + "test_without_the_hub_engines_still_wait_for_its_command",
     ),
     Mutation(
         STARTED,
-        "rollout_node/receiving.py",
+        "rollout_node/sync/ingest.py",
         "            upstream.want_newer()",
         "            pass",
-        AWAY + "test_a_peer_gets_from_the_swarm_what_it_missed_while_both_it_and_the_hub_were_away",
+        AWAY + "test_a_peer_gets_missed_versions_from_the_swarm_without_the_hub",
     ),
     Mutation(
         STARTED,
         PEER,
-        "            self.attachment.recall(parent, backups, neighbours)",
-        "            pass",
-        AWAY + "test_a_peer_gets_from_the_swarm_what_it_missed_while_both_it_and_the_hub_were_away",
+        "        relay.parent_link.recall(parent, backups, neighbours)",
+        "        pass",
+        AWAY + "test_a_peer_gets_missed_versions_from_the_swarm_without_the_hub",
     ),
     Mutation(
         STARTED,
         PEER,
-        "            self.member.lead_is(self.remembering.lead)",
-        "            pass",
-        "tests/daemons/test_hosts.py::test_a_member_that_is_started_without_the_hub_goes_to_the_lead_that_it_had",
+        "        engine.member.set_lead(startup.saved.lead)",
+        "        pass",
+        "tests/daemons/engines/test_hosts.py::test_a_member_started_without_the_hub_dials_its_saved_lead",
     ),
     Mutation(
         BACK,
-        "rollout_node/wayfinding.py",
-        "unsure = not self._peer.catalog.listed or (",
-        "unsure = (",
+        "rollout_node/sync/planner.py",
+        "unsure = not self._catalog.listed or ",
+        "unsure = ",
         AWAY + "test_without_the_hub_a_damaged_disk_takes_no_engine_back",
     ),
     Mutation(
         BACK,
-        PEER,
-        "        return not self.catalog.listed or any(known >= newest for known in self.catalog.states())",
+        "rollout_node/engine/commit_permission.py",
+        "        return not self._catalog.listed or any(known >= newest for known in self._catalog.states())",
         "        return False",
         AWAY + "test_without_the_hub_no_engine_gets_less_than_was_staged_before",
     ),
     Mutation(
         FIRST,
-        HEEDING,
+        RUN_KEY,
         "            if left_s <= 0:",
         "            if True:",
         AWAY + "test_a_first_join_keeps_trying_until_the_hub_is_there",
     ),
     Mutation(
         FIRST,
-        HEEDING,
+        RUN_KEY,
         "            if left_s <= 0:",
         "            if False:",
         AWAY + "test_a_first_join_gives_up_after_its_time",
     ),
     Mutation(
         "the hub is out of reach when the Publisher is made",
-        "trainer_node/uplink.py",
+        "trainer_node/sdk/hub_connection.py",
         "if self._stop.is_set() or time.monotonic() >= self._until:",
         "if True:",
-        "tests/trainer_node/publisher/test_uplink.py::test_a_hub_that_is_being_restarted_is_waited_for",
+        "tests/trainer_node/sdk/test_hub_connection.py::test_a_hub_that_is_being_restarted_is_waited_for",
     ),
     Mutation(
         STALE,
-        "rollout_node/freshness.py",
+        "rollout_node/control/freshness.py",
         "if self._newest is None or version > self._newest:",
         "if True:",
-        "tests/rollout_node/test_freshness.py::test_only_a_version_newer_than_all_before_makes_knowledge_fresher",
+        "tests/rollout_node/control/test_freshness.py::test_only_a_version_newer_than_all_before_makes_knowledge_fresher",
     ),
     Mutation(
         STALE,
@@ -120,59 +122,59 @@ STAYING = [
     ),
     Mutation(
         SENDS_NOTHING,
-        "rollout_node/stalls.py",
+        "rollout_node/sync/stalls.py",
         "            if now - since > row.patience_s:",
         "            if False:",
-        LIARS + "test_what_a_parent_withholds_comes_from_elsewhere_and_it_loses_its_place",
+        LIARS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
     ),
     Mutation(
         SENDS_NOTHING,
         "p2pcast/relay/upstream.py",
         "        if artifact in self.withheld:\n            # This parent's announcement",
         "        if False:\n            # This parent's announcement",
-        LIARS + "test_what_a_parent_withholds_comes_from_elsewhere_and_it_loses_its_place",
+        LIARS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
     ),
     Mutation(
         SENDS_NOTHING,
-        "rollout_node/lacking.py",
+        "rollout_node/sync/missing_versions.py",
         "            if self._opened.count(False) >= MISSES:",
         "            if False:",
-        LIARS + "test_a_parent_that_opens_nothing_loses_its_place",
+        LIARS + "test_a_parent_that_opens_no_version_is_demoted",
     ),
     Mutation(
         SENDS_NOTHING,
-        "rollout_node/wayfinding.py",
-        "(comes and self._peer.node.is_listed(holding.id))",
-        "comes",
-        THIEVES + "test_a_way_that_the_hub_does_not_list_is_not_waited_for",
+        "rollout_node/sync/planner.py",
+        "(not needs_source(holding) and self._node.is_listed(holding.id))",
+        "not needs_source(holding)",
+        THIEVES + "test_an_unlisted_artifact_is_not_waited_for",
     ),
     Mutation(
         SENDS_NOTHING,
         "p2pcast/relay/upstream.py",
         "                if node.is_sealed(holding.id):",
         "                if False:",
-        LIARS + "test_a_parent_that_calls_off_what_the_hub_has_sealed_holds_up_nobody",
+        LIARS + "test_a_parent_that_aborts_a_sealed_version_delays_no_peer",
     ),
     Mutation(
         SENDS_NOTHING,
-        "rollout_node/lacking.py",
+        "rollout_node/sync/missing_versions.py",
         " or artifact in live.wanted)",
         ")",
-        LIARS + "test_a_parent_that_offers_what_it_does_not_send_is_not_waited_for",
+        LIARS + "test_a_parent_that_offers_and_does_not_send_is_not_waited_for",
     ),
     Mutation(
         SENDS_NOTHING,
-        "rollout_node/receiving.py",
-        "            peer.node.confirm(holding, entry.durable)",
+        "rollout_node/sync/ingest.py",
+        "            self._node.confirm(holding, entry.durable)",
         "            pass",
-        LIARS + "test_a_parent_that_keeps_the_durable_record_to_itself_holds_up_nobody",
+        LIARS + "test_a_parent_that_withholds_the_durable_record_delays_no_peer",
     ),
     Mutation(
         SENDS_NOTHING,
         "topology/withholding.py",
         "        if (node, artifact) in self._complaints:",
         "        if False:",
-        LIARS + "test_who_stands_between_a_liar_and_those_that_wait_is_not_blamed",
+        LIARS + "test_a_peer_below_a_liar_is_not_blamed",
     ),
     Mutation(
         SENDS_NOTHING,
@@ -186,76 +188,76 @@ STAYING = [
         "topology/withholding.py",
         "            if len(excused) < EXCUSES:",
         "            if True:",
-        WITHHOLDING + "test_a_peer_that_always_lacks_what_others_wait_for_is_to_blame_in_the_end",
+        WITHHOLDING + "test_a_peer_that_always_lacks_awaited_artifacts_is_blamed_in_the_end",
     ),
     Mutation(
-        "to have others lose their place, by complaining of them",
+        "demoting other nodes by complaints",
         "topology/withholding.py",
         " and len(self._incidents.get(node, ())) >= INCIDENTS",
         "",
         WITHHOLDING + "test_one_witness_costs_a_place_for_a_while_and_two_over_two_versions_for_good",
     ),
     Mutation(
-        "to have others lose their place, by complaining of them",
-        "trainer_node/membership.py",
+        "demoting other nodes by complaints",
+        "trainer_node/membership/membership.py",
         "parent if parent == above else None",
         "parent",
-        "tests/trainer_node/test_withheld.py::test_a_peer_can_complain_of_its_own_parent_alone",
+        "tests/trainer_node/membership/test_withheld.py::test_a_report_of_lacking_artifacts_counts_against_the_own_parent_alone",
     ),
     Mutation(
-        "to have others lose their place, by complaining of them",
-        "trainer_node/hearing.py",
-        ' for a, parent in body["lacking"] if self._owner.is_sealed(a)]',
-        ' for a, parent in body["lacking"]]',
-        LIARS + "test_what_was_never_sealed_can_not_be_complained_of",
+        "demoting other nodes by complaints",
+        "trainer_node/membership/report_handler.py",
+        "for artifact, parent in body.lacking if self._is_sealed(artifact)]",
+        "for artifact, parent in body.lacking]",
+        LIARS + "test_complaints_about_unsealed_artifacts_are_ignored",
     ),
     Mutation(
         KEEPS_WAITING,
-        "trainer_node/intake_session.py",
+        "trainer_node/ranks/rank_intake.py",
         "            awaited = dict.fromkeys(group.silent)",
         "            awaited = {}",
-        OVERDUE + "test_a_group_that_never_gathers_is_ended",
+        OVERDUE + "test_an_incomplete_rank_group_is_ended",
     ),
     Mutation(
         KEEPS_WAITING,
-        "trainer_node/intake_session.py",
-        "        elif coming is None:\n            self._abort(group, str(error))",
-        "        elif coming is None:\n            pass",
+        "trainer_node/ranks/rank_intake.py",
+        "        elif pending is None:\n            self._abort(group, str(error))",
+        "        elif pending is None:\n            pass",
         OVERDUE + "test_a_rank_that_does_not_begin_is_not_waited_for",
     ),
     Mutation(
         KEEPS_WAITING,
-        "trainer_node/intake_session.py",
-        "        else:\n            coming.fail(error)",
+        "trainer_node/ranks/rank_intake.py",
+        "        else:\n            pending.fail(error)",
         "        else:\n            pass",
-        OVERDUE + "test_a_rank_that_hangs_after_it_has_begun_does_not_keep_the_turn",
+        OVERDUE + "test_a_rank_that_hangs_after_begin_does_not_keep_the_turn",
     ),
     Mutation(
         HOLDS_BACK,
-        "trainer_node/pace.py",
+        "trainer_node/publish/backpressure.py",
         "            if self._wait_s and now - since >= self._wait_s:",
         "            if False:",
-        PACE + "test_nobody_is_waited_for_for_ever",
+        PACE + "test_no_peer_is_waited_for_for_ever",
     ),
     Mutation(
         HOLDS_BACK,
-        "trainer_node/pace.py",
+        "trainer_node/publish/backpressure.py",
         "[engine for engine in peer.engines if engine.started]",
         "list(peer.engines)",
-        PACE + "test_who_has_no_engine_in_reach_or_is_detached_is_not_waited_for",
+        PACE + "test_peers_without_reachable_engines_and_detached_peers_are_not_waited_for",
     ),
     Mutation(
         HOLDS_BACK,
-        "trainer_node/pace.py",
+        "trainer_node/publish/backpressure.py",
         "            if peer.ident in detached:",
         "            if False:",
-        PACE + "test_who_has_no_engine_in_reach_or_is_detached_is_not_waited_for",
+        PACE + "test_peers_without_reachable_engines_and_detached_peers_are_not_waited_for",
     ),
     Mutation(
-        "to end the barrier's rounds, by claiming versions that are not sealed",
-        "trainer_node/barrier.py",
+        "ending the barrier's rounds",
+        "trainer_node/commit/barrier.py",
         "any(not self._engine(key).is_beyond(newest) for key in past)",
         "past",
-        "tests/trainer_node/test_barrier.py::test_one_that_claims_what_is_not_sealed_ends_no_round",
+        "tests/trainer_node/commit/test_barrier.py::test_a_report_of_an_unsealed_version_ends_no_round",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Every defence of docs/threats.md."""
+"""Every defence of docs/design/security.md."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mutation import Mutation
 from one_version import ONE_VERSION
 from owned import OWNED
 from releases import RELEASES
+from rollouts import ROLLOUTS
 from staying import STAYING
 from wearing_out import SAID, WEARING_OUT
 
@@ -24,6 +25,7 @@ MUTATIONS: list[Mutation] = [
     *ONE_VERSION,
     *OWNED,
     *RELEASES,
+    *ROLLOUTS,
     *STAYING,
     *SAID,
     *WEARING_OUT,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.trust.authority import Authority
+from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
-from p2pcast.trust.contexts import Tls
 from p2pcast.trust.credentials import Credentials
-from p2pcast.trust.roles import Certified
+from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.tls_contexts import Tls
 
 Tensors = Mapping[str, tuple[str, list[int], bytes]]
 MakeCheckpoint = Callable[..., Path]
@@ -30,7 +30,9 @@ def _safetensors(tensors: Tensors, pad: int) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def _make(folder: Path, tensors: Tensors, files: Mapping[str, bytes] | None = None, *, pad: int = 0, shards: int = 1) -> Path:
+def _make(
+    folder: Path, tensors: Tensors, files: Mapping[str, bytes] | None = None, *, pad: int = 0, shards: int = 1
+) -> Path:
     """A folder of ``tensors`` (name → dtype, shape, bytes). ``pad`` 1…7 misaligns the data section."""
     folder.mkdir(parents=True)
     if shards == 1:
@@ -62,9 +64,13 @@ class Papers:
     def __init__(self) -> None:
         self.authority = Authority.create(self.run, time.time())
 
-    def credentials(self, node: bytes, role: str = "peer", *, lifetime_s: float = 3600.0, at: float | None = None) -> Credentials:
+    def credentials(
+        self, node: bytes, role: str = "peer", *, lifetime_s: float = 3600.0, at: float | None = None
+    ) -> Credentials:
         key, who, now = new_key(), Certified(self.run, node, role), time.time() if at is None else at
-        return Credentials(key, self.authority.issue(key.public_key(), who, now, lifetime_s), self.authority.certificate, now)
+        return Credentials(
+            key, self.authority.issue(key.public_key(), who, now, lifetime_s), self.authority.certificate, now
+        )
 
     def tls(self, node: bytes, role: str = "peer", **options: float) -> Tls:
         return Tls(self.credentials(node, role, **options), strangers=role == "hub")

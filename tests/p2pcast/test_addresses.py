@@ -1,4 +1,4 @@
-"""Addresses as people write them: what is taken, what is refused and why."""
+"""Addresses as people write them: accepted and refused forms, and the reasons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from p2pcast.errors import UsageError
         ("7077", {"default_host": "127.0.0.1"}, ("127.0.0.1", 7077)),
     ],
 )
-def test_what_is_taken(text, options, parsed) -> None:
+def test_valid_addresses_are_parsed(text, options, parsed) -> None:
     assert parse_address(text, **options) == parsed
 
 
@@ -59,14 +59,14 @@ def test_what_is_taken(text, options, parsed) -> None:
         ("", {}, "not an address"),
     ],
 )
-def test_what_is_refused(text, options, why) -> None:
+def test_invalid_addresses_are_refused_with_a_reason(text, options, why) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         parse_address(text, **options)
     assert "\n" not in str(refused.value)
 
 
 @given(st.ip_addresses().filter(lambda ip: ip.version == 4 or not ip.is_link_local), st.integers(0, 65535))
-def test_what_is_shown_can_be_read(ip, port) -> None:
+def test_shown_addresses_can_be_parsed(ip, port) -> None:
     assert parse_address(show_address(str(ip), port)) == (plain_host(str(ip)), port)
 
 
@@ -80,7 +80,7 @@ def test_any_text_is_an_address_or_refused(text, host, port) -> None:
     assert parsed[0] or host == ""
 
 
-def test_what_hosts_are() -> None:
+def test_hosts_are_classified() -> None:
     assert [family_of(h) for h in ("10.0.0.1", "::1", "hub")] == [4, 6, None]
     assert [is_loopback(h) for h in ("127.0.0.9", "::ffff:127.0.0.1", "::1", "10.0.0.1", "localhost")] == [
         True,
@@ -151,11 +151,11 @@ def test_hosts_that_may_not(host) -> None:
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b", "-a", "a b", "a\0b", "127.1", "[fe80::1%eth0]"])
-def test_nor_may_they_be_given(host) -> None:
+def test_unreachable_hosts_are_refused_as_options(host) -> None:
     with pytest.raises(UsageError):
         parse_address(f"{host}:7077")
 
 
-def test_a_scope_is_told_to_nobody() -> None:
+def test_addresses_are_announced_without_a_scope() -> None:
     assert unscoped("fe80::1%eth0") == "fe80::1"
     assert unscoped("10.0.0.1") == "10.0.0.1"

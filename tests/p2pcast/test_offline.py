@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2pcast import offline, sparsity
+from p2pcast import offline
 from p2pcast.artifact import Open, RunKey, run_id
-from p2pcast.artifact.p2pd import HEADER, P2pdFile, P2pdWriter
+from p2pcast.artifact.artifact_file import HEADER, P2pdFile, P2pdWriter
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.cell import apply, decode, digest
 from p2pcast.codec.layout import DTYPES, Layout, Tensor
 from p2pcast.errors import EXIT_REFUSED, IntegrityError, LocalError, UsageError
+from p2pcast.inspection import sparsity_report
 from p2pcast.version import Version
 
 Make = Callable[..., Path]
@@ -28,7 +29,7 @@ CELL_WORDS = 16
 
 
 def _random_tensors(draw: random.Random) -> Table:
-    """All dtypes, and shapes from nothing to several cells."""
+    """All dtypes, and shapes from empty to several cells."""
     out: Table = {}
     for number, dtype in enumerate(sorted(DTYPES)):
         shape = draw.choice([[], [0, 8], [8], [3, 16], [5, 8]])
@@ -72,7 +73,9 @@ def _contents(folder: Path) -> dict[str, bytes]:
     pad=st.integers(0, 7),
     workers=st.sampled_from([1, 2]),
 )
-def test_diff_then_apply_is_exact(make_checkpoint: Make, seed: int, how: str, codec: str, pad: int, workers: int) -> None:
+def test_diff_then_apply_is_exact(
+    make_checkpoint: Make, seed: int, how: str, codec: str, pad: int, workers: int
+) -> None:
     draw = random.Random(seed)
     old = _random_tensors(draw)
     new = _changed(draw, old, how)
@@ -89,7 +92,9 @@ def test_diff_then_apply_is_exact(make_checkpoint: Make, seed: int, how: str, co
         assert offline.verify_folder(top / "new", top / "d").state == made.state
         words = {t.name: t.word_bytes for t in Checkpoint.open(top / "new").layout().tensors}
         differing = sum(
-            old[n][2][at : at + w] != new[n][2][at : at + w] for n, w in words.items() for at in range(0, len(new[n][2]), w)
+            old[n][2][at : at + w] != new[n][2][at : at + w]
+            for n, w in words.items()
+            for at in range(0, len(new[n][2]), w)
         )
         assert made.changed == differing
         assert made.nbytes == (top / "d").stat().st_size
@@ -98,8 +103,8 @@ def test_diff_then_apply_is_exact(make_checkpoint: Make, seed: int, how: str, co
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), back=st.booleans(), codec=st.sampled_from(["auto", "flat"]))
-def test_squash_is_the_direct_way(make_checkpoint: Make, seed: int, back: bool, codec: str) -> None:
-    """Of deltas in the smallest form with the base at hand, of flat ones without it."""
+def test_squash_equals_the_direct_delta(make_checkpoint: Make, seed: int, back: bool, codec: str) -> None:
+    """Deltas of the smallest codec with the base given, flat deltas without it."""
     draw = random.Random(seed)
     states = [_random_tensors(draw)]
     for _ in range(3):
@@ -112,7 +117,9 @@ def test_squash_is_the_direct_way(make_checkpoint: Make, seed: int, back: bool, 
         for n, state in enumerate(states):
             make_checkpoint(top / f"step_{n}", state, {"config.json": names[n]})
         for n in range(3):
-            offline.diff(top / f"step_{n}", top / f"step_{n + 1}", top / f"d{n}", cell_words=CELL_WORDS, workers=1, codec=codec)
+            offline.diff(
+                top / f"step_{n}", top / f"step_{n + 1}", top / f"d{n}", cell_words=CELL_WORDS, workers=1, codec=codec
+            )
         base = top / "step_0" if codec == "auto" else None
         made = offline.squash_files([top / "d0", top / "d1", top / "d2"], top / "s", base=base, workers=2)
         assert (made.base, made.version) == (Version(0, 0), Version(0, 3))
@@ -148,8 +155,8 @@ def _refused(top: Path, base: str, words: str, delta: str = "d") -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_auto_is_the_smallest_for_each_cell(seed: int) -> None:
-    """Few changes and many, in words that look like weights and in noise."""
+def test_auto_takes_the_smallest_codec_per_cell(seed: int) -> None:
+    """Few and many changes, in weight-like words and in noise."""
     draw = np.random.default_rng(seed)
     words, share = int(draw.integers(1, 5000)), float(draw.choice([0.0005, 0.01, 0.2, 1.0]))
     cell = Layout([Tensor("w", "BF16", (words,))]).cells[0]
@@ -157,8 +164,8 @@ def test_auto_is_the_smallest_for_each_cell(seed: int) -> None:
     moved = draw.random(words) < share
     new = np.where(moved, old + draw.integers(1, 3, words).astype(np.uint16), old)
     before = digest(old, cell)
-    made = offline.code(cell, old, new, before, "auto")
-    others = [offline.code(cell, old, new, before, codec) for codec in ("context", "flat", "dense", "raw")]
+    made = offline.encode_smallest(cell, old, new, before, "auto")
+    others = [offline.encode_smallest(cell, old, new, before, codec) for codec in ("context", "flat", "dense", "raw")]
     if made is None:
         assert others == [None] * 4
         return
@@ -169,7 +176,7 @@ def test_auto_is_the_smallest_for_each_cell(seed: int) -> None:
     assert np.array_equal(reached, new)
 
 
-def test_a_wrong_base_is_named(pair: tuple[Path, Table, Table], make_checkpoint: Make) -> None:
+def test_wrong_base_is_named(pair: tuple[Path, Table, Table], make_checkpoint: Make) -> None:
     top, old, _ = pair
     files = {"config.json": b"{}", "same.txt": b"same" * 99}
 
@@ -181,7 +188,7 @@ def test_a_wrong_base_is_named(pair: tuple[Path, Table, Table], make_checkpoint:
     base("touched", 110)
     _refused(top, "touched", r"wrong base: .*touched: tensor 'w', words 50 to 99 \(cell 2\)")
     base("elsewhere", 799)
-    _refused(top, "elsewhere", r"wrong base: .*another one is not")
+    _refused(top, "elsewhere", r"wrong base: .*another cell differs")
     _refused(top, "new", r"tensor 'w', words 50 to 99")
     make_checkpoint(top / "file", old, {**files, "same.txt": b"other"})
     _refused(top, "file", r"small file 'same.txt' differs")
@@ -193,7 +200,7 @@ def test_a_wrong_base_is_named(pair: tuple[Path, Table, Table], make_checkpoint:
     _refused(top, "fewer", "missing: b")
 
 
-def test_a_damaged_delta_writes_nothing(pair: tuple[Path, Table, Table]) -> None:
+def test_damaged_delta_writes_no_folder(pair: tuple[Path, Table, Table]) -> None:
     top, _, _ = pair
     whole = (top / "d").read_bytes()
     with P2pdFile.open(top / "d") as file:
@@ -202,7 +209,19 @@ def test_a_damaged_delta_writes_nothing(pair: tuple[Path, Table, Table]) -> None
         tensors = {p.cell for p in file.assembly.directory}
     assert len(tensors) == 2
     tail = len(HEADER) + log
-    cuts = {0, 1, 4, len(HEADER), tail, tail + 1, len(whole) - 24, len(whole) - 16, len(whole) - 8, len(whole) - 1, *borders}
+    cuts = {
+        0,
+        1,
+        4,
+        len(HEADER),
+        tail,
+        tail + 1,
+        len(whole) - 24,
+        len(whole) - 16,
+        len(whole) - 8,
+        len(whole) - 1,
+        *borders,
+    }
     for cut in sorted(cuts):
         (top / "x").write_bytes(whole[:cut])
         _refused(top, "old", "cut short|not a", "x")
@@ -215,8 +234,8 @@ def test_a_damaged_delta_writes_nothing(pair: tuple[Path, Table, Table]) -> None
 
 
 @pytest.mark.parametrize("lie", ["payload", "after", "state"])
-def test_a_signed_lie_is_found_too(pair: tuple[Path, Table, Table], lie: str) -> None:
-    """The key's holder may err: what is applied must still lead to the digests that were signed."""
+def test_wrong_signed_data_is_detected(pair: tuple[Path, Table, Table], lie: str) -> None:
+    """A key's holder may sign wrong data: applied deltas must still reach the signed digests."""
     top, _, _ = pair
     key = RunKey.generate()
     with P2pdFile.open(top / "d") as file:
@@ -228,7 +247,7 @@ def test_a_signed_lie_is_found_too(pair: tuple[Path, Table, Table], lie: str) ->
                 writer.add_cell(p.cell, p.codec, bytes(payload), p.before, p.after ^ (lie == "after"))
             writer.add_file("config.json", b"{}")
             writer.seal(file.manifest.state ^ (lie == "state"))
-    _refused(top, "old", "another one is not" if lie == "state" else "cell 2", "x")
+    _refused(top, "old", "another cell differs" if lie == "state" else "cell 2", "x")
 
 
 def test_apply_does_not_overwrite(pair: tuple[Path, Table, Table]) -> None:
@@ -239,7 +258,7 @@ def test_apply_does_not_overwrite(pair: tuple[Path, Table, Table]) -> None:
         offline.diff(top / "old", top / "new", top / "none" / "d")
 
 
-def test_diff_of_different_layouts(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_diff_of_different_layouts_is_refused(tmp_path: Path, make_checkpoint: Make) -> None:
     make_checkpoint(tmp_path / "a", {f"t{n}": ("U8", [1], b"1") for n in range(30)})
     make_checkpoint(tmp_path / "b", {"t0": ("I8", [1], b"1"), "new": ("U8", [1], b"1")})
     with pytest.raises(IntegrityError, match="anchor") as caught:
@@ -249,7 +268,7 @@ def test_diff_of_different_layouts(tmp_path: Path, make_checkpoint: Make) -> Non
     assert not (tmp_path / "d").exists()
 
 
-def test_unknown_codec_leaves_nothing(pair: tuple[Path, Table, Table]) -> None:
+def test_unknown_codec_leaves_no_file(pair: tuple[Path, Table, Table]) -> None:
     top, _, _ = pair
     with pytest.raises(UsageError, match="codec"):
         offline.diff(top / "old", top / "new", top / "e", codec="zip")
@@ -268,7 +287,7 @@ def test_unknown_codec_leaves_nothing(pair: tuple[Path, Table, Table]) -> None:
         ("step_9", "step_7", "0.9", "1.7"),
     ],
 )
-def test_versions_of_folders(old: str, new: str, base: str, version: str) -> None:
+def test_versions_follow_folder_names(old: str, new: str, base: str, version: str) -> None:
     assert [str(v) for v in offline.folder_versions(Path(old), Path(new))] == [base, version]
 
 
@@ -293,7 +312,7 @@ def test_squash_refuses_gaps(pair: tuple[Path, Table, Table], make_checkpoint: M
     assert _contents(top / "out") == _contents(top / "old")
 
 
-def test_verify_names_what_differs(pair: tuple[Path, Table, Table], make_checkpoint: Make) -> None:
+def test_verify_names_every_difference(pair: tuple[Path, Table, Table], make_checkpoint: Make) -> None:
     top, _, new = pair
     faults = offline.verify_folder(top / "old", top / "d").faults
     assert any("tensor 'w', words 50 to 99" in f for f in faults)
@@ -308,14 +327,22 @@ def test_verify_names_what_differs(pair: tuple[Path, Table, Table], make_checkpo
         offline.verify_folder(top / "one", top / "d")
 
 
-def test_verify_against_a_hub(pair: tuple[Path, Table, Table]) -> None:
+def test_verify_against_a_hubs_digests(pair: tuple[Path, Table, Table]) -> None:
     top, _, _ = pair
     state = offline.state_digest(Checkpoint.open(top / "new"))
-    assert state == offline.state_digest(Checkpoint.open(top / "new"), Checkpoint.open(top / "old").layout(cell_words=7))
-    status: dict[str, Any] = {"layout_id": "00", "digests": {"0.3": "0" * 16, "0.12": f"{state:016x}", "0.4": f"{state:016x}"}}
+    assert state == offline.state_digest(
+        Checkpoint.open(top / "new"), Checkpoint.open(top / "old").layout(cell_words=7)
+    )
+    status: dict[str, Any] = {
+        "layout_id": "00",
+        "digests": {"0.3": "0" * 16, "0.12": f"{state:016x}", "0.4": f"{state:016x}"},
+    }
     assert offline.verify_digests(top / "new", status).version == Version(0, 12)
     assert offline.verify_digests(top / "new", status, version=Version(0, 4)).faults == []
-    assert "is not that of 0.3; its layout" in offline.verify_digests(top / "new", status, version=Version(0, 3)).faults[0]
+    assert (
+        "is not that of 0.3; the layouts"
+        in offline.verify_digests(top / "new", status, version=Version(0, 3)).faults[0]
+    )
     assert "does not know" in offline.verify_digests(top / "new", status, version=Version(0, 5)).faults[0]
     assert "any of the hub's 3" in offline.verify_digests(top / "old", status).faults[0]
     for nothing in ({}, [], {"digests": {}}, None):
@@ -326,7 +353,7 @@ def test_verify_against_a_hub(pair: tuple[Path, Table, Table]) -> None:
             offline.verify_digests(top / "new", {"digests": wrong})
 
 
-def test_an_anchor_can_not_be_squashed(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_anchor_cannot_be_squashed(tmp_path: Path, make_checkpoint: Make) -> None:
     layout = Checkpoint.open(make_checkpoint(tmp_path / "m", {"a": ("U8", [2], b"12")})).layout()
     key = RunKey.generate()
     opened = Open(bytes(16), None, "anchor", layout.layout_id, 1024, run_id(key.public), Version(0, 0))
@@ -337,32 +364,38 @@ def test_an_anchor_can_not_be_squashed(tmp_path: Path, make_checkpoint: Make) ->
         offline.squash_files([tmp_path / "a"], tmp_path / "s")
 
 
-@pytest.mark.parametrize("what", ["diff old", "diff new", "apply", "squash", "verify", "inspect delta", "inspect folders"])
-def test_a_folder_that_is_cut_short_meanwhile_is_an_error(pair: tuple[Path, Table, Table], what: str) -> None:
-    """By another process, after the header was checked; a map of the file would end this one."""
+@pytest.mark.parametrize(
+    "what", ["diff old", "diff new", "apply", "squash", "verify", "inspect delta", "inspect folders"]
+)
+def test_folder_cut_short_during_reading_is_an_error(pair: tuple[Path, Table, Table], what: str) -> None:
+    """Cut short by another process, after the header was checked; with a map, this process would end by SIGBUS."""
     top, _, _ = pair
     folder = top / ("new" if what in ("diff new", "verify", "inspect folders") else "old")
 
-    def seen(count: int, total: int) -> None:
+    def progress(count: int, total: int) -> None:
         os.truncate(folder / "model.safetensors", 400)
 
     def inspected() -> None:
         with P2pdFile.open(top / "d") as file:
-            list(sparsity.look_at_delta(file, Checkpoint.open(top / "old"), None, seen=seen))
+            list(sparsity_report.examine_delta(file, Checkpoint.open(top / "old"), None, progress=progress))
 
     def compared() -> None:
         was, now = Checkpoint.open(top / "old"), Checkpoint.open(top / "new")
-        list(sparsity.look_at_folders(was, now, was.layout(cell_words=50), "auto", None, seen=seen))
+        list(sparsity_report.compare_folders(was, now, was.layout(cell_words=50), "auto", None, progress=progress))
 
     work = {
-        "diff": lambda: offline.diff(top / "old", top / "new", top / "out", seen=seen, cell_words=50, workers=1),
-        "apply": lambda: offline.apply_file(top / "old", top / "d", top / "out", seen=seen, workers=1),
-        "squash": lambda: offline.squash_files([top / "d"], top / "out", base=top / "old", codec="flat", seen=seen, workers=1),
-        "verify": lambda: offline.verify_folder(top / "new", top / "d", seen=seen, workers=1),
+        "diff": lambda: offline.diff(
+            top / "old", top / "new", top / "out", progress=progress, cell_words=50, workers=1
+        ),
+        "apply": lambda: offline.apply_file(top / "old", top / "d", top / "out", progress=progress, workers=1),
+        "squash": lambda: offline.squash_files(
+            [top / "d"], top / "out", base=top / "old", codec="flat", progress=progress, workers=1
+        ),
+        "verify": lambda: offline.verify_folder(top / "new", top / "d", progress=progress, workers=1),
         "inspect delta": inspected,
         "inspect folders": compared,
     }
     before = sorted(os.listdir(top))
-    with pytest.raises(LocalError, match=f"{folder.name}/model.safetensors: it was cut short while it was read"):
+    with pytest.raises(LocalError, match=f"{folder.name}/model.safetensors: the file was cut short during reading"):
         work.get(what, work["diff"])()
     assert sorted(os.listdir(top)) == before

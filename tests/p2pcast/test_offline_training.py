@@ -1,4 +1,6 @@
-"""Deltas of what trainers of every kind save: other optimisers than Adam, other dtypes than bf16, quantised weights with their scales."""
+"""Deltas of checkpoints from several trainers: optimisers other than Adam, dtypes other than bf16, quantised weights
+with scales.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,14 @@ from p2pcast.checkpoint import Checkpoint
 Make = Callable[..., Path]
 Tensors = dict[str, torch.Tensor]
 NAMES = {
-    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.uint8: "U8",
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64",
+    torch.int32: "I32", torch.uint8: "U8",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0",
 }  # fmt: skip
 
 
 class Lion(torch.optim.Optimizer):
-    """Steps are the sign of a mean: every weight moves, by the same amount."""
+    """Steps are the sign of a mean: every weight moves by the same amount."""
 
     def __init__(self, params, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -49,7 +52,11 @@ OPTIMISERS = {
 def trained(optimiser: str, steps: int) -> Iterator[Tensors]:
     """Masters in float32, before and after each step. Some rows of the embedding get no gradient."""
     torch.manual_seed(3)
-    masters = {"embed": torch.randn(64, 48) * 0.02, "up": torch.randn(80, 48) * 0.05, "down": torch.randn(48, 80) * 0.05}
+    masters = {
+        "embed": torch.randn(64, 48) * 0.02,
+        "up": torch.randn(80, 48) * 0.05,
+        "down": torch.randn(48, 80) * 0.05,
+    }
     parameters = [tensor.requires_grad_() for tensor in masters.values()]
     takes = OPTIMISERS[optimiser](parameters)
     for _ in range(steps + 1):
@@ -63,7 +70,7 @@ def trained(optimiser: str, steps: int) -> Iterator[Tensors]:
 
 
 def quantised(masters: Tensors, dtype: torch.dtype, scale_dtype: torch.dtype) -> Tensors:
-    """Blocks of 16 × 16, each with its scale; when a block's largest weight moves, so does all that is in it."""
+    """Blocks of 16 × 16, each with its scale; when a block's largest weight moves, all its values change."""
     out: Tensors = {}
     for name, tensor in masters.items():
         blocks = tensor.unfold(0, 16, 16).unfold(1, 16, 16)
@@ -82,7 +89,7 @@ def saved(make: Make, folder: Path, tensors: Tensors) -> dict[str, bytes]:
 
 
 def check(make: Make, top: Path, states: list[Tensors], codecs: Sequence[str] = ("flat", "context")) -> None:
-    """Each state from the one before, by each codec; then the whole way by a squash."""
+    """Apply each delta in each codec; then the whole path by a squash."""
     contents = [saved(make, top / f"step_{k}", state) for k, state in enumerate(states)]
     for codec in codecs:
         for k in range(1, len(states)):
@@ -103,15 +110,19 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_every_optimiser(make_checkpoint: Make, tmp_path: Path, optimiser: str) -> None:
-    states = [{name: tensor.to(torch.bfloat16) for name, tensor in masters.items()} for masters in trained(optimiser, 2)]
+def test_delta_chain_of_every_optimiser(make_checkpoint: Make, tmp_path: Path, optimiser: str) -> None:
+    states = [
+        {name: tensor.to(torch.bfloat16) for name, tensor in masters.items()} for masters in trained(optimiser, 2)
+    ]
     assert any((states[0][name] != states[-1][name]).any() for name in states[0])
     check(make_checkpoint, tmp_path, states)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_other_dtypes(make_checkpoint: Make, tmp_path: Path, dtype: torch.dtype) -> None:
-    check(make_checkpoint, tmp_path, [{n: t.to(dtype) for n, t in masters.items()} for masters in trained("momentum", 2)])
+def test_delta_chain_of_other_dtypes(make_checkpoint: Make, tmp_path: Path, dtype: torch.dtype) -> None:
+    check(
+        make_checkpoint, tmp_path, [{n: t.to(dtype) for n, t in masters.items()} for masters in trained("momentum", 2)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,16 +134,24 @@ def test_other_dtypes(make_checkpoint: Make, tmp_path: Path, dtype: torch.dtype)
         (torch.float8_e4m3fn, torch.float8_e8m0fnu),
     ],
 )
-def test_fp8_with_scales(make_checkpoint: Make, tmp_path: Path, dtype: torch.dtype, scales: torch.dtype) -> None:
+def test_delta_chain_of_fp8_with_scales(
+    make_checkpoint: Make, tmp_path: Path, dtype: torch.dtype, scales: torch.dtype
+) -> None:
     check(make_checkpoint, tmp_path, [quantised(masters, dtype, scales) for masters in trained("lion", 2)])
 
 
-def test_mixed_dtypes(make_checkpoint: Make, tmp_path: Path) -> None:
-    """Norms in float32, a router in float64, counters, a mask, a scalar and nothing at all beside bf16; one tensor turns into NaNs."""
+def test_delta_chain_of_mixed_dtypes(make_checkpoint: Make, tmp_path: Path) -> None:
+    """Norms in float32, a router in float64, counters, a mask, a scalar and an empty tensor beside bf16; one tensor
+    becomes NaN.
+    """
     states: list[Tensors] = []
     for step, masters in enumerate(trained("adamw", 2)):
         state = {name: tensor.to(torch.bfloat16) for name, tensor in masters.items()}
-        state |= {"norm": masters["up"][0].clone(), "router": masters["up"].double()[:8], "half": masters["down"].half()}
+        state |= {
+            "norm": masters["up"][0].clone(),
+            "router": masters["up"].double()[:8],
+            "half": masters["down"].half(),
+        }
         state |= {
             "seen": torch.tensor([step, -step, 1 << 30], dtype=torch.int32),
             "mask": torch.arange(9, dtype=torch.uint8) % (step + 1),

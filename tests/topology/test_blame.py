@@ -1,4 +1,4 @@
-"""Who is believed about garbled pieces, and what becomes of whom they blame."""
+"""Credibility of reports about corrupt pieces, and their consequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_one_witness_is_believed_for_a_while_and_two_for_good():
     assert blame.muted(1e9) == {"x"}
 
 
-def test_one_that_blames_everybody_is_not_believed_any_more():
+def test_a_witness_that_blames_every_peer_is_not_credible():
     blame = Blame()
     names = [f"x{n}" for n in range(CREDIBLE + 1)]
     for n, name in enumerate(names):
@@ -33,14 +33,14 @@ def test_one_that_blames_everybody_is_not_believed_any_more():
     assert blame.heard("liar", [("y", 1)], 11.0) == []
 
 
-def test_nobody_blames_itself():
+def test_self_blame_is_ignored():
     blame = Blame()
     assert blame.heard("a", [("a", 3)], 0.0) == []
     assert blame.muted(0.0) == frozenset()
 
 
 @given(st.lists(st.tuples(NAMES, NAMES, st.integers(1, 4)), max_size=40))
-def test_who_is_muted_has_a_witness_who_is_believed(said):
+def test_every_muted_node_has_a_credible_witness(said):
     blame, words = Blame(), {}
     for now, (witness, node, pieces) in enumerate(said):
         blame.heard(witness, [(node, pieces)], float(now))
@@ -53,7 +53,7 @@ def test_who_is_muted_has_a_witness_who_is_believed(said):
         assert (node in blame.muted(float(len(said)))) == (count > 0)
 
 
-def test_one_witness_costs_little_memory_whatever_it_says():
+def test_memory_per_witness_is_bounded():
     blame = Blame()
     for n in range(1000):
         blame.heard("liar", [(f"x{n}-{m}", 1) for m in range(10)], float(n))

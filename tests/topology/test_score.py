@@ -1,4 +1,4 @@
-"""The score against numbers worked out by hand from ECHO-2, appendix C.3."""
+"""The score against numbers computed by hand from ECHO-2, appendix C.3."""
 
 from __future__ import annotations
 
@@ -48,21 +48,23 @@ def test_speed_runs_from_a_kilobit_to_a_hundred_megabits(bits_per_s: int, speed:
 
 def test_another_cap_tells_faster_peers_apart() -> None:
     speeds = [
-        result.speed for bps in (1e3, 1e7, 1e8, 1e9, 1e10) if (result := score(after((0.0, int(bps), 8.0, True)), 0.0, 1e9))
+        result.speed
+        for bps in (1e3, 1e7, 1e8, 1e9, 1e10)
+        if (result := score(after((0.0, int(bps), 8.0, True)), 0.0, 1e9))
     ]
     assert speeds == pytest.approx([0.0, 100 * 4 / 6, 100 * 5 / 6, 100.0, 100.0])
 
 
 def test_the_cap_is_as_stated_else_the_fastest_peers_rate() -> None:
     assert speed_cap_bps([None, 1e6, 5e9]) == 5e9
-    assert speed_cap_bps([1e6, None]) == speed_cap_bps([]) == DEFAULT_CAP_BPS, "the paper's, where nobody is faster"
+    assert speed_cap_bps([1e6, None]) == speed_cap_bps([]) == DEFAULT_CAP_BPS, "the paper's, where no peer is faster"
     assert speed_cap_bps([1e6, 5e9], 3e7) == 3e7
-    assert speed_cap_bps([1e30]) == HIGHEST_CAP_BPS, "nobody makes all others slow by what it claims"
+    assert speed_cap_bps([1e30]) == HIGHEST_CAP_BPS, "a false claim must not make all others slow"
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(1, 1e12), min_size=2, max_size=9))
-def test_whoever_is_faster_is_never_scored_lower_and_differs_above_the_floor(rates: list[float]) -> None:
+def test_a_faster_peer_never_scores_lower(rates: list[float]) -> None:
     cap = speed_cap_bps(rates)
     found = [
         (bps, result.speed)
@@ -74,7 +76,7 @@ def test_whoever_is_faster_is_never_scored_lower_and_differs_above_the_floor(rat
         assert low < high or fast < 1.01 * slow or fast <= 1e3 * 1.01
 
 
-def test_what_was_long_ago_fades() -> None:
+def test_old_failures_fade() -> None:
     transfers = Transfers(good=0, bad=200)
     for _ in range(1000):
         transfers = transfers.record(0.0, 0, 0.0, True)
@@ -113,7 +115,7 @@ def test_a_peer_that_only_fails_scores_nothing() -> None:
     assert result.total == 0.0
 
 
-def test_average_rate_moves_by_its_weight_and_ignores_what_measures_nothing() -> None:
+def test_average_rate_moves_by_weight_and_ignores_empty_measurements() -> None:
     transfers = after((0.0, 1_000, 1.0, True), (1.0, 2_000, 1.0, True))
     assert transfers.bytes_per_s == pytest.approx(1_300.0)
     for transferred, seconds, ok in ((0, 1.0, True), (5_000, 0.0, True), (9_000, 1.0, False)):

@@ -1,1 +1,3 @@
-"""What a scenario can run: a module each, with ``results(argument)``, which yields its calibration and then its rows (docs/lab.md)."""
+"""The experiments of scenarios: one module each, with ``results(argument)``, which yields the calibration and then the
+rows (docs/guides/wan-experiments.md).
+"""

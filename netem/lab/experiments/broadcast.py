@@ -1,14 +1,18 @@
-"""Broadcasts of p2pcast and of its rivals over one network, undisturbed or with events in the middle of them, each beside what the model of trees predicts.
+"""Broadcasts of p2pcast and of its rivals over one network, undisturbed or with events during the broadcast, beside the
+prediction of the tree model.
 
-Real processes: ``p2pcast seed``, ``p2pcast join``, and the rivals' own. A row a system, of the medians of its broadcasts; with events a row a version, and with p2pcast alone.
-The hub is the host of that name; every other one has a peer. Every version that p2pcast sends is compared at every peer, bit for bit; one that differs fails the case.
+All systems are real processes: ``p2pcast seed``, ``p2pcast join``, and the rivals' own. There is a row a system with
+the medians of its broadcasts; with events there is a row a version, for p2pcast alone. The host of that name is the
+hub; every other host has a peer. Every p2pcast version is compared at every peer, bit for bit; a difference fails the
+case.
 
-With events: ``silence_s``, the longest time in which no piece came to some peer that was waiting and that nothing befell itself, from the first event on; ``twice_bytes``, what was sent again to those
-that had it.
+With events: ``silence_s``, the longest time in which an unaffected, incomplete peer received no piece, from the first
+event on; ``twice_bytes``, bytes sent again to peers that had them.
 
-Columns beside those of ``netem.broadcast.figures``: ``half_rtts_s``, the delays along the longest way from the hub, one after the other; ``over_ideal``, the time to the last
-without them ÷ ideal; ``predicted_s`` (see ``netem.lab.predicted``); ``retransmitted``, the largest share of what a node sends that it had to
-send again; ``crowded``, whether processors were so busy that the time is theirs, not the links'.
+Further columns beside those of ``netem.broadcast.rows``: ``half_rtts_s``, the sum of delays along the longest path from
+the hub; ``over_ideal``, the time to the last peer without these delays ÷ ideal; ``predicted_s`` (see
+``netem.lab.model_prediction``); ``retransmitted``, the largest share of a node's sent bytes that it had to send again;
+``crowded``, whether busy processors rather than links determined the time.
 """
 
 from __future__ import annotations
@@ -24,16 +28,16 @@ from statistics import median
 from typing import Any, Final
 
 from netem.broadcast.daemons import Daemons
-from netem.broadcast.figures import Ran, left_out, row
-from netem.broadcast.fleet import Fleet, Setup
-from netem.broadcast.folders import own_folder
+from netem.broadcast.emulated_fleet import Fleet, Setup
+from netem.broadcast.process_folders import own_folder
 from netem.broadcast.rivals import HUB, RIVALS, peers_of
-from netem.lab.emulated import emulated
-from netem.lab.networks import Event, events_of
-from netem.lab.predicted import Tree
+from netem.broadcast.rows import BroadcastSeries, left_out, row
+from netem.emulation.namespaces import Namespaces
+from netem.lab.case_events import EventPlayer
+from netem.lab.case_network import emulated
+from netem.lab.model_prediction import Tree
+from netem.lab.network_tables import Event, events_of
 from netem.lab.tables import filled
-from netem.lab.timeline import Timeline
-from netem.namespaces import Namespaces
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.limits import MIB
@@ -42,19 +46,23 @@ P2PCAST: Final = "p2pcast"
 PLAINTEXT: Final = "p2pcast, plaintext"
 SYSTEMS: Final = (P2PCAST, PLAINTEXT, *RIVALS)
 CHAINED: Final = ("chain", "shardcast")
-"""Rivals that are set up in chains; the others are fed by the hub."""
+"""Rivals arranged in chains; the hub feeds the peers of the others directly."""
 TMPFS: Final = Path("/dev/shm")
 CROWDED: Final = 0.9
-"""Share of the machine's processors in use: above it times are theirs in part."""
+"""Share of the machine's processors in use; above it, processors affect the times."""
 IDLE_S: Final = 0.4
 IDLE_ROUND_TRIPS: Final = 4
-"""Before each version: longer than TCP's retransmission timer, so windows are what they are between versions of a trainer that computes for longer."""
+"""Pause before each version. The pause exceeds TCP's retransmission timer, so congestion windows are as between
+versions of a slower trainer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """``chains``, ``stripes``: 0 is p2pcast's own choice (rivals get as many chains as the hub's link feeds). ``warm_up``: versions before those that count. ``told``: the hub
-    is told what its link carries, else it finds out. ``absent``: hosts whose peers come with an event."""
+class Parameters:
+    """``chains``, ``stripes``: 0 is p2pcast's own choice (rivals get as many chains as the hub's link feeds).
+    ``warm_up``: versions before the counted ones. ``told``: the hub knows its link's rate from its options; otherwise
+    it measures the rate. ``absent``: hosts whose peers start with an event.
+    """
 
     payload_mib: float
     systems: tuple[str, ...] = (P2PCAST,)
@@ -70,18 +78,20 @@ class Given:
         if strange := [name for name in self.systems if name not in SYSTEMS]:
             raise UsageError(f"parameters.systems: there is no {strange[0]!r}, but {', '.join(SYSTEMS)}")
         if events and (rivals := [name for name in self.systems if name in RIVALS]):
-            raise UsageError(f"parameters.systems: events befall p2pcast alone, not {rivals[0]!r}")
+            raise UsageError(f"parameters.systems: events apply to p2pcast alone, not to {rivals[0]!r}")
         if not 0.25 <= self.payload_mib <= 1024:
             raise UsageError(f"parameters.payload_mib is {self.payload_mib:g}: it must be from 0.25 to 1024")
         if not (1 <= self.rounds <= 100 and 0 <= self.warm_up <= 100 and self.chains >= 0 and self.stripes >= 0):
             raise UsageError("parameters.rounds must be from 1 to 100, warm_up to 100, chains and stripes not below 0")
         if late := [event.version for event in events if (event.version or 0) > self.rounds]:
-            raise UsageError(f"an event befalls version {late[0]}: there are {self.rounds}")
+            raise UsageError(f"an event is set for version {late[0]}: there are {self.rounds}")
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """``{calibration, off}``, then ``{row}`` for each system or version. From the main thread. Raises UsageError, LocalError, IntegrityError."""
-    given = filled(Given, argument["parameters"], "parameters")
+    """Yields ``{calibration, off}``, then ``{row}`` for each system or version. From the main thread. Raises
+    UsageError, LocalError, IntegrityError.
+    """
+    given = filled(Parameters, argument["parameters"], "parameters")
     events = events_of(argument)
     given.check(events)
     with emulated(argument) as (net, calibrated):
@@ -89,7 +99,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             raise UsageError(f"hosts: one must be called {HUB!r}")
         if unknown := set(given.absent) - set(peers_of(net)):
             raise UsageError(f"parameters.absent: there is no host {min(unknown)!r}")
-        # Of links that are as fast as the machine there is no ideal to compare with.
+        # Links as fast as the machine have no ideal time to compare with.
         _ = Tree(net.network, dict.fromkeys(peers_of(net), HUB)).peer_bps
         yield calibrated
         if calibrated["off"]:
@@ -105,7 +115,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _folders() -> Iterator[tuple[Path, Path]]:
-    """For all that is written, and for shadows."""
+    """A folder for all files, and one for shadows."""
     with ExitStack() as owned:
         folder = owned.enter_context(own_folder(Path(tempfile.gettempdir())))
         apart = Path(tempfile.gettempdir()) != TMPFS and os.access(TMPFS, os.W_OK)
@@ -113,7 +123,7 @@ def _folders() -> Iterator[tuple[Path, Path]]:
 
 
 def _p2pcast(
-    net: Namespaces, given: Given, events: list[Event], folder: Path, memory: Path, *, plaintext: bool
+    net: Namespaces, given: Parameters, events: list[Event], folder: Path, memory: Path, *, plaintext: bool
 ) -> Iterator[dict[str, Any]]:
     (folder / "logs").mkdir()
     setup = Setup(
@@ -133,21 +143,23 @@ def _p2pcast(
             _idle(net)
             fleet.publish()
         if events:
-            yield from _struck(net, given, events, fleet, system)
+            yield from _faulted(net, given, events, fleet, system)
             return
         rounds, trees = [], []
         for _ in range(given.rounds):
             _idle(net)
             trees.append(_tree(net, fleet))
             rounds.append(fleet.publish())
-        ran = Ran(system, fleet.sent_bytes, rounds, {"codec": fleet.status()["last"]["codec"]})
+        ran = BroadcastSeries(system, fleet.sent_bytes, rounds, {"codec": fleet.status()["last"]["codec"]})
         made = _row(net, ran, trees[-1], lambda tree: tree.predicted_s(ran.payload_bytes))
         yield made | {"stripes": trees[-1].stripes, "retransmitted": round(_retransmitted(fleet), 4)}
 
 
-def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, system: str) -> Iterator[dict[str, Any]]:
-    """A version after the other, with what befalls each."""
-    with Timeline(net, fleet) as timeline:
+def _faulted(
+    net: Namespaces, given: Parameters, events: list[Event], fleet: Fleet, system: str
+) -> Iterator[dict[str, Any]]:
+    """One version after the other, with its events."""
+    with EventPlayer(net, fleet) as timeline:
         for event in (event for event in events if event.version is None):
             timeline.apply(event)
         for version in range(1, given.rounds + 1):
@@ -160,9 +172,9 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
                 began.append(began_s)
                 timeline.play(due, began_s)
 
-            with timeline.watching() as watch:
+            with timeline.sampling() as watch:
                 done = fleet.publish(during=during)
-            ran = Ran(system, fleet.sent_bytes, [done])
+            ran = BroadcastSeries(system, fleet.sent_bytes, [done])
             made = _row(net, ran, tree, lambda tree, ran=ran, due=due: tree.predicted_s(ran.payload_bytes, due))  # type: ignore[misc]
             struck_s = began[0] + min((event.at_s for event in due), default=0.0)
             befallen = {event.place for event in due if event.do != "degrade"}
@@ -183,41 +195,45 @@ def _struck(net: Namespaces, given: Given, events: list[Event], fleet: Fleet, sy
 
 
 def sent_twice(before: Mapping[str, int], after: Mapping[str, int]) -> int:
-    """By all together, between two looks; counts begin anew with a process."""
+    """Bytes of all peers together between two readings; a counter restarts with its process."""
     return sum(count - (was if (was := before.get(peer, 0)) <= count else 0) for peer, count in after.items())
 
 
 def _tree(net: Namespaces, fleet: Fleet) -> Tree:
-    """As the hub has planned it, of links as they are."""
-    stripes = [int(link["stripes_in_use"]) for links in fleet.links().values() for link in links if link["role"] == "child"]
+    """The hub's current plan, with the links in use."""
+    stripes = [
+        int(link["stripes_in_use"]) for links in fleet.links().values() for link in links if link["role"] == "child"
+    ]
     return Tree(net.network, fleet.parents(), round(median(stripes)) if stripes else 1)
 
 
 def _retransmitted(fleet: Fleet) -> float:
-    """The largest share of what a node has sent to its children, since links came up, that was sent again."""
+    """The largest share of the bytes sent by a node to its children, since its links came up, that was sent again."""
     shares = [0.0]
     for links in fleet.links().values():
-        sent = [(int(link["sent_bytes"]), float(link["retransmitted"] or 0.0)) for link in links if link["role"] == "child"]
+        sent = [
+            (int(link["sent_bytes"]), float(link["retransmitted"] or 0.0)) for link in links if link["role"] == "child"
+        ]
         if whole := sum(count for count, _ in sent):
             shares.append(sum(count * share for count, share in sent) / whole)
     return max(shares)
 
 
-def _rival(net: Namespaces, given: Given, system: str, folder: Path) -> dict[str, Any]:
+def _rival(net: Namespaces, given: Parameters, system: str, folder: Path) -> dict[str, Any]:
     peers = peers_of(net)
     chains = min(len(peers), given.chains or _chains(net))
     _idle(net)
     try:
         ran = RIVALS[system](net, round(given.payload_mib * MIB), given.rounds, chains, folder)
     except LocalError as error:
-        # Not installed, or it has come to nothing: the others are compared all the same.
+        # A missing package or a failed rival does not stop the comparison of the others.
         return left_out(system, len(peers), str(error))
     above = {peer: peers[at - chains] if at >= chains and system in CHAINED else HUB for at, peer in enumerate(peers)}
     return _row(net, ran, Tree(net.network, above), None)
 
 
 def _chains(net: Namespaces) -> int:
-    """As many as the hub's link feeds at a peer's full rate."""
+    """The number of chains that the hub's link feeds at a peer's full rate."""
     up_bps = net.network.link(HUB).up_bps
     slowest = min(
         (link.down_bps for peer in peers_of(net) if (link := net.network.link(peer)).down_bps is not None), default=None
@@ -225,7 +241,9 @@ def _chains(net: Namespaces) -> int:
     return 1 if up_bps is None or slowest is None else max(1, int(up_bps / slowest))
 
 
-def _row(net: Namespaces, ran: Ran, tree: Tree, predict: Callable[[Tree], float | None] | None) -> dict[str, Any]:
+def _row(
+    net: Namespaces, ran: BroadcastSeries, tree: Tree, predict: Callable[[Tree], float | None] | None
+) -> dict[str, Any]:
     made = row(ran, len(tree.above), tree.peer_bps)
     half_rtts_s, all_s = tree.half_rtts_s, made["all_s"]
     predicted_s = None if predict is None else predict(tree)

@@ -1,11 +1,20 @@
-"""Versions to clusters of peers, each cluster a region behind a trunk of its own: what crosses each trunk, when everybody has it, and for how long rollouts stand still.
+"""Versions to clusters of peers, each cluster a region behind its own trunk: the traffic over each trunk, the times,
+and the pause of rollouts.
 
-A hub and peers as users start them, behind TLS. A version is *full*, all of its words new, so that all of the state has to travel, or a *delta*, ``changed_share`` of the words one step up
-or down. A row a version (but for ``warm_up`` ones, which come first: full where some are), one for all and, where some are full, one for the deltas among them: ``bytes`` (the artifact), ``of_full`` (÷ those of the state), ``bytes_REGION`` (over that trunk, headers and all), ``first_s``, ``received_s``, ``all_s`` (until the first peer, and the last, had every piece; until the last had it installed: from the
-hub's first step of publishing), ``busy`` (share of processors in use), and the time in which a peer's rollouts stand still, the mean of all peers: ``blocking_s`` where they wait for a version from the
-beginning until it is installed, ``background_s`` where they go on meanwhile: what the commit pauses them. Engines are folders of safetensors, which nothing has to pause for; ``engine_pause_ms`` is what an engine
-that serves is taken to need besides, in either way. Rows for several have sums of bytes and of standing still, medians of the rest.
-``simulated`` rows: the paper's sizes over trunks of ``paper_gbps``, by the model of trees and the plan that was measured.
+Hub and peers are started as users start them, behind TLS. A version is *full* (all words new, so the whole state has to
+travel) or a *delta* (``changed_share`` of the words one step up or down). There is a row a version, except the
+``warm_up`` versions, which come first and are full if some versions are full. One more row sums up all versions and, if
+some are full, one the deltas among them.
+
+Columns: ``bytes`` (the artifact), ``of_full`` (÷ the state's bytes), ``bytes_REGION`` (over that trunk, headers
+included). ``first_s``, ``received_s``, ``all_s``: from the hub's first step of publishing until the first and the last
+peer had every piece, and until the last had installed it. ``busy``: share of processors in use. Two columns give the
+pause of a peer's rollouts, as the mean of all peers. ``blocking_s``: rollouts wait for a version from its beginning to
+its installation. ``background_s``: rollouts continue meanwhile, and pause only for the commit.
+
+Engines are folders of safetensors, which need no pause; ``engine_pause_ms`` is the assumed additional pause of a
+serving engine in both cases. Rows for several versions have sums of bytes and pauses, and medians of the rest.
+``simulated`` rows: the paper's sizes over trunks of ``paper_gbps``, by the tree model and the measured plan.
 """
 
 from __future__ import annotations
@@ -22,14 +31,14 @@ import numpy.typing as npt
 
 from netem.broadcast.cpu import Meter
 from netem.broadcast.rivals import HUB, peers_of
-from netem.description import Network
-from netem.lab.emulated import emulated
-from netem.lab.networks import network_of
-from netem.lab.predicted import Tree
-from netem.lab.swarm import Swarm, swarm
+from netem.emulation.description import Network
+from netem.emulation.namespaces import Namespaces
+from netem.lab.case_network import emulated
+from netem.lab.lab_swarm import Swarm, swarm
+from netem.lab.model_prediction import Tree
+from netem.lab.network_tables import network_of
+from netem.lab.saved_weights import TENSOR_BYTES, Tensors, nbytes
 from netem.lab.tables import bounded, filled
-from netem.lab.weights import TENSOR_BYTES, Tensors, nbytes
-from netem.namespaces import Namespaces
 from p2pcast.errors import UsageError
 from p2pcast.limits import MIB
 
@@ -39,13 +48,17 @@ ALL: Final = "all"
 DELTAS: Final = "deltas alone"
 WORD_BYTES: Final = 2
 IDLE_S: Final = 1.0
-"""Before each version: several round trips, and longer than TCP's retransmission timer, so windows are what they are between versions of a trainer that computes for longer."""
+"""Pause before each version: several round trips, and more than TCP's retransmission timer, so congestion windows are
+as between versions of a slower trainer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """``full_every``: the first version that counts and every so many after it are full; 0: none is. ``warm_up``: versions before those. ``chains``: 0 is p2pcast's own choice. ``paper_gib``, ``paper_delta_gib``, ``paper_gbps``: the
-    paper's checkpoint, its delta, and what a trunk is taken to carry; 0: nothing is worked out."""
+class Parameters:
+    """``full_every``: the first counted version and every so many after it are full; 0: none is. ``warm_up``: versions
+    before the counted ones. ``chains``: 0 is p2pcast's own choice. ``paper_gib``, ``paper_delta_gib``, ``paper_gbps``:
+    the paper's checkpoint, its delta, and a trunk's assumed rate; 0: no simulated rows.
+    """
 
     state_mib: float
     versions: int
@@ -61,7 +74,8 @@ class Given:
     def check(self) -> None:
         if not 0.25 <= self.state_mib <= 256 or not 1 <= self.versions <= 500 or self.full_every < 0 or self.chains < 0:
             raise UsageError(
-                "parameters.state_mib must be from 0.25 to 256, versions from 1 to 500, full_every and chains not below 0"
+                "parameters.state_mib must be from 0.25 to 256, versions from 1 to 500, full_every and chains not "
+                "below 0"
             )
         if not 0 <= self.warm_up <= 100:
             raise UsageError(f"parameters.warm_up is {self.warm_up}: it must be from 0 to 100")
@@ -71,11 +85,11 @@ class Given:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Given, argument["parameters"], "parameters")
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     network = network_of(argument)
     if HUB not in (host.name for host in network.hosts) or not network.regions:
-        raise UsageError(f"the experiment clusters has a host {HUB!r}, and regions with peers")
+        raise UsageError(f"the experiment clusters needs a host {HUB!r}, and regions with peers")
     with emulated(argument) as (net, calibrated):
         yield calibrated
         if calibrated["off"]:
@@ -85,8 +99,10 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {"row": row}
 
 
-def states(given: Given, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
-    """The kind of each version and what it holds, from what everybody begins with: those to warm up with, and then those that count."""
+def states(given: Parameters, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
+    """The kind and the tensors of each version, after the initial state: first the warm-up versions, then
+    the counted ones.
+    """
     random = np.random.default_rng(seed)
     tensors = max(1, round(given.state_mib * MIB) // TENSOR_BYTES)
     words = _drawn(random, tensors)
@@ -102,7 +118,7 @@ def states(given: Given, seed: int = 0) -> Iterator[tuple[str, Tensors]]:
 
 
 def _drawn(random: np.random.Generator, tensors: int) -> npt.NDArray[np.uint16]:
-    """Weights of the size that models' are, in bf16."""
+    """Weights with the magnitudes of real models, in bf16."""
     drawn = random.standard_normal((tensors, TENSOR_BYTES // WORD_BYTES), np.float32) * np.float32(0.02)
     high: npt.NDArray[np.uint16] = (drawn.view(np.uint32) >> 16).astype(np.uint16)
     return high
@@ -112,7 +128,7 @@ def _tensors(words: npt.NDArray[np.uint16]) -> Tensors:
     return {f"w{n:05}": ("BF16", (row.size,), row) for n, row in enumerate(words)}
 
 
-def _rows(net: Namespaces, run: Swarm, given: Given) -> Iterator[dict[str, Any]]:
+def _rows(net: Namespaces, run: Swarm, given: Parameters) -> Iterator[dict[str, Any]]:
     versions = states(given)
     run.save(next(versions)[1])
     up_bps = net.network.link(HUB).up_bps
@@ -146,12 +162,14 @@ def _rows(net: Namespaces, run: Swarm, given: Given) -> Iterator[dict[str, Any]]
 
 
 def _tree(net: Namespaces, run: Swarm, peers: list[str]) -> Tree:
-    """As the hub has planned it, of links as they are."""
+    """The hub's current plan, with the links in use."""
     status = run.get(HUB)
     names = {peer["node"]: peer["name"] for peer in status["peers"]}
     links = [*status["links"], *(link for peer in peers for link in run.get(peer)["links"])]
     stripes = {
-        names[link["node"]]: int(link["stripes_in_use"]) for link in links if link["role"] == "child" and link["node"] in names
+        names[link["node"]]: int(link["stripes_in_use"])
+        for link in links
+        if link["role"] == "child" and link["node"] in names
     }
     return Tree(net.network, {p["name"]: p["parent"] for p in status["peers"]}, stripes)
 
@@ -166,11 +184,13 @@ def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pa
     busy = meter.busy()
     network = net.network
     received_s = {
-        f"received_{region.name}_s": round(max(line.received_s[h.name] for h in network.hosts if h.region == region.name), 4)
+        f"received_{region.name}_s": round(
+            max(line.received_s[h.name] for h in network.hosts if h.region == region.name), 4
+        )
         for region in network.regions
     }
     crossed = {f"bytes_{name}": net.passed(name)[0] - count for name, count in before.items()}
-    pauses = [run.told(peer, "committed", version=line.version).facts["pause_s"] for peer in peers]
+    pauses = [run.wait_for(peer, "committed", version=line.version).facts["pause_s"] for peer in peers]
     return {
         "bytes": line.bytes, "of_full": round(line.bytes / state_bytes, 5), **crossed, **received_s,
         "first_s": round(min(line.received_s.values()), 4),
@@ -181,27 +201,30 @@ def _version(net: Namespaces, run: Swarm, peers: list[str], tensors: Tensors, pa
 
 
 def entries(tree: Tree) -> dict[str, int]:
-    """How often the plan enters each region from outside."""
+    """The number of links by which the plan enters each region from outside."""
     regions = {host.name: host.region for host in tree.network.hosts}
     crossing = [regions[peer] for peer, above in tree.above.items() if regions[peer] != regions.get(above)]
     return {region.name: crossing.count(region.name) for region in tree.network.regions}
 
 
-def whole(rows: list[dict[str, Any]], given: Given) -> dict[str, Any]:
-    """Of several versions."""
+def whole(rows: list[dict[str, Any]], given: Parameters) -> dict[str, Any]:
+    """One row for several versions."""
     keys = [key for key in rows[0] if key.startswith("bytes")]
     sent = {key: sum(row[key] for row in rows) for key in keys}
     return {
         **sent,
         "of_full": round(sent["bytes"] / (len(rows) * given.state_mib * MIB), 5),
-        "received_s": round(median(row["received_s"] for row in rows), 4), "busy": round(median(row["busy"] for row in rows), 3), "all_s": round(median(row["all_s"] for row in rows), 4),
-        "background_s": round(sum(row["background_s"] for row in rows), 4), "blocking_s": round(sum(row["blocking_s"] for row in rows), 4),
+        "received_s": round(median(row["received_s"] for row in rows), 4),
+        "busy": round(median(row["busy"] for row in rows), 3),
+        "all_s": round(median(row["all_s"] for row in rows), 4),
+        "background_s": round(sum(row["background_s"] for row in rows), 4),
+        "blocking_s": round(sum(row["blocking_s"] for row in rows), 4),
         "background_share": round(sum(row["background_s"] for row in rows) / sum(row["blocking_s"] for row in rows), 5),
-    }  # fmt: skip
+    }
 
 
-def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Given) -> Iterator[dict[str, Any]]:
-    """A full checkpoint and a delta of the paper's size, and a delta as small as ours were."""
+def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Parameters) -> Iterator[dict[str, Any]]:
+    """A full checkpoint and a delta of the paper's size, and a delta with the measured share."""
     shares = [row["bytes"] / (given.state_mib * MIB) for row in rows if row["kind"] == DELTA]
     gib = {"full, the paper's": given.paper_gib, "delta, the paper's": given.paper_delta_gib}
     if shares:
@@ -220,7 +243,9 @@ def at_scale(tree: Tree, rows: list[dict[str, Any]], given: Given) -> Iterator[d
 
 
 def widened(network: Network, trunk_bps: float) -> Network:
-    """Trunks of that rate, the hub's link as wide as all of them; delays as they are."""
+    """The network with trunks of that rate, and the hub's link as wide as all trunks together; delays are
+    unchanged.
+    """
     regions = tuple(
         replace(region, link=replace(region.link, up_bps=trunk_bps, down_bps=trunk_bps)) for region in network.regions
     )

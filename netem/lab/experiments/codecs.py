@@ -1,8 +1,10 @@
-"""Which format brings one step's weights over a link soonest: coded, sent, decoded, by the link's rate.
+"""The format that brings one step's weights over a link soonest: coded, sent, decoded, by the link's rate.
 
-PULSE's question (section 4.3, appendix E.4.5, Figure 13). Both ends are processes with one thread of coding, on a real link; the weights are real, one AdamW step apart. The costs of
-each format are measured first, in the same run; from these our rule (``p2pcast.codec.choice``) predicts times and chooses among our codecs. What would take longer than ``limit_s``
-is not sent: those rows are the model's (``simulated``), as are those of the paper's model on ``paper_cores`` at either end.
+The question is PULSE's (section 4.3, appendix E.4.5, Figure 13). Both ends are processes with one coding thread, on a
+real link; the weights are real, one AdamW step apart. Each format's costs are measured first in the same run. From
+these costs p2pcast's rule (``p2pcast.codec.soonest_codec``) predicts times and chooses among p2pcast's codecs.
+Transfers predicted to exceed ``limit_s`` are not run; their rows are the model's (``simulated``), as are the rows of
+the paper's model on ``paper_cores`` at either end.
 """
 
 from __future__ import annotations
@@ -15,31 +17,33 @@ from typing import Any, Final
 import numpy as np
 
 from netem.broadcast.agents import ANSWER_S, Agents
-from netem.broadcast.folders import own_folder
+from netem.broadcast.process_folders import own_folder
 from netem.broadcast.rivals import HUB, peers_of
-from netem.description import Link
-from netem.lab.coded import OURS, PORT, write
+from netem.emulation.description import Link
+from netem.emulation.namespaces import Namespaces, namespaces
+from netem.emulation.streamed_rate import streamed, wire_share
+from netem.lab.coded_transfer import OURS, PORT, write
+from netem.lab.lab_swarm import TMPFS
+from netem.lab.saved_weights import Tensors, trained
 from netem.lab.scenario import network_of
-from netem.lab.streamed import streamed, wire_share
-from netem.lab.swarm import TMPFS
-from netem.lab.tables import bounded, filled, rates_of, some
-from netem.lab.weights import Tensors, trained
-from netem.namespaces import Namespaces, namespaces
-from p2pcast.codec.choice import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
+from netem.lab.tables import bounded, filled, not_empty, rates_of
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.codec.soonest_codec import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
 from p2pcast.errors import UsageError
 from p2pcast.limits import CELL_WORDS
 
-MODULE: Final = "netem.lab.coded"
+MODULE: Final = "netem.lab.coded_transfer"
 THEIRS: Final = ("pulse zstd-1", "pulse zstd-3", "sparrowrl", "xor + zstd-1")
 FORMATS: Final = (*OURS, *THEIRS)
 ENOUGH_S: Final = 3.0
-"""Of one format at one rate."""
+"""Time after which a format at one rate gets no further rounds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """``formats``: of FORMATS. ``rounds``: of each, the quickest counts. ``limit_s``: what is predicted to take longer is not sent."""
+class Parameters:
+    """``formats``: of FORMATS. ``rounds``: of each format; the fastest counts. ``limit_s``: transfers with a longer
+    prediction are not run.
+    """
 
     rates: tuple[str, ...]
     formats: tuple[str, ...] = FORMATS
@@ -51,7 +55,7 @@ class Given:
     paper_cores: int = PEER_CORES
 
     def check(self) -> None:
-        some(self, "rates", "formats")
+        not_empty(self, "rates", "formats")
         rates_of(self.rates, "rates")
         if strange := [name for name in self.formats if name not in FORMATS]:
             raise UsageError(f"parameters.formats: there is no {strange[0]!r}, but {', '.join(FORMATS)}")
@@ -60,7 +64,7 @@ class Given:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Given, argument["parameters"], "parameters")
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     rates = rates_of(given.rates, "rates")
     versions = trained(given.learning_rate, given.copies)
@@ -73,7 +77,10 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         costs = {name: _cost(agents, name, old.nbytes) for name in given.formats}
         for name, cost in costs.items():
             yield {
-                "note": f"{name}: {1 / cost.share:.0f} × smaller, encodes {cost.encode_bytes_s / 1e9:.2f} GB/s, decodes {cost.decode_bytes_s / 1e9:.2f} GB/s"
+                "note": (
+                    f"{name}: {1 / cost.share:.0f} × smaller, encodes {cost.encode_bytes_s / 1e9:.2f} GB/s, "
+                    f"decodes {cost.decode_bytes_s / 1e9:.2f} GB/s"
+                )
             }
         for rate in rates:
             net.reshape(peer, Link(rate, rate))
@@ -101,7 +108,7 @@ def _flat(tensors: Tensors) -> tuple[Layout, Any]:
 def _started(net: Namespaces, agents: Agents, folder: Path) -> str:
     peers = peers_of(net)
     if len(peers) != 1:
-        raise UsageError("hosts: this experiment has a hub and one peer")
+        raise UsageError("hosts: this experiment needs a hub and one peer")
     agents.start(HUB, "sender", {"folder": str(folder)})
     agents.start(peers[0], "receiver", {"folder": str(folder)})
     agents.answers("ready")
@@ -117,7 +124,9 @@ def _cost(agents: Agents, name: str, state_bytes: int) -> Cost:
 
 
 def _times(agents: Agents, name: str, rounds: int) -> float:
-    """The least of some rounds, after one that is not counted: what else the machine does can only add to it. Fewer where a round takes long."""
+    """The least time of several rounds after an uncounted one: other load on the machine can only add time. Long rounds
+    are repeated less often.
+    """
     taken: list[float] = []
     hub = agents.agents[HUB]
     (peer,) = (agent for host, agent in agents.agents.items() if host != HUB)
@@ -130,14 +139,16 @@ def _times(agents: Agents, name: str, rounds: int) -> float:
 
 
 def expected_s(name: str, cost: Cost, way: Way, state: State) -> float:
-    """Ours overlap coding, sending and decoding; the others do one after the other."""
+    """p2pcast's formats overlap coding, sending and decoding; in the others these steps follow one another."""
     return predict(cost, way, state).whole_s if name in OURS else sequential_s(cost, way, state)
 
 
 def rows(
     costs: Mapping[str, Cost], way: Way, state: State, rate_bps: float, measured: Mapping[str, float | None]
 ) -> Iterator[dict[str, Any]]:
-    """One a format. ``measured``: seconds, where there are any. ``chosen``: by our rule, among ours; ``to_best``: its time ÷ that of the best of ours."""
+    """One row a format. ``measured``: seconds, if the transfer was run. ``chosen``: the choice of p2pcast's rule among
+    its formats. ``to_best``: its time ÷ that of the best p2pcast format.
+    """
     ours = {name: cost for name, cost in costs.items() if name in OURS}
     chosen = choose(ours, way, state).codec if ours else None
     predicted = {name: expected_s(name, cost, way, state) for name, cost in costs.items()}

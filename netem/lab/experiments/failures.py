@@ -1,17 +1,22 @@
-"""A fleet that just keeps a trainer busy, and one of its workers fails: in the middle of a broadcast, where it feeds others, or between two versions.
+"""A fleet that just keeps a trainer busy, and the failure of one worker: during a broadcast in which it feeds others,
+or between two versions.
 
-ECHO-2's fault injection (appendix D, Table 4): eight workers, none to spare, one of them slows to half or drops out; a replacement is started and takes its place. Here
-real peers and real versions, the fault at half of a broadcast's ideal time, the replacement a peer that has an older version on disk. Times are measured:
+ECHO-2's fault injection (appendix D, Table 4) has eight workers and none to spare. One worker slows to half its rate or
+drops out; a replacement starts and takes its place. Here peers and versions are real, the fault comes at half of a
+broadcast's ideal time, and the replacement has an older version on disk.
 
-``silence_s``: the longest time in which no piece came to a survivor that was waiting for some; ``survivors_s``: from opening until all but the victim had the version,
-``delay_s``: that less what an undisturbed broadcast took; ``replaced_s``: from starting the replacement until it had the newest version; ``recovery_s``: from the fault until
-as many workers as before had the newest version.
+Measured times: ``silence_s``, the longest time in which an incomplete survivor received no piece. ``survivors_s``: from
+opening until all peers except the victim had the version. ``delay_s``: ``survivors_s`` minus the time of an undisturbed
+broadcast. ``replaced_s``: from starting the replacement until it had the newest version. ``recovery_s``: from the fault
+until as many workers as before had the newest version.
 
-Rows at the paper's scale are the simulator's, for an 8B model, twice: ``sent`` whole states, as the paper's trainer does, and the deltas that p2pcast sends. A replacement ``has`` nothing,
-and fetches the state, or a version of some steps before, and fetches the squashes that a hub keeps. It fetches at a worker's rate; ``least_s`` is what that alone takes, by any way.
+Rows at the paper's scale come from the simulator, for an 8B model, with two values of ``sent``: whole states, as the
+paper's trainer sends, and p2pcast's deltas. A replacement ``has`` nothing and fetches the state, or has an older
+version and fetches the hub's squashes. It fetches at a worker's rate; ``least_s`` is the time of that fetch alone.
 
-Workers go on generating with what they have while a version is under way, so what is lost is a dead worker's time, and nothing else of admissible rollouts (a staleness of one
-version is allowed): ``lost_worker_s``. ``kept``: the share of all workers' time in one training step that is left, with a step in the paper's proportion to the broadcast.
+Workers continue with their current version during a broadcast. So only a dead worker's time is lost, and no other
+admissible rollouts (one version of staleness is allowed): ``lost_worker_s``. ``kept``: the remaining share of all
+workers' time in one training step, whose length has the paper's ratio to the broadcast.
 """
 
 from __future__ import annotations
@@ -24,23 +29,23 @@ from statistics import median
 from typing import Any, Final
 
 from netem.broadcast.daemons import Daemons
-from netem.broadcast.fleet import Fleet, Setup
-from netem.broadcast.inside import HTTP_PORT
+from netem.broadcast.emulated_fleet import Fleet, Setup
+from netem.broadcast.host_http import HTTP_PORT
 from netem.broadcast.rivals import HUB, peers_of
-from netem.description import Link
+from netem.emulation.description import Link
+from netem.emulation.namespaces import Namespaces, namespaces
+from netem.lab.case_events import EventPlayer
 from netem.lab.experiments.broadcast import sent_twice
 from netem.lab.experiments.fanout import SHARE, rates, sampled, shape
+from netem.lab.lab_swarm import folders
 from netem.lab.scenario import filled, network_of
-from netem.lab.swarm import folders
-from netem.lab.timeline import Timeline
-from netem.namespaces import Namespaces, namespaces
+from netem.simulation.broadcast_replay import Fault, replay
+from netem.simulation.fleet_simulator import Scenario
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.limits import MIB
-from p2pcast.relay.yielding import SHARE as YIELDED
-from topology.tree import ROOT
-from trainer_node.replay import Blow, replay
-from trainer_node.simulator import Scenario
+from p2pcast.relay.tuning import PULL_SHARE
+from topology.plan_tree import ROOT
 
 NONE: Final = "none"
 WHOLE: Final = "whole states"
@@ -49,24 +54,27 @@ NOTHING: Final = "nothing"
 OLDER: Final = "an older version"
 PLACES: Final = ("head", "middle", "tail")
 KINDS: Final = {
-    "kill": "its process is killed",
-    "freeze": "it stands still (SIGSTOP)",
-    "slow": "its link falls to half of its rate",
+    "kill": "the process is killed",
+    "freeze": "the process is stopped (SIGSTOP)",
+    "slow": "the link falls to half of its rate",
 }
 IDLE: Final = "kill idle"
 SLOW_SHARE: Final = 0.5
 STRUCK_AT: Final = 0.5
-"""Of the ideal time."""
+"""Time of the fault as a share of the ideal time."""
 CONNECT_S: Final = 1.0
 UP_S: Final = 60.0
 SETTLING: Final = 2
-"""Versions between two faults: who came back is asked for its rate, and may get another place."""
+"""Versions between two faults: the hub measures a returning peer's rate again, and may move the peer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """``faults``: a kind and a place in the longest chain, or ``none``, or ``kill idle``. ``spare``: the host of the replacement, which is started ``replaced_after_s`` after a worker
-    has died. ``step_ratio``: a training step ÷ the ideal broadcast of the state. Of the state, ``delta_share`` is a version's delta, ``behind_share`` what a replacement fetches that has an older version."""
+class Parameters:
+    """``faults``: a kind and a place in the longest chain, or ``none``, or ``kill idle``. ``spare``: the replacement's
+    host; the replacement starts ``replaced_after_s`` after a worker's death. ``step_ratio``: a training step ÷ the
+    state's ideal broadcast. Shares of the state: ``delta_share``, a version's delta; ``behind_share``, fetched by a
+    replacement with an older version.
+    """
 
     payload_mib: float
     faults: tuple[str, ...]
@@ -88,7 +96,7 @@ class Given:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Given, argument["parameters"], "parameters")
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     network = network_of(argument)
     uplink_bps, peer_bps = rates(network)
@@ -108,7 +116,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Training:
-    def __init__(self, net: Namespaces, fleet: Fleet, given: Given, peer_bps: float) -> None:
+    def __init__(self, net: Namespaces, fleet: Fleet, given: Parameters, peer_bps: float) -> None:
         self._net, self._fleet, self._given = net, fleet, given
         self._ideal_s = 8 * given.payload_mib * MIB / peer_bps
         self._undisturbed_s = 0.0
@@ -120,30 +128,30 @@ class _Training:
         fleet.start()
         fleet.publish()
         fleet.kill(given.spare)
-        with Timeline(self._net, fleet) as self._timeline:
+        with EventPlayer(self._net, fleet) as self._timeline:
             calm = [max(fleet.publish().times_s) for _ in range(1 + given.rounds)]
             self._undisturbed_s = median(calm[1:])
             for fault in given.faults:
-                yield self._calm(calm[1:]) if fault == NONE else self._struck(fault)
+                yield self._undisturbed(calm[1:]) if fault == NONE else self._faulted(fault)
                 for _ in range(SETTLING):
                     fleet.publish()
 
-    def _calm(self, times_s: Sequence[float]) -> dict[str, Any]:
+    def _undisturbed(self, times_s: Sequence[float]) -> dict[str, Any]:
         return self._row(NONE, "", {"survivors_s": median(times_s)})
 
-    def _struck(self, fault: str) -> dict[str, Any]:
+    def _faulted(self, fault: str) -> dict[str, Any]:
         fleet, given = self._fleet, self._given
         kind, _, place = fault.partition(" ")
         chain = longest_chain(fleet.parents())
         victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
         link, twice = self._net.network.link(victim), fleet.twice_bytes()
         if fault == IDLE:
-            self._blow(kind, victim, link)
+            self._inject(kind, victim, link)
             self._replace(kind)
             ready_s = self._current(given.spare)
             made = self._row(fault, "between versions", self._replacement(ready_s))
         else:
-            with self._timeline.watching() as watch:
+            with self._timeline.sampling() as watch:
                 done = fleet.publish(during=self._during(kind, victim, link))
             began_s = self._began_s
             survivors = {peer: s for peer, s in done.by_peer_s.items() if peer not in (victim, given.spare)}
@@ -158,7 +166,7 @@ class _Training:
                 facts["recovery_s"] = began_s + max(done.times_s) - self._struck_s
             made = self._row(fault, "broadcast", facts)
         made["twice_bytes"] = sent_twice(twice, fleet.twice_bytes())
-        self._mend(kind, victim, link)
+        self._restore(kind, victim, link)
         return made
 
     def _replacement(self, ready_s: float) -> dict[str, float]:
@@ -180,12 +188,12 @@ class _Training:
         def during(began_s: float) -> None:
             self._began_s = began_s
             time.sleep(max(0.0, began_s + STRUCK_AT * self._ideal_s - time.time()))
-            self._blow(kind, victim, link)
+            self._inject(kind, victim, link)
             self._replace(kind)
 
         return during
 
-    def _blow(self, kind: str, victim: str, link: Link) -> None:
+    def _inject(self, kind: str, victim: str, link: Link) -> None:
         self._struck_s = time.time()
         if kind == "kill":
             self._fleet.kill(victim)
@@ -198,7 +206,7 @@ class _Training:
             self._net.reshape(victim, slower)
 
     def _replace(self, kind: str) -> None:
-        """Of a worker that has died: another is started."""
+        """Start the spare peer if a worker has died."""
         if kind != "kill":
             return
         time.sleep(self._given.replaced_after_s)
@@ -207,17 +215,17 @@ class _Training:
         self._up(self._given.spare)
 
     def _up(self, peer: str) -> None:
-        """Return once it answers."""
+        """Return when the peer answers."""
         deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 self._net.connect(peer, ("127.0.0.1", HTTP_PORT), CONNECT_S).close()
                 return
             time.sleep(0.02)
-        raise LocalError(f"{peer} did not come up within {UP_S:.0f} s")
+        raise LocalError(f"{peer} did not answer within {UP_S:.0f} s")
 
     def _current(self, peer: str) -> float:
-        """Unix time at which the hub knew that it had staged the newest version."""
+        """Unix time at which the hub knew that the peer had staged the newest version."""
         deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline:
             status = self._fleet.status()
@@ -226,8 +234,8 @@ class _Training:
             time.sleep(0.02)
         raise LocalError(f"{peer} did not get the newest version within {UP_S:.0f} s")
 
-    def _mend(self, kind: str, victim: str, link: Link) -> None:
-        """All is as before: the victim back in its place, the replacement gone."""
+    def _restore(self, kind: str, victim: str, link: Link) -> None:
+        """Restore the original state: the victim back in its place, the replacement stopped."""
         if kind == "slow":
             self._net.reshape(victim, link)
         elif kind == "freeze":
@@ -239,7 +247,7 @@ class _Training:
 
 
 def longest_chain(parents: Mapping[str, str]) -> list[str]:
-    """From its head down."""
+    """The longest chain, from its head down."""
     ways: list[list[str]] = []
     for peer in parents:
         way = [peer]
@@ -249,8 +257,10 @@ def longest_chain(parents: Mapping[str, str]) -> list[str]:
     return max(ways, key=len)
 
 
-def at_scale(given: Given, fault: str, workers: int) -> Iterator[dict[str, Any]]:
-    """The same fault at the paper's size over its links, in the simulator, which decides as hub and peers do. Nothing of what that does not know."""
+def at_scale(given: Parameters, fault: str, workers: int) -> Iterator[dict[str, Any]]:
+    """The same fault at the paper's size over its links, in the simulator, which uses the decisions of hub and peers.
+    No rows for faults that the simulator does not model.
+    """
     if fault.startswith("freeze"):
         return
     for sent, share in ((WHOLE, 1.0), (DELTAS, given.delta_share)):
@@ -264,14 +274,20 @@ def at_scale(given: Given, fault: str, workers: int) -> Iterator[dict[str, Any]]
                 yield made | _replaced(given, workers, fetched * given.paper_bytes, rest_s) | {"has": has}
 
 
-def _simulated(given: Given, fault: str, workers: int, payload_bytes: float) -> dict[str, Any]:
-    """A broadcast of so much. ``rest_s``: how long it is still under way when a replacement is started."""
+def _simulated(given: Parameters, fault: str, workers: int, payload_bytes: float) -> dict[str, Any]:
+    """A broadcast of ``payload_bytes``. ``rest_s``: remaining time of the broadcast when a replacement starts."""
     kind, _, place = fault.partition(" ")
     names = [f"p{n}" for n in range(1, workers + 1)]
     above = shape("chain", names, given.chains)
     chain = longest_chain(above)
     ideal_s = 8 * payload_bytes / given.paper_peer_bps
-    facts = {"fault": fault, "simulated": True, "workers": workers, "chains": given.chains, "ideal_s": round(ideal_s, 1)}
+    facts = {
+        "fault": fault,
+        "simulated": True,
+        "workers": workers,
+        "chains": given.chains,
+        "ideal_s": round(ideal_s, 1),
+    }
     if fault == IDLE:
         return facts | {"stage": "between versions", "rest_s": 0.0}
     scenario = Scenario(
@@ -282,7 +298,7 @@ def _simulated(given: Given, fault: str, workers: int, payload_bytes: float) -> 
     victim = chain[{"head": 0, "tail": len(chain) - 1}.get(place, len(chain) // 2)]
     slow_bps = None if kind == "kill" else SLOW_SHARE * given.paper_peer_bps * SHARE
     struck_s = STRUCK_AT * ideal_s
-    blows = [] if fault == NONE else [Blow(struck_s, victim, slow_bps)]
+    blows = [] if fault == NONE else [Fault(struck_s, victim, slow_bps)]
     times_s = replay(scenario, links, blows, given.chains, most_s=100 * ideal_s)
     calm_s = max(replay(scenario, links, [], given.chains, most_s=100 * ideal_s).values())
     last_s = max(s for peer, s in times_s.items() if peer != victim or not blows)
@@ -301,20 +317,26 @@ def _simulated(given: Given, fault: str, workers: int, payload_bytes: float) -> 
     )
 
 
-def _replaced(given: Given, workers: int, fetched_bytes: float, rest_s: float) -> dict[str, Any]:
-    """What it fetches comes from several that live, at its own rate; while a version is on its way, at the small share of that to which pulling gives way."""
+def _replaced(given: Parameters, workers: int, fetched_bytes: float, rest_s: float) -> dict[str, Any]:
+    """Fetch time of a replacement. Several live peers serve it at its own rate; during a broadcast it gets only the
+    small share that catch-up traffic is limited to.
+    """
     bps, bits = given.paper_peer_bps * SHARE, 8 * fetched_bytes
-    yielding_bps = YIELDED * bps
+    yielding_bps = PULL_SHARE * bps
     early = min(bits, yielding_bps * rest_s)
     fetch_s = early / yielding_bps if early == bits else rest_s + (bits - early) / bps
     recovery_s, least_s = given.replaced_after_s + fetch_s, bits / given.paper_peer_bps
     step_s = max(given.step_ratio * _state_s(given), recovery_s)
     return {
-        "replaced_s": round(fetch_s, 1), "recovery_s": round(recovery_s, 1), "least_s": round(least_s, 1),
-        "recovery_to_least": round(recovery_s / least_s, 4), "recovery_to_ideal": round(recovery_s / _state_s(given), 4), "kept": round(1 - recovery_s / (workers * step_s), 4),
-    }  # fmt: skip
+        "replaced_s": round(fetch_s, 1),
+        "recovery_s": round(recovery_s, 1),
+        "least_s": round(least_s, 1),
+        "recovery_to_least": round(recovery_s / least_s, 4),
+        "recovery_to_ideal": round(recovery_s / _state_s(given), 4),
+        "kept": round(1 - recovery_s / (workers * step_s), 4),
+    }
 
 
-def _state_s(given: Given) -> float:
+def _state_s(given: Parameters) -> float:
     """The paper's ideal broadcast: the whole state at a worker's rate."""
     return 8 * given.paper_bytes / given.paper_peer_bps

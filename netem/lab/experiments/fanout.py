@@ -1,8 +1,11 @@
-"""One payload from a hub to N peers, by the shape of the tree that carries it: p2pcast's own choice or a stated number of chains, a star, a binary tree, bare chains.
+"""One payload from a hub to N peers by different trees: p2pcast's own choice or a given number of chains, a star, a
+binary tree, bare chains.
 
-ECHO-2's question (section 5.5.1): the hub's uplink is B0, each worker's link Bw; a star takes N × payload ÷ B0 once N × Bw is above B0, while B0 ÷ Bw chains that forward as
-they receive stay near payload ÷ Bw. Rows of `netem.lab.experiments.broadcast`, and of a binary tree of forwarding sockets; ``theirs_s``: what the paper's formula says of
-that shape, without what hops cost; ``simulated`` rows: larger fleets by the model of `topology`, which is what ``predicted_s`` is of the measured ones.
+The question is ECHO-2's (section 5.5.1). The hub's uplink is B0, each worker's link Bw. A star takes N × payload ÷ B0
+once N × Bw exceeds B0, while B0 ÷ Bw chains that forward as they receive stay near payload ÷ Bw. Rows are those of
+`netem.lab.experiments.broadcast`, and of a binary tree of forwarding sockets. ``theirs_s``: the paper's formula for
+the tree, without the cost of hops. ``simulated`` rows: larger fleets by the model of `topology`, which also gives
+``predicted_s`` of measured rows.
 """
 
 from __future__ import annotations
@@ -12,41 +15,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from netem.broadcast.figures import row
 from netem.broadcast.rivals import HUB, bare_tree, peers_of
-from netem.description import Host, Network
-from netem.lab.emulated import CALIBRATED
+from netem.broadcast.rows import row
+from netem.emulation.description import Host, Network
+from netem.emulation.namespaces import Namespaces, namespaces
+from netem.emulation.streamed_rate import streamed
+from netem.lab.case_network import CALIBRATED
 from netem.lab.experiments import broadcast
 from netem.lab.experiments.broadcast import CROWDED
-from netem.lab.predicted import Tree
+from netem.lab.model_prediction import Tree
 from netem.lab.scenario import network_of
-from netem.lab.streamed import streamed
 from netem.lab.tables import bounded, filled
-from netem.namespaces import Namespaces, namespaces
 from p2pcast.errors import UsageError
 from p2pcast.limits import MIB
-from topology.model import Network as Model
-from topology.model import predict
+from topology.broadcast_time import Network as Model
+from topology.broadcast_time import predict
 from topology.plan import make_plan
-from topology.sizes import Sizes
-from topology.tree import ROOT, Member, Plan
+from topology.plan_tree import ROOT, Member, Plan
+from topology.version_sizes import Sizes
 
 TREE: Final = "tree"
 STAR: Final = "star"
 FORMULA: Final = "p2pcast by formula"
-"""p2pcast, told to have as many chains as the paper's formula has: the uplink ÷ a worker's rate."""
+"""p2pcast with the number of chains of the paper's formula: the uplink ÷ a worker's rate."""
 PAPER_BYTES: Final = 16_400_000_000
 NEAR: Final = Model(near_rtt_s=0.0, far_rtt_s=0.0)
 SHARE: Final = Tree(Network((Host("hub"),)), {}).share(PAPER_BYTES)
-"""Of a link's rate, what headers leave to the paper's payload."""
+"""The share of a link's rate that headers leave to the paper's payload."""
 LOOKED_AT: Final = 3
-"""Peers whose links are measured: all are alike, and made alike."""
+"""Number of peers whose links are measured: all links are made alike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """As ``broadcast``'s, one ``system`` a case. ``simulate``: numbers of peers of rows by the model, in the case that has ``simulate_at`` of them, at the paper's own
-    payload, uplink and rate of a worker."""
+class Parameters:
+    """As ``broadcast``'s, one ``system`` a case. ``simulate``: peer counts of simulated rows. The case with
+    ``simulate_at`` peers adds these rows, at the paper's payload, uplink and worker's rate.
+    """
 
     system: str
     payload_mib: float
@@ -68,7 +72,7 @@ class Given:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Given, argument["parameters"], "parameters")
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     network = network_of(argument)
     uplink_bps, peer_bps = rates(network)
@@ -80,7 +84,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _measured_and_more(
-    argument: Mapping[str, Any], given: Given, network: Network, uplink_bps: float, peer_bps: float
+    argument: Mapping[str, Any], given: Parameters, network: Network, uplink_bps: float, peer_bps: float
 ) -> Iterator[dict[str, Any]]:
     with namespaces(network) as net:
         calibration = sampled(net)
@@ -90,7 +94,9 @@ def _measured_and_more(
         if given.system == TREE:
             yield {"row": finished(_tree(net, given), given, uplink_bps, peer_bps)}
     if given.system != TREE:
-        passed = {f.name for f in dataclasses.fields(broadcast.Given)} & {f.name for f in dataclasses.fields(given)}
+        passed = {f.name for f in dataclasses.fields(broadcast.Parameters)} & {
+            f.name for f in dataclasses.fields(given)
+        }
         parameters = {name: getattr(given, name) for name in passed} | {"systems": [given.system]}
         for said in broadcast.results({**argument, "parameters": parameters, CALIBRATED: calibration}):
             if "row" in said:
@@ -101,13 +107,13 @@ def _measured_and_more(
 
 
 def rates(network: Network) -> tuple[float, float]:
-    """The hub's uplink and a peer's link. Raises UsageError unless peers are alike and rates all that links have."""
+    """The hub's uplink and a peer's link. Raises UsageError unless the peers are alike and links have only rates."""
     links = {host.link for host in network.hosts if host.name != HUB}
     hub = next((host.link for host in network.hosts if host.name == HUB), None)
     if hub is None or hub.up_bps is None or len(links) != 1 or (down_bps := next(iter(links)).down_bps) is None:
-        raise UsageError(f"hosts: a {HUB!r} and peers all alike, with rates, is what this experiment is about")
+        raise UsageError(f"hosts: this experiment needs a {HUB!r} and identical peers with rates")
     if not network.only_rates:
-        raise UsageError("hosts: this experiment is about rates alone")
+        raise UsageError("hosts: links of this experiment have rates alone")
     return hub.up_bps, down_bps
 
 
@@ -118,7 +124,7 @@ def sampled(net: Namespaces) -> dict[str, Any]:
 
 
 def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:
-    """Who feeds whom: of each peer another one, or ``HUB``."""
+    """Parent of each peer: another peer, or ``HUB``."""
     if system == STAR:
         return dict.fromkeys(peers, HUB)
     if system == TREE:
@@ -126,7 +132,7 @@ def shape(system: str, peers: Sequence[str], chains: int) -> dict[str, str]:
     return {peer: HUB if at < chains else peers[at - chains] for at, peer in enumerate(peers)}
 
 
-def _tree(net: Namespaces, given: Given) -> dict[str, Any]:
+def _tree(net: Namespaces, given: Parameters) -> dict[str, Any]:
     peers = peers_of(net)
     ran = bare_tree(net, round(given.payload_mib * MIB), given.rounds)
     tree = Tree(net.network, shape(TREE, peers, 1))
@@ -135,8 +141,8 @@ def _tree(net: Namespaces, given: Given) -> dict[str, Any]:
     return made | {"chains": 1, "depth": tree.depth, "crowded": made["machine_busy"] > CROWDED}
 
 
-def finished(made: dict[str, Any], given: Given, uplink_bps: float, peer_bps: float) -> dict[str, Any]:
-    """A row with what the paper's formula says of its shape, and what the model does."""
+def finished(made: dict[str, Any], given: Parameters, uplink_bps: float, peer_bps: float) -> dict[str, Any]:
+    """The row with the times of the paper's formula and of the model."""
     if "skipped" in made:
         return made | {"system": given.system}
     peers, payload_bytes = made["peers"], made["payload_bytes"]
@@ -147,7 +153,9 @@ def finished(made: dict[str, Any], given: Given, uplink_bps: float, peer_bps: fl
         theirs_s = 8 * payload_bytes / (peer_bps / 2 if peers > 2 else peer_bps)
     if made.get("predicted_s") is None:
         names = [f"p{n}" for n in range(1, peers + 1)]
-        parent = {peer: ROOT if above == HUB else above for peer, above in shape(given.system, names, min(peers, fed)).items()}
+        parent = {
+            peer: ROOT if above == HUB else above for peer, above in shape(given.system, names, min(peers, fed)).items()
+        }
         made["predicted_s"] = round(predicted_s(parent, payload_bytes, uplink_bps, peer_bps), 4)
         made["predicted_over_measured"] = round(made["predicted_s"] / made["all_s"], 4)
     made |= {
@@ -159,13 +167,13 @@ def finished(made: dict[str, Any], given: Given, uplink_bps: float, peer_bps: fl
 
 
 def predicted_s(parent: Mapping[str, str], payload_bytes: int, uplink_bps: float, peer_bps: float) -> float:
-    """Until the last has it, by the model; of rates, what headers leave."""
+    """Time until the last peer has the payload, by the model; rates are those after headers."""
     members = [Member(peer, bps=peer_bps * SHARE) for peer in parent]
     return predict(Plan((1, 0), parent), members, payload_bytes, uplink_bps * SHARE, NEAR).last_s
 
 
-def simulated(given: Given, peers: int) -> dict[str, Any]:
-    """A fleet at the paper's scale, by the model; of p2pcast the plan that it would make."""
+def simulated(given: Parameters, peers: int) -> dict[str, Any]:
+    """A fleet at the paper's scale, by the model; p2pcast with the plan that it would make."""
     uplink_bps, peer_bps, payload_bytes = given.paper_uplink_bps, given.paper_peer_bps, round(given.paper_bytes)
     names = [f"p{n:05}" for n in range(1, peers + 1)]
     if given.system == broadcast.P2PCAST and not given.chains:
@@ -179,7 +187,14 @@ def simulated(given: Given, peers: int) -> dict[str, Any]:
         plan = Plan((1, 0), {peer: ROOT if over == HUB else over for peer, over in above.items()})
     ideal_s, last_s = 8 * payload_bytes / peer_bps, predicted_s(plan.parent, payload_bytes, uplink_bps, peer_bps)
     return {
-        "system": given.system, "peers": peers, "payload_bytes": payload_bytes, "ideal_s": round(ideal_s, 4), "all_s": round(last_s, 4),
-        "all_over_ideal": round(last_s / ideal_s, 4), "chains": len(plan.children(ROOT)), "depth": plan.depth,
-        "predicted_s": round(last_s, 4), "simulated": True,
-    }  # fmt: skip
+        "system": given.system,
+        "peers": peers,
+        "payload_bytes": payload_bytes,
+        "ideal_s": round(ideal_s, 4),
+        "all_s": round(last_s, 4),
+        "all_over_ideal": round(last_s / ideal_s, 4),
+        "chains": len(plan.children(ROOT)),
+        "depth": plan.depth,
+        "predicted_s": round(last_s, 4),
+        "simulated": True,
+    }

@@ -1,4 +1,6 @@
-"""The network itself: what each of its links and trunks carries, delays and loses, beside what was asked for. A row for each; those that are off are rows too."""
+"""The network itself: measured rate, delay and loss of each link and trunk beside the requested ones. One row each;
+deviating links have rows too.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netem.lab.emulated import emulated
+from netem.lab.case_network import emulated
 from netem.lab.tables import filled
 
 WAYS = ("rate_bps", "rtt_s", "loss")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """None."""
+class Parameters:
+    """No parameters."""
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    filled(Given, argument["parameters"], "parameters")
+    filled(Parameters, argument["parameters"], "parameters")
     with emulated(argument) as (_, calibrated):
         yield calibrated
     for measured in calibrated["calibration"]:

@@ -1,6 +1,8 @@
-"""Whole states from the hub to everybody: p2pcast, which finds and sends what changed, beside rsync and zstd of the file, which are given the state (``netem.broadcast.whole``).
+"""Whole states from the hub to all peers. p2pcast finds and sends the changes; rsync and zstd of the file get the state
+(``netem.broadcast.whole_states``).
 
-One word in a hundred changes from one state to the next. A row a system, of the medians of its broadcasts; every peer ends with the hub's bytes, or the case fails. ``moved_mb``: what came to a peer.
+One word in a hundred changes from one state to the next. There is one row a system, with the medians of its broadcasts.
+Every peer must end with the hub's bytes, or the case fails. ``moved_mb``: received by a peer.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from netem.broadcast.figures import left_out, row
-from netem.broadcast.folders import own_folder
+from netem.broadcast.process_folders import own_folder
 from netem.broadcast.rivals import HUB, peers_of
-from netem.broadcast.whole import WHOLE, p2pcast
-from netem.lab.emulated import emulated
+from netem.broadcast.rows import left_out, row
+from netem.broadcast.whole_states import WHOLE, p2pcast
+from netem.emulation.namespaces import Namespaces
+from netem.lab.case_network import emulated
 from netem.lab.tables import filled
-from netem.namespaces import Namespaces
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.limits import MIB
 
@@ -29,7 +31,7 @@ TMPFS: Final = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Parameters:
     state_mib: float
     system: str = P2PCAST
     rounds: int = 2
@@ -42,8 +44,10 @@ class Given:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """``{calibration, off}``, then ``{row}``. From the main thread. Raises UsageError, LocalError, IntegrityError."""
-    given = filled(Given, argument["parameters"], "parameters")
+    """Yields ``{calibration, off}``, then ``{row}``. From the main thread. Raises UsageError, LocalError,
+    IntegrityError.
+    """
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     with emulated(argument) as (net, calibrated):
         uplink_bps, peer_bps = _rates(net)
@@ -61,7 +65,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 try:
                     ran = WHOLE[given.system](net, state_bytes, given.rounds, memory)
                 except LocalError as error:
-                    # Not installed, or it has come to nothing: the others are compared all the same.
+                    # A missing package or a failed rival does not stop the comparison of the others.
                     yield {"row": left_out(given.system, peers, str(error))}
                     return
             made = row(ran, peers, peer_bps)
@@ -72,12 +76,14 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _rates(net: Namespaces) -> tuple[float, float]:
-    """Of the hub's link, and of the slowest peer's. Raises UsageError where a link has none, or there is no hub."""
+    """Rates of the hub's link and of the slowest peer's. Raises UsageError for a link without a rate, or
+    without a hub.
+    """
     links = {host.name: host.link for host in net.network.hosts}
     if HUB not in links or len(links) < 2:
-        raise UsageError(f"hosts: one must be called {HUB!r}, and there must be others")
+        raise UsageError(f"hosts: one must be called {HUB!r}, and at least one other is needed")
     up_bps, down = links[HUB].up_bps, [link.down_bps for name, link in links.items() if name != HUB]
     rates = [rate for rate in down if rate is not None]
     if up_bps is None or len(rates) < len(down):
-        raise UsageError("hosts: every link needs a rate, or there is nothing to compare times with")
+        raise UsageError("hosts: every link needs a rate, as the ideal time depends on it")
     return up_bps, min(rates)

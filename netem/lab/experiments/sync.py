@@ -1,8 +1,11 @@
-"""One peer behind one link, by every way that leads to the newest version: a delta from the one before, or from nothing, or from some versions ago.
+"""One peer behind one link, and every path to the newest version: from the previous version, from nothing, or from an
+older version.
 
-PULSE's paths (section 4.2, appendix G): *fast path*, one delta; *cold start*, a whole state; *slow path*, a whole state and the deltas since. Here with real weights
-under real AdamW steps, a hub and a peer as users start them, behind TLS. Times of a fast path run from the hub's first step of publishing, before anything is encoded;
-those of the others from the moment at which the hub admits the peer; all of them until the peer has decoded the newest version and proved it by its digests.
+The paths are PULSE's (section 4.2, appendix G): *fast path*, one delta; *cold start*, a whole state; *slow path*, a
+whole state and the deltas since. Weights are real, under real AdamW steps; hub and peer are started as users start
+them, behind TLS. Times of a fast path run from the hub's first step of publishing, before any encoding. Times of the
+other paths run from the moment at which the hub admits the peer. All end when the peer has decoded the newest version
+and checked its digests.
 """
 
 from __future__ import annotations
@@ -13,17 +16,17 @@ from itertools import chain, islice
 from statistics import median
 from typing import Any
 
+from netem.bench.codec.codec_comparison import Dataset, speeds
 from netem.broadcast.rivals import HUB, peers_of
-from netem.description import Link
+from netem.emulation.description import Link
+from netem.emulation.namespaces import Namespaces, namespaces
+from netem.emulation.streamed_rate import streamed
+from netem.lab.lab_swarm import Swarm, swarm
+from netem.lab.saved_weights import Tensors, nbytes, trained
 from netem.lab.scenario import network_of
-from netem.lab.streamed import streamed
-from netem.lab.swarm import Swarm, swarm
-from netem.lab.tables import bounded, filled, rates_of, some
-from netem.lab.weights import Tensors, nbytes, trained
-from netem.namespaces import Namespaces, namespaces
-from p2pcast.bench.codec import Dataset, speeds
-from p2pcast.codec.choice import PEER_CORES, Cost, State, Way, predict
+from netem.lab.tables import bounded, filled, not_empty, rates_of
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.codec.soonest_codec import PEER_CORES, Cost, State, Way, predict
 from p2pcast.errors import UsageError
 from p2pcast.limits import CELL_WORDS, MIB
 
@@ -33,9 +36,11 @@ FAST, COLD, SLOW, MISSED = "fast path", "cold start", "slow path", "missed versi
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """``rates``: of the peer's link, one after the other. ``rounds``: fast paths at each, of which medians count. ``behind``: versions after the whole state in a slow
-    path, and those that are missed. ``paper_bytes``: of the paper's model, ``paper_bps``: of its link, ``paper_cores``: of hosts with a GPU; rows for these are worked out from what was measured."""
+class Parameters:
+    """``rates``: of the peer's link, one after the other. ``rounds``: fast paths at each rate, for medians. ``behind``:
+    versions after the whole state in a slow path, and missed versions. ``paper_bytes``: of the paper's model,
+    ``paper_bps``: of its link, ``paper_cores``: of hosts with a GPU; rows for these are computed from the measurements.
+    """
 
     learning_rate: float = 1e-6
     copies: int = 4
@@ -47,19 +52,22 @@ class Given:
     paper_cores: int = PEER_CORES
 
     def check(self) -> None:
-        some(self, "rates")
+        not_empty(self, "rates")
         rates_of(self.rates, "rates")
         bounded(self, learning_rate=(1e-9, 1), copies=(1, 64), rounds=(1, 100), behind=(2, 1000))
         bounded(self, paper_bytes=(1, 1e15), paper_bps=(1, 1e15), paper_cores=(1, 1024))
         if self.behind < len(self.rates) * self.rounds + 1:
             raise UsageError(
-                f"parameters.behind must be at least {len(self.rates) * self.rounds + 1}: rates × rounds, and one to warm up"
+                f"parameters.behind must be at least {len(self.rates) * self.rounds + 1}: rates × rounds, and one to "
+                "warm up"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """``bytes``: that crossed the link. ``received_s``: until the last of them was verified; ``ready_s``: until the version was there to be installed."""
+    """``bytes``: transferred over the link. ``received_s``: until the last byte was verified. ``ready_s``: until the
+    version could be installed.
+    """
 
     name: str
     rate_bps: float
@@ -70,7 +78,7 @@ class Path:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Given, argument["parameters"], "parameters")
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     rates = rates_of(given.rates, "rates")
     versions = trained(given.learning_rate, given.copies)
@@ -96,7 +104,7 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _only_peer(net: Namespaces) -> str:
     peers = peers_of(net)
     if len(peers) != 1:
-        raise UsageError("hosts: this experiment has a hub and one peer")
+        raise UsageError("hosts: this experiment needs a hub and one peer")
     return peers[0]
 
 
@@ -110,7 +118,7 @@ class _Run:
         self.net.reshape(self.peer, Link(rate_bps, rate_bps))
 
     def anew(self) -> None:
-        """Whatever the peer had is gone; it does not run."""
+        """Stop the peer and delete its stored state."""
         self.swarm.leave(self.peer)
         self.swarm.forget(self.peer)
 
@@ -118,7 +126,7 @@ class _Run:
         return int(self.swarm.get(self.peer)["bytes_received"])
 
 
-def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Given) -> Iterator[Path]:
+def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given: Parameters) -> Iterator[Path]:
     swarm, peer = run.swarm, run.peer
     swarm.save(next(versions))
     swarm.hub()
@@ -150,7 +158,7 @@ def _paths(run: _Run, versions: Iterator[Tensors], rates: Sequence[float], given
 
 
 def _next(run: _Run, tensors: Tensors) -> tuple[int, float, float]:
-    """Bytes, and the times of a fast path."""
+    """Bytes, and the two times of a fast path."""
     before = run.received()
     run.swarm.save(tensors)
     line = run.swarm.timeline([run.peer])
@@ -163,25 +171,27 @@ def _fast(taken: Sequence[tuple[int, float, float]], rate: float) -> Path:
 
 
 def _alone(run: Swarm, tensors: Tensors) -> None:
-    """A version that no peer is there to get."""
+    """Publish a version while no peer is connected."""
     run.save(tensors)
-    run.told(HUB, "sealed", version=run.version)
+    run.wait_for(HUB, "sealed", version=run.version)
 
 
 def _caught_up(run: _Run, name: str, rate: float) -> Path:
-    """One that has just been started."""
+    """Path of a peer that has just been started."""
     swarm, peer = run.swarm, run.peer
-    ready = swarm.told(peer, "staged", version=swarm.version)
+    ready = swarm.wait_for(peer, "staged", version=swarm.version)
     swarm.live([peer])
     swarm.exact(peer)
-    joined = max(told.time_s for told in swarm.heard[HUB].told if told.kind == "joined" and told.facts["peer"] == peer)
-    heard = [told.time_s for told in swarm.heard[peer].told if told.kind == "received"]
+    joined = max(told.time_s for told in swarm.events[HUB].told if told.kind == "joined" and told.facts["peer"] == peer)
+    heard = [told.time_s for told in swarm.events[peer].told if told.kind == "received"]
     return Path(name, rate, len(heard), run.received(), max(heard) - joined, ready.time_s - joined)
 
 
-def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Given) -> Iterator[Path]:
-    """The same paths of the paper's model over its link, worked out. Bytes grow with the state, and take as long as they took here beside the bare rate. A delta
-    is encoded, carried and decoded as ``p2pcast.codec.choice`` has it, by one core's speed of here on ``paper_cores`` at either end; a whole state is checked as it comes."""
+def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Parameters) -> Iterator[Path]:
+    """The same paths for the paper's model over its link, computed. Bytes grow with the state, and keep their measured
+    ratio of time to bare rate. ``p2pcast.codec.soonest_codec`` predicts encoding, transfer and decoding of a delta from
+    the measured speed of one core and ``paper_cores`` at either end. A whole state is checked as it arrives.
+    """
     grown = given.paper_bytes / state_bytes
     slowest = min(path.rate_bps for path in paths)
     cold = next(path for path in paths if path.name == COLD and path.rate_bps == slowest)
@@ -192,14 +202,16 @@ def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Give
         nbytes = path.bytes * grown
         carried_s = 8 * nbytes / carried_bps
         cost = Cost(context.encode_bytes_s, context.decode_bytes_s, path.bytes / state_bytes)
-        times = predict(cost, Way(carried_bps, given.paper_cores, given.paper_cores), State(round(given.paper_bytes), CELL_BYTES))
+        times = predict(
+            cost, Way(carried_bps, given.paper_cores, given.paper_cores), State(round(given.paper_bytes), CELL_BYTES)
+        )
         deltas = path.artifacts - (path.name in (COLD, SLOW))
         ready_s = times.whole_s if path.name == FAST else carried_s + deltas * times.decode_s
         yield Path(path.name, given.paper_bps, path.artifacts, round(nbytes), carried_s, ready_s)
 
 
 def measured_cost(before: Tensors, after: Tensors) -> Cost:
-    """Of the context codec on these states, one core, by CPU time."""
+    """Cost of the context codec on these states: one core, CPU time."""
     states = [{name: words.reshape(-1) for name, (_, _, words) in each.items()} for each in (before, after)]
     layout = Layout(Tensor(name, kind, tuple(shape)) for name, (kind, shape, _) in before.items())
     timed = speeds(Dataset("trained", layout, states), "context", working_set_bytes=SAMPLED_BYTES, repeats=3)
@@ -207,7 +219,7 @@ def measured_cost(before: Tensors, after: Tensors) -> Cost:
 
 
 def row(path: Path, state_bytes: int, *, simulated: bool = False) -> dict[str, Any]:
-    """``ready_to_whole``: time ÷ that of the whole state at the link's rate, which compares runs of any size."""
+    """``ready_to_whole``: time ÷ time of the whole state at the link's rate, which compares runs of any size."""
     whole_s = 8 * state_bytes / path.rate_bps
     return {
         "path": path.name,

@@ -1,9 +1,11 @@
-"""How long one optimiser step's weights take over one p2pcast link between ``parent`` and ``child``: as a whole, and as deltas of several formats, over so many stripes.
+"""Time of one optimiser step's weights over one p2pcast link between ``parent`` and ``child``: as a whole state, and as
+deltas of several formats, over several stripe counts.
 
-Sizes are those of really encoding real weight changes (``netem.lab.payloads``); what travels are random bytes of that size, which nothing on the way could make smaller.
-A row for each of ``sends``: ``seconds`` (the median), ``predicted_s`` (topology's model; where packets are lost, by the window that ``striping`` expects of that congestion control),
-``to_first`` (÷ the seconds of the first one) and, where the paper's scale is known, ``at_scale_s``: seconds times what the payload was scaled by, ÷ what the rate was. ``simulated`` rows are the
-model's at the paper's own sizes and rates.
+Sizes come from encoding real weight changes (``netem.lab.payloads``); the payload is random bytes of that size, which
+cannot be compressed. A row for each of ``sends``: ``seconds`` (the median), ``predicted_s`` (topology's model; with
+packet loss, by the window that ``striping`` expects of the congestion control), ``to_first`` (÷ the seconds of the
+first one). With a paper's scale also ``at_scale_s``: seconds times the payload's scale ÷ the rate's scale.
+``simulated`` rows are the model's at the paper's own sizes and rates.
 """
 
 from __future__ import annotations
@@ -15,30 +17,32 @@ from math import ceil
 from statistics import median
 from typing import Any, Final
 
-from netem.lab.emulated import emulated
-from netem.lab.networks import network_of
+from netem.emulation.streamed_rate import wire_share
+from netem.lab.case_network import emulated
+from netem.lab.network_tables import network_of
 from netem.lab.payloads import FORMATS, measured
-from netem.lab.streamed import wire_share
-from netem.lab.tables import bounded, filled, some
+from netem.lab.tables import bounded, filled, not_empty
 from netem.stripes.sweep import Sweep, ends, link
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_STRIPES, PIECE_BYTES
-from p2pcast.transport.sockets import own_congestion, settled, window_bytes
-from p2pcast.transport.striping import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window
-from topology.model import chain_time_s
+from p2pcast.transport.socket_options import choose_sockets, own_congestion, window_bytes
+from p2pcast.transport.stripe_count import LOSS_BLIND, SEGMENT_BYTES, Way, lossy_window
+from topology.broadcast_time import chain_time_s
 
 ENDS: Final = ("parent", "child")
 LEAST_S: Final = 5.0
-"""Any version is given so long, however small it is."""
+"""Least time for any version, however small."""
 ENOUGH_S: Final = 10.0
-"""What takes so long by itself is not sent again."""
+"""A transfer of at least this time is not repeated."""
 GIGA: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """``sends``: a format, and then a number of stripes and a congestion control, or nothing: what a peer would choose. ``steps``: whose deltas go as one payload.
-    ``gbps``: the paper's rate, of which the child's link gets the part ÷ ``rate_scale``; 0: its rate is the scenario's. ``paper_dense_gb``: the paper's dense payload."""
+class Parameters:
+    """``sends``: a format, optionally with a number of stripes and a congestion control; otherwise the peer's own
+    choice. ``steps``: number of deltas in one payload. ``gbps``: the paper's rate; the child's link gets it ÷
+    ``rate_scale``; 0 keeps the scenario's rate. ``paper_dense_gb``: the paper's dense payload.
+    """
 
     sends: tuple[str, ...]
     learning_rate: float = 1e-6
@@ -49,10 +53,10 @@ class Given:
     rate_scale: float = 1.0
     paper_dense_gb: float = 0.0
     sizes: tuple[int, ...] = ()
-    """Of the formats, in their order; ``prepared`` puts them in."""
+    """Sizes of the formats, in their order; set by ``prepared``."""
 
     def check(self) -> None:
-        some(self, "sends")
+        not_empty(self, "sends")
         list(map(_send, self.sends))
         bounded(self, learning_rate=(1e-9, 1), steps=(1, 1000), rounds=(1, 1000), limit=(1, 10_000))
         bounded(self, gbps=(0, 1e6), rate_scale=(1e-6, 1e6), paper_dense_gb=(0, 1e6))
@@ -60,7 +64,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """``stripes``, ``congestion``: None where a peer chooses."""
+    """``stripes``, ``congestion``: None for the peer's own choice."""
 
     payload: str
     stripes: int | None = None
@@ -68,8 +72,10 @@ class Send:
 
 
 def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
-    """The argument with what takes a whole machine: sizes, from training. And with the rate that follows from the paper's. Raises UsageError, LocalError."""
-    given = filled(Given, argument["parameters"], "parameters")
+    """The argument with the sizes, whose training needs a whole machine, and with the rate scaled from the paper's.
+    Raises UsageError, LocalError.
+    """
+    given = filled(Parameters, argument["parameters"], "parameters")
     given.check()
     ready = copy.deepcopy(dict(argument))
     ready["parameters"]["sizes"] = [measured(given.learning_rate, given.steps).sizes[name] for name in FORMATS]
@@ -81,15 +87,19 @@ def prepared(argument: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    given = filled(Given, argument["parameters"], "parameters")
+    given = filled(Parameters, argument["parameters"], "parameters")
     network = network_of(argument)
     if {host.name for host in network.hosts} != set(ENDS):
-        raise UsageError(f"the experiment transfer has two hosts, {' and '.join(ENDS)}")
+        raise UsageError(f"the experiment transfer needs two hosts, {' and '.join(ENDS)}")
     there = network.way(*ENDS)
     if there.rate_bps is None:
-        raise UsageError("the experiment transfer needs a way with a rate")
+        raise UsageError("the experiment transfer needs a path with a rate")
     way = Way(
-        there.delay_s + network.way(*reversed(ENDS)).delay_s, there.rate_bps, _own(network.congestion), window_bytes(), there.loss
+        there.delay_s + network.way(*reversed(ENDS)).delay_s,
+        there.rate_bps,
+        _own(network.congestion),
+        window_bytes(),
+        there.loss,
     )
     sizes = dict(zip(FORMATS, given.sizes, strict=True))
     share = wire_share(network.mtu)
@@ -103,32 +113,35 @@ def results(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for words in given.sends:
                 send = _send(words)
                 sweep = _sweep(given, send, sizes, way)
-                row = _row(given, send, sizes, way, share, link(net, agents, sweep, send.stripes, sweep.congestion[0], None))
+                row = _row(
+                    given, send, sizes, way, share, link(net, agents, sweep, send.stripes, sweep.congestion[0], None)
+                )
                 first_s = first_s or row["seconds"]
                 yield {"row": {"send": words, **row, "to_first": round(row["seconds"] / first_s, 4)}}
 
 
 def _own(congestion: str | None) -> str:
-    """What p2pcast's sockets get by themselves."""
-    return settled(None).congestion or congestion or own_congestion()
+    """The congestion control of p2pcast's sockets by default."""
+    return choose_sockets(None).congestion or congestion or own_congestion()
 
 
 def _send(words: str) -> Send:
     """Raises UsageError."""
     payload, *rest = words.split() or [""]
     if payload not in FORMATS:
-        raise UsageError(f"parameters.sends: {payload!r} is no format; there are {', '.join(FORMATS)}")
+        raise UsageError(f"parameters.sends: {payload!r} is not a format; the formats are {', '.join(FORMATS)}")
     if not rest:
         return Send(payload)
     if len(rest) != 2 or not rest[0].isdigit() or not 1 <= int(rest[0]) <= MAX_STRIPES:
         raise UsageError(
-            f"parameters.sends: {words!r}; write 'FORMAT' or 'FORMAT STRIPES CONGESTION', with 1 to {MAX_STRIPES} stripes"
+            f"parameters.sends: {words!r}; write 'FORMAT' or 'FORMAT STRIPES CONGESTION', with 1 to {MAX_STRIPES} "
+            "stripes"
         )
-    settled(rest[1])
+    choose_sockets(rest[1])
     return Send(payload, int(rest[0]), rest[1])
 
 
-def _sweep(given: Given, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
+def _sweep(given: Parameters, send: Send, sizes: Mapping[str, int], way: Way) -> Sweep:
     size = sizes[send.payload]
     limit = max(given.limit, LEAST_S * way.rate_bps / (8 * size))
     rounds = min(given.rounds, ceil(ENOUGH_S * way.rate_bps / (8 * size)))
@@ -137,21 +150,31 @@ def _sweep(given: Given, send: Send, sizes: Mapping[str, int], way: Way) -> Swee
 
 
 def _row(
-    given: Given, send: Send, sizes: Mapping[str, int], way: Way, share: float, carried: Mapping[str, Any]
+    given: Parameters, send: Send, sizes: Mapping[str, int], way: Way, share: float, carried: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``share``: of the wire, what is payload."""
+    """``share``: payload's share of the bytes on the wire."""
     size = sizes[send.payload]
     goodput_bps = median(carried["goodputs_bps"])
     stripes, congestion = carried["stripes"], carried["congestion"]
     seconds, predicted_s = 8 * size / goodput_bps, _predicted_s(size, stripes, congestion, way, share)
     row = {
-        "payload": send.payload, "stripes": stripes, "congestion": congestion, "simulated": False,
-        "rate_mbps": round(way.rate_bps / 1e6, 3), "rtt_ms": round(way.rtt_s * 1e3, 3), "loss": round(way.loss, 6),
-        "bytes": size, "of_dense": round(size / sizes["dense"], 5), "seconds": round(seconds, 4),
-        "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4), "of_ceiling": round(goodput_bps / way.rate_bps / share, 4),
-        "predicted_s": round(predicted_s, 4), "predicted_over_measured": round(predicted_s / seconds, 4),
-        "retransmitted": round(carried["retransmitted"], 5), "whole": carried["whole"],
-    }  # fmt: skip
+        "payload": send.payload,
+        "stripes": stripes,
+        "congestion": congestion,
+        "simulated": False,
+        "rate_mbps": round(way.rate_bps / 1e6, 3),
+        "rtt_ms": round(way.rtt_s * 1e3, 3),
+        "loss": round(way.loss, 6),
+        "bytes": size,
+        "of_dense": round(size / sizes["dense"], 5),
+        "seconds": round(seconds, 4),
+        "slowest_s": round(8 * size / min(carried["goodputs_bps"]), 4),
+        "of_ceiling": round(goodput_bps / way.rate_bps / share, 4),
+        "predicted_s": round(predicted_s, 4),
+        "predicted_over_measured": round(predicted_s / seconds, 4),
+        "retransmitted": round(carried["retransmitted"], 5),
+        "whole": carried["whole"],
+    }
     if given.paper_dense_gb:
         row["at_scale_s"] = round(seconds * given.paper_dense_gb * GIGA / sizes["dense"] / given.rate_scale, 4)
     return row
@@ -165,13 +188,19 @@ def _predicted_s(size: int, stripes: int, congestion: str, way: Way, share: floa
     return chain_time_s(size, [rate_bps], PIECE_BYTES, [way.rtt_s])
 
 
-def _at_paper_scale(given: Given, sizes: Mapping[str, int], share: float) -> Iterator[dict[str, Any]]:
+def _at_paper_scale(given: Parameters, sizes: Mapping[str, int], share: float) -> Iterator[dict[str, Any]]:
     if not given.paper_dense_gb or not given.gbps:
         return
     for payload in dict.fromkeys(_send(words).payload for words in given.sends):
         size = given.paper_dense_gb * GIGA * sizes[payload] / sizes["dense"]
         seconds = chain_time_s(size, [given.gbps * GIGA * share], PIECE_BYTES, [0.0])
         yield {
-            "send": payload, "payload": payload, "simulated": True, "rate_mbps": given.gbps * 1e3, "bytes": round(size),
-            "of_dense": round(sizes[payload] / sizes["dense"], 5), "seconds": round(seconds, 4), "at_scale_s": round(seconds, 4),
-        }  # fmt: skip
+            "send": payload,
+            "payload": payload,
+            "simulated": True,
+            "rate_mbps": given.gbps * 1e3,
+            "bytes": round(size),
+            "of_dense": round(sizes[payload] / sizes["dense"], 5),
+            "seconds": round(seconds, 4),
+            "at_scale_s": round(seconds, 4),
+        }

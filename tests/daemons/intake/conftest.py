@@ -1,4 +1,4 @@
-"""Groups of scripted ranks, beside a swarm."""
+"""Fixtures: groups of scripted ranks beside a swarm."""
 
 from __future__ import annotations
 

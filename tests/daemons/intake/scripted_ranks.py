@@ -1,4 +1,4 @@
-"""A trainer's ranks as a script: they speak the protocol over real sockets, each says what a test wants."""
+"""A trainer's ranks as a script: they speak the protocol over real sockets and send what a test asks for."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import numpy as np
 
 from p2pcast.codec.cell import RAW, encode
 from p2pcast.codec.digest import digest
-from p2pcast.codec.join import within
+from p2pcast.codec.join_parts import within
 from p2pcast.codec.layout import Cell, Layout, Tensor
 from p2pcast.errors import P2PCastError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
+from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.messages import Body, Type
-from p2pcast.wire.token import Token
+from p2pcast.wire.join_token import JoinToken
+from p2pcast.wire.messages import RECORDS, Type
+from tests.p2pcast.wire.plain_records import plain
 
 DEADLINE_S = 60.0
 NAMES = {"bfloat16": "BF16", "float32": "F32", "uint8": "U8", "float64": "F64", "int64": "I64"}
@@ -39,26 +41,26 @@ def words_of(state: Any, layout: Layout, cell: Cell) -> Any:
 
 
 class Rank(QuietOwner):
-    """One connection. Answers PING; everything else is the test's to say."""
+    """One connection. Answers PING; the test sends all other messages."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
         self.deaf = False
         self.error: P2PCastError | None = None
         self.over = asyncio.Event()
-        self._heard: dict[Type, list[Body]] = {}
+        self._heard: dict[Type, list[dict[str, Any]]] = {}
         self._news = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def dial(self, swarm: Any) -> None:
-        token = Token.parse((swarm.folder / "token").read_text())
+        token = JoinToken.parse((swarm.folder / "token").read_text())
         identity = Identity(secrets.token_bytes(16), f"rank{self.rank}", token)
         self.link = await dial(self, *swarm.address, identity, purpose="publish", role="rank")
 
     def say(self, kind: Type, **body: Any) -> None:
-        self.link.send(kind, body)
+        self.link.send(RECORDS[kind](**body))
 
-    async def hear(self, kind: Type, where: Callable[[Body], bool] = lambda body: True) -> Body:
+    async def hear(self, kind: Type, where: Callable[[dict[str, Any]], bool] = lambda body: True) -> dict[str, Any]:
         """The next message of its kind; those before it that do not fit are thrown away."""
         async with asyncio.timeout(DEADLINE_S), self._news:
             while True:
@@ -87,9 +89,9 @@ class Rank(QuietOwner):
     def on_link_event(self, link: Any, stripe: Any, event: Any) -> None:
         if event.type is T.PING:
             if not self.deaf:
-                link.send(T.PONG, {"t": event.body["t"]})
+                link.send(messages.Pong(event.body.t))
         else:
-            self._heard.setdefault(event.type, []).append(event.body)
+            self._heard.setdefault(event.type, []).append(plain(event.body))
             self._ring()
 
     def on_link_closed(self, link: Any, error: P2PCastError | None) -> None:
@@ -114,14 +116,16 @@ class Trainer:
         self.layout: Layout = None  # type: ignore[assignment]
         self.draw = random.Random(seed)
 
-    async def up(self) -> Body:
+    async def up(self) -> dict[str, Any]:
         for rank in self.ranks:
             await rank.dial(self.swarm)
             rank.say(T.RANK, group=self.group, rank=rank.rank, ranks=len(self.ranks))
         told = [await rank.hear(T.RANKED) for rank in self.ranks]
         return told[0]
 
-    async def begin(self, step: int, state: Any, *, resume: bool = False, cell_words: int = CELL_WORDS) -> Body:
+    async def begin(
+        self, step: int, state: Any, *, resume: bool = False, cell_words: int = CELL_WORDS
+    ) -> dict[str, Any]:
         self.serial += 1
         self.layout = layout_of(state, cell_words)
         self.ranks[0].say(T.LAYOUT, layout=self.layout.layout_id, document=self.layout.document)
@@ -137,8 +141,12 @@ class Trainer:
         for start, end in itertools.pairwise(edges):
             yield self.draw.randrange(len(self.ranks)), start, end - start
 
-    def script(self, begun: Body, state: Any, *, stated: float = 0.0, files: dict[str, bytes] | None = None) -> list[Said]:
-        """What each rank says: coded against what was published last, or (a share of ``stated``, or all) as absolute words."""
+    def script(
+        self, begun: dict[str, Any], state: Any, *, stated: float = 0.0, files: dict[str, bytes] | None = None
+    ) -> list[Said]:
+        """The messages of each rank: coded against the last published state, or (a share of ``stated``, or all) as
+        absolute words.
+        """
         said: list[Said] = [[] for _ in self.ranks]
         known = self.previous is not None and begun["base"] == self.previous[0]
         for cell in self.layout.cells:
@@ -162,7 +170,7 @@ class Trainer:
         return said
 
     def say(self, said: list[Said]) -> None:
-        """Everything, ranks interleaved at random."""
+        """Send all messages, ranks interleaved at random."""
         left = [(rank, iter(row)) for rank, row in zip(self.ranks, said, strict=True)]
         while left:
             rank, row = one = self.draw.choice(left)
@@ -171,12 +179,14 @@ class Trainer:
                 if kind is T.DONE:
                     left.remove(one)
 
-    async def publish(self, step: int, state: Any, *, files: dict[str, bytes] | None = None, **options: Any) -> Body:
+    async def publish(
+        self, step: int, state: Any, *, files: dict[str, bytes] | None = None, **options: Any
+    ) -> dict[str, Any]:
         begun = await self.begin(step, state, **{k: v for k, v in options.items() if k != "stated"})
         self.say(self.script(begun, state, files=files, stated=options.get("stated", 0.0)))
         return await self.durable(step, state, files)
 
-    async def durable(self, step: int, state: Any, files: dict[str, bytes] | None = None) -> Body:
+    async def durable(self, step: int, state: Any, files: dict[str, bytes] | None = None) -> dict[str, Any]:
         told = [await rank.hear(T.DURABLE, lambda body: body["serial"] == self.serial) for rank in self.ranks]
         assert told == told[:1] * len(told)
         self.previous = (told[0]["version"], state)
@@ -185,7 +195,7 @@ class Trainer:
         return told[0]
 
     async def aborted(self, but: Rank | None = None) -> str:
-        """All are told the same, ``but`` for one that is gone."""
+        """The reason of ABORTED, equal at all ranks except ``but``."""
         told = [await rank.hear(T.ABORTED) for rank in self.ranks if rank is not but]
         assert told == told[:1] * len(told)
         assert told[0]["serial"] == self.serial
@@ -206,9 +216,15 @@ def change(cell: Cell, start: int, old: Any, new: Any) -> dict[str, Any] | None:
     if coded is None:
         return None
     return {
-        "cell": cell.index, "start": start, "words": new.size, "codec": coded.codec, "before": coded.before, "after": coded.after,
-        "changed": coded.changed, "payload": coded.payload,
-    }  # fmt: skip
+        "cell": cell.index,
+        "start": start,
+        "words": new.size,
+        "codec": coded.codec,
+        "before": coded.before,
+        "after": coded.after,
+        "changed": coded.changed,
+        "payload": coded.payload,
+    }
 
 
 def nothing_is_left(swarm) -> bool:

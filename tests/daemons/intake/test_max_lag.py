@@ -1,4 +1,4 @@
-"""Publishing waits for a fleet that is behind, from folders and from ranks; a hub that has no folder."""
+"""Publishing from folders and from ranks that waits for a slow fleet; a hub without a folder."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ async def test_max_lag_holds_back(swarm, states, trainers, source, end):
         swarm.publish(3, state)
     else:
         begun = asyncio.ensure_future(trainer.begin(3, state))
-    await swarm.until(lambda: swarm.hub.pace.waiting_for == ["a"], "the hub waits for the peer")
-    assert swarm.hub.publishing.head == (0, 2)
+    await swarm.until(lambda: swarm.hub.publishing.backpressure.waiting_for == ["a"], "the hub waits for the peer")
+    assert swarm.hub.publishing.pipeline.head == (0, 2)
     assert (await swarm.status(swarm.hub))["waiting_for"] == ["a"]
     await swarm.until(lambda: peer.staged == (0, 2), "0.2 is staged")
     if end == "commit":
@@ -42,8 +42,8 @@ async def test_max_lag_holds_back(swarm, states, trainers, source, end):
     if source == "ranks":
         trainer.say(trainer.script(await begun, state))
         await trainer.durable(3, state)
-    await swarm.until(lambda: swarm.hub.publishing.head == (0, 3), "0.3 is out")
-    assert swarm.hub.pace.waiting_for == []
+    await swarm.until(lambda: swarm.hub.publishing.pipeline.head == (0, 3), "0.3 is out")
+    assert swarm.hub.publishing.backpressure.waiting_for == []
 
 
 async def test_a_rank_that_dies_while_the_fleet_is_waited_for(swarm, states, trainers):
@@ -53,23 +53,32 @@ async def test_a_rank_that_dies_while_the_fleet_is_waited_for(swarm, states, tra
     state = states.first()
     await trainer.publish(1, state, files=FILES)
     begun = asyncio.ensure_future(trainer.begin(2, state))
-    await swarm.until(lambda: swarm.hub.pace.waiting_for == ["a"], "the hub waits for the peer")
+    await swarm.until(lambda: swarm.hub.publishing.backpressure.waiting_for == ["a"], "the hub waits for the peer")
     trainer.ranks[1].link.close()
     assert "rank 1 of 2 is gone" in (await trainer.ranks[0].hear(T.ABORTED))["reason"]
     begun.cancel()
-    await swarm.until(lambda: not swarm.hub.publishing.turn.locked(), "others may publish")
+    await swarm.until(lambda: not swarm.hub.publishing.pipeline.turn.locked(), "others may publish")
     await swarm.down(peer)
     again = await trainers(1)
     again.previous = trainer.previous
     await again.publish(2, states.trained(state, 2))
-    assert swarm.hub.publishing.head == (0, 2)
+    assert swarm.hub.publishing.pipeline.head == (0, 2)
 
 
 async def test_the_command_needs_no_folder(states, tmp_path, tmpfs):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = free.getsockname()
-    options = ["--state", tmp_path / "hub", "--shadow", tmpfs / "hub", "--token-file", tmp_path / "token", "--max-lag", 3]
+    options = [
+        "--state",
+        tmp_path / "hub",
+        "--shadow",
+        tmpfs / "hub",
+        "--token-file",
+        tmp_path / "token",
+        "--max-lag",
+        3,
+    ]
     words = ["seed", "--plaintext", "--listen", f"127.0.0.1:{address[1]}", "--http", "127.0.0.1:0", *options]
     hub = await asyncio.create_subprocess_exec(sys.executable, "-m", "p2pcast.cli", *map(str, words))
     try:

@@ -1,4 +1,4 @@
-"""Ranks that do not keep to the protocol: parts that are not right, messages out of place, nonsense, silence, and too much of it."""
+"""Ranks that violate the protocol: wrong parts, unexpected messages, garbage, silence, floods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scripted_ranks import (
 from p2pcast import limits
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.wire.messages import Type
-from trainer_node import rank_session
+from trainer_node.ranks import rank_session
 
 Spoil = Callable[[list[Said]], None]
 
@@ -93,12 +93,20 @@ async def test_a_part_that_is_not_right_undoes_the_version(swarm, states, traine
     reason = await trainer.aborted()
     assert re.search(why, reason), reason
     await swarm.until(lambda: nothing_is_left(swarm), "nothing of it is left")
-    assert swarm.hub.publishing.head == (0, 1)
+    assert swarm.hub.publishing.pipeline.head == (0, 1)
     await trainer.publish(2, new)
     await swarm.live("1.2")
 
 
-@pytest.mark.parametrize(("spoil", "why"), [(left_out, "came from all ranks together"), (altered(before=lambda b: 1), "nothing that it could change"), (altered(after=lambda a: a ^ 1), "its words have digest")], ids=["missing", "change", "digest"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (left_out, "came from all ranks together"),
+        (altered(before=lambda b: 1), "nothing that it could change"),
+        (altered(after=lambda a: a ^ 1), "the words have digest"),
+    ],
+    ids=["missing", "change", "digest"],
+)
 async def test_a_first_state_that_is_not_right(swarm, states, trainers, spoil, why):
     await swarm.hub_up()
     await swarm.peer_up("a")
@@ -108,7 +116,7 @@ async def test_a_first_state_that_is_not_right(swarm, states, trainers, spoil, w
     spoil(said)
     trainer.say(said)
     assert why in await trainer.aborted()
-    assert swarm.hub.publishing.head is None
+    assert swarm.hub.publishing.pipeline.head is None
     await trainer.publish(1, state, files=FILES)
     await swarm.live("0.1")
 
@@ -119,13 +127,26 @@ async def test_a_first_state_that_is_not_right(swarm, states, trainers, spoil, w
         ([(T.BEGIN, {"serial": 0, "step": 1, "layout": bytes(32), "resume": False})], "BEGIN before RANK"),
         ([(T.RANK, {"group": bytes(16), "rank": 2, "ranks": 2})], "does not fit a group of 2"),
         ([(T.RANK, {"group": bytes(16), "rank": 0, "ranks": 2})] * 2, "RANK came twice"),
-        ([(T.RANK, {"group": bytes(16), "rank": 0, "ranks": 1}), (T.PASSED, {"serial": 0, "cell": 0})], "which was not BEGUN"),
-        ([(T.RANK, {"group": bytes(16), "rank": 0, "ranks": 1}), (T.ABORTED, {"serial": 0, "reason": ""}), *[(T.BEGIN, {"serial": 1, "step": 1, "layout": bytes(32), "resume": False})] * 2], "while the one before is not over"),
-        ([(T.RANK, {"group": bytes(16), "rank": 1, "ranks": 2}), (T.LAYOUT, {"layout": bytes(32), "document": b""})], "LAYOUT is for rank 0"),
+        (
+            [(T.RANK, {"group": bytes(16), "rank": 0, "ranks": 1}), (T.PASSED, {"serial": 0, "cell": 0})],
+            "which was not BEGUN",
+        ),
+        (
+            [
+                (T.RANK, {"group": bytes(16), "rank": 0, "ranks": 1}),
+                (T.ABORTED, {"serial": 0, "reason": ""}),
+                *[(T.BEGIN, {"serial": 1, "step": 1, "layout": bytes(32), "resume": False})] * 2,
+            ],
+            "while the one before is not over",
+        ),
+        (
+            [(T.RANK, {"group": bytes(16), "rank": 1, "ranks": 2}), (T.LAYOUT, {"layout": bytes(32), "document": b""})],
+            "LAYOUT is for rank 0",
+        ),
     ],
     ids=["begin", "rank", "twice", "passed", "begins", "layout"],
-)  # fmt: skip
-async def test_what_is_out_of_place_ends_the_connection(swarm, said, why):
+)
+async def test_an_unexpected_message_ends_the_connection(swarm, said, why):
     await swarm.hub_up()
     rank = Rank(0, 1)
     await rank.dial(swarm)
@@ -157,8 +178,29 @@ def nonsense(draw: random.Random, layout: Layout) -> tuple[Type, dict[str, Any]]
     )(size)
     return draw.choice(
         [
-            (T.BEGIN, {"serial": serial, "step": draw.randrange(9), "layout": draw.choice([layout.layout_id, bytes(32)]), "resume": draw.random() < 0.2}),
-            (T.CELL, {"serial": serial, "cell": index, "start": start, "words": words, "codec": draw.randint(1, 5), "before": draw.choice([None, 0]), "after": 0, "changed": 1, "payload": payload}),
+            (
+                T.BEGIN,
+                {
+                    "serial": serial,
+                    "step": draw.randrange(9),
+                    "layout": draw.choice([layout.layout_id, bytes(32)]),
+                    "resume": draw.random() < 0.2,
+                },
+            ),
+            (
+                T.CELL,
+                {
+                    "serial": serial,
+                    "cell": index,
+                    "start": start,
+                    "words": words,
+                    "codec": draw.randint(1, 5),
+                    "before": draw.choice([None, 0]),
+                    "after": 0,
+                    "changed": 1,
+                    "payload": payload,
+                },
+            ),
             (T.CELL, {"serial": serial} | part(cell, 0, np.zeros(cell.words, f"<u{cell.word_bytes}"))),
             (T.PASSED, {"serial": serial, "cell": index}),
             (T.FILE, {"serial": serial, "path": draw.choice(["a", "b", "../c", ""]), "contents": payload}),
@@ -168,12 +210,12 @@ def nonsense(draw: random.Random, layout: Layout) -> tuple[Type, dict[str, Any]]
             (T.PING, {"t": 1}),
             (T.RANK, {"group": bytes(16), "rank": 0, "ranks": 1}),
         ]
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_ranks_that_talk_nonsense_cost_themselves_alone(swarm, states, trainers, caplog, seed):
-    """The hub lives on, whatever it is told; and then it publishes."""
+async def test_ranks_that_send_invalid_messages_end_alone(swarm, states, trainers, caplog, seed):
+    """The hub survives, and then publishes."""
     await swarm.hub_up()
     draw = random.Random(seed)
     state = states.first()
@@ -201,7 +243,7 @@ async def test_ranks_that_talk_nonsense_cost_themselves_alone(swarm, states, tra
     trainer = await trainers(2)
     await trainer.publish(50, states.trained(state, 3), files=FILES)
     await swarm.peer_up("a")
-    await swarm.live(str(swarm.hub.publishing.head))
+    await swarm.live(str(swarm.hub.publishing.pipeline.head))
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
@@ -226,14 +268,14 @@ async def test_ranks_that_are_ahead_are_not_read_from(swarm, states, trainers, m
     ahead, slow = trainer.ranks
     for kind, body in said[0]:
         ahead.say(kind, **body)
-    coming = swarm.hub.intake._coming
-    session = coming.sessions[0]
+    pending = swarm.hub.publishing.rank_intake._pending
+    session = pending.sessions[0]
     await swarm.until(lambda: session._paused, "the hub has enough of the one that is ahead")
-    assert not coming.sessions[1]._paused
-    # What one read of the socket brought may still come; the other 3 MB stay with the rank.
-    assert coming.parts.waiting_bytes < 200_000 + 2 * limits.MIB
+    assert not pending.sessions[1]._paused
+    # Bytes of one socket read may still arrive; the other 3 MB stay with the rank.
+    assert pending.parts.waiting_bytes < 200_000 + 2 * limits.MIB
     sent = sum(len(b.get("payload", b"")) for _, b in said[0])
-    assert coming.parts.waiting_bytes < sent
+    assert pending.parts.waiting_bytes < sent
     for kind, body in said[1]:
         slow.say(kind, **body)
     await trainer.durable(1, state, FILES)

@@ -1,4 +1,4 @@
-"""A rank that lives and does not get on: the others are told, and the turn to publish is free again."""
+"""A live rank that makes no progress: the other ranks get an error, and the next version can be published."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from scripted_ranks import FILES, T, Trainer, layout_of, nothing_is_left
 
 def lose_patience(swarm) -> None:
     """From now on: ranks that are still on their way when a test begins may take as long as a busy machine needs."""
-    assert swarm.hub.intake._overdue.wait_s == 0.0, "as the hub was told"
-    swarm.hub.intake._overdue.wait_s = 0.2
+    assert swarm.hub.publishing.rank_intake._overdue.wait_s == 0.0, "as the hub was told"
+    swarm.hub.publishing.rank_intake._overdue.wait_s = 0.2
 
 
 def be_patient(swarm) -> None:
-    swarm.hub.intake._overdue.wait_s = 0.0
+    swarm.hub.publishing.rank_intake._overdue.wait_s = 0.0
 
 
 async def overdue(swarm, ranks: str) -> None:
-    """The hub has said who it was."""
-    await swarm.until(lambda: any(e.kind == "ranks_overdue" for e in swarm.hub.events.after(0)[1]), "it is told as an event")
+    """The hub has named the rank."""
+    await swarm.until(
+        lambda: any(e.kind == "ranks_overdue" for e in swarm.hub.events.after(0)[1]), "it is told as an event"
+    )
     _, events = swarm.hub.events.after(0)
     assert {e.facts["ranks"] for e in events if e.kind == "ranks_overdue"} == {ranks}
 
 
-async def test_a_group_that_never_gathers_is_ended(swarm):
+async def test_an_incomplete_rank_group_is_ended(swarm):
     await swarm.hub_up(rank_timeout_s=0.0)
     trainer = Trainer(swarm, 3)
     for rank in trainer.ranks[:2]:
         await rank.dial(swarm)
         rank.say(T.RANK, group=trainer.group, rank=rank.rank, ranks=3)
-    await swarm.until(lambda: swarm.hub.intake.present == "2 of 3", "two ranks are there")
+    await swarm.until(lambda: swarm.hub.publishing.rank_intake.present == "2 of 3", "two ranks are there")
     lose_patience(swarm)
     for rank in trainer.ranks[:2]:
         assert "rank 2 of 3 kept the others waiting" in await rank.ended()
@@ -43,7 +45,7 @@ async def test_a_rank_that_does_not_begin_is_not_waited_for(swarm, states, train
     trainer.ranks[0].say(T.LAYOUT, layout=trainer.layout.layout_id, document=trainer.layout.document)
     for rank in trainer.ranks[:2]:
         rank.say(T.BEGIN, serial=0, step=1, layout=trainer.layout.layout_id, resume=False)
-    await swarm.until(lambda: swarm.hub.intake._group.silent == [2], "two ranks have begun")
+    await swarm.until(lambda: swarm.hub.publishing.rank_intake._group.silent == [2], "two ranks have begun")
     lose_patience(swarm)
     assert "rank 2 of 3 kept the others waiting" in await trainer.aborted()
     await overdue(swarm, "rank 2 of 3")
@@ -51,7 +53,7 @@ async def test_a_rank_that_does_not_begin_is_not_waited_for(swarm, states, train
     await trainer.publish(1, state, files=FILES)
 
 
-async def test_a_rank_that_hangs_after_it_has_begun_does_not_keep_the_turn(swarm, states, trainers):
+async def test_a_rank_that_hangs_after_begin_does_not_keep_the_turn(swarm, states, trainers):
     await swarm.hub_up(rank_timeout_s=0.0)
     trainer = await trainers(2)
     state = states.first()
@@ -59,13 +61,15 @@ async def test_a_rank_that_hangs_after_it_has_begun_does_not_keep_the_turn(swarm
     said = trainer.script(begun, state, files=FILES)
     for kind, body in said[0]:
         trainer.ranks[0].say(kind, **body)
-    parts = swarm.hub.intake._coming.parts
+    parts = swarm.hub.publishing.rank_intake._pending.parts
     await swarm.until(lambda: parts.behind == [1], "one rank has sent all")
     lose_patience(swarm)
     assert "rank 1 of 2 kept the others waiting" in await trainer.aborted()
     await overdue(swarm, "rank 1 of 2")
     be_patient(swarm)
-    await swarm.until(lambda: not swarm.hub.publishing.turn.locked() and nothing_is_left(swarm), "others may publish")
+    await swarm.until(
+        lambda: not swarm.hub.publishing.pipeline.turn.locked() and nothing_is_left(swarm), "others may publish"
+    )
     swarm.publish(1, state)
-    await swarm.until(lambda: swarm.hub.outgoing.published is not None, "the folder is published")
+    await swarm.until(lambda: swarm.hub.publishing.lifecycle.published is not None, "the folder is published")
     await trainer.publish(2, states.trained(state, 2), stated=1.0)

@@ -1,6 +1,8 @@
-"""From a trainer's ranks to the peers' folders, bit for bit; branches, anchors, restarts, and what ranks are told."""
+"""From a trainer's ranks to the peers' folders, bit for bit; branches, anchors, restarts, and messages to ranks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +13,10 @@ from scripted_ranks import (
 )
 
 from p2pcast import limits
-from p2pcast.artifact.p2pd import HEADER
+from p2pcast.artifact.artifact_file import HEADER
 from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES
 from p2pcast.codec.layout import Layout
-from p2pcast.wire.messages import Body
-from trainer_node import packing
+from trainer_node.publish import delta_builder
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -31,8 +32,10 @@ async def test_versions_arrive_bit_for_bit(swarm, states, trainers, ranks):
         before, state = state, states.trained(state, step)
         done = await trainer.publish(step, state, stated=stated)
         assert done["version"] == [0, step]
-        assert done["bytes"] == swarm.hub.outgoing.published.bytes
-        words = [(np.frombuffer(before[n][2], f"<u{w}"), np.frombuffer(state[n][2], f"<u{w}")) for n, w in WIDTHS.items()]
+        assert done["bytes"] == swarm.hub.publishing.lifecycle.published.bytes
+        words = [
+            (np.frombuffer(before[n][2], f"<u{w}"), np.frombuffer(state[n][2], f"<u{w}")) for n, w in WIDTHS.items()
+        ]
         assert done["changed"] == sum(int(np.count_nonzero(a != b)) for a, b in words)
         await swarm.live(f"0.{step}")
     assert swarm.versions("delta") == ["0.2", "0.3", "0.7"]
@@ -47,8 +50,14 @@ async def test_versions_arrive_bit_for_bit(swarm, states, trainers, ranks):
 
 
 WIDTHS = {
-    "model.embed.weight": 2, "model.norm.weight": 4, "model.odd": 1, "model.scalar": 4, "model.scalar16": 2, "model.wide": 8, "model.ids": 8,
-}  # fmt: skip
+    "model.embed.weight": 2,
+    "model.norm.weight": 4,
+    "model.odd": 1,
+    "model.scalar": 4,
+    "model.scalar16": 2,
+    "model.wide": 8,
+    "model.ids": 8,
+}
 
 
 async def test_a_version_without_changes_and_one_where_all_changes(swarm, states, trainers):
@@ -61,7 +70,8 @@ async def test_a_version_without_changes_and_one_where_all_changes(swarm, states
     await swarm.live("0.2")
     await trainer.publish(3, states.trained(state, 3, share=1.0))
     await swarm.live("0.3")
-    assert swarm.hub.outgoing.published.changed == swarm.hub.outgoing.published.params
+    await swarm.published("0.3")
+    assert swarm.hub.publishing.lifecycle.published.changed == swarm.hub.publishing.lifecycle.published.params
 
 
 async def test_small_files_stay_until_others_come(swarm, states, trainers):
@@ -81,7 +91,7 @@ async def test_small_files_stay_until_others_come(swarm, states, trainers):
 
 
 async def test_every_fiftieth_version_is_an_anchor_too(swarm, states, trainers, monkeypatch):
-    monkeypatch.setattr("trainer_node.keeping.ANCHOR_EVERY", 2)
+    monkeypatch.setattr("trainer_node.background.anchors_and_squashes.ANCHOR_EVERY", 2)
     await swarm.hub_up()
     told = await swarm.peer_up("b")
     trainer = await trainers(2)
@@ -90,9 +100,9 @@ async def test_every_fiftieth_version_is_an_anchor_too(swarm, states, trainers, 
     for step in (2, 3, 4):
         state = states.trained(state, step)
         await trainer.publish(step, state)
-    await swarm.until(lambda: not swarm.hub.publishing.turn.locked(), "the hub is through")
+    await swarm.until(lambda: not swarm.hub.publishing.pipeline.turn.locked(), "the hub is through")
     await swarm.until(
-        lambda: {(None, (0, 3)), (None, (0, 4))} & {(e.base, e.version) for e in told.catalog.edges().values()},
+        lambda: {(None, (0, 3)), (None, (0, 4))} & {(e.base, e.version) for e in told.startup.catalog.edges().values()},
         "peers know of the anchor",
     )
     await swarm.peer_up("a")
@@ -100,8 +110,8 @@ async def test_every_fiftieth_version_is_an_anchor_too(swarm, states, trainers, 
 
 
 async def test_pieces_leave_while_later_cells_are_still_to_come(swarm, states, trainers, monkeypatch):
-    """Also those that were made just after the last signature: whoever has nothing more to pack waits no longer."""
-    monkeypatch.setattr(packing, "EMIT_S", 1e9)
+    """Pieces made just after the last signature leave too, as soon as no piece waits to be packed."""
+    monkeypatch.setattr(delta_builder, "EMIT_S", 1e9)
     await swarm.hub_up()
     peer = await swarm.peer_up("a")
     trainer = await trainers(2)
@@ -117,9 +127,9 @@ async def test_pieces_leave_while_later_cells_are_still_to_come(swarm, states, t
         for kind, body in row[:end]:
             rank.say(kind, **body)
         rank.say(T.PASSED, serial=trainer.serial, cell=390)
-    coming = swarm.hub.intake._coming
+    pending = swarm.hub.publishing.rank_intake._pending
     await swarm.until(
-        lambda: coming.queued_bytes == coming.parts.waiting_bytes == 0 and coming.parts._low == 390,
+        lambda: pending.queued_bytes == pending.parts.waiting_bytes == 0 and pending.parts._low == 390,
         "the hub has packed what was sent",
     )
     (log,) = (swarm.folder / "hub" / "partial").iterdir()
@@ -128,9 +138,10 @@ async def test_pieces_leave_while_later_cells_are_still_to_come(swarm, states, t
     whole = (log.stat().st_size - len(HEADER)) // piece * piece
     assert whole > 4 * piece
     await swarm.until(
-        lambda: peer.node.bytes_received - before == whole, "every piece that is whole has come, before the last cells were sent"
+        lambda: peer.node.bytes_received - before == whole,
+        "every piece that is whole has come, before the last cells were sent",
     )
-    assert swarm.hub.publishing.head == (0, 1)
+    assert swarm.hub.publishing.pipeline.head == (0, 1)
     for rank, row, end, done in zip(trainer.ranks, said, held, ends, strict=True):
         for kind, body in [*row[end:], done]:
             rank.say(kind, **body)
@@ -145,7 +156,7 @@ async def test_folders_and_ranks_take_turns(swarm, states, trainers):
     await swarm.peer_up("a")
     await swarm.live("0.1")
     trainer = await trainers(3)
-    manifest = swarm.hub.store.manifest((0, 1))
+    manifest = swarm.hub.state.store.manifest((0, 1))
     assert trainer.told == {"head": [0, 1], "layout": manifest.layout, "state": manifest.state}
     document = await trainer.ranks[2].hear(T.LAYOUT)
     assert Layout.from_document(document["document"], manifest.layout) == layout_of(state, limits.CELL_WORDS)
@@ -161,9 +172,11 @@ async def test_folders_and_ranks_take_turns(swarm, states, trainers):
     await swarm.live("0.4")
     assert swarm.versions("anchor") == ["0.1"]
     swarm.publish(4, states.trained(state, 4))
-    await swarm.until(lambda: swarm.hub.past[4].folder is not None, "the hub has looked at step_4")
-    assert swarm.versions() == ["0.1", "0.2", "0.3", "0.4"], "the weights that ranks published as step 4 are nothing new"
-    assert swarm.hub.past[2].mark == swarm.hub.publishing.mark_of((0, 2))
+    await swarm.until(lambda: swarm.hub.state.history[4].folder is not None, "the hub has looked at step_4")
+    assert swarm.versions() == ["0.1", "0.2", "0.3", "0.4"], (
+        "the weights that ranks published as step 4 are nothing new"
+    )
+    assert swarm.hub.state.history[2].mark == swarm.hub.publishing.pipeline.mark_of((0, 2))
 
 
 async def test_a_resumed_trainer_opens_a_branch(swarm, states, trainers):
@@ -202,14 +215,14 @@ async def test_without_a_folder_and_after_a_restart(swarm, states, trainers):
     assert swarm.versions("delta") == ["0.2"]
 
 
-async def test_ranks_are_told_what_engines_serve(swarm, states, trainers):
+async def test_ranks_learn_the_versions_that_engines_serve(swarm, states, trainers):
     await swarm.hub_up()
     await swarm.peers_up("a", "b")
     trainer = await trainers(2)
     assert {"engines", "head"} == set(await trainer.ranks[1].hear(T.LIVE))
     await trainer.publish(1, states.first(), files=FILES)
 
-    def all_live(body: Body) -> bool:
+    def all_live(body: dict[str, Any]) -> bool:
         return body["head"] == [0, 1] and [row[1:] for row in body["engines"]] == [[[0, 1], True]] * 2
 
     for rank in trainer.ranks:

@@ -1,4 +1,6 @@
-"""A real S3 server (OpenStack Swift's), and a proxy before it that fails as networks and stores do; and a run that is on a mirror already."""
+"""Fixtures: a real S3 server (OpenStack Swift's), a proxy before it that fails as networks and stores do, and a run
+that is already mirrored.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 class Network:
-    """A proxy. ``faults``: kind → share of the requests; what was asked for is counted by method and kind of object."""
+    """A proxy. ``faults``: kind → share of the requests; requests are counted by method and kind of object."""
 
     def __init__(self, port: int) -> None:
         self.port = 0
@@ -101,7 +103,9 @@ class Network:
             await asyncio.sleep(len(body) / self.most_bytes_s)
         if fault in ("500", "503"):
             code = {"500": "InternalError", "503": "SlowDown"}[fault]
-            return web.Response(status=int(fault), text=f"<Error><Code>{code}</Code><Message>Please try again.</Message></Error>")
+            return web.Response(
+                status=int(fault), text=f"<Error><Code>{code}</Code><Message>Please try again.</Message></Error>"
+            )
         if fault == "reset" and request.transport is not None:
             request.transport.abort()
             return web.Response()
@@ -136,7 +140,9 @@ class Network:
                 kept, got = self._lists[prefix]
             else:
                 self._lists[prefix] = (kept, got)
-        if request.method == "GET" and fault == "corrupt" and len(got) > 40:  # not the run's key: another one is another run's
+        if (
+            request.method == "GET" and fault == "corrupt" and len(got) > 40
+        ):  # except the run's key, whose change would name another run
             got = got[:20] + bytes([got[20] ^ 1]) + got[21:]
         return await self._answer(request, status, kept, got, cut=fault == "cut" and request.method == "GET")
 

@@ -1,5 +1,7 @@
-"""OpenStack Swift with its S3 interface, account, container and object servers and all, in one process, for Debian's own python3 (packages swift-proxy, swift-account,
-swift-container, swift-object): `python3 swift_server.py FOLDER` prints the port of loopback where it answers. One replica; user test:tester, key testing."""
+"""OpenStack Swift with its S3 interface, account, container and object servers and all, in one process, for Debian's
+own python3 (packages swift-proxy, swift-account, swift-container, swift-object): `python3 swift_server.py FOLDER`
+prints the port of loopback where it answers. One replica; user test:tester, key testing.
+"""
 
 import os
 import sys
@@ -13,7 +15,10 @@ eventlet.monkey_patch()
 
 from swift.common import utils  # noqa: E402
 
-HASHES = "[swift-hash]\nswift_hash_path_prefix = a\nswift_hash_path_suffix = b\n[storage-policy:0]\nname = one\ndefault = yes\n"
+HASHES = (
+    "[swift-hash]\nswift_hash_path_prefix = a\nswift_hash_path_suffix = b\n[storage-policy:0]\nname = one\ndefault = "
+    "yes\n"
+)
 PROXY = """
 [DEFAULT]
 swift_dir = {folder}
@@ -35,7 +40,7 @@ user_test_tester = testing .admin
 
 
 class Cache:
-    """What Swift wants of memcached."""
+    """The part of memcached that Swift uses."""
 
     def __init__(self):
         self.kept = {}
@@ -58,7 +63,7 @@ def main():
     utils.SWIFT_CONF_FILE = str(folder / "swift.conf")
     utils.validate_hash_conf()
 
-    # They read that file when they are imported.
+    # These modules read that file at import.
     from swift.account.server import AccountController
     from swift.common import storage_policy
     from swift.common.ring import RingData
@@ -94,7 +99,9 @@ def main():
         "proxy": lambda env, start: proxy({**env, "swift.cache": cache}, start),
     }
     quiet = open(os.devnull, "w")  # noqa: SIM115
-    threads = [eventlet.spawn(eventlet.wsgi.server, sockets[name], app, quiet, max_size=200) for name, app in apps.items()]
+    threads = [
+        eventlet.spawn(eventlet.wsgi.server, sockets[name], app, quiet, max_size=200) for name, app in apps.items()
+    ]
     print(sockets["proxy"].getsockname()[1], flush=True)
     for thread in threads:
         thread.wait()

@@ -1,4 +1,6 @@
-"""A run's copy in an object store: a hub that keeps it, peers that follow it without a hub. The store is a folder here; test_mirror_s3 has a real server."""
+"""A run's copy in an object store: a hub that writes it, and peers that follow it without a hub. The store is a folder
+here; test_mirror_s3 has a real server.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import io
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from rich.console import Console
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.cli.status import table
 from p2pcast.errors import RefusedError, RetryableError
-from p2pcast.mirror.names import run_folder
-from p2pcast.mirror.objects import Objects
-from p2pcast.store.store import Store
-from trainer_node.mirroring import Mirroring
+from p2pcast.mirror.object_names import run_folder
+from p2pcast.mirror.object_store import Objects
+from p2pcast.store.artifact_store import Store
+from p2pcast.wakeup import Wakeup
+from trainer_node.background.mirror_uploader import MirrorUploader
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
         state = states.trained(state, step)
         swarm.publish(step, state)
         await swarm.live(f"0.{step}")
-    assert peer.mirrored.in_use
-    assert not swarm.hub.sessions
+    assert peer.sync.mirror_source.in_use
+    assert not swarm.hub.state.sessions
     swarm.publish(4, states.trained(state, 4))
     code, answer = await swarm.get(peer, "/wait?version=0.4&what=published&timeout_s=60")
     assert (code, json.loads(answer)["newest"]) == (200, "0.4")
@@ -50,7 +52,9 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
     assert f"mirror {url}: leads to 0.4" in shown.file.getvalue()
 
 
-async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
+async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(
+    swarm: Any, states: Any, url: str, tmp_path: Path
+) -> None:
     state = states.first()
     swarm.publish(0, state)
     hub = await swarm.hub_up(mirror=url)
@@ -58,8 +62,8 @@ async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, sta
     await swarm.live("0.0")
     swarm.publish(1, state := states.trained(state, 1))
     await swarm.live("0.1")
-    assert not one.mirrored.in_use
-    assert one.mirrored.bytes_received == two.mirrored.bytes_received == 0
+    assert not one.sync.mirror_source.in_use
+    assert one.sync.mirror_source.bytes_received == two.sync.mirror_source.bytes_received == 0
     # The hub's uplink to its peers is gone, the trainer goes on.
     await swarm.down(hub)
     address, swarm.address = swarm.address, ("127.0.0.1", 0)
@@ -68,22 +72,24 @@ async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(swarm: Any, sta
         swarm.publish(step, state := states.trained(state, step))
         await swarm.mirrored(f"0.{step}")
     await swarm.live("0.3")
-    await swarm.until(lambda: one.mirrored.in_use and two.mirrored.in_use, "both have turned to it, whoever fetched")
-    # It is back where they knew it.
+    await swarm.until(lambda: one.sync.mirror_source.in_use and two.sync.mirror_source.in_use, "both use the mirror")
+    # The hub returns at its old address.
     await swarm.down(hub)
     swarm.address = address
     hub = await swarm.hub_up(mirror=url)
-    await swarm.until(lambda: not (one.mirrored.in_use or two.mirrored.in_use), "the mirror is left")
-    received = one.mirrored.bytes_received
+    await swarm.until(
+        lambda: not (one.sync.mirror_source.in_use or two.sync.mirror_source.in_use), "the mirror is left"
+    )
+    received = one.sync.mirror_source.bytes_received
     swarm.publish(4, states.trained(state, 4))
     await swarm.live("0.4")
-    assert one.mirrored.bytes_received == received
+    assert one.sync.mirror_source.bytes_received == received
     assert one.node.bytes_duplicate == two.node.bytes_duplicate == 0
     assert [e.kind for e in one.events.after(0)[1] if e.kind.startswith("mirror")] == ["mirror_used", "mirror_left"]
 
 
 def hide(folder: Path, step: int) -> list[tuple[Path, bytes]]:
-    """As a list that is stale, or somebody who takes things away: versions from ``step`` on are not ready any more."""
+    """Remove markers, as a stale list or another client could: versions from ``step`` on are not ready any more."""
     late = [p for p in folder.rglob("ready/*") if int(p.name.split("-")[0].split(".")[1]) >= step]
     contents = [(path, path.read_bytes()) for path in late]
     for path in late:
@@ -91,7 +97,7 @@ def hide(folder: Path, step: int) -> list[tuple[Path, bytes]]:
     return contents
 
 
-async def test_a_mirror_that_shows_less_than_it_did_takes_nobody_back(
+async def test_a_mirror_that_lost_objects_takes_no_follower_back(
     swarm: Any, three_versions: Any, url: str, tmp_path: Path, tmpfs: Path
 ) -> None:
     hub = await three_versions()
@@ -99,22 +105,25 @@ async def test_a_mirror_that_shows_less_than_it_did_takes_nobody_back(
     await swarm.live("0.2")
     await swarm.down(hub)
     hidden = hide(tmp_path / "mirror", 1)
-    await swarm.until(lambda: peer.mirrored.status()["version"] == "0.0", "the list shows less")
+    await swarm.until(lambda: peer.sync.mirror_source.status()["version"] == "0.0", "the list shows less")
     assert str(peer.staged) == "0.2"
-    # Nor does it where the peer has lost all but its state folder's memory.
+    # The peer does not go back either if only its state folder's memory is left.
     await swarm.down(peer)
     for folder in (tmpfs / "far", swarm.folder / "far" / "deltas", swarm.folder / "far" / "anchors"):
         shutil.rmtree(folder)
     peer = await swarm.peer_up("far", hub=None, mirror=url)
-    await swarm.until(lambda: peer.mirrored.status()["version"] == "0.0" and peer.wayfinding.begun.is_set(), "it has looked")
-    assert peer.way() == []
+    await swarm.until(
+        lambda: peer.sync.mirror_source.status()["version"] == "0.0" and peer.sync.planner.begun.is_set(),
+        "it has looked",
+    )
+    assert peer.sync.planner.path() == []
     assert peer.staged is None
     for path, contents in hidden:
         path.write_bytes(contents)
     await swarm.live("0.2")
 
 
-async def test_what_the_store_has_spoilt_is_found_and_another_way_taken(
+async def test_damaged_objects_are_noticed_and_another_path_is_taken(
     swarm: Any, states: Any, url: str, tmp_path: Path
 ) -> None:
     state = states.first()
@@ -123,13 +132,13 @@ async def test_what_the_store_has_spoilt_is_found_and_another_way_taken(
     await swarm.mirrored("0.0")
     swarm.publish(1, states.trained(state, 1))
     await swarm.mirrored("0.1")
-    [delta] = [s for s in swarm.hub.store.artifacts.values() if s.base is not None]
+    [delta] = [s for s in swarm.hub.state.store.artifacts.values() if s.base is not None]
     [part] = (tmp_path / "mirror").rglob(f"log/{delta.id.hex()}/*")
     good = part.read_bytes()
     part.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
     peer = await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.0")
-    await swarm.until(lambda: "does not match its hash" in (peer.mirrored.error or ""), "it is found")
+    await swarm.until(lambda: "does not match its hash" in (peer.sync.mirror_source.errors.last or ""), "it is found")
     assert peer.node.pieces_corrupt > 0
     assert str(peer.staged) == "0.0"
     part.write_bytes(good)
@@ -147,19 +156,21 @@ async def test_another_runs_key_is_refused(swarm: Any, states: Any, url: str, tm
     assert "the token names" in str(error)
 
 
-async def test_what_was_damaged_on_the_hubs_disk_does_not_go_up(swarm: Any, states: Any, url: str, tmp_path: Path) -> None:
+async def test_artifacts_damaged_on_the_hubs_disk_are_not_uploaded(
+    swarm: Any, states: Any, url: str, tmp_path: Path
+) -> None:
     swarm.publish(0, states.first())
     hub = await swarm.hub_up()
     await swarm.published("0.0")
-    [stored] = hub.store.artifacts.values()
+    [stored] = hub.state.store.artifacts.values()
     await swarm.down(hub)
     weights = stored.path / "model.safetensors"
     contents = bytearray(weights.read_bytes())
     contents[-1] ^= 1
     weights.write_bytes(contents)
     objects = Objects(url, run_folder(hub.token.run))
-    owner = SimpleNamespace(store=Store(swarm.folder / "hub", hub.key.public), events=hub.events, sending=lambda: False)
-    mirroring = Mirroring(owner, objects, None)
+    store = Store(swarm.folder / "hub", hub.state.key.public)
+    mirroring = MirrorUploader(store, objects, hub.events, lambda: False, Wakeup())
     task = asyncio.create_task(mirroring.run())
     await swarm.until(lambda: mirroring.status()["damaged"] == 1, "it is found")
     task.cancel()
@@ -177,7 +188,7 @@ async def test_a_slice_goes_up_only_in_a_gap(swarm: Any, states: Any, url: str) 
         asked += 1
         return busy
 
-    mirroring = Mirroring(SimpleNamespace(store=hub.store, events=hub.events, sending=sending), Objects(url, "x/"), None)
+    mirroring = MirrorUploader(hub.state.store, Objects(url, "x/"), hub.events, sending, Wakeup())
     task = asyncio.create_task(mirroring.run())
     await swarm.until(lambda: asked > 3, "it waits")
     assert mirroring.bytes_uploaded == 0
@@ -186,7 +197,7 @@ async def test_a_slice_goes_up_only_in_a_gap(swarm: Any, states: Any, url: str) 
     task.cancel()
 
 
-async def test_what_is_going_up_is_given_up_when_live_traffic_begins(swarm: Any, states: Any, url: str) -> None:
+async def test_an_upload_is_aborted_when_live_traffic_begins(swarm: Any, states: Any, url: str) -> None:
     swarm.publish(0, states.first())
     hub = await swarm.hub_up()
     await swarm.published("0.0")
@@ -202,7 +213,7 @@ async def test_what_is_going_up_is_given_up_when_live_traffic_begins(swarm: Any,
                     given_up.set()
             await super().put(name, data)
 
-    mirroring = Mirroring(SimpleNamespace(store=hub.store, events=hub.events, sending=lambda: busy), Slow(url, "x/"), None)
+    mirroring = MirrorUploader(hub.state.store, Slow(url, "x/"), hub.events, lambda: busy, Wakeup())
     task = asyncio.create_task(mirroring.run())
     await begun.wait()
     assert not given_up.is_set()
@@ -214,12 +225,12 @@ async def test_what_is_going_up_is_given_up_when_live_traffic_begins(swarm: Any,
     task.cancel()
 
 
-async def test_more_than_may_be_there_is_not_read(url: str) -> None:
+async def test_an_object_above_its_limit_is_not_read(url: str) -> None:
     objects = Objects(url, "x/")
     for name in ("ready/1", "ready/2", "ready/3"):
         await objects.put(name, b"12345")
     assert await objects.get("ready/1", 5) == b"12345"
-    with pytest.raises(RetryableError, match="5 bytes, more than the 4 that may be there"):
+    with pytest.raises(RetryableError, match="the object has 5 bytes, above its limit of 4"):
         await objects.get("ready/1", 4)
     assert len(await objects.list("ready/", 3)) == 3
     with pytest.raises(RetryableError, match="more than 2 objects"):

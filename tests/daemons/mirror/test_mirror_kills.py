@@ -1,5 +1,6 @@
-"""Mirroring to a real S3 store that dies at every request, before it and after, and goes on in its next life: what is ready there is always whole, it never leads
-less far than it did, and in the end it is current, with what retention lets go removed.
+"""MirrorUploader killed before and after every request to a real S3 store, and restarted. Ready artifacts are always
+complete, the newest version on the mirror never goes back, and in the end the mirror is current, without expired
+objects.
 """
 
 from __future__ import annotations
@@ -7,21 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 
-from p2pcast.events import Events
-from p2pcast.mirror import plan, requests
-from p2pcast.mirror.names import run_folder, slice_name, slices, tail_name
-from p2pcast.mirror.objects import Objects
+from p2pcast.daemon.events import Events
+from p2pcast.mirror import requests, upload_plan
+from p2pcast.mirror.object_names import run_folder, slice_name, slices, tail_name
+from p2pcast.mirror.object_store import Objects
 from p2pcast.mirror.requests import Request
-from p2pcast.relay.catchup import Edge, cheapest_path
+from p2pcast.relay.catchup_path import Edge, cheapest_path
 from p2pcast.store import retention
 from p2pcast.version import Version
-from trainer_node import keeping
-from trainer_node.mirroring import Mirroring
+from p2pcast.wakeup import Wakeup
+from trainer_node.background import anchors_and_squashes
+from trainer_node.background.mirror_uploader import MirrorUploader
 
 T = TypeVar("T")
 
@@ -30,11 +31,13 @@ AT_LEAST = 80
 
 
 class Killed(BaseException):
-    """Nothing that a process does on errors is done any more."""
+    """Ends a process without any of its error handling."""
 
 
 class Mortal:
-    """Dies at request number ``at`` (from 1): before it, or once the store has done it, before the answer is heard. Nothing is asked afterwards."""
+    """Dies at request number ``at`` (from 1): before the request, or after its execution and before the answer. Sends
+    no request afterwards.
+    """
 
     def __init__(self, at: int, *, after: bool) -> None:
         self.died_at = ""
@@ -54,25 +57,24 @@ class Mortal:
         raise Killed
 
 
-async def test_killed_at_every_request_it_is_never_half_and_ends_current(
+async def test_a_mirror_killed_at_any_request_stays_valid_and_catches_up(
     swarm: Any, states: Any, network: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "ANCHOR_EVERY", 2)
+    monkeypatch.setattr(anchors_and_squashes, "ANCHOR_EVERY", 2)
     monkeypatch.setattr(retention, "KEEP_DELTAS", 2)
     monkeypatch.setattr(retention, "KEEP_ANCHORS", 1)
-    # As if an hour had passed: what a life left when it died in the middle of a removal, or of an upload of what is not kept any more, is nobody's.
-    monkeypatch.setattr(plan, "LEFT_OVER_S", -1.0)
+    # As if an hour had passed: leftovers of an interrupted removal or upload may be removed.
+    monkeypatch.setattr(upload_plan, "LEFT_OVER_S", -1.0)
     state = states.first()
     swarm.publish(0, state)
     hub = await swarm.hub_up(squashes=False)
     await swarm.published("0.0")
     objects = Objects("s3://bucket/kills", run_folder(hub.token.run))
-    owner = SimpleNamespace(store=hub.store, events=Events(), sending=lambda: False)
     died, shown, best = Counter[str](), set[str](), None
 
     async def life(mortal: Mortal) -> bool:
         """True when it was current before it died."""
-        mirroring = Mirroring(owner, objects, None)
+        mirroring = MirrorUploader(hub.state.store, objects, Events(), lambda: False, Wakeup())
         with requests.watched(mortal):
             task = asyncio.create_task(mirroring.run())
             await swarm.until(lambda: task.done() or mirroring.status()["current"], "it dies or is current")
@@ -88,7 +90,7 @@ async def test_killed_at_every_request_it_is_never_half_and_ends_current(
         ready = {name for name in names if name.startswith("ready/")}
         if ready != shown:
             shown = ready
-            found = await swarm.mirror_holds(objects, hub.key.public)
+            found = await swarm.mirror_holds(objects, hub.state.key.public)
             assert len(found) == len(ready)
             way = cheapest_path(None, [Edge(a, e.base, e.version, e.size) for a, e in found.items()])
             assert best is None or (way and way[-1].version >= best)
@@ -100,7 +102,9 @@ async def test_killed_at_every_request_it_is_never_half_and_ends_current(
             await swarm.published(f"0.{step}")
         newest = Version(0, step)
         await swarm.until(
-            lambda step=step: step % 2 or any(s.base is None and s.version.step == step for s in hub.store.artifacts.values()),
+            lambda step=step: (
+                step % 2 or any(s.base is None and s.version.step == step for s in hub.state.store.artifacts.values())
+            ),
             "its anchor is made",
         )
         await life(Mortal(1, after=False))
@@ -112,7 +116,7 @@ async def test_killed_at_every_request_it_is_never_half_and_ends_current(
             await life(Mortal(2, after=True))
             await look()
         assert best == newest
-    kept = hub.store.artifacts
+    kept = hub.state.store.artifacts
     expected = {
         "key",
         *(tail_name(a) for a in kept),

@@ -1,23 +1,25 @@
-"""What is wrong on a mirror is put right by the hub: after a start, when it changes, and when a follower complains of it. test_mirror_s3 does it with a real server."""
+"""Repair of a mirror by the hub: after a start, after a change, and after a follower's complaint. test_mirror_s3 does
+it with a real server.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from netem.fleet import HUB
-from netem.loopback import Net
+from netem.emulation.loopback import Net
+from netem.fleet.local_fleet import HUB
 from p2pcast.mirror import requests
-from p2pcast.mirror.objects import Objects
+from p2pcast.mirror.object_store import Objects
 from p2pcast.mirror.requests import Request
-from p2pcast.store.store import Stored
-from p2pcast.wire.messages import Type
-from rollout_node import mirrored as following
-from trainer_node import mirroring
+from p2pcast.store.artifact_store import Stored
+from rollout_node.sync import mirror_source as following
+from trainer_node.background import mirror_uploader
 
 T = TypeVar("T")
 
@@ -61,11 +63,9 @@ def change(path: Path) -> None:
     part.replace(path)
 
 
-async def test_a_hub_that_starts_puts_right_whatever_became_wrong(
-    swarm: Any, url: str, three_versions: Any, mirror: Path
-) -> None:
+async def test_a_starting_hub_repairs_the_mirror(swarm: Any, url: str, three_versions: Any, mirror: Path) -> None:
     hub = await three_versions()
-    anchor, one, two = sorted(hub.store.artifacts.values(), key=lambda s: s.version)
+    anchor, one, two = sorted(hub.state.store.artifacts.values(), key=lambda s: s.version)
     await swarm.down(hub)
     before = objects(mirror)
     tails = run_of(mirror) / "tail"
@@ -79,27 +79,32 @@ async def test_a_hub_that_starts_puts_right_whatever_became_wrong(
     change(run_of(mirror) / "key")
     assert sum(before[name] != contents for name, contents in objects(mirror).items()) == 6
     hub = await swarm.hub_up(mirror=url)
-    # What is missing, or of another size, shows in the list, and goes up like anything that is not there yet.
+    # Missing objects, and objects of another size, show in the listing and are uploaded again.
     await swarm.until(lambda: objects(mirror) == before, "all is as it was")
-    await swarm.until(lambda: hub.mirroring.mended == 5, "it has counted")
-    assert {e.facts["name"] for e in hub.events.after(0)[1] if e.kind == "mirror_mended"} >= {"key", f"tail/{anchor.id.hex()}"}
-    assert hub.mirroring.errors == 0
+    await swarm.until(lambda: hub.publishing.mirror_uploader.mended == 5, "it has counted")
+    assert {e.facts["name"] for e in hub.events.after(0)[1] if e.kind == "mirror_mended"} >= {
+        "key",
+        f"tail/{anchor.id.hex()}",
+    }
+    assert hub.publishing.mirror_uploader.errors == 0
     await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.2")
 
 
-async def test_what_is_changed_under_a_hub_is_put_right_when_it_looks(
+async def test_a_running_hub_repairs_changed_objects(
     swarm: Any, three_versions: Any, mirror: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "RESCAN_S", 0.1)
+    monkeypatch.setattr(mirror_uploader, "RESCAN_S", 0.1)
     hub = await three_versions()
     before = objects(mirror)
-    uploaded = hub.mirroring.bytes_uploaded
-    for stored in hub.store.artifacts.values():
+    uploaded = hub.publishing.mirror_uploader.bytes_uploaded
+    for stored in hub.state.store.artifacts.values():
         change(first_slice(mirror, stored))
     await swarm.until(lambda: objects(mirror) == before, "all is as it was")
-    sizes = sum(s.manifest.log for s in hub.store.artifacts.values())
-    await swarm.until(lambda: hub.mirroring.bytes_uploaded - uploaded == sizes, "that is all that it wrote")
+    sizes = sum(s.manifest.log for s in hub.state.store.artifacts.values())
+    await swarm.until(
+        lambda: hub.publishing.mirror_uploader.bytes_uploaded - uploaded == sizes, "that is all that it wrote"
+    )
 
 
 class Spoiler:
@@ -122,7 +127,7 @@ class Spoiler:
         return result
 
 
-async def test_what_a_follower_complains_of_is_looked_at_and_put_right(
+async def test_objects_that_a_follower_complains_of_are_repaired(
     swarm: Any, states: Any, url: str, mirror: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "GONE_S", 0.1)
@@ -141,12 +146,14 @@ async def test_what_a_follower_complains_of_is_looked_at_and_put_right(
         swarm.publish(1, states.trained(state, 1))
         await swarm.mirrored("0.1")
         spoiler.active = False
-        await swarm.until(lambda: "does not match its hash" in (peer.mirrored.error or ""), "it is found")
-        assert hub.mirroring.mended == 0
+        await swarm.until(
+            lambda: "does not match its hash" in (peer.sync.mirror_source.errors.last or ""), "it is found"
+        )
+        assert hub.publishing.mirror_uploader.mended == 0
         net.mend()
-        await swarm.until(lambda: hub.mirroring.mended == 1, "the hub has heard of it")
-    [delta] = [s for s in hub.store.artifacts.values() if s.base is not None]
-    log = hub.store.open_log(delta)
+        await swarm.until(lambda: hub.publishing.mirror_uploader.mended == 1, "the hub has heard of it")
+    [delta] = [s for s in hub.state.store.artifacts.values() if s.base is not None]
+    log = hub.state.store.open_log(delta)
     assert first_slice(mirror, delta).read_bytes() == log.read(0, delta.manifest.log)
     log.close()
     await swarm.live("0.1")
@@ -159,7 +166,7 @@ async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
     hub = await three_versions()
     peer = await swarm.peer_up("a", mirror=url)
     await swarm.live("0.2")
-    before, uploaded, read = objects(mirror), hub.mirroring.bytes_uploaded, list[str]()
+    before, uploaded, read = objects(mirror), hub.publishing.mirror_uploader.bytes_uploaded, list[str]()
 
     class Reader:
         async def request(self, request: Request, do: Callable[[], Awaitable[T]]) -> T:
@@ -169,12 +176,12 @@ async def test_a_complaint_makes_a_hub_read_and_write_nothing_that_is_right(
 
     with requests.watched(Reader()):
         # As a peer does that lies.
-        assert peer.control.say(
-            Type.REPORT, peer.telling.report() | {"spoilt": ["../../etc/passwd", f"log/{'0' * 32}/00000000", *before]}
+        assert peer.startup.hub_session.send(
+            replace(peer.reporter.report(), spoilt=["../../etc/passwd", f"log/{'0' * 32}/00000000", *before])
         )
         await swarm.until(lambda: len(read) >= len(before), "it has looked")
     assert sorted(read) == sorted(before)
-    assert (hub.mirroring.bytes_uploaded, hub.mirroring.mended) == (uploaded, 0)
+    assert (hub.publishing.mirror_uploader.bytes_uploaded, hub.publishing.mirror_uploader.mended) == (uploaded, 0)
     assert objects(mirror) == before
 
 
@@ -187,12 +194,12 @@ async def test_an_object_that_can_not_be_read_back_holds_up_no_upload(
 
     async def denied(self: Objects, name: str, most_bytes: int) -> bytes:
         if name.startswith("log/"):
-            raise mirroring.RetryableError("denied")
+            raise mirror_uploader.RetryableError("denied")
         return await get(self, name, most_bytes)
 
     monkeypatch.setattr(Objects, "get", denied)
     hub = await swarm.hub_up(mirror=url)
-    await swarm.until(lambda: hub.mirroring.errors == 1, "one was asked for")
+    await swarm.until(lambda: hub.publishing.mirror_uploader.errors == 1, "one was asked for")
     swarm.publish(3, states.trained(swarm.steps[2][0], 3))
     await swarm.mirrored("0.3")
-    assert hub.mirroring.errors == 1
+    assert hub.publishing.mirror_uploader.errors == 1

@@ -1,4 +1,6 @@
-"""A mirror in a real S3 server (OpenStack Swift's), with a proxy before it that fails as networks and stores do: a peer without a hub ends bit for bit."""
+"""A mirror in a real S3 server (OpenStack Swift's), with a proxy before it that fails as networks and stores do. A peer
+without a hub ends up bit for bit equal.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from p2pcast.mirror.names import run_folder
-from p2pcast.mirror.objects import Objects
+from p2pcast.mirror.object_names import run_folder
+from p2pcast.mirror.object_store import Objects
 
 BUCKET = "bucket"
 BIG = {"model.weight": ("bfloat16", (17, 1_000_000))}
@@ -25,7 +27,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"s3://{BUCKET}/{request.node.name}"
 
 
-async def test_whatever_the_store_does_the_follower_ends_bit_for_bit(swarm: Any, states: Any, network: Any, url: str) -> None:
+async def test_a_follower_of_a_faulty_store_is_bit_exact(swarm: Any, states: Any, network: Any, url: str) -> None:
     state = states.first(shapes=states.shapes | BIG)
     swarm.publish(0, state)
     hub = await swarm.hub_up(mirror=url)
@@ -39,8 +41,8 @@ async def test_whatever_the_store_does_the_follower_ends_bit_for_bit(swarm: Any,
     await swarm.live("0.5")
     assert {"500", "503", "cut", "corrupt"} <= network.failed.keys()
     assert peer.node.bytes_duplicate == 0
-    assert hub.mirroring.errors > 0
-    assert peer.mirrored.errors > 0
+    assert hub.publishing.mirror_uploader.errors > 0
+    assert peer.sync.mirror_source.errors.count > 0
 
 
 async def test_a_hub_that_is_killed_in_mid_upload_sends_no_slice_twice(
@@ -82,7 +84,7 @@ async def test_a_hub_that_is_killed_in_mid_upload_sends_no_slice_twice(
     network.most_bytes_s = None
     async with hub():
         await swarm.until(lambda: any("/ready/" in path for path in network.puts), "it is ready")
-    # One that was under way when the hub died may have arrived, unseen by the hub as by us.
+    # A slice in flight when the hub died may have arrived unnoticed.
     assert before <= set(slices())
     assert len(slices()) == len(set(slices())) >= 4
     assert "/ready/" in network.puts[-1]
@@ -94,19 +96,23 @@ async def test_a_peer_that_ends_in_the_middle_goes_on_by_piece(swarm: Any, state
     swarm.publish(0, states.first(shapes=states.shapes | BIG))
     hub = await swarm.hub_up(mirror=url)
     await swarm.mirrored("0.0")
-    [anchor] = hub.store.artifacts.values()
+    [anchor] = hub.state.store.artifacts.values()
     network.most_bytes_s = 10e6
     peer = await swarm.peer_up("far", hub=None, mirror=url)
-    await swarm.until(lambda: sum(h.stored.count for h in peer.node.holdings.values()) >= 4, "a few pieces are on its disk")
+    await swarm.until(
+        lambda: sum(h.stored.count for h in peer.node.holdings.values()) >= 4, "a few pieces are on its disk"
+    )
     await swarm.down(peer)
     network.most_bytes_s = None
     held = sum(h.stored.count for h in peer.node.holdings.values()) * anchor.assembly.open.piece
     peer = await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.0")
-    assert 0 < peer.mirrored.bytes_received <= anchor.manifest.log - held
+    assert 0 < peer.sync.mirror_source.bytes_received <= anchor.manifest.log - held
 
 
-async def test_what_is_under_way_is_left_to_a_hub_that_is_back(swarm: Any, states: Any, network: Any, url: str) -> None:
+async def test_a_follower_stops_downloading_when_the_hub_returns(
+    swarm: Any, states: Any, network: Any, url: str
+) -> None:
     state = states.first(shapes=states.shapes | BIG)
     swarm.publish(0, state)
     hub = await swarm.hub_up(mirror=url)
@@ -120,17 +126,17 @@ async def test_what_is_under_way_is_left_to_a_hub_that_is_back(swarm: Any, state
     swarm.publish(1, states.trained(state, 1, share=1.0))
     await swarm.mirrored("0.1")
     await swarm.down(hub)
-    await swarm.until(lambda: peer.mirrored.bytes_received >= 2_000_000, "it comes from the mirror")
+    await swarm.until(lambda: peer.sync.mirror_source.bytes_received >= 2_000_000, "it comes from the mirror")
     swarm.address = address
     await swarm.hub_up(mirror=url)
     await swarm.live("0.1")
-    [delta] = [s for s in swarm.hub.store.artifacts.values() if s.base is not None]
-    assert peer.mirrored.bytes_received < delta.manifest.log
+    [delta] = [s for s in swarm.hub.state.store.artifacts.values() if s.base is not None]
+    assert peer.sync.mirror_source.bytes_received < delta.manifest.log
     assert peer.node.bytes_received - before == delta.manifest.log
     assert peer.node.bytes_duplicate == 0
 
 
-async def test_what_somebody_did_to_the_bucket_is_undone(swarm: Any, states: Any, network: Any, url: str) -> None:
+async def test_changes_to_the_bucket_are_undone(swarm: Any, states: Any, network: Any, url: str) -> None:
     swarm.publish(0, states.first(shapes=states.shapes | BIG))
     hub = await swarm.hub_up(mirror=url)
     await swarm.mirrored("0.0")
@@ -148,19 +154,25 @@ async def test_what_somebody_did_to_the_bucket_is_undone(swarm: Any, states: Any
     network.puts.clear()
     network.reads.clear()
     hub = await swarm.hub_up(mirror=url)
-    await swarm.until(lambda: len(network.puts) == 4 and hub.mirroring.mended == 2, "four objects were written again")
+    await swarm.until(
+        lambda: len(network.puts) == 4 and hub.publishing.mirror_uploader.mended == 2, "four objects were written again"
+    )
     assert {f.name: await objects.get(f.name, f.size) for f in await objects.list()} == before
-    # This store's tags are MD5s: what has the right one was not read back.
+    # This store's tags are MD5s: objects with the right tag were not read back.
     read = [path.partition(hub.token.run.hex())[2][1:] for path in network.reads[: -len(before)]]
     assert sorted(path for path in read if path) == sorted(["key", slices[0]])
-    assert hub.mirroring.errors == 0
+    assert hub.publishing.mirror_uploader.errors == 0
 
 
-async def test_what_goes_wrong_is_said_in_a_line(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_errors_are_one_line(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = Objects(f"s3://{BUCKET}/lines", "p2pcast-1/00/")
-    with pytest.raises(Exception, match=r"^mirror: cannot read s3://bucket/lines/p2pcast-1/00/key: there is no such object$"):
+    with pytest.raises(
+        Exception, match=r"^mirror: cannot read s3://bucket/lines/p2pcast-1/00/key: there is no such object$"
+    ):
         await objects.get("key", 32)
-    with pytest.raises(Exception, match=r"^mirror: cannot write s3://nowhere/p2pcast-1/00/key: there is no such bucket$"):
+    with pytest.raises(
+        Exception, match=r"^mirror: cannot write s3://nowhere/p2pcast-1/00/key: there is no such bucket$"
+    ):
         await Objects("s3://nowhere", "p2pcast-1/00/").put("key", b"1")
     network.faults = {"503": 1.0}
     with pytest.raises(Exception, match=r"^mirror: cannot write .*/key: 503 Service Unavailable: Please try again\.$"):
@@ -176,7 +188,7 @@ async def test_what_goes_wrong_is_said_in_a_line(network: Any, monkeypatch: pyte
         await Objects(f"s3://{BUCKET}/lines", "p2pcast-1/00/").put("key", b"1")
 
 
-async def test_what_is_removed_is_gone_and_nothing_else(network: Any) -> None:
+async def test_only_removed_objects_are_gone(network: Any) -> None:
     objects = Objects(f"s3://{BUCKET}/removed", "p2pcast-1/00/")
     for name in ("log/a/1", "log/a/2", "log/ab/1"):
         await objects.put(name, b"12345")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from netem.guard import trees
+from netem.guard import source_trees
 from netem.guard.__main__ import compared, recorded
-from netem.guard.bars import BARS, FORM
-from netem.guard.compare import Figure, row
-from netem.guard.trees import BASELINE, ROOT, Tree, baseline, check_pinned
+from netem.guard.guarded_figures import BARS, FORM
+from netem.guard.paired_ratios import Figure, row
+from netem.guard.source_trees import BASELINE, ROOT, Tree, baseline, check_pinned
 from p2pcast.errors import LocalError, UsageError
 
 
@@ -24,7 +24,7 @@ def previous() -> Tree:
 
 
 def guard(*words: object) -> subprocess.CompletedProcess[str]:
-    """From the repository's root, as make does it."""
+    """From the repository's root, as in make."""
     return subprocess.run(
         [sys.executable, "-m", "netem.guard", *map(str, words)],
         capture_output=True,
@@ -35,19 +35,19 @@ def guard(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_baseline_runs_its_own_code(previous: Tree) -> None:
-    """Also in our repository's root, where Python would find ours first."""
+    """This holds in our repository's root too, where Python would find our own code first."""
     where = "import netem, p2pcast, trainer_node; print(p2pcast.__file__, netem.__file__, trainer_node.__file__)"
-    for tree in (previous, trees.ours()):
+    for tree in (previous, source_trees.ours()):
         for folder in (ROOT, previous.path):
             assert all(Path(found).is_relative_to(tree.path) for found in tree.run(folder, "-c", where).split())
 
 
-def test_a_baseline_that_is_not_the_pinned_one_is_refused(tmp_path: Path) -> None:
+def test_unpinned_baseline_archive_is_refused(tmp_path: Path) -> None:
     data = BASELINE.read_bytes()
     check_pinned(BASELINE, data)
     with pytest.raises(LocalError, match="is not the archive whose SHA-256"):
         check_pinned(BASELINE, data + b"\0")
-    check_pinned(tmp_path / "another.tar.xz", b"")  # a user's own is not pinned
+    check_pinned(tmp_path / "another.tar.xz", b"")  # a user's own archive is not pinned
 
 
 def test_other_baselines(previous: Tree) -> None:
@@ -80,7 +80,7 @@ def test_one_bar_from_end_to_end(tmp_path: Path) -> None:
         (("--record", ROOT / "README.md"), "is not a record"),
     ],
 )
-def test_one_clear_line(words: tuple[object, ...], why: str) -> None:
+def test_usage_errors_are_one_line(words: tuple[object, ...], why: str) -> None:
     done = guard(*words)
     assert done.returncode in (1, 2)
     assert why in done.stderr

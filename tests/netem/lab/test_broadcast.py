@@ -1,4 +1,4 @@
-"""What the broadcast experiment works out, and what it refuses. Its processes: test_fault.py."""
+"""Computations and refusals of the broadcast experiment. test_fault.py runs its processes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from unittest.mock import call, create_autospec
 
 import pytest
 
-from netem.broadcast.fleet import Fleet
+from netem.broadcast.emulated_fleet import Fleet
 from netem.broadcast.rivals import HUB
-from netem.description import Host, Link, Network, Region
-from netem.lab.experiments.broadcast import Given, results, sent_twice
-from netem.lab.networks import Event
-from netem.lab.predicted import Tree
-from netem.lab.timeline import Timeline, longest_silence_s
-from netem.namespaces import Namespaces
+from netem.emulation.description import Host, Link, Network, Region
+from netem.emulation.namespaces import Namespaces
+from netem.lab.case_events import EventPlayer, longest_silence_s
+from netem.lab.experiments.broadcast import Parameters, results, sent_twice
+from netem.lab.model_prediction import Tree
+from netem.lab.network_tables import Event
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.errors import UsageError
 from p2pcast.limits import MIB
@@ -24,17 +24,19 @@ CHAIN = Tree(Network(tuple(Host(name, FAST) for name in (HUB, "a", "b", "c"))), 
 SHARE = CHAIN.share(10 * MIB)
 
 
-def test_a_trees_shape_and_its_delays() -> None:
+def test_tree_depth_and_delays() -> None:
     assert (CHAIN.chains, CHAIN.depth, CHAIN.peer_bps) == (1, 3, 20e6)
     assert CHAIN.half_rtts_s == pytest.approx(3 * 0.1)
     fork = Tree(CHAIN.network, {"a": HUB, "b": HUB, "c": "b"})
     assert (fork.chains, fork.depth, fork.half_rtts_s) == (2, 2, pytest.approx(0.2))
-    with pytest.raises(UsageError, match="below itself"):
+    with pytest.raises(UsageError, match="a loop at"):
         _ = Tree(CHAIN.network, {"a": "b", "b": "a", "c": HUB}).depth
 
 
 def test_a_chain_is_predicted_as_a_pipeline() -> None:
-    """The payload once at what headers leave of the rate, for each hop its delay and a round trip, and for each but the first a piece."""
+    """The payload once at the rate minus headers, its delay and a round trip for each hop, and a piece for each hop but
+    the first.
+    """
     bps = 20e6 * SHARE
     assert 0.94 < SHARE < 0.97
     predicted_s = CHAIN.predicted_s(10 * MIB)
@@ -44,17 +46,18 @@ def test_a_chain_is_predicted_as_a_pipeline() -> None:
     assert slowed is not None and predicted_s is not None and slowed > 2 * predicted_s  # noqa: PT018
 
 
-def test_what_can_be_replayed_is_predicted_and_the_rest_is_not() -> None:
+def test_only_modelled_events_are_predicted() -> None:
     whole = CHAIN.predicted_s(10 * MIB)
     cut, heal = Event(1.0, "cut", "c", 1), Event(8.0, "heal", "c", 1)
     away = CHAIN.predicted_s(10 * MIB, [cut, heal])
     assert whole is not None and away is not None and 6.0 < away - whole < 8.5  # noqa: PT018
     assert all(
-        CHAIN.predicted_s(10 * MIB, [e]) is None for e in (cut, heal, Event(1.0, "join", "c", 1), Event(1.0, "stop", "c", 1))
+        CHAIN.predicted_s(10 * MIB, [e]) is None
+        for e in (cut, heal, Event(1.0, "join", "c", 1), Event(1.0, "stop", "c", 1))
     )
 
 
-def test_those_that_a_trunk_leads_to_share_it() -> None:
+def test_peers_behind_a_trunk_share_its_rate() -> None:
     regions = (Region("far", Link(5e6, 5e6, 0.1)),)
     network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions)
     tree = Tree(network, {"a": HUB, "b": "a"}, {"a": 4, "b": 2})
@@ -65,28 +68,35 @@ def test_those_that_a_trunk_leads_to_share_it() -> None:
     held_s = 2 * 8 * PIECE / (1.25 * 5e6 * share)
     assert held_s > 2 * 8 * PIECE / (20e6 * share)
     assert share < SHARE, "a hash of each piece on each stripe"
-    assert relayed == pytest.approx(alone_s + 3 * (0.2 + 0.1) + held_s, rel=1e-6), "what a is sent is held to what came in"
+    assert relayed == pytest.approx(alone_s + 3 * (0.2 + 0.1) + held_s, rel=1e-6), (
+        "a forwards no faster than it receives"
+    )
     assert each == pytest.approx(2 * alone_s, rel=0.05)
 
 
-def test_a_trunk_is_a_limit_too() -> None:
+def test_trunk_limits_the_predicted_rate() -> None:
     regions = (Region("far", Link(5e6, 5e6, 0.1)),)
-    tree = Tree(Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions), {"a": HUB, "b": "a"})
+    tree = Tree(
+        Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST, "far")), regions=regions),
+        {"a": HUB, "b": "a"},
+    )
     assert tree.peer_bps == 5e6
     assert tree.half_rtts_s == pytest.approx(0.2 + 0.1)
 
 
-def test_who_is_cut_off_twice_is_waited_for_once_both_are_healed() -> None:
+def test_peer_behind_two_cuts_is_awaited_after_both_heal() -> None:
     net, fleet = create_autospec(Namespaces, instance=True), create_autospec(Fleet, instance=True)
     net.network = Network((Host(HUB, FAST), Host("a", FAST, "far"), Host("b", FAST)), regions=(Region("far", FAST),))
-    with Timeline(net, fleet) as timeline:
+    with EventPlayer(net, fleet) as timeline:
         for do, place in (("cut", "a"), ("cut", "far"), ("heal", "far"), ("heal", "a")):
             timeline.apply(Event(0.0, do, place))
     assert fleet.expect.mock_calls == [call("a", there=there) for there in (False, False, False, True)]
 
 
 def test_silence_is_the_longest_time_without_a_piece() -> None:
-    seen = [(0.1 * at, 100_000 * at) for at in range(11)] + [(1.0 + 0.1 * at, 1_000_000 + 500 * at) for at in range(1, 11)]
+    seen = [(0.1 * at, 100_000 * at) for at in range(11)] + [
+        (1.0 + 0.1 * at, 1_000_000 + 500 * at) for at in range(1, 11)
+    ]
     seen += [(2.0 + 0.1 * at, 1_005_000 + 100_000 * at) for at in range(1, 11)]
     assert longest_silence_s(seen, 0.0, 3.0, 65536) == pytest.approx(1.1)
     assert longest_silence_s(seen, 0.0, 0.95, 65536) == pytest.approx(0.1)
@@ -100,12 +110,12 @@ def test_silence_is_the_longest_time_without_a_piece() -> None:
         ({}, [], "payload_mib is missing"),
         ({"payload_mib": 0.0}, [], "payload_mib is 0"),
         ({"payload_mib": 4, "systems": ["carrier pigeon"]}, [], "carrier pigeon"),
-        ({"payload_mib": 4, "systems": ["star"]}, [{"do": "kill", "host": "p1"}], "befall p2pcast alone"),
-        ({"payload_mib": 4, "rounds": 2}, [{"do": "kill", "host": "p1", "version": 3}], "befalls version 3"),
+        ({"payload_mib": 4, "systems": ["star"]}, [{"do": "kill", "host": "p1"}], "apply to p2pcast alone"),
+        ({"payload_mib": 4, "rounds": 2}, [{"do": "kill", "host": "p1", "version": 3}], "is set for version 3"),
         ({"payload_mib": 4, "chain": 2}, [], "parameters.chain"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_made(
+def test_invalid_parameters_are_refused_before_any_work(
     parameters: dict[str, object], events: list[object], why: str
 ) -> None:
     network = {"hosts": [{"name": "hub", "rate": "20mbit"}, {"name": "p", "count": 2, "rate": "20mbit"}]}
@@ -113,11 +123,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_made(
         next(results({"network": network, "events": events, "parameters": parameters}))
 
 
-def test_systems_are_p2pcast_unless_said() -> None:
-    assert Given(4.0).systems == ("p2pcast",)
+def test_default_system_is_p2pcast() -> None:
+    assert Parameters(4.0).systems == ("p2pcast",)
 
 
-def test_of_links_without_a_rate_nothing_is_predicted() -> None:
+def test_unlimited_links_have_no_prediction() -> None:
     free, above = Link(None, None, 0.05), {"a": HUB, "b": "a"}
     assert Tree(Network((Host(HUB, FAST), Host("a", free), Host("b", free))), above).predicted_s(MIB) is None
     assert Tree(Network((Host(HUB, free), Host("a", FAST), Host("b", FAST))), above).predicted_s(MIB) is None
@@ -125,7 +135,7 @@ def test_of_links_without_a_rate_nothing_is_predicted() -> None:
     assert CHAIN.predicted_s(MIB, [delayed]) is None
 
 
-def test_what_was_sent_twice_between_two_looks() -> None:
+def test_bytes_sent_twice_between_two_readings() -> None:
     assert sent_twice({"a": 5, "b": 7}, {"a": 5, "b": 9, "c": 1}) == 3
-    assert sent_twice({"a": 5}, {"a": 2}) == 2, "it has been started anew"
+    assert sent_twice({"a": 5}, {"a": 2}) == 2, "the process was restarted"
     assert sent_twice({"a": 5, "b": 7}, {"a": 5}) == 0

@@ -1,4 +1,4 @@
-"""What is coded by one end is what the other decodes, in every format; rows say who was first, and what the rule chose."""
+"""In every format, one end decodes what the other end has coded. Rows name the fastest format and the rule's choice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netem.lab.coded import OURS, States, costs, frames, undo, write
+from netem.lab.coded_transfer import OURS, States, costs, frames, undo, write
 from netem.lab.experiments.codecs import FORMATS, expected_s, rows
-from p2pcast.codec.choice import Cost, State, Way
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.codec.soonest_codec import Cost, State, Way
 from p2pcast.errors import IntegrityError
 
 
@@ -40,7 +40,7 @@ def test_every_format_is_coded_and_decoded(states: States, name: str) -> None:
     assert len(list(frames(states, name))) == (2 if name in OURS else 1)
 
 
-def test_ours_is_proved_at_the_other_end(states: States) -> None:
+def test_our_formats_are_verified_by_the_receiver(states: States) -> None:
     index, codec, before, after, payload = next(frames(states, "flat"))
     with pytest.raises(IntegrityError):
         undo(states, "flat", (index, codec, before, after ^ 1), payload)
@@ -59,7 +59,7 @@ def at(bps: float, measured: dict[str, float | None]) -> dict[str, dict[str, Any
     return {row["format"]: row for row in found}
 
 
-def test_the_rule_takes_the_smallest_on_a_slow_link_and_the_quickest_on_a_fast_one() -> None:
+def test_rule_prefers_small_formats_on_slow_and_fast_formats_on_fast_links() -> None:
     slow, fast = at(10e6, {}), at(10e9, {})
     assert slow["context"]["chosen"]
     assert slow["context"]["to_best"] == 1.0
@@ -67,7 +67,7 @@ def test_the_rule_takes_the_smallest_on_a_slow_link_and_the_quickest_on_a_fast_o
     assert all(row["simulated"] for row in slow.values())
 
 
-def test_a_choice_is_judged_by_what_was_measured() -> None:
+def test_choice_is_judged_by_measured_times() -> None:
     found = at(10e6, {"context": 2.0, "flat": 1.0, "pulse zstd-1": 0.5})
     assert found["context"]["to_best"] == 2.0
     assert found["context"]["to_best_of_all"] == 4.0
@@ -76,7 +76,7 @@ def test_a_choice_is_judged_by_what_was_measured() -> None:
     assert found["flat"]["to_best"] is None
 
 
-def test_the_others_do_one_thing_after_the_other() -> None:
+def test_rival_formats_are_predicted_sequentially() -> None:
     way = Way(100e6, 1, 1, proof=False)
     cost = COSTS["pulse zstd-1"]
     parts_s = STATE.nbytes * (1 / cost.encode_bytes_s + 1 / cost.decode_bytes_s + 8 * cost.share / 100e6)

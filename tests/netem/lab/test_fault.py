@@ -1,4 +1,6 @@
-"""The short fault scenario: a peer is killed in the middle of a version, those below it go on, and it comes back in the next. Real daemons, on links with rates."""
+"""The short fault scenario: a peer is killed during a version, the peers below it continue, and it returns in the next
+version. Real daemons, on links with rates.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,23 @@ below = 0
 """
 
 TRIES = 3
-"""A busy machine may be too slow for links of 20 Mbit/s; then the lab says so, and that is all that can be tested."""
+"""A busy machine may be too slow for links of 20 Mbit/s; the lab then reports that, and nothing else is tested."""
 
 
 @pytest.mark.root
-def test_the_others_go_on_and_who_was_killed_comes_back(tmp_path: Path) -> None:
-    """That everybody has what was published, bit for bit, is the experiment's own condition: it fails where they have not."""
+def test_survivors_continue_and_killed_peer_returns(tmp_path: Path) -> None:
+    """The experiment itself checks all peers' versions bit for bit, and fails on a difference."""
     (tmp_path / "fault.toml").write_text(SCENARIO)
-    command = [sys.executable, "-m", "p2pcast.cli", "lab", str(tmp_path / "fault.toml"), "--json", "-o", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "p2pcast.cli",
+        "lab",
+        str(tmp_path / "fault.toml"),
+        "--json",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     for _ in range(TRIES):
         said = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
         assert said.stdout, said.stderr
@@ -61,7 +72,7 @@ def test_the_others_go_on_and_who_was_killed_comes_back(tmp_path: Path) -> None:
         assert document["failed"] == []
         if not [each for calibration in document["calibrations"] for each in calibration["off"]]:
             break
-        assert (said.returncode, document["rows"]) == (1, []), "no figure where the network is not as asked for"
+        assert (said.returncode, document["rows"]) == (1, []), "no figure if the network deviates from the request"
     else:
         return
     assert said.returncode == 0

@@ -1,14 +1,14 @@
-"""What a scenario file may say, and what is said of one that says anything else."""
+"""Valid scenario files, and the errors for invalid ones."""
 
 from __future__ import annotations
 
 import pytest
 
-from netem.description import Bursts, Host, Link, Region
-from netem.lab.emulated import experiment
-from netem.lab.networks import Event, events_of, network_of
-from netem.lab.run import backend_of, known, load
+from netem.emulation.description import Bursts, Host, Link, Region
+from netem.lab.case_network import experiment
+from netem.lab.network_tables import Event, events_of, network_of
 from netem.lab.scenario import cases, parse
+from netem.lab.scenario_run import backend_of, known, load
 from p2pcast.errors import UsageError
 
 HEAD = """
@@ -68,23 +68,28 @@ def _event(do: str, at_s: float, host: str = "p1") -> str:
         (_event("stop", 1, "hub"), r"events\[1\].do is 'stop': 'hub' is no peer"),
         (_event("continue", 1, "hub"), r"events\[1\].do is 'continue': 'hub' is no peer"),
         (_event("join", 1, "hub"), r"events\[1\].do is 'join': 'hub' is no peer"),
-        (_event("join", 1), r"events\[1\].do is 'join': the peer of p1 runs by then"),
+        (_event("join", 1), r"events\[1\].do is 'join': the peer of p1 runs at that time"),
         (_event("join", 2) + _event("kill", 3), r"events\[1\].do is 'join': the peer of p1 runs"),
         (_event("kill", 1) + _event("join", 2) + _event("join", 3), r"events\[3\].do is 'join': the peer of p1 runs"),
         (_event("stop", 2) + _event("kill", 1), r"events\[1\].do is 'stop': the peer of p1 does not run"),
         (_event("stop", 1) + _event("join", 2), r"events\[2\].do is 'join': the peer of p1 stands still"),
         (_event("continue", 1), r"events\[1\].do is 'continue': the peer of p1 runs"),
-        (_event("kill", 1) + "[parameters]\nabsent = ['p1']\n", r"events\[1\].do is 'kill': the peer of p1 does not run"),
+        (
+            _event("kill", 1) + "[parameters]\nabsent = ['p1']\n",
+            r"events\[1\].do is 'kill': the peer of p1 does not run",
+        ),
     ],
 )
-def test_what_cannot_befall_a_process_is_refused(events: str, said: str) -> None:
+def test_impossible_process_events_are_refused(events: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse("s", HEAD + NETWORK + events)
 
 
 def test_processes_end_stand_still_and_come_back() -> None:
     events = [("kill", 1), ("join", 2), ("stop", 3), ("continue", 4), ("stop", 5), ("kill", 6), ("join", 7)]
-    words = "".join(_event(do, at_s) for do, at_s in reversed(events)) + _event("cut", 8, "hub") + _event("join", 0, "p2")
+    words = (
+        "".join(_event(do, at_s) for do, at_s in reversed(events)) + _event("cut", 8, "hub") + _event("join", 0, "p2")
+    )
     (case,) = cases(parse("s", HEAD + NETWORK + words + "[parameters]\nabsent = ['p2']\n"))
     assert [event.do for event in events_of(case.argument)] == ["join", *(do for do, _ in events), "cut"]
 
@@ -110,7 +115,7 @@ rounds = [1, 2]
     assert max(event.at_s for event in events_of(every[3].argument)) == 3
 
 
-def test_a_setting_takes_the_place_of_what_the_file_says() -> None:
+def test_setting_overrides_file_value() -> None:
     text = HEAD + NETWORK + "[parameters]\nrounds = 3\n[sweep]\nsize = [1, 2]\n"
     (case,) = cases(parse("s", text, {"size": 5, "regions.east.delay_ms": 1, "rounds": 4}))
     assert case.argument["parameters"] == {"rounds": 4, "size": 5}
@@ -120,7 +125,7 @@ def test_a_setting_takes_the_place_of_what_the_file_says() -> None:
     assert case.argument["parameters"] == {"stripes": [1, 4]}
 
 
-def test_one_without_a_network() -> None:
+def test_scenario_without_a_network() -> None:
     scenario = parse("s", HEAD)
     (case,) = cases(scenario)
     assert "network" not in case.argument
@@ -137,26 +142,29 @@ def test_one_without_a_network() -> None:
         (HEAD.replace("1", "true"), "minutes must be a number"),
         (HEAD.replace("1", "0"), "minutes is 0"),
         (HEAD.replace("links", "../x"), "name of a module"),
-        (HEAD + "colour = 1", "nothing is known of colour"),
+        (HEAD + "colour = 1", "unknown key: colour"),
         (HEAD + "backend = 'cloud'", "backend is 'cloud'"),
         (HEAD + "[network]\nmtu = 1500", "hosts is missing"),
-        (HEAD + NETWORK + "speed = 1", r"nothing is known of network.hosts\[2\].speed"),
-        (HEAD + NETWORK + "up = '1mbit'", "up and down at once"),
+        (HEAD + NETWORK + "speed = 1", r"unknown key: network.hosts\[2\].speed"),
+        (HEAD + NETWORK + "up = '1mbit'", "sets both directions"),
         (HEAD + NETWORK + "loss = 1.5", "must be a share"),
         (HEAD + NETWORK + "jitter_ms = 2", "jitter"),
         (HEAD + NETWORK + "[[hosts]]\nname = 'q'\nup = 'fast'", "'fast' is not a rate"),
         (HEAD + NETWORK + "[[hosts]]\nname = 'q:1'", "a name is up to"),
-        (HEAD + NETWORK + "[[hosts]]\nname = 'east'", "one name, east"),
-        (HEAD + NETWORK + "[[hosts]]\nname = 'q'\nregion = 'west'", "region 'west' that there is not"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'east'", "same name, east"),
+        (HEAD + NETWORK + "[[hosts]]\nname = 'q'\nregion = 'west'", "region 'west' that does not exist"),
         (HEAD + NETWORK + "[[hosts]]\nname = 'q'\ncount = 0", "count is 0"),
         (HEAD + NETWORK + "[[events]]\ndo = 'burn'\nhost = 'hub'", "do is 'burn'"),
         (HEAD + NETWORK + "[[events]]\ndo = 'kill'\nhost = 'q'", "no host 'q'"),
-        (HEAD + NETWORK + "[[events]]\ndo = 'kill'\nregion = 'east'", "of a region only its trunk"),
-        (HEAD + NETWORK + "[[events]]\ndo = 'kill'", "must say whom"),
-        (HEAD + NETWORK + "[[events]]\ndo = 'degrade'\nhost = 'hub'", "nothing of the link"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'kill'\nregion = 'east'", "only the trunk of a region"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'kill'", "must name the target"),
+        (HEAD + NETWORK + "[[events]]\ndo = 'degrade'\nhost = 'hub'", "no property of the link"),
         (HEAD + NETWORK + "[[events]]\ndo = 'cut'\nhost = 'hub'\nversion = 0", "version is 0"),
         (HEAD + "[[events]]\ndo = 'cut'\nhost = 'hub'", "there is no network"),
-        (HEAD.replace("what", "hosts = [1]\nwhat") + "[sweep]\n'hosts.p.up' = ['1mbit']", r"hosts\[1\] must be a table"),
+        (
+            HEAD.replace("what", "hosts = [1]\nwhat") + "[sweep]\n'hosts.p.up' = ['1mbit']",
+            r"hosts\[1\] must be a table",
+        ),
         (HEAD + NETWORK + "[sweep]\n'network.hosts' = [1]", "write hosts.NAME.KEY"),
         (HEAD + NETWORK + "queue_ms = inf", "queue must be above 0"),
         (HEAD + NETWORK + "delay_ms = nan", "delay must be"),
@@ -165,19 +173,19 @@ def test_one_without_a_network() -> None:
         (HEAD + "[sweep]\n'hosts.p.up' = ['1mbit']", "there is no network"),
         (HEAD + NETWORK + "[sweep]\n'hosts.q.up' = ['1mbit']", "no host 'q'"),
         (HEAD + f"[sweep]\na = {list(range(501))}", "501 cases"),
-        (HEAD + "[[plots]]\nx = 'a'\ny = 'b'\nfile = 'a/b'\ntitle = 't'", "part of a file's name"),
+        (HEAD + "[[plots]]\nx = 'a'\ny = 'b'\nfile = 'a/b'\ntitle = 't'", "part of a file name"),
         (HEAD + "[[reference]]\na = 1", "a source"),
-        (HEAD + "[[holds]]\nwhat = 'w'\nkey = 'k'", "must say what holds"),
+        (HEAD + "[[holds]]\nwhat = 'w'\nkey = 'k'", "must give the bound"),
     ],
 )
-def test_anything_else_is_one_line(text: str, said: str) -> None:
+def test_invalid_scenario_is_a_one_line_error(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
         parse("s", text)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", known())
-def test_those_that_come_along_can_be_read(name: str) -> None:
+def test_included_scenarios_are_valid(name: str) -> None:
     scenario = load(name)
     assert callable(experiment(scenario.experiment))
     assert scenario.columns
@@ -187,7 +195,7 @@ def test_those_that_come_along_can_be_read(name: str) -> None:
             network_of(case.argument)
 
 
-def test_one_that_there_is_not() -> None:
+def test_unknown_scenario_is_refused() -> None:
     with pytest.raises(UsageError, match="lab list"):
         load("none")
     with pytest.raises(UsageError, match=r"cannot read scenario none.toml"):

@@ -1,4 +1,6 @@
-"""Payloads of several formats over one link: what is asked for is checked before anything is made, and what is measured is a real link's."""
+"""Payloads of several formats over one link: parameters are checked before anything is made, and figures come from a
+real link.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from netem.lab import emulated, payloads
+from netem.emulation import calibration
+from netem.lab import payloads
 from netem.lab.experiments import transfer
-from netem.lab.experiments.transfer import Given
+from netem.lab.experiments.transfer import Parameters
 from netem.lab.payloads import FORMATS, Payloads
-from netem.lab.run import load
 from netem.lab.scenario import cases
+from netem.lab.scenario_run import load
 from p2pcast.errors import UsageError
-from p2pcast.transport.striping import Way
+from p2pcast.transport.stripe_count import Way
 
 SIZES = dict(zip(FORMATS, (1_000_000, 300_001, 200_000, 50_000), strict=True))
 LINK: dict[str, Any] = {"hosts": [{"name": "parent"}, {"name": "child", "rate": "80mbit"}]}
@@ -21,7 +24,9 @@ LINK: dict[str, Any] = {"hosts": [{"name": "parent"}, {"name": "child", "rate": 
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "measured", lambda rate, steps: Payloads({n: steps * s for n, s in SIZES.items()}, 0.01))
+    monkeypatch.setattr(
+        transfer, "measured", lambda rate, steps: Payloads({n: steps * s for n, s in SIZES.items()}, 0.01)
+    )
 
 
 def argument(**parameters: object) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def test_sizes_and_the_papers_rate_are_put_in() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"sends": ["zip"]}, "'zip' is no format"),
+        ({"sends": ["zip"]}, "'zip' is not a format"),
         ({"sends": ["ours 4"]}, "write 'FORMAT' or 'FORMAT STRIPES CONGESTION'"),
         ({"sends": ["ours 0 cubic"]}, "write 'FORMAT'"),
         ({"sends": ["ours 4 warp"]}, "congestion control 'warp'"),
@@ -49,12 +54,12 @@ def test_sizes_and_the_papers_rate_are_put_in() -> None:
         ({"speed": 1}, "parameters.speed"),
     ],
 )
-def test_what_makes_no_sense_is_said_before_anything_is_made(parameters: dict[str, Any], said: str) -> None:
+def test_invalid_parameters_are_reported_before_any_work(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         transfer.prepared(argument(**parameters))
 
 
-def test_a_window_that_loss_allows_is_what_is_predicted() -> None:
+def test_prediction_under_loss_uses_the_allowed_window() -> None:
     lossy = Way(0.1, 80e6, "cubic", 4e6, 0.01)
     one, four = (transfer._predicted_s(1_000_000, n, "cubic", lossy, 0.95) for n in (1, 4))
     assert one > 2 * four
@@ -62,7 +67,7 @@ def test_a_window_that_loss_allows_is_what_is_predicted() -> None:
 
 
 def test_rows_at_the_papers_scale_are_marked() -> None:
-    given = Given(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
+    given = Parameters(("dense 1 reno", "dense", "ours"), gbps=1.0, paper_dense_gb=10.0)
     rows = list(transfer._at_paper_scale(given, SIZES, 0.5))
     assert [(row["payload"], row["bytes"], row["simulated"]) for row in rows] == [
         ("dense", 10_000_000_000, True),
@@ -73,8 +78,8 @@ def test_rows_at_the_papers_scale_are_marked() -> None:
 
 @pytest.mark.root
 def test_payloads_travel_over_a_real_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By this kernel, with rates alone; that the way is as asked is another test's."""
-    monkeypatch.setattr(emulated, "measure", lambda *_: [])
+    """In this kernel, with rates alone; another test checks that the path is as requested."""
+    monkeypatch.setattr(calibration, "measure", lambda *_: [])
     given = argument(sends=["dense 1 reno", "ours"], rounds=1)
     calibrated, *said = transfer.results(transfer.prepared(given))
     assert calibrated["off"] == []
@@ -89,7 +94,7 @@ def test_payloads_travel_over_a_real_link(monkeypatch: pytest.MonkeyPatch) -> No
     assert rows[0]["seconds"] > 0.95 * rows[0]["predicted_s"]
 
 
-def test_the_scenarios_are_what_the_experiment_takes() -> None:
+def test_scenarios_have_valid_parameters() -> None:
     for name in ("sparrowrl-bandwidth", "sparrowrl-steps"):
         for case in cases(load(name)):
             transfer.prepared(case.argument)

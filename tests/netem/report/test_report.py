@@ -1,9 +1,12 @@
-"""`make bench`: what was measured is kept and goes on, the text follows from it alone, and says where p2pcast loses."""
+"""`make bench`: measurements are kept and resumed; the text follows from them alone, and names the comparisons that
+p2pcast loses.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,20 +20,36 @@ from netem.report import __main__ as command
 from netem.report import measure as measuring
 from netem.report.document import WRITERS, write
 from netem.report.measure import kept, measure
-from netem.report.networks import STATE, broadcast, faults, stripes
+from netem.report.network_sections import STATE, broadcast, faults, stripes
 from netem.report.parts import PARTS, Part
-from netem.report.sizes import catchup
-from netem.report.text import Loss, figure, share, table
+from netem.report.section_text import Comparison, figure, share, table
+from netem.report.size_sections import catchup
 from p2pcast.errors import LocalError, UsageError
 
 MACHINE = {"cpu": "a processor", "cores": 4, "memory_bytes": 16_000_000_000, "kernel": "Linux 6", "load": 0.25}
 CATCHUP = {
-    "versions": 8, "codec": "context", "rate_bits_s": 20e6, "state_bytes": 16 << 20, "chain_bytes": 700, "exact_bytes": 300,
+    "versions": 8,
+    "codec": "context",
+    "rate_bits_s": 20e6,
+    "state_bytes": 16 << 20,
+    "chain_bytes": 700,
+    "exact_bytes": 300,
     "rows": [
-        {"way": way, "artifacts": count, "bytes": size, "seconds": seconds, "to_chain": size / 700, "to_exact": size / 300}
-        for way, count, size, seconds in (("each delta", 8, 700, 2.0), ("by predicted time", 2, 400, 3.0), ("one made for it", 1, 300, 4.0))
+        {
+            "way": way,
+            "artifacts": count,
+            "bytes": size,
+            "seconds": seconds,
+            "to_chain": size / 700,
+            "to_exact": size / 300,
+        }
+        for way, count, size, seconds in (
+            ("each delta", 8, 700, 2.0),
+            ("by predicted time", 2, 400, 3.0),
+            ("one made for it", 1, 300, 4.0),
+        )
     ],
-}  # fmt: skip
+}
 
 
 def row(system: str, peers: int, ratio: float, **settings: Any) -> dict[str, Any]:
@@ -42,62 +61,124 @@ def row(system: str, peers: int, ratio: float, **settings: Any) -> dict[str, Any
 
 
 BROADCAST = {
-    "uplink_bps": 300e6, "peer_bps": 100e6, "congestion": "bbr", "rounds": 3, "cores": 4,
+    "uplink_bps": 300e6,
+    "peer_bps": 100e6,
+    "congestion": "bbr",
+    "rounds": 3,
+    "cores": 4,
     "rows": [
-        row("p2pcast", 8, 1.15, chains=3), row("bare chain", 8, 1.06), row("libtorrent", 8, 1.4, version="2.1"),
+        row("p2pcast", 8, 1.15, chains=3),
+        row("bare chain", 8, 1.06),
+        row("libtorrent", 8, 1.4, version="2.1"),
         {"system": "shardcast", "peers": 8, "skipped": "shardcast is not installed"},
-        row(STATE, 8, 0.05, moved_bytes=210_000, changed_share=0.01), row("rsync", 8, 1.2, moved_bytes=10_000_000, peer_sent_bytes=3_700_000),
+        row(STATE, 8, 0.05, moved_bytes=210_000, changed_share=0.01),
+        row("rsync", 8, 1.2, moved_bytes=10_000_000, peer_sent_bytes=3_700_000),
     ],
-}  # fmt: skip
+}
 STRIPES = {
-    "backend": "uml", "rate_bps": 50e6, "payload_bytes": 16 << 20,
+    "backend": "uml",
+    "rate_bps": 50e6,
+    "payload_bytes": 16 << 20,
     "ways": [
         {
-            "rtt_s": 0.15, "loss": 0.005, "off": [], "by_congestion": {
-                "cubic": {"of_ceiling": {"1": 0.03, "8": 0.35}}, "bbr": {"of_ceiling": {"1": 0.3, "8": 0.8}},
+            "rtt_s": 0.15,
+            "loss": 0.005,
+            "off": [],
+            "by_congestion": {
+                "cubic": {"of_ceiling": {"1": 0.03, "8": 0.35}},
+                "bbr": {"of_ceiling": {"1": 0.3, "8": 0.8}},
             },
-            "best": {"congestion": "bbr", "stripes": 8, "bps": 1}, "choice": {"congestion": "bbr", "stripes": 8, "to_best": 0.8, "to_single_cubic": 26.0},
+            "best": {"congestion": "bbr", "stripes": 8, "bps": 1},
+            "choice": {"congestion": "bbr", "stripes": 8, "to_best": 0.8, "to_single_cubic": 26.0},
         },
         {"rtt_s": 0.01, "loss": 0.0, "off": ["parent → child: 40 instead of 50 Mbit/s"]},
     ],
     "rows": [{"stripes": n, "congestion": name} for name in ("cubic", "bbr") for n in (1, 8)],
-}  # fmt: skip
+}
 FAULTS = {
-    "undisturbed_s": 2.5, "gap_median_s": 0.1, "gap_worst_s": 1.9, "late": 1, "bytes_duplicate": 0, "wrong": 0, "payload_bytes": 4 << 20,
-    "rate_bits_s": 16e6, "failed": [],
+    "undisturbed_s": 2.5,
+    "gap_median_s": 0.1,
+    "gap_worst_s": 1.9,
+    "late": 1,
+    "bytes_duplicate": 0,
+    "wrong": 0,
+    "payload_bytes": 4 << 20,
+    "rate_bits_s": 16e6,
+    "failed": [],
     "rows": [
-        {"fault": "kill", "position": place, "moment": "start", "gap_s": gap, "all_s": 3.0, "outage_s": out, "most_s": most, "bytes_duplicate": 0, "wrong": []}
+        {
+            "fault": "kill",
+            "position": place,
+            "moment": "start",
+            "gap_s": gap,
+            "all_s": 3.0,
+            "outage_s": out,
+            "most_s": most,
+            "bytes_duplicate": 0,
+            "wrong": [],
+        }
         for place, gap, out, most in (("hub", 1.5, 0.8, 5.0), ("head", 1.25, 0.0, 2.9))
     ],
-}  # fmt: skip
+}
 LAB = {
-    "scenario": "wan", "what": "a long way", "paper": "a paper, section 7", "scale": "small", "backend": "uml", "machine": MACHINE,
-    "versions": {"python": "3.11"}, "began": "2026-01-01T00:00:00+00:00", "took_s": 60.0, "cases": 2, "run": [1, 2], "sweep": {"delay": [1, 2], "system": []},
-    "columns": {"system": "system", "all_s": "last, s"}, "reference": [{"system": "theirs", "all_s": 9.0, "source": "Figure 1"}],
+    "scenario": "wan",
+    "what": "a long way",
+    "paper": "a paper, section 7",
+    "scale": "small",
+    "backend": "uml",
+    "machine": MACHINE,
+    "versions": {"python": "3.11"},
+    "began": "2026-01-01T00:00:00+00:00",
+    "took_s": 60.0,
+    "cases": 2,
+    "run": [1, 2],
+    "sweep": {"delay": [1, 2], "system": []},
+    "columns": {"system": "system", "all_s": "last, s"},
+    "reference": [{"system": "theirs", "all_s": 9.0, "source": "Figure 1"}],
     "rows": [
-        {"case": 1, "system": "p2pcast", "delay": 1, "all_s": 2.0}, {"case": 2, "system": "libtorrent", "delay": 1, "all_s": 1.5},
-        {"case": 3, "system": "p2pcast", "delay": 2, "all_s": 2.0}, {"case": 4, "system": "libtorrent", "delay": 2, "all_s": 2.5},
+        {"case": 1, "system": "p2pcast", "delay": 1, "all_s": 2.0},
+        {"case": 2, "system": "libtorrent", "delay": 1, "all_s": 1.5},
+        {"case": 3, "system": "p2pcast", "delay": 2, "all_s": 2.0},
+        {"case": 4, "system": "libtorrent", "delay": 2, "all_s": 2.5},
     ],
-    "failed": [], "calibrations": [{"case": 1, "off": ["too slow"]}],
+    "failed": [],
+    "calibrations": [{"case": 1, "off": ["too slow"]}],
     "holds": [
-        {"what": "quick", "held": False, "rows": 2, "nearest": None, "missed": [{"row": {}, "value": 2.0, "bound": 1.2, "margin": -0.67}]},
+        {
+            "what": "quick",
+            "held": False,
+            "rows": 2,
+            "nearest": None,
+            "missed": [{"row": {}, "value": 2.0, "bound": 1.2, "margin": -0.67}],
+        },
         {"what": "right", "held": True, "rows": 2, "nearest": None, "missed": []},
         {"what": "seen", "held": None, "rows": 0, "nearest": None, "missed": []},
     ],
-}  # fmt: skip
+}
 
 
 def envelope(name: str, document: dict[str, Any], **other: Any) -> dict[str, Any]:
     return {
-        "part": name, "command": f"p2pcast bench {name}", "quick": False, "began": "2026-01-01T00:00:00+00:00", "took_s": 12.0,
-        "machine": MACHINE, "versions": {"python": "3.11"}, "exit_code": 0, "document": document, **other,
-    }  # fmt: skip
+        "part": name,
+        "command": f"p2pcast bench {name}",
+        "quick": False,
+        "began": "2026-01-01T00:00:00+00:00",
+        "took_s": 12.0,
+        "machine": MACHINE,
+        "versions": {"python": "3.11"},
+        "exit_code": 0,
+        "document": document,
+        **other,
+    }
 
 
 ALL = {
-    "broadcast": envelope("broadcast", BROADCAST), "stripes": envelope("stripes", STRIPES, exit_code=1), "faults": envelope("faults", FAULTS),
-    "catchup": envelope("catchup", CATCHUP, quick=True), "live": {"part": "live", "why": "vllm is not installed"},
-}  # fmt: skip
+    "broadcast": envelope("broadcast", BROADCAST),
+    "stripes": envelope("stripes", STRIPES, exit_code=1),
+    "faults": envelope("faults", FAULTS),
+    "catchup": envelope("catchup", CATCHUP, quick=True),
+    "live": {"part": "live", "why": "vllm is not installed"},
+}
 
 
 def lost(section: Any) -> list[tuple[str, str | None]]:
@@ -109,26 +190,27 @@ def test_every_part_has_a_writer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (0.0, "0"), (0.00123, "0.00123"), (1.2345, "1.23"), (99.95, "100"), (12345.6, "12 346"), (7, "7")]
-)  # fmt: skip
+    ("value", "text"),
+    [(None, "–"), (0.0, "0"), (0.00123, "0.00123"), (1.2345, "1.23"), (99.95, "100"), (12345.6, "12 346"), (7, "7")],
+)
 def test_figures_are_short(value: float | None, text: str) -> None:
     assert figure(value) == text
     assert share(0.0123) == "1.23 %"
 
 
-def test_a_cell_keeps_to_its_column() -> None:
+def test_cell_escapes_column_separators() -> None:
     assert table(["a"], [["b|c\nd"], [True], [None]]) == "| a |\n|---|\n| b\\|c d |\n| yes |\n| – |"
 
 
 def test_losses_know_which_way_is_worse() -> None:
-    assert Loss("w", "s", 2.0, 1.0).lost
-    assert not Loss("w", "speed", 2.0, 1.0, less=False).lost
-    assert not Loss("w", "s", 1.0, 1.0).lost
-    assert Loss("w", "speed", 0.5, 1.0, "x", less=False).cells() == ["w", "speed", "0.5", "x: 1", "2.00 ×"]
-    assert Loss("w", "bytes twice", 3.0, 0.0).cells()[-1] == "3"
+    assert Comparison("w", "s", 2.0, 1.0).lost
+    assert not Comparison("w", "speed", 2.0, 1.0, less=False).lost
+    assert not Comparison("w", "s", 1.0, 1.0).lost
+    assert Comparison("w", "speed", 0.5, 1.0, "x", less=False).cells() == ["w", "speed", "0.5", "x: 1", "2.00 ×"]
+    assert Comparison("w", "bytes twice", 3.0, 0.0).cells()[-1] == "3"
 
 
-def test_a_broadcast_names_who_is_ahead_and_the_bar_that_is_missed() -> None:
+def test_broadcast_section_names_leading_rivals_and_missed_bars() -> None:
     section = broadcast(BROADCAST)
     assert lost(section) == [
         ("time to the last ÷ ideal, N = 8", "bare chain"),
@@ -140,14 +222,14 @@ def test_a_broadcast_names_who_is_ahead_and_the_bar_that_is_missed() -> None:
     assert [picture.file for picture in section.pictures] == ["broadcast", "broadcast-state"]
 
 
-def test_stripes_faults_and_ways_back_say_what_is_missed() -> None:
+def test_stripes_faults_and_catchup_sections_report_misses() -> None:
     section = stripes(STRIPES)
-    assert lost(section) == [("what is chosen ÷ the best tried, 150 ms, 0.5%", None)]
+    assert lost(section) == [("p2pcast's choice ÷ the best tried, 150 ms, 0.5%", None)]
     assert "left out, parent → child" in section.blocks[-1]
-    # The hub's absence is no part of the gap.
-    found = ["gap in s, kill head start", "until all have it in s, kill head start"]
+    # The hub's absence does not count as a gap.
+    found = ["gap in s, kill head start", "until all peers have it in s, kill head start"]
     assert lost(faults(FAULTS)) == [(what, None) for what in found]
-    assert lost(catchup(CATCHUP)) == [("s, by what a peer chooses", "each delta")]
+    assert lost(catchup(CATCHUP)) == [("s, by policy of the peer", "each delta")]
 
 
 def test_the_text_follows_from_the_data_alone() -> None:
@@ -167,26 +249,26 @@ def test_the_text_follows_from_the_data_alone() -> None:
     assert "- case 1 left out: too slow" in text
     assert "| theirs | 9 | Figure 1 |" in text
     files = {picture.file for picture in written.pictures}
-    assert all(f"(benchmarks/{file}.png)" in text for file in files)
+    assert set(re.findall(r"\(benchmarks/(\S+)\.png\)", text)) == {*files, "wan-a"}
 
 
-def test_what_another_version_kept_is_not_shown() -> None:
+def test_incompatible_result_is_reported() -> None:
     text = write(ALL | {"catchup": envelope("catchup", {"rows": []})}, [], {}).text
-    assert "- catchup: what was kept lacks 'versions'" in text
+    assert "- catchup: the stored document lacks 'versions'" in text
     assert "## Coming back" not in text
 
 
-def test_other_machines_are_told_apart() -> None:
+def test_report_distinguishes_machines() -> None:
     other = envelope("catchup", CATCHUP, machine={**MACHINE, "cores": 2})
     text = write(ALL | {"catchup": other}, [], {}).text
     assert "Machine of broadcast, stripes, faults: a processor, 4 cores" in text
     assert "Machine of catchup: a processor, 2 cores" in text
 
 
-def test_a_busy_machine_is_said_to_have_been_busy() -> None:
+def test_report_names_parts_run_on_a_busy_machine() -> None:
     assert "More programs than cores" not in write(ALL, [LAB], {}).text
     crowded = envelope("catchup", CATCHUP, machine={**MACHINE, "load": 4.5})
-    assert "are in part other programs': catchup." in write(ALL | {"catchup": crowded}, [LAB], {}).text
+    assert "so other programs affect their times: catchup." in write(ALL | {"catchup": crowded}, [LAB], {}).text
 
 
 def short_part(monkeypatch: pytest.MonkeyPatch, *words: str, **lacks: Any) -> None:
@@ -203,16 +285,16 @@ def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPat
     assert first["document"]["peers"] == 20
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
     assert measure(tmp_path, [], quick=True, tell=said.append)
-    assert said[-1].startswith("plan: kept, of ")
+    assert said[-1].startswith("plan: kept, measured ")
     assert kept(tmp_path)["plan"] == first
-    monkeypatch.setattr(measuring, "_run", lambda folder, part, quick: {"part": part.name, "why": "it would not"})
+    monkeypatch.setattr(measuring, "_run", lambda folder, part, quick: {"part": part.name, "why": "part failed"})
     assert not measure(tmp_path, ["plan"], quick=True, tell=said.append)
     assert kept(tmp_path)["plan"] == first
-    # What was quick is no full measurement.
+    # A quick run does not replace a full measurement.
     assert not measure(tmp_path, [], quick=False, tell=said.append)
 
 
-def test_what_cannot_be_run_says_why_and_a_failure_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_skipped_and_failed_parts_have_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
     short_part(monkeypatch, lacks=(lambda: "there is no moon",))
     assert measure(tmp_path, [], quick=False, tell=said.append)
@@ -235,7 +317,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_who_is_broken_off_clears_up_and_keeps_nothing_half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_interrupted_part_cleans_up_and_keeps_no_partial_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     short_part(monkeypatch)
     monkeypatch.setattr(measuring, "COMMAND", (sys.executable, "-c", WAITING, str(tmp_path)))
     over = threading.Event()
@@ -258,11 +342,11 @@ def test_who_is_broken_off_clears_up_and_keeps_nothing_half(monkeypatch: pytest.
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_strange_names_and_files_are_one_clear_error(tmp_path: Path) -> None:
+def test_unknown_names_and_files_are_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no part 'moon'"):
         measure(tmp_path, ["moon"], quick=False, tell=print)
     (tmp_path / "codec.json").write_text("[]")
-    with pytest.raises(LocalError, match=r"codec\.json is not what"):
+    with pytest.raises(LocalError, match=r"codec\.json is not a result of"):
         kept(tmp_path)
 
 
@@ -272,7 +356,15 @@ def test_the_command_writes_text_and_pictures_and_the_same_again(tmp_path: Path)
         (tmp_path / f"{name}.json").write_text(json.dumps(each))
     (tmp_path / "labs" / "wan").mkdir(parents=True)
     (tmp_path / "labs" / "wan" / "result.json").write_text(json.dumps(LAB))
-    words = ["--write-only", "--from", str(tmp_path), "--labs", str(tmp_path / "labs"), "--docs", str(tmp_path / "docs")]
+    words = [
+        "--write-only",
+        "--from",
+        str(tmp_path),
+        "--labs",
+        str(tmp_path / "labs"),
+        "--docs",
+        str(tmp_path / "docs"),
+    ]
 
     def made() -> dict[str, bytes]:
         done = CliRunner().invoke(command.main, words)

@@ -1,4 +1,4 @@
-"""A run's key, a small layout, and artifacts made from random cells."""
+"""A run's key, a small layout, and artifacts of random cells."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _opened(made: Any) -> Assembly:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), greedy=st.booleans(), kind=st.sampled_from(["delta", "anchor"]))
-def test_any_order_leads_to_the_same_directory(make_artifact: Make, seed: int, greedy: bool, kind: str) -> None:
+def test_batches_in_any_order_give_the_same_directory(make_artifact: Make, seed: int, greedy: bool, kind: str) -> None:
     draw = random.Random(seed)
     made = make_artifact(seed, greedy=greedy, kind=kind, cells=draw.randrange(0, 41), files=draw.randrange(3))
     arrivals = [*made.batches, made.manifest, *draw.sample(made.batches, len(made.batches) // 2)]
@@ -61,7 +61,7 @@ def test_any_order_leads_to_the_same_directory(make_artifact: Make, seed: int, g
         assert assembly.batch_for_piece(outside) is None
 
 
-def test_a_batch_out_of_order_vouches_at_once(make_artifact: Make) -> None:
+def test_batch_out_of_order_is_usable_at_once(make_artifact: Make) -> None:
     made = make_artifact(1)
     assembly = _opened(made)
     assert len(made.batches) > 2
@@ -70,7 +70,7 @@ def test_a_batch_out_of_order_vouches_at_once(make_artifact: Make) -> None:
     assert assembly.piece_hash(assembly.pieces - 1) is not None
     assert assembly.piece_hash(0) is None
     assert assembly.piece_bytes(0) == 1024
-    assert assembly.piece_bytes(assembly.pieces - 1) is None  # it may be the last one
+    assert assembly.piece_bytes(assembly.pieces - 1) is None  # may be the last piece
     assert not assembly.sealed
     assembly.add_manifest(made.manifest)
     assert assembly.sealed
@@ -78,7 +78,7 @@ def test_a_batch_out_of_order_vouches_at_once(make_artifact: Make) -> None:
     assert assembly.piece_bytes(assembly.pieces - 1) == (len(made.log) % 1024 or 1024)
 
 
-def test_pieces_of(make_artifact: Make) -> None:
+def test_pieces_of_a_range(make_artifact: Make) -> None:
     assembly = _opened(make_artifact(1))
     assert assembly.pieces_of(0, 1024) == range(1)
     assert assembly.pieces_of(1023, 2) == range(2)
@@ -99,20 +99,23 @@ BATCH_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"first": 0}, "another batch vouches"),
     ({"prev": bytes(32)}, "prev: not the hash"),
     ({"cells": (CellEntry(99, 3, 1, 0, 0),)}, "not in the layout"),
-    ({"cells": (CellEntry(3, 3, 1, 0, 0), CellEntry(3, 3, 1, 0, 0))}, "stands twice"),
+    ({"cells": (CellEntry(3, 3, 1, 0, 0), CellEntry(3, 3, 1, 0, 0))}, "appears twice"),
     ({"cells": (CellEntry(3, 3, 657, 0, 0),)}, "has a payload of 657"),
     ({"cells": (CellEntry(3, 1, 199, 0, 0),)}, "has a payload of 199"),
-    ({"hashes": bytes(32), "cells": tuple(CellEntry(c, 3, 600, 0, 0) for c in range(30, 38))}, "end behind its pieces"),
+    (
+        {"hashes": bytes(32), "cells": tuple(CellEntry(c, 3, 600, 0, 0) for c in range(30, 38))},
+        "end after the batch's pieces",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), BATCH_FAULTS)
-def test_a_contradicting_batch_breaks_the_artifact(make_artifact: Make, change: dict[str, Any], words: str) -> None:
+def test_contradicting_batch_breaks_the_artifact(make_artifact: Make, change: dict[str, Any], words: str) -> None:
     made = make_artifact(5, cells=20, greedy=True)
     assembly = _opened(made)
     assembly.add_batch(made.batches[0])
     free = [c for c in range(41) if c not in made.cells]
-    if "cells" in change:  # cells that no other batch names
+    if "cells" in change:  # cells in no other batch
         change = {
             **change,
             "cells": tuple(c._replace(cell=free[c.cell % len(free)]) if c.cell < 41 else c for c in change["cells"]),
@@ -124,7 +127,7 @@ def test_a_contradicting_batch_breaks_the_artifact(make_artifact: Make, change: 
         assembly.add_batch(made.batches[1])
 
 
-def test_a_gap_is_found_when_the_batches_meet(make_artifact: Make) -> None:
+def test_gap_is_detected_when_batches_link(make_artifact: Make) -> None:
     made = make_artifact(5, cells=20)
     assembly = _opened(made)
     assembly.add_batch(made.batches[0])
@@ -133,12 +136,12 @@ def test_a_gap_is_found_when_the_batches_meet(make_artifact: Make) -> None:
         assembly.add_batch(_resign(made, made.batches[1], first=second.first + 1))
 
 
-def test_a_cell_twice_over_two_batches(make_artifact: Make) -> None:
+def test_cell_in_two_batches_is_refused(make_artifact: Make) -> None:
     made = make_artifact(5, cells=20)
     assembly = _opened(made)
     first = Batch.from_signed(made.batches[0], made.key.public)
     assembly.add_batch(made.batches[0])
-    with pytest.raises(IntegrityError, match="stands twice"):
+    with pytest.raises(IntegrityError, match="appears twice"):
         assembly.add_batch(_resign(made, made.batches[1], cells=first.cells[:1]))
 
 
@@ -151,8 +154,8 @@ MANIFEST_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"log": 10**9}, "pieces"),
     ({"log": 1 << 40, "pieces": 1 << 30}, "more than the layout can fill"),
     ({"batches": 10**9}, "more than the layout can fill"),
-    ({"batches": 0}, "fewer than the batches"),
-    ({"log": 1, "pieces": 1}, "fewer than the batches"),
+    ({"batches": 0}, "fewer than were received"),
+    ({"log": 1, "pieces": 1}, "fewer than were received"),
     ({"cells": 42}, "cells"),
     ({"cells": 19}, "cells"),
     ({"last": bytes(32)}, "last"),
@@ -162,7 +165,7 @@ MANIFEST_FAULTS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("change", "words"), MANIFEST_FAULTS)
-def test_a_wrong_manifest(make_artifact: Make, change: dict[str, Any], words: str, late: bool) -> None:
+def test_wrong_manifest_is_refused(make_artifact: Make, change: dict[str, Any], words: str, late: bool) -> None:
     made = make_artifact(8, cells=20)
     assembly = _opened(made)
     forged = _resign(made, made.manifest, **change)
@@ -175,14 +178,14 @@ def test_a_wrong_manifest(make_artifact: Make, change: dict[str, Any], words: st
         for signed in made.batches:
             assembly.add_batch(signed)
 
-    if not late and words == "fewer than the batches":
+    if not late and words == "fewer than were received":
         words = "beyond what the manifest sealed|another batch|artifact"
     with pytest.raises(IntegrityError, match=words):
         rest()
     assert not assembly.complete_directory
 
 
-def test_files_must_tile_the_end_of_the_log(make_artifact: Make) -> None:
+def test_files_must_fill_the_end_of_the_log(make_artifact: Make) -> None:
     made = make_artifact(8, cells=20, files=3)
     manifest = Manifest.from_signed(made.manifest, made.key.public)
     held = [f for f in manifest.files if f.offset is not None]
@@ -194,7 +197,7 @@ def test_files_must_tile_the_end_of_the_log(make_artifact: Make) -> None:
         assembly.add_manifest(_resign(made, made.manifest, files=moved))
 
 
-def test_a_file_beyond_the_vouched_pieces(make_artifact: Make) -> None:
+def test_file_beyond_the_signed_pieces_is_refused(make_artifact: Make) -> None:
     made = make_artifact(8, cells=20)
     manifest = Manifest.from_signed(made.manifest, made.key.public)
     more = FileEntry("zz", 5000, bytes(32), manifest.log)
@@ -207,18 +210,18 @@ def test_a_file_beyond_the_vouched_pieces(make_artifact: Make) -> None:
         assembly.add_batch(made.batches[-1])
 
 
-def test_a_second_manifest_is_a_contradiction(make_artifact: Make) -> None:
+def test_second_manifest_is_a_contradiction(make_artifact: Make) -> None:
     made = make_artifact(8)
     assembly = _opened(made)
     assembly.add_manifest(made.manifest)
     assembly.add_manifest(made.manifest)
     with pytest.raises(IntegrityError, match="signature"):
         assembly.add_manifest(made.manifest[:-1] + bytes([made.manifest[-1] ^ 1]))
-    with pytest.raises(IntegrityError, match="another one already"):
+    with pytest.raises(IntegrityError, match="another manifest of this artifact"):
         assembly.add_manifest(_resign(made, made.manifest, state=1))
 
 
-def test_forged_or_foreign_records_leave_it_unharmed(make_artifact: Make) -> None:
+def test_forged_and_foreign_records_change_nothing(make_artifact: Make) -> None:
     made, other = make_artifact(1), make_artifact(2)
     assembly = _opened(made)
     for signed in other.batches:
@@ -235,7 +238,7 @@ def test_forged_or_foreign_records_leave_it_unharmed(make_artifact: Make) -> Non
     assert assembly.complete_directory
 
 
-def test_open_of_another_run_or_layout(make_artifact: Make) -> None:
+def test_open_record_of_another_run_or_layout_is_refused(make_artifact: Make) -> None:
     made = make_artifact(1)
     with pytest.raises(IntegrityError, match="signature"):
         Assembly(made.open, RunKey.generate().public, made.layout)
@@ -246,7 +249,7 @@ def test_open_of_another_run_or_layout(make_artifact: Make) -> None:
         Assembly(replace(record, run=bytes(16)).to_signed(made.key), made.key.public, made.layout)
 
 
-def test_an_anchor_is_every_cell_in_order(make_artifact: Make) -> None:
+def test_anchor_holds_every_cell_in_order(make_artifact: Make) -> None:
     made = make_artifact(3, kind="anchor")
     first = Batch.from_signed(made.batches[0], made.key.public)
     for cells, words in [
@@ -263,12 +266,14 @@ def test_an_anchor_is_every_cell_in_order(make_artifact: Make) -> None:
         assembly.add_manifest(_resign(made, made.manifest, state=1))
 
 
-def test_more_cells_than_a_batch_holds() -> None:
-    """Thousands of scalars in one piece: the directory goes on in batches without pieces."""
+def test_more_cells_than_fit_in_a_batch() -> None:
+    """Thousands of scalars in one piece: the directory continues in batches without pieces."""
     key = RunKey(bytes(32))
     many = 2 * limits.BATCH_CELLS + 5
     layout = Layout(Tensor(f"s{n}", "U8", ()) for n in range(many))
-    packer = Packer(key, Open(bytes(16), None, "anchor", layout.layout_id, 1 << 20, run_id(key.public), Version(0, 0)), layout)
+    packer = Packer(
+        key, Open(bytes(16), None, "anchor", layout.layout_id, 1 << 20, run_id(key.public), Version(0, 0)), layout
+    )
     for cell in range(many):
         packer.add_cell(cell, 1, b"x", 0, 1)
     *batches, manifest = packer.seal(many)
@@ -288,11 +293,12 @@ def _packer(kind: str = "delta") -> Packer:
     return Packer(key, Open(bytes(16), base, kind, layout.layout_id, 1024, run_id(key.public), Version(0, 1)), layout)
 
 
-def test_packer_refuses_what_a_receiver_would() -> None:
+def test_packer_and_receiver_refuse_the_same_records() -> None:
     packer = _packer()
     packer.add_cell(0, 3, b"x", 0, 0)
     for cell, codec, payload, after in [
-        (0, 3, b"x", 0), (2, 3, b"x", 0), (-1, 3, b"x", 0), (1, 0, b"x", 0), (1, 5, b"x", 0), (1, 3, b"", 0), (1, 3, bytes(277), 0),
+        (0, 3, b"x", 0), (2, 3, b"x", 0), (-1, 3, b"x", 0), (1, 0, b"x", 0), (1, 5, b"x", 0),
+        (1, 3, b"", 0), (1, 3, bytes(277), 0),
         (1, 1, b"x", 0), (1, 3, b"x", -1), (1, 3, b"x", 2**64),
     ]:  # fmt: skip
         with pytest.raises(UsageError):
@@ -314,7 +320,7 @@ def test_packer_refuses_what_a_receiver_would() -> None:
         packer.seal(0)
 
 
-def test_packer_of_an_anchor() -> None:
+def test_packer_checks_an_anchors_cells() -> None:
     packer = _packer("anchor")
     with pytest.raises(UsageError, match="in order"):
         packer.add_cell(1, 1, bytes(10), 0, 0)
@@ -325,7 +331,7 @@ def test_packer_of_an_anchor() -> None:
         packer.add_file("f", None, 1, bytes(32))
 
 
-def test_packer_of_another_run() -> None:
+def test_packer_refuses_an_open_record_of_another_run() -> None:
     packer = _packer()
     with pytest.raises(UsageError, match="another layout or run"):
         Packer(RunKey.generate(), packer.open, Layout([Tensor("a", "U8", (20,))], cell_words=10))

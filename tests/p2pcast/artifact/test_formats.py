@@ -1,13 +1,15 @@
-"""Formats of signed records: what a reader of this release takes, ignores and refuses; which bytes later releases have to read."""
+"""Formats of signed records: fields that this release accepts, ignores and refuses; bytes that later releases must
+read.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from p2pcast.artifact import Open, RunKey
+from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.canonical import pack
-from p2pcast.artifact.p2pd import Tail
-from p2pcast.artifact.records import OWN, Durable, Manifest, PartEntry
+from p2pcast.artifact.signed_records import OWN, Durable, Manifest, PartEntry
 from p2pcast.errors import IntegrityError
 from p2pcast.version import Version
 
@@ -27,32 +29,32 @@ def signed(record, **changes) -> bytes:
 
 
 @pytest.mark.parametrize("record", [OPEN, MANIFEST, DURABLE], ids=lambda r: r.where)
-def test_a_field_that_may_be_ignored_is_ignored_and_keeps_its_bytes(record) -> None:
+def test_ignorable_field_is_ignored_and_stays_in_the_hash(record) -> None:
     read = type(record).from_signed(signed(record, **{"+later": [1, b"x"]}), KEY.public)
     assert read == record
-    assert read.body_hash != record.body_hash, "the hash is over all that was signed"
+    assert read.body_hash != record.body_hash, "the hash covers every signed byte"
 
 
 @pytest.mark.parametrize("record", [OPEN, MANIFEST, DURABLE], ids=lambda r: r.where)
-def test_any_other_unknown_field_refuses_the_record(record) -> None:
+def test_other_unknown_field_is_refused(record) -> None:
     with pytest.raises(IntegrityError, match="fields missing or unknown: later"):
         type(record).from_signed(signed(record, later=1), KEY.public)
 
 
 @pytest.mark.parametrize("record", [OPEN, MANIFEST, DURABLE], ids=lambda r: r.where)
-def test_a_later_format_is_refused_and_says_what_to_do(record) -> None:
+def test_later_format_is_refused_with_a_remedy(record) -> None:
     with pytest.raises(IntegrityError, match="a newer release of p2pcast made this record; update p2pcast here"):
         type(record).from_signed(signed(record, v=3), KEY.public)
 
 
-def test_format_1_has_no_ignorable_fields() -> None:
+def test_format_1_allows_no_ignorable_fields() -> None:
     plain = Open(b"a" * 16, Version(0, 1), "delta", b"l" * 32, 1024, b"r" * 16, Version(0, 2))
     assert Open.from_signed(signed(plain), KEY.public) == plain
     with pytest.raises(IntegrityError, match="unknown"):
         Open.from_signed(signed(plain, **{"+later": 1}), KEY.public)
 
 
-def test_golden_bytes_of_format_2() -> None:
+def test_format_2_matches_its_golden_bytes() -> None:
     assert OPEN.body.hex() == (
         "8ba861727469666163 74c41061616161616161616161616161616161 a462617365920001 a9626173655f68617368c420"
         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f a66272616e636800 a46b696e64a564656c7461"
@@ -75,7 +77,7 @@ def test_golden_bytes_of_format_2() -> None:
         ("part", "a\nb", "not printable"),
     ],
 )
-def test_each_new_field_of_an_open_record_is_checked(field, value, why) -> None:
+def test_each_new_field_of_an_open_record_is_validated(field, value, why) -> None:
     with pytest.raises(IntegrityError, match=f"{field}: {why}"):
         Open.from_signed(signed(OPEN, **{field: value}), KEY.public)
 
@@ -92,18 +94,18 @@ def test_each_new_field_of_an_open_record_is_checked(field, value, why) -> None:
         ("parts", [[f"p{n:02}", bytes(16), bytes(32)] for n in range(65)], "at most 64"),
     ],
 )
-def test_each_new_field_of_a_manifest_is_checked(field, value, why) -> None:
+def test_each_new_field_of_a_manifest_is_validated(field, value, why) -> None:
     with pytest.raises(IntegrityError, match=why):
         Manifest.from_signed(signed(MANIFEST, **{field: value}), KEY.public)
 
 
-def test_an_anchor_has_no_base_hash() -> None:
+def test_anchor_with_a_base_hash_is_refused() -> None:
     record = Open(b"a" * 16, None, "anchor", b"l" * 32, 1024, b"r" * 16, Version(0, 2), None, "adapter")
     with pytest.raises(IntegrityError, match="an anchor has no base"):
         Open.from_signed(signed(record, base_hash=BASE_HASH), KEY.public)
 
 
-def test_a_versions_hash_is_its_first_manifests() -> None:
+def test_version_hash_is_that_of_its_first_manifest() -> None:
     assert MANIFEST.identity == MANIFEST.body_hash
     assert Manifest(*_with(BASE_HASH)).identity == BASE_HASH
     assert Manifest(*_with(None)).identity is None
@@ -115,7 +117,7 @@ def _with(version_hash: bytes | None) -> list:
     return values
 
 
-def test_a_tail_with_and_without_a_durable_record() -> None:
+def test_tail_with_and_without_a_durable_record() -> None:
     with_, without = Tail([], b"k" * 32, b"l", b"m", b"o", b"d"), Tail([], b"k" * 32, b"l", b"m", b"o")
     for tail in (with_, without):
         assert Tail.from_bytes(tail.to_bytes(), "here") == tail

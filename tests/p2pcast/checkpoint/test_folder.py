@@ -51,7 +51,7 @@ def _contents(checkpoint: Checkpoint, cell_words: int = 4) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("pad", range(8))
-def test_reads_what_is_there_however_aligned(tmp_path: Path, make_checkpoint: Make, pad: int, shards: int) -> None:
+def test_tensors_are_read_at_any_alignment(tmp_path: Path, make_checkpoint: Make, pad: int, shards: int) -> None:
     tensors = _tensors()
     checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "m", tensors, pad=pad, shards=shards))
     for cell_words in (1, 4, 1 << 22):
@@ -62,8 +62,10 @@ def test_reads_what_is_there_however_aligned(tmp_path: Path, make_checkpoint: Ma
     }
 
 
-def test_memory_is_lent_to_each_thread_again_and_given_for_good_once(tmp_path: Path, make_checkpoint: Make) -> None:
-    checkpoint = Checkpoint.open(make_checkpoint(tmp_path / "m", {"a": ("F32", [2], bytes(8)), "b": ("BF16", [1], b"xy")}))
+def test_lent_memory_is_reused_per_thread_and_words_are_not(tmp_path: Path, make_checkpoint: Make) -> None:
+    checkpoint = Checkpoint.open(
+        make_checkpoint(tmp_path / "m", {"a": ("F32", [2], bytes(8)), "b": ("BF16", [1], b"xy")})
+    )
     cells = checkpoint.layout().cells
     assert not np.shares_memory(checkpoint.words(cells[0]), checkpoint.words(cells[0]))
     lent = checkpoint.lent(cells[0])
@@ -74,8 +76,8 @@ def test_memory_is_lent_to_each_thread_again_and_given_for_good_once(tmp_path: P
         assert not np.shares_memory(lent, pool.submit(checkpoint.lent, cells[0]).result())
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path, make_checkpoint: Make) -> None:
-    """Also where the last page is still there as a whole, which a map would show as zeros."""
+def test_file_cut_short_during_reading_is_an_error(tmp_path: Path, make_checkpoint: Make) -> None:
+    """This holds even if the last page still exists as a whole, which a map would show as zeros."""
     folder = make_checkpoint(tmp_path / "m", {"a": ("U8", [100_000], bytes(100_000))})
     checkpoint = Checkpoint.open(folder)
     (cell,) = checkpoint.layout().cells
@@ -83,18 +85,18 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path, m
     for left in (size - 1, size - 5000, 10, 0):
         os.truncate(folder / "model.safetensors", left)
         for read in (checkpoint.words, checkpoint.lent):
-            with pytest.raises(LocalError, match=r"model\.safetensors: it was cut short while it was read"):
+            with pytest.raises(LocalError, match=r"model\.safetensors: the file was cut short during reading"):
                 read(cell)
 
 
-def test_the_folder_may_go_while_it_is_read(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_folder_may_be_deleted_during_reading(tmp_path: Path, make_checkpoint: Make) -> None:
     folder = make_checkpoint(tmp_path / "m", _tensors())
     checkpoint = Checkpoint.open(folder)
     (folder / "model.safetensors").unlink()
     assert _contents(checkpoint)["z"] == _tensors()["z"][2]
 
 
-def test_the_only_safetensors_file_will_do(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_only_safetensors_file_needs_no_index(tmp_path: Path, make_checkpoint: Make) -> None:
     folder = make_checkpoint(tmp_path / "m", _tensors())
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     assert len(Checkpoint.open(folder).layout().tensors) == 8
@@ -103,8 +105,8 @@ def test_the_only_safetensors_file_will_do(tmp_path: Path, make_checkpoint: Make
         Checkpoint.open(folder)
 
 
-def test_folders_without_weights(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="no Hugging Face safetensors folder"):
+def test_folders_without_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="not a Hugging Face safetensors folder"):
         Checkpoint.open(tmp_path)
     with pytest.raises(LocalError, match="no such file or folder"):
         Checkpoint.open(tmp_path / "none")
@@ -127,7 +129,7 @@ def _index(folder: Path, text: Any) -> None:
         "a\0.safetensors",
     ],
 )
-def test_an_index_may_not_leave_the_folder(tmp_path: Path, make_checkpoint: Make, name: str) -> None:
+def test_index_entries_must_stay_in_the_folder(tmp_path: Path, make_checkpoint: Make, name: str) -> None:
     make_checkpoint(tmp_path / "m2", _tensors(), shards=2)
     folder = make_checkpoint(tmp_path / "m", _tensors(), shards=2)
     _index(folder, {"weight_map": {"z": name}})
@@ -138,14 +140,14 @@ def test_an_index_may_not_leave_the_folder(tmp_path: Path, make_checkpoint: Make
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "b", "a": "c"}}']
 )
-def test_malformed_indices(tmp_path: Path, make_checkpoint: Make, text: str) -> None:
+def test_malformed_index_is_refused(tmp_path: Path, make_checkpoint: Make, text: str) -> None:
     folder = make_checkpoint(tmp_path / "m", _tensors(), shards=2)
     _index(folder, text)
     with pytest.raises(IntegrityError, match=r"model\.safetensors\.index\.json"):
         Checkpoint.open(folder)
 
 
-def test_an_index_must_be_right(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_index_must_match_its_files(tmp_path: Path, make_checkpoint: Make) -> None:
     folder = make_checkpoint(tmp_path / "m", _tensors(), shards=2)
     path = folder / "model.safetensors.index.json"
     table = json.loads(path.read_text())["weight_map"]
@@ -163,11 +165,11 @@ def test_an_index_must_be_right(tmp_path: Path, make_checkpoint: Make) -> None:
         Checkpoint.open(folder)
     (folder / second).write_bytes((folder / first).read_bytes())
     _index(folder, {"weight_map": table})
-    with pytest.raises(IntegrityError, match="stands in"):
+    with pytest.raises(IntegrityError, match="is in"):
         Checkpoint.open(folder)
 
 
-def test_small_files(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_small_files_and_skipped_files(tmp_path: Path, make_checkpoint: Make) -> None:
     kept = {"config.json": b"{}", "sub/vocab.txt": b"a", "empty": b""}
     left = {
         "optimizer.pt": b"1",
@@ -195,7 +197,7 @@ def test_small_files(tmp_path: Path, make_checkpoint: Make) -> None:
     assert len(checkpoint.skipped) == 7
 
 
-def test_a_hugging_face_cache(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_links_of_the_hugging_face_cache_are_followed(tmp_path: Path, make_checkpoint: Make) -> None:
     """snapshots/<commit>/ holds links to ../../blobs/<hash>."""
     hub = tmp_path / "models--x"
     folder = make_checkpoint(hub / "snapshots" / "abc", _tensors(), {"config.json": b"{}"})
@@ -220,7 +222,7 @@ def test_written_folders_read_back(tmp_path: Path, make_checkpoint: Make, worker
     assert sorted(os.listdir(tmp_path)) == ["m", "out"]
 
 
-def test_torch_loads_what_is_written(tmp_path: Path) -> None:
+def test_torch_loads_a_written_folder(tmp_path: Path) -> None:
     state = {
         "a": torch.randn(5, 3).to(torch.bfloat16),
         "b": torch.randn(()),
@@ -241,7 +243,7 @@ def test_torch_loads_what_is_written(tmp_path: Path) -> None:
         assert torch.equal(loaded[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, make_checkpoint: Make) -> None:
+def test_failed_write_leaves_no_folder(tmp_path: Path, make_checkpoint: Make) -> None:
     source = Checkpoint.open(make_checkpoint(tmp_path / "m", _tensors()))
     layout = source.layout(cell_words=4)
 

@@ -1,4 +1,4 @@
-"""The barrier on the command line: its options reach the hub, and status shows it to a person."""
+"""The barrier's options reach the hub, and `p2pcast status` shows the barrier."""
 
 from __future__ import annotations
 
@@ -56,16 +56,24 @@ def hub(folder: Path, *options: str) -> Iterator[Path]:
     ("options", "timeout_s", "quorum"),
     [((), 30.0, 0.9), (("--barrier-timeout", "2.5", "--barrier-quorum", "0"), 2.5, 0.0)],
 )
-def test_its_options_reach_the_hub(p2pcast, tmp_path, options, timeout_s, quorum):
+def test_barrier_options_reach_the_hub(p2pcast, tmp_path, options, timeout_s, quorum):
     with hub(tmp_path, "--commit", "barrier", *options) as state:
         done = p2pcast("status", "--state", state, "--json")
         assert done.returncode == 0, done.stderr
         shown = json.loads(done.stdout)
         assert shown["commit"] == "barrier"
         assert shown["barrier"] == {
-            "phase": "idle", "version": None, "staged": 0, "ready": 0, "needed": 0, "waiting_for": [], "deadline_s": None,
-            "timeout_s": timeout_s, "quorum": quorum, "last": None,
-        }  # fmt: skip
+            "phase": "idle",
+            "version": None,
+            "staged": 0,
+            "ready": 0,
+            "needed": 0,
+            "waiting_for": [],
+            "deadline_s": None,
+            "timeout_s": timeout_s,
+            "quorum": quorum,
+            "last": None,
+        }
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,7 @@ def shown(barrier: dict[str, Any] | None) -> str:
         return console.export_text()
 
 
-def test_a_person_sees_who_is_waited_for_and_what_became_of_the_last():
+def test_status_shows_late_peers_and_the_last_outcome():
     text = shown(
         {
             "phase": "gathering",
@@ -117,12 +125,13 @@ def test_a_person_sees_who_is_waited_for_and_what_became_of_the_last():
         }
     )
     assert (
-        "barrier 0.3 gathering: 2 of 9 peers have staged it, 9 are needed, 12 s left; waiting for b, c, d, e, f and others"
-        in text
+        "barrier 0.3 gathering: 2 of 9 peers have staged the version, 9 are needed, 12 s left; waiting for b, c, d, "
+        "e, f and "
+        "others" in text
     )
-    assert "barrier 0.2: quorum, 9 of 10 peers had staged it" in text
+    assert "barrier 0.2: quorum, 9 of 10 peers had staged the version" in text
     assert all(word in text for word in ("0.3", "0.2", "12.5 ms", "48 tokens"))
 
 
-def test_without_a_barrier_nothing_is_said_of_one():
+def test_status_without_a_barrier_shows_none():
     assert "barrier" not in shown(None)

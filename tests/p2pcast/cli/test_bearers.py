@@ -1,4 +1,4 @@
-"""Where commands find the bearer that a daemon wants, and what they say without it."""
+"""The sources of a command's bearer token, and the error without one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from p2pcast.cli.status import commit
-from p2pcast.cli.trust import token
+from p2pcast.cli.tokens_and_evictions import token
 from p2pcast.errors import LocalError, RefusedError
-from p2pcast.trust import bearer
+from p2pcast.trust import bearer_tokens
 
 ASKED: list[str | None] = []
 
@@ -24,7 +24,9 @@ class Answer(BaseHTTPRequestHandler):
         ASKED.append(self.headers.get("Authorization"))
         self.rfile.read(int(self.headers["Content-Length"]))
         good = ASKED[-1] == "Bearer secret"
-        body = json.dumps({"target": "0.1", "id": "00"} if good else {"error": "with what lies in /state/http.token"}).encode()
+        body = json.dumps(
+            {"target": "0.1", "id": "00"} if good else {"error": "with what lies in /state/http.token"}
+        ).encode()
         self.send_response(200 if good else 401)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -37,7 +39,7 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     ASKED.clear()
-    monkeypatch.delenv(bearer.VARIABLE, raising=False)
+    monkeypatch.delenv(bearer_tokens.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -49,7 +51,7 @@ def url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 def state(folder: Path, url: str, text: str = "secret") -> Path:
     folder.mkdir(parents=True)
     (folder / "daemon.json").write_text(json.dumps({"http": url}))
-    (folder / bearer.FILE).write_text(f"{text}\n")
+    (folder / bearer_tokens.FILE).write_text(f"{text}\n")
     return folder
 
 
@@ -67,8 +69,8 @@ def test_without_a_bearer_the_file_is_named(url):
 def test_a_bearer_is_found_by_state_file_and_environment(url, tmp_path, monkeypatch, command):
     where = state(tmp_path / "a", url)
     ran(*command, "--state", where)
-    ran(*command, "--hub", url, "--bearer-file", where / bearer.FILE)
-    monkeypatch.setenv(bearer.VARIABLE, "secret")
+    ran(*command, "--hub", url, "--bearer-file", where / bearer_tokens.FILE)
+    monkeypatch.setenv(bearer_tokens.VARIABLE, "secret")
     ran(*command, "--hub", url)
     assert ASKED == ["Bearer secret"] * 3
 

@@ -1,4 +1,4 @@
-"""Options from flags, environment and a TOML file: which one counts, and how nonsense is refused."""
+"""Options from flags, environment and a TOML file: their precedence, and errors for invalid values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pcast.errors import UsageError
 
 
 def parsed(command: str, *words: str, config: Path | None = None) -> dict[str, Any]:
-    """What the command would be called with."""
+    """The parameters that the command would get."""
     group = ["--config", str(config)] if config is not None else []
     with cli.make_context("p2pcast", [*group, command]) as above:
         inner = cli.get_command(above, command)
@@ -47,21 +47,26 @@ uplink = "2gbit"
     return path
 
 
-def test_a_file_says_what_flags_would(file: Path) -> None:
+def test_a_config_file_sets_options(file: Path) -> None:
     found = parsed("join", config=file)
     assert found["hub"] == ("hub.example", 7000)
     assert found["targets"] == ("safetensors:/a b", "exec:./reload now")
     assert found["token_file"] == Path("/run/token")
-    assert (found["keep"], found["max_defer_s"], found["plaintext"], found["mirror"]) == (7, 2.5, True, "s3://bucket/prefix")
+    assert (found["keep"], found["max_defer_s"], found["plaintext"], found["mirror"]) == (
+        7,
+        2.5,
+        True,
+        "s3://bucket/prefix",
+    )
     assert parsed("seed", config=file)["uplink"] == 2e9
 
 
-def test_the_file_is_for_the_group_too(file: Path) -> None:
+def test_a_config_file_sets_the_groups_options(file: Path) -> None:
     with cli.make_context("p2pcast", ["--config", str(file), "join"]) as ctx:
         assert ctx.params["log_format"] == "json"
 
 
-def test_flags_outrank_the_environment_and_that_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_environment_and_environment_overrides_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2PCAST_JOIN_KEEP", "8")
     assert parsed("join", config=file)["keep"] == 8
     assert parsed("join", "--keep", "9", config=file)["keep"] == 9
@@ -101,13 +106,13 @@ def test_a_version_in_the_environment_is_not_a_question_for_ours(monkeypatch: py
         ("[joyn]\nkeep = 3\n", 1, "knows no 'joyn'"),
         ("[join.more]\nkeep = 3\n", 1, "knows no 'more'"),
         ("[bench.codec]\nrounds2 = 3\n", 2, "p2pcast bench codec knows no 'rounds2'"),
-        ("[join]\nplaintext = 'yes'\n", 2, "either true or false"),
-        ("[join]\n\n  install = 'safetensors:/a'\n", 3, "write a list"),
-        ("[join]\ninstall = [true]\n", 2, "write a list"),
-        ("[join]\nkeep = [1]\n", 2, "is a text or a number"),
-        ("[join]\nkeep = true\n", 2, "is a text or a number"),
-        ("[join]\nkeep.a = 1\n", 2, "is a text or a number"),
-        ("[join]\nhub = 2026-01-01\n", 2, "is a text or a number"),
+        ("[join]\nplaintext = 'yes'\n", 2, "takes true or false"),
+        ("[join]\n\n  install = 'safetensors:/a'\n", 3, "takes a list"),
+        ("[join]\ninstall = [true]\n", 2, "takes a list"),
+        ("[join]\nkeep = [1]\n", 2, "takes a text or a number"),
+        ("[join]\nkeep = true\n", 2, "takes a text or a number"),
+        ("[join]\nkeep.a = 1\n", 2, "takes a text or a number"),
+        ("[join]\nhub = 2026-01-01\n", 2, "takes a text or a number"),
         ("config = 'x'\n", 1, "knows no 'config'"),
         ("version = true\n", 1, "knows no 'version'"),
     ],
@@ -124,9 +129,14 @@ def test_nonsense_is_refused_with_its_line(tmp_path: Path, text: str, line: int,
 
 @pytest.mark.parametrize(
     ("contents", "words"),
-    [(b"[join\n", "at line 1"), (b"a = 1\na = 2\n", "at line 2"), (b"\xff", "not UTF-8"), (None, "there is no such file")],
+    [
+        (b"[join\n", "at line 1"),
+        (b"a = 1\na = 2\n", "at line 2"),
+        (b"\xff", "not UTF-8"),
+        (None, "there is no such file"),
+    ],
 )
-def test_what_is_no_toml_is_refused(tmp_path: Path, contents: bytes | None, words: str) -> None:
+def test_invalid_toml_is_refused(tmp_path: Path, contents: bytes | None, words: str) -> None:
     path = tmp_path / "bad.toml"
     if contents is not None:
         path.write_bytes(contents)

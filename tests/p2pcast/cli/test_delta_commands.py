@@ -53,7 +53,9 @@ def test_diff_squash_apply_verify(steps: Path, run: Callable[..., Result]) -> No
         assert report["params"] == 2002
         assert 0 < report["changed"] <= 10
         assert report["codec"] == {"none": 1, "context": 1}
-    done = run(delta, "squash", steps / "d0.p2pd", steps / "d1.p2pd", "-o", steps / "s.p2pd", "--base", steps / "step_0")
+    done = run(
+        delta, "squash", steps / "d0.p2pd", steps / "d1.p2pd", "-o", steps / "s.p2pd", "--base", steps / "step_0"
+    )
     assert "0.0 → 0.2" in done.stdout
     assert "throw-away key" in done.stderr
     done = run(delta, "apply", steps / "step_0", steps / "s.p2pd", "-o", steps / "out")
@@ -82,13 +84,17 @@ def test_squash_of_deltas_in_context_takes_the_base(steps: Path, run: Callable[.
     done = run(delta, "squash", *files, "-o", steps / "s.p2pd", "--base", steps / "step_0", "--json")
     assert json.loads(done.stdout)["codec"] == {"none": 1, "context": 1}
     assert run(delta, "apply", steps / "step_0", steps / "s.p2pd", "-o", steps / "out").exit_code == 0
-    assert offline.state_digest(Checkpoint.open(steps / "out")) == offline.state_digest(Checkpoint.open(steps / "step_2"))
+    assert offline.state_digest(Checkpoint.open(steps / "out")) == offline.state_digest(
+        Checkpoint.open(steps / "step_2")
+    )
     done = run(delta, "squash", *files, "-o", steps / "t.p2pd", "--base", steps / "step_1")
     assert isinstance(done.exception, IntegrityError)
     assert "wrong base" in str(done.exception)
     done = run(delta, "squash", *files, "-o", steps / "t.p2pd", "--base", steps / "step_0", "--codec", "flat", "--json")
     assert json.loads(done.stdout)["codec"] == {"none": 1, "flat": 1}
-    assert isinstance(run(delta, "squash", steps / "t.p2pd", "-o", steps / "u.p2pd", "--codec", "flat").exception, UsageError)
+    assert isinstance(
+        run(delta, "squash", steps / "t.p2pd", "-o", steps / "u.p2pd", "--codec", "flat").exception, UsageError
+    )
 
 
 def test_usage(steps: Path, run: Callable[..., Result]) -> None:
@@ -122,11 +128,13 @@ def test_inspect_a_delta(steps: Path, run: Callable[..., Result]) -> None:
     assert isinstance(run(inspect, steps / "d.p2pd").exception, IntegrityError)
 
 
-def test_inspect_tells_what_changed(steps: Path, run: Callable[..., Result]) -> None:
+def test_inspect_lists_changed_tensors(steps: Path, run: Callable[..., Result]) -> None:
     offline.diff(steps / "step_0", steps / "step_1", steps / "d.p2pd", codec="flat")
     alone = json.loads(run(inspect, steps / "d.p2pd", "--json").stdout)
     based = json.loads(run(inspect, steps / "d.p2pd", "--base", steps / "step_0", "--lr", "1e-6", "--json").stdout)
-    folders = json.loads(run(inspect, steps / "step_0", steps / "step_1", "--codec", "flat", "--lr", "1e-6", "--json").stdout)
+    folders = json.loads(
+        run(inspect, steps / "step_0", steps / "step_1", "--codec", "flat", "--lr", "1e-6", "--json").stdout
+    )
     assert {"kind", "bytes", "changed", "total", "tensors", "findings", "learning_rate"} <= folders.keys()
     assert (folders["kind"], folders["codecs"]) == ("change", based["codecs"])
     assert folders["total"] == based["total"]
@@ -146,14 +154,16 @@ def test_inspect_tells_what_changed(steps: Path, run: Callable[..., Result]) -> 
     assert "Nothing changed." in same.stdout
 
 
-def test_inspect_of_a_change_that_can_not_be(steps: Path, run: Callable[..., Result]) -> None:
+def test_inspect_refuses_different_layouts(steps: Path, run: Callable[..., Result]) -> None:
     offline.diff(steps / "step_0", steps / "step_1", steps / "d.p2pd")
     wrong = run(inspect, steps / "d.p2pd", "--base", steps / "step_1").exception
     assert isinstance(wrong, IntegrityError)
     assert "wrong base" in str(wrong)
     assert isinstance(run(inspect, steps / "step_0", "--lr", "1e-6").exception, UsageError)
     assert isinstance(run(inspect, steps / "step_0", "--base", steps / "step_1").exception, UsageError)
-    assert isinstance(run(inspect, steps / "step_0", steps / "step_1", "--base", steps / "step_0").exception, UsageError)
+    assert isinstance(
+        run(inspect, steps / "step_0", steps / "step_1", "--base", steps / "step_0").exception, UsageError
+    )
     assert run(inspect, steps / "d.p2pd", "--lr", "0").exit_code == 2
 
 
@@ -235,16 +245,21 @@ def test_verify_against_a_hub(steps: Path, run: Callable[..., Result], hub: _Hub
     done = run(verify, steps / "step_1", "--against", url, "--version", "0.0")
     assert isinstance(done.exception, IntegrityError)
     for answer, kind in [
-        ((401, b""), RefusedError), ((404, b""), LocalError), ((200, b"<html>"), LocalError), ((200, b"{}"), LocalError),
-    ]:  # fmt: skip
+        ((401, b""), RefusedError),
+        ((404, b""), LocalError),
+        ((200, b"<html>"), LocalError),
+        ((200, b"{}"), LocalError),
+    ]:
         hub.answer = answer
         assert isinstance(run(verify, steps / "step_1", "--against", url).exception, kind)
-    assert isinstance(run(verify, steps / "step_1", "--against", url, "--token-file", steps / "none").exception, LocalError)
+    assert isinstance(
+        run(verify, steps / "step_1", "--against", url, "--token-file", steps / "none").exception, LocalError
+    )
 
 
-def test_verify_against_nobody(steps: Path, run: Callable[..., Result]) -> None:
+def test_verify_against_an_unreachable_hub(steps: Path, run: Callable[..., Result]) -> None:
     with HTTPServer(("127.0.0.1", 0), _Handler) as server:
-        port = server.server_port  # bound, then closed: nobody listens there
+        port = server.server_port  # bound, then closed: no process listens there
     done = run(verify, steps / "step_1", "--against", f"http://127.0.0.1:{port}")
     assert isinstance(done.exception, RetryableError)
     assert done.exception.exit_code == 4

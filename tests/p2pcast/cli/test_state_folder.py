@@ -1,4 +1,6 @@
-"""``inspect STATE`` and ``check STATE``: a state folder that a real store and shadow have written; what is damaged is named, set aside, put right."""
+"""``inspect STATE`` and ``check STATE`` on a state folder of a real store and shadow: damaged files are named and
+moved, damaged cells repaired.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from p2pcast import limits
-from p2pcast.artifact.p2pd import Tail
+from p2pcast.artifact.artifact_file import Tail
 from p2pcast.artifact.packer import Packer
-from p2pcast.artifact.records import DELTA, Open, run_id
 from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import DELTA, Open, run_id
 from p2pcast.cli.inspect import inspect
 from p2pcast.cli.state_folder import check
 from p2pcast.codec.cell import encode
@@ -25,8 +27,8 @@ from p2pcast.codec.digest import MASK, digest
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import LocalError
 from p2pcast.state.shadow import Shadow
+from p2pcast.store.artifact_store import Store
 from p2pcast.store.state_format import state_lock
-from p2pcast.store.store import Store
 from p2pcast.version import Version
 
 LAYOUT = Layout([Tensor("a", "BF16", (50, 100)), Tensor("b", "F32", (7,))], cell_words=1000)
@@ -47,7 +49,9 @@ def state(tmp_path: Path) -> Path:
         store = Store(root, key.public)
         now = words(0)
         digests = np.array([digest(now[c.index], c) for c in LAYOUT.cells], "<u8")
-        store.write_anchor(key, b"a" * 16, Version(0, 1), LAYOUT, lambda c: now[c.index], digests, {"config.json": b"{}"})
+        store.write_anchor(
+            key, b"a" * 16, Version(0, 1), LAYOUT, lambda c: now[c.index], digests, {"config.json": b"{}"}
+        )
         for step in (2, 3):
             new = {i: w.copy() for i, w in now.items()}
             new[step][5] += 1
@@ -88,7 +92,7 @@ def checked(state, *words, code=0):
     return json.loads(ran(check, state, "--shadow", state.parent / "shadow", "--json", *words, code=code))
 
 
-def test_inspect_says_what_is_there_and_changes_nothing(state):
+def test_inspect_lists_the_contents_and_changes_nothing(state):
     before = {p: p.stat().st_mtime_ns for p in state.rglob("*")}
     found = json.loads(ran(inspect, state, "--json"))
     assert (found["kind"], found["role"], found["version"], found["incarnation"]) == ("state", "hub", "0.3", 3)
@@ -110,7 +114,7 @@ def test_a_sound_folder(state):
 
 
 @pytest.mark.parametrize("what", ["delta", "anchor", "record", "file"])
-def test_what_is_damaged_is_named_and_set_aside(state, what):
+def test_check_names_and_moves_damaged_files(state, what):
     path = {
         "delta": next((state / "deltas").glob("0.2-*")),
         "anchor": state / "anchors" / "0.1" / "model.safetensors",
@@ -133,7 +137,7 @@ def test_what_is_damaged_is_named_and_set_aside(state, what):
     assert checked(state)["faults"] == []
 
 
-def test_rotten_cells_are_put_right(state):
+def test_check_repairs_damaged_cells(state):
     weights = state.parent / "shadow" / "model.safetensors"
     good = weights.read_bytes()
     with weights.open("r+b") as file:
@@ -141,13 +145,13 @@ def test_rotten_cells_are_put_right(state):
         file.write(b"rotten")
     found = checked(state, code=3)
     assert found["shadow"]["cells"] == 1
-    assert "have rotted" in found["shadow"]["note"]
+    assert "are damaged" in found["shadow"]["note"]
     assert checked(state, "--repair")["shadow"]["healed"]
     assert weights.read_bytes() == good
     assert checked(state)["shadow"]["cells"] == 0
 
 
-def test_rotten_cells_that_nothing_on_disk_leads_to_are_left_to_the_daemon(state):
+def test_check_leaves_irreparable_cells_to_the_daemon(state):
     for path in (state / "anchors").iterdir():
         shutil.rmtree(path)
     with (state.parent / "shadow" / "model.safetensors").open("r+b") as file:
@@ -155,20 +159,20 @@ def test_rotten_cells_that_nothing_on_disk_leads_to_are_left_to_the_daemon(state
         file.write(b"rotten")
     found = checked(state, "--repair", code=3)["shadow"]
     assert (found["cells"], found["left"], found["healed"]) == (1, 1, False)
-    assert "1 could not be: the daemon makes the shadow anew" in found["note"]
+    assert "1 not restored: the daemon rebuilds the shadow" in found["note"]
 
 
-def test_one_line_where_it_cannot_be_done(state, tmp_path):
+def test_check_errors_are_one_line(state, tmp_path):
     with state_lock(state), pytest.raises(LocalError, match="is in use by another p2pcast daemon"):
         checked(state)
     (tmp_path / "other").mkdir()
-    with pytest.raises(LocalError, match="is no state folder of a hub or a peer"):
+    with pytest.raises(LocalError, match="is not a state folder of a hub or a peer"):
         ran(check, tmp_path / "other")
     assert list((tmp_path / "other").iterdir()) == []
     with pytest.raises(LocalError, match="there is no such file"):
         ran(check, tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "shadow")
-    assert "it is made anew" in checked(state)["shadow"]["note"]
+    assert "the daemon rebuilds the shadow" in checked(state)["shadow"]["note"]
 
 
 @pytest.mark.root
@@ -188,7 +192,10 @@ def test_a_store_that_may_not_be_written_is_one_clear_error_and_nothing_is_lost(
         try:
             with pytest.raises(LocalError, match=r"cannot clean .*partial.*: permission denied"):
                 Store(mine, key.public)
-            with pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: permission denied"), state_lock(mine):
+            with (
+                pytest.raises(LocalError, match=r"cannot create .*state.lock.daemon: permission denied"),
+                state_lock(mine),
+            ):
                 pass
         finally:
             os.seteuid(0)

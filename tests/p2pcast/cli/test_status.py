@@ -1,4 +1,6 @@
-"""``p2pcast status`` shows whatever a daemon answers: names and errors come from other machines, and the daemon may be of another release."""
+"""``p2pcast status`` shows any document that a daemon answers: names and errors come from other machines, and the
+daemon may be of another release.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ PEER = {
     "progress": {"version": "0.1", "pieces": 1, "of": 2},
     "link": {"dialled_by": "parent"},
     "engines": [
-        {"name": "e", "ready": True, "staged": "0.1", "committed": "0.1", "pause_s": 0.1, "recomputed_tokens": 1, "error": None}
+        {
+            "name": "e",
+            "ready": True,
+            "staged": "0.1",
+            "committed": "0.1",
+            "pause_s": 0.1,
+            "recomputed_tokens": 1,
+            "error": None,
+        }
     ],
 }
 HUB = {
@@ -38,12 +48,29 @@ HUB = {
     "version": "0.1",
     "chains": [["a"]],
     "uplink": {"bps": 1e9, "from": "assumed"},
-    "last": {"version": "0.1", "kind": "delta", "bytes": 5, "dense_bytes": 50, "changed": 1, "params": 10, "time_to_last_s": 0.5},
-    "barrier": {"version": "0.1", "phase": "gather", "staged": 1, "ready": 2, "needed": 2, "deadline_s": 3, "waiting_for": ["a"], "last": {"version": "0.0", "outcome": "failed", "ready": 1, "staged": 0}},
+    "last": {
+        "version": "0.1",
+        "kind": "delta",
+        "bytes": 5,
+        "dense_bytes": 50,
+        "changed": 1,
+        "params": 10,
+        "time_to_last_s": 0.5,
+    },
+    "barrier": {
+        "version": "0.1",
+        "phase": "gather",
+        "staged": 1,
+        "ready": 2,
+        "needed": 2,
+        "deadline_s": 3,
+        "waiting_for": ["a"],
+        "last": {"version": "0.0", "outcome": "failed", "ready": 1, "staged": 0},
+    },
     "mirror": {"url": "s3://x", "version": None, "pending_bytes": 3, "lag_versions": 1, "error": None},
     "skipped": {"step_1": "bad"},
     "peers": [PEER],
-}  # fmt: skip
+}
 
 
 def shown(document: object) -> str:
@@ -70,7 +97,7 @@ def test_a_hub_and_a_peer_are_shown():
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold]x", "\x1b[2J\x1b]0;owned\x07", "a\nb", "\ud800"])
-def test_names_are_shown_as_they_are_and_move_nothing(name):
+def test_names_cannot_control_the_terminal(name):
     document = json.loads(
         json.dumps(HUB | {"peers": [PEER | {"name": name, "parent": name}], "version": name, "skipped": {name: name}})
     )
@@ -81,18 +108,81 @@ def test_names_are_shown_as_they_are_and_move_nothing(name):
         assert name in text
 
 
+LEDGER = {
+    "role": "ledger",
+    "task": "sums",
+    "learner": "0.7",
+    "epoch": 2,
+    "rule": "bounded",
+    "staleness": 3,
+    "ahead": 9,
+    "groups": {"open": 5, "trained": 4},
+    "batches": {"applied": 1},
+    "leases": {"held": 12, "settled": 90},
+    "results": {"accepted": 80, "rejected": 10},
+    "rejections": {"stale": 10},
+    "ages": {"in_flight": {"0": 8, "1": 4}, "in_queue": {}},
+    "waiting_requests": 2,
+    "hub_reached": False,
+    "delayed": "status: the ledger's database failed",
+    "failures": [],
+    "workers": [
+        {
+            "name": "gpu7",
+            "leases": 12,
+            "slots": 16,
+            "served": "0.7",
+            "accepted_tokens": 9000,
+            "tokens_per_s": 120.5,
+            "silent_s": 0.5,
+            "price_usd_h": 2.5,
+            "blamed": 1,
+        }
+    ],
+}
+SUMMARY = {"task": "sums", "learner": "0.7", "workers": 3, "silent_workers": 1, "leases": {"held": 4}, "age_s": 60.0}
+
+
+KEYS = [*HUB, *PEER, *HUB["last"], *HUB["barrier"], *LEDGER, "x"]
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*HUB, *PEER, *HUB["last"], *HUB["barrier"], "x"]), inner, max_size=5)
+        | st.dictionaries(
+            st.sampled_from([*HUB, *PEER, *HUB["last"], *HUB["barrier"], *LEDGER, "x"]), inner, max_size=5
+        )
     ),
     max_leaves=15,
 )
 
 
+def test_a_ledger_shows_groups_ages_faults_and_workers():
+    text = shown(LEDGER)
+    for part in (
+        "task sums  learner at 0.7  epoch 2  rule bounded  staleness bound 3",
+        "groups: 5 open, 4 trained; 9 ahead of the learner; batches: 1 applied",
+        "leases: 12 held, 90 settled; 2 requests wait",
+        "results: 80 accepted, 10 rejected (10 stale)",
+        "in flight, by steps behind: 0: 8, 1: 4",
+        "the hub is out of reach",
+        "delayed: status: the ledger's database failed",
+        "gpu7",
+        "120 tokens/s",
+        "1 malformed or forged",
+    ):
+        assert part in text, part
+    assert "in queue" not in text
+
+
+def test_a_hub_shows_a_line_on_the_rollouts():
+    text = shown(HUB | {"rollouts": SUMMARY})
+    assert "rollouts of sums: learner at 0.7, 3 workers (1 silent), 4 leases, 0 tokens/s" in text
+    assert "the ledger has been silent for 60 s" in text
+    assert "rollouts" not in shown(HUB | {"rollouts": None})
+
+
 @given(ANY, st.sampled_from(sorted(HUB)), st.sampled_from(sorted(PEER)), ANY, ANY)
-def test_whatever_the_answer_it_is_shown(document, key, peer_key, value, other):
+def test_any_status_document_is_shown(document, key, peer_key, value, other):
     shown(document)
     shown(HUB | {key: value})
     shown(HUB | {"peers": [PEER | {peer_key: value}, other]})
@@ -103,6 +193,10 @@ def test_whatever_the_answer_it_is_shown(document, key, peer_key, value, other):
             "barrier": HUB["barrier"] | {"deadline_s": value, "waiting_for": other},
         }
     )
+    shown(HUB | {"rollouts": SUMMARY | {"leases": value, "age_s": other}})
+    for name in LEDGER.keys() - {"role"}:
+        shown(LEDGER | {name: value})
+    shown(LEDGER | {"workers": [LEDGER["workers"][0] | {"tokens_per_s": value, "blamed": other}, value]})
     shown(PEER | {"role": "peer", "hub": value, "mirror": other, "engines": value})
 
 

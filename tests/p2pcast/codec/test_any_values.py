@@ -1,4 +1,4 @@
-"""Any dtype, any share of changes, values that arithmetic would spoil: what comes out of every codec are the bits that went in."""
+"""Any dtype, any share of changes, values that arithmetic would alter: every codec returns the exact bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NAMES = ["auto", "flat", "dense", "raw", "context"]
 
 
 def special(width: int) -> list[int]:
-    """Zeros, infinities, quiet and signalling NaNs with payloads, the smallest and largest numbers, both signs; and where unsigned words wrap."""
+    """Zeros, infinities, quiet and signalling NaNs with payloads, extreme numbers of both signs, and unsigned
+    wraparound.
+    """
     sign = 1 << 8 * width - 1
     fractions = {1: (2, 3), 2: (7, 10), 4: (23,), 8: (52,)}[width]
     found = {0, 1, 2, sign - 1, sign - 2, 2 * sign - 1}
@@ -48,12 +50,13 @@ def there_and_back(cell: Cell, old: np.ndarray, new: np.ndarray, name: str) -> N
 
 
 @given(
-    dtype=st.sampled_from(sorted(DTYPES)), elements=st.integers(0, 700), density=st.floats(0, 1), near=st.booleans(), columns=st.booleans(),
+    dtype=st.sampled_from(sorted(DTYPES)), elements=st.integers(0, 700), density=st.floats(0, 1),
+    near=st.booleans(), columns=st.booleans(),
     start=st.sampled_from([0, 1, 1023, (1 << 33) + 5]), name=st.sampled_from(NAMES), seed=st.integers(0, 1 << 32),
 )  # fmt: skip
 @settings(max_examples=250, deadline=None)
-def test_every_dtype_and_density(dtype, elements, density, near, columns, start, name, seed):
-    """``near``: changes are steps of one, as training makes them; else any word becomes any other."""
+def test_round_trip_of_every_dtype_and_density(dtype, elements, density, near, columns, start, name, seed):
+    """``near``: changes are steps of one, as in training; else any word becomes any other."""
     tensor = Tensor("t", dtype, (elements,))
     if not tensor.words:
         assert Layout([tensor]).cells == ()
@@ -62,7 +65,9 @@ def test_every_dtype_and_density(dtype, elements, density, near, columns, start,
     width = tensor.word_bytes
     kinds = np.array(special(width), np.uint64).astype(word_dtype(width))
     old = np.where(
-        draw.random(tensor.words) < 0.3, draw.choice(kinds, tensor.words), np.frombuffer(draw.bytes(tensor.nbytes), kinds.dtype)
+        draw.random(tensor.words) < 0.3,
+        draw.choice(kinds, tensor.words),
+        np.frombuffer(draw.bytes(tensor.nbytes), kinds.dtype),
     )
     chosen = draw.random(tensor.words) < density
     steps = draw.choice(np.array([1, -1], np.int64), tensor.words).astype(kinds.dtype)
@@ -72,7 +77,7 @@ def test_every_dtype_and_density(dtype, elements, density, near, columns, start,
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_special_value_becomes_every_other(width, name):
+def test_every_special_value_changes_to_every_other(width, name):
     values = np.array(special(width), np.uint64).astype(word_dtype(width))
     old, new = (grid.reshape(-1) for grid in np.meshgrid(values, values))
     cell = Cell(0, 0, 0, old.size, width, 0, values.size)
@@ -81,7 +86,7 @@ def test_every_special_value_becomes_every_other(width, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_element(name):
+def test_round_trip_of_one_element(name):
     for width in (1, 2, 4, 8):
         word = word_dtype(width)
         for row_words in (0, 1):
@@ -91,7 +96,7 @@ def test_one_element(name):
 
 
 def reference_digest(positions: list[int], words: list[int], tensor: int) -> int:
-    """docs/delta-format.md §2, of one-byte words."""
+    """docs/formats/delta-format.md §2 for one-byte words."""
 
     def mix(x: int) -> int:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -107,8 +112,8 @@ def reference_digest(positions: list[int], words: list[int], tensor: int) -> int
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_behind_the_two_thousand_millionth_element(tmp_path, name):
-    """Of a tensor of more than 2³² elements, a sparse file mapped: a cell behind 2³¹ and one behind 2³²."""
+def test_round_trip_past_element_two_to_the_32(tmp_path, name):
+    """In a tensor of more than 2³² elements (a mapped sparse file): one cell past 2³¹ and one past 2³²."""
     elements, middle = (1 << 32) + 3001, (1 << 31) + 1
     layout = Layout([Tensor("big", "U8", (elements,))], cuts={0: [middle, middle + 5000]})
     states = []
@@ -125,7 +130,10 @@ def test_behind_the_two_thousand_millionth_element(tmp_path, name):
         new[at] = [255, 1, 128]
         coded = codec.encode(cell, old, new, codec=name)
         assert coded is not None
-        assert (coded.before, coded.after) == (0, reference_digest([cell.start + p for p in at], [255, 1, 128], cell.tensor))
+        assert (coded.before, coded.after) == (
+            0,
+            reference_digest([cell.start + p for p in at], [255, 1, 128], cell.tensor),
+        )
         there_and_back(cell, old, new, name)
         with pytest.raises(IntegrityError, match="wrong base"):
             codec.decode(cell, coded.codec, coded.payload, np.asarray(new), coded.before, coded.after)

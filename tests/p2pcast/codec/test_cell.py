@@ -1,4 +1,4 @@
-"""Coding a cell: whatever the dtype and the change, what comes out is what went in, or IntegrityError."""
+"""Coding a cell: for any dtype and change, decoding returns the encoded words or raises IntegrityError."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def some_words(rng, width, count):
 
 
 def check_round_trip(cell, old, new, name):
-    """Encode, decode, apply twice; returns what was encoded."""
+    """Encode, decode, apply twice. Returns the encoded cell."""
     coded = codec.encode(cell, old, new, codec=name)
     changed = int(np.count_nonzero(old != new))
     if not changed:
@@ -44,7 +44,7 @@ def check_round_trip(cell, old, new, name):
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("name", NAMES)
-def test_every_dtype(dtype, name):
+def test_round_trip_of_every_dtype(dtype, name):
     layout = Layout([Tensor("t", dtype, (7, 601))], cell_words=1500)
     rng = np.random.default_rng(1)
     for cell in layout.cells:
@@ -56,7 +56,7 @@ def test_every_dtype(dtype, name):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 127, 1023, 1024, 1025, 3001])
 @pytest.mark.parametrize("start", [0, 1, 1000])
-def test_one_change_at_either_end_and_all_changed(width, count, start):
+def test_round_trip_of_first_last_and_all_words(width, count, start):
     cell = Cell(5, 2, start, count, width, 0)
     old = some_words(np.random.default_rng(count), width, count)
     one = old.dtype.type(1)
@@ -84,19 +84,25 @@ def test_round_trip(width, start, name, data):
     check_round_trip(Cell(0, 1, start, count, width, 0), old, new, name)
 
 
-def test_bits_that_floats_would_lose():
-    """NaN payloads, quiet and signalling, both zeros, infinities and denormals are bits like any others."""
-    odd = np.array([0x7FC1, 0x7F81, 0xFFC1, 0x8000, 0x0000, 0x7F80, 0xFF80, 0x0001, 0x8001, 0x7FFF, 0xFFFF], dtype="<u2")
+def test_special_float_bits_are_kept():
+    """NaN payloads, quiet and signalling, both zeros, infinities and denormals are kept bit for bit."""
+    odd = np.array(
+        [0x7FC1, 0x7F81, 0xFFC1, 0x8000, 0x0000, 0x7F80, 0xFF80, 0x0001, 0x8001, 0x7FFF, 0xFFFF], dtype="<u2"
+    )
     for turn in range(1, odd.size):
         check_round_trip(Cell(0, 0, 0, odd.size, 2, 0), odd, np.roll(odd, turn), "flat")
     wide = np.array([0x7FC00001, 0x7F800001, 0x80000000, 0, 0xFF800000], dtype="<u4")
     check_round_trip(Cell(0, 0, 0, wide.size, 4, 0), wide, np.roll(wide, 1), "flat")
 
 
-@pytest.mark.parametrize("gap", [0, 1, 253, 254, 255, 256, 509, 510, 511, 65533, 65534, 65535, 65536, 131069, 131070, 131071])
+@pytest.mark.parametrize(
+    "gap", [0, 1, 253, 254, 255, 256, 509, 510, 511, 65533, 65534, 65535, 65536, 131069, 131070, 131071]
+)
 @pytest.mark.parametrize("changes", [1, 2, 700])
-def test_gaps_at_the_escapes(gap, changes):
-    """Many changes make one byte a gap, few make two; either meets its escape value, once and several times over."""
+def test_gaps_at_their_escape_values(gap, changes):
+    """Many changes make one-byte gaps, few make two-byte gaps; each meets its escape value once and several times in a
+    row.
+    """
     positions = [gap, 2 * gap + 1, *range(2 * gap + 2, 2 * gap + 2 + changes)]
     cell = Cell(0, 0, 0, positions[-1] + 3, 2, 0)
     old = np.zeros(cell.words, dtype="<u2")
@@ -105,7 +111,7 @@ def test_gaps_at_the_escapes(gap, changes):
     check_round_trip(cell, old, new, "flat")
 
 
-def test_both_widths_of_gaps_are_used():
+def test_both_gap_widths_are_used():
     old = np.zeros(100_000, dtype="<u2")
     cell = Cell(0, 0, 0, old.size, 2, 0)
     widths = set()
@@ -116,7 +122,7 @@ def test_both_widths_of_gaps_are_used():
     assert widths == {1, 2}
 
 
-def test_auto_takes_the_smaller():
+def test_auto_takes_the_smallest_codec():
     rng = np.random.default_rng(3)
     cell = Cell(0, 0, 0, 1 << 17, 2, 0)
     old = some_words(rng, 2, cell.words)
@@ -130,7 +136,7 @@ def test_auto_takes_the_smaller():
     assert len(coded.payload) == cell.nbytes
 
 
-def test_known_before_is_taken_as_it_is():
+def test_given_before_digest_is_not_recomputed():
     cell = Cell(0, 0, 0, 10, 2, 0)
     old, new = np.zeros(10, "<u2"), np.ones(10, "<u2")
     true = codec.digest(old, cell)
@@ -140,7 +146,7 @@ def test_known_before_is_taken_as_it_is():
     assert (moved.after - 5 - codec.digest(new, cell) + true) % (1 << 64) == 0
 
 
-def test_reads_read_only_maps(tmp_path):
+def test_read_only_maps_are_accepted(tmp_path):
     file = tmp_path / "state"
     rng = np.random.default_rng(0)
     raw = rng.bytes(4001)
@@ -170,7 +176,7 @@ def a_coded_cell(name="flat"):
 
 
 @pytest.mark.parametrize("name", ["flat", "dense", "raw"])
-def test_a_wrong_base_is_refused_before_anything_is_returned(name):
+def test_wrong_base_is_refused(name):
     cell, old, _, coded = a_coded_cell(name)
     old[9] ^= 1
     with pytest.raises(IntegrityError, match="cell 4: wrong base"):
@@ -178,13 +184,13 @@ def test_a_wrong_base_is_refused_before_anything_is_returned(name):
 
 
 @pytest.mark.parametrize("name", ["flat", "dense", "raw"])
-def test_a_wrong_result_is_refused(name):
+def test_wrong_result_is_refused(name):
     cell, old, _, coded = a_coded_cell(name)
     with pytest.raises(IntegrityError, match=f"cell 4: {name} payload leads to digest"):
         codec.decode(cell, coded.codec, coded.payload, old, coded.before, coded.after ^ 1)
 
 
-def test_without_the_check_the_payload_alone_is_verified():
+def test_without_check_before_only_the_payload_is_verified():
     cell, old, new, coded = a_coded_cell()
     old[9] ^= 1
     patch = codec.decode(cell, coded.codec, coded.payload, old, coded.before, coded.after, check_before=False)
@@ -202,20 +208,20 @@ def test_whole_cells_need_no_old_words(name):
     assert patch.words.tolist() == new.tolist()
 
 
-def test_flat_without_old_words_is_a_wrong_call():
+def test_flat_without_old_words_is_a_usage_error():
     cell, _, _, coded = a_coded_cell()
     with pytest.raises(UsageError, match=r"cell 4: .*old words"):
         codec.decode(cell, coded.codec, coded.payload, None, coded.before, coded.after)
 
 
 @pytest.mark.parametrize("number", [0, 5, 6, 255, -1])
-def test_codecs_that_it_does_not_have(number):
+def test_unknown_codec_is_refused(number):
     cell, old, _, coded = a_coded_cell()
     with pytest.raises(IntegrityError, match="cell 4: codec"):
         codec.decode(cell, number, coded.payload, old, coded.before, coded.after)
 
 
-def test_wrong_calls_name_the_fault():
+def test_usage_errors_name_their_cause():
     cell, old, new, coded = a_coded_cell()
     with pytest.raises(UsageError, match="codec 'zip' is not one of auto, context, dense, flat, raw"):
         codec.encode(cell, old, new, codec="zip")
@@ -228,7 +234,7 @@ def test_wrong_calls_name_the_fault():
         codec.apply(patch, old[:300].copy())
 
 
-def test_payloads_of_any_bytes_like_kind():
+def test_payloads_may_be_any_bytes_like_object():
     cell, old, _, coded = a_coded_cell()
     for payload in (bytearray(coded.payload), memoryview(b"x" + coded.payload)[1:]):
         assert codec.decode(cell, coded.codec, payload, old, coded.before, coded.after).changed == 3

@@ -1,4 +1,4 @@
-"""The digest against a reference that follows docs/delta-format.md §2 word for word, in plain integers."""
+"""The digest against a reference that follows docs/formats/delta-format.md §2 in plain integers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def words_of(rng, width, count):
 @pytest.mark.parametrize(
     ("start", "count"), [(0, 1), (0, 1024), (1023, 2), (1, 1023), (777, 2500), (255, 257), (3_000_000_000, 40)]
 )
-def test_equals_the_reference_at_any_alignment(width, start, count):
+def test_digest_matches_reference_at_any_alignment(width, start, count):
     words = words_of(np.random.default_rng(start + count), width, count)
     cell = Cell(0, 7, start, count, width, 0)
     assert digest(words, cell) == reference_digest(words, cell)
@@ -57,8 +57,8 @@ def test_largest_lanes_do_not_overflow_the_partial_sums(width):
     assert digest(words, cell) == reference_digest(words, cell)
 
 
-def test_known_value():
-    """Binds the constants: computed once from the specification."""
+def test_digest_of_a_known_cell():
+    """Pins the constants: the value was computed once from the specification."""
     cell = Cell(0, 3, 1020, 8, 2, 0)
     words = np.arange(1, 9, dtype="<u2")
     assert digest(words, cell) == reference_digest(words, cell) == 0xD87D486066D1F13F
@@ -72,7 +72,7 @@ def test_known_value():
     seed=st.integers(0, 1 << 32),
 )
 @settings(max_examples=60, deadline=None)
-def test_adds_up_over_any_cells(width, count, cell_words, cut, seed):
+def test_digests_of_any_cells_add_up(width, count, cell_words, cut, seed):
     dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "I64"}[width]
     tensor = Tensor("t", dtype, (count,))
     layout = Layout([tensor], cell_words=cell_words, cuts={0: [cut]} if cut < count else None)
@@ -82,9 +82,14 @@ def test_adds_up_over_any_cells(width, count, cell_words, cut, seed):
     assert sum(parts) & MASK == whole
 
 
-@given(width=st.sampled_from([1, 2, 4, 8]), start=st.integers(0, 5000), seed=st.integers(0, 1 << 32), changed=st.integers(1, 200))
+@given(
+    width=st.sampled_from([1, 2, 4, 8]),
+    start=st.integers(0, 5000),
+    seed=st.integers(0, 1 << 32),
+    changed=st.integers(1, 200),
+)
 @settings(max_examples=60, deadline=None)
-def test_a_change_moves_it_by_digest_change(width, start, seed, changed):
+def test_digest_changes_by_digest_change(width, start, seed, changed):
     rng = np.random.default_rng(seed)
     old = words_of(rng, width, 2000)
     new = old.copy()
@@ -102,7 +107,7 @@ def test_positions_tensors_and_order_matter():
     assert len(seen) == 13
 
 
-def test_reads_maps_that_are_read_only_unaligned_or_strided():
+def test_read_only_unaligned_and_strided_arrays_are_accepted():
     raw = np.random.default_rng(0).bytes(2 * 1001 + 1)
     unaligned = np.frombuffer(raw, dtype="<u2", offset=1)
     cell = Cell(0, 0, 5, 1001, 2, 0)
@@ -112,14 +117,14 @@ def test_reads_maps_that_are_read_only_unaligned_or_strided():
 
 
 @pytest.mark.parametrize("words", [np.zeros(3, "<u2"), np.zeros(4, "<i2"), np.zeros(4, "<u4"), np.zeros((2, 2), "<u2")])
-def test_words_that_are_not_the_cells_are_refused(words):
+def test_array_that_does_not_fit_its_cell_is_refused(words):
     with pytest.raises(UsageError, match=r"cell 9: .*need 4 unsigned words of 2 bytes"):
         digest(words, Cell(9, 0, 0, 4, 2, 0))
 
 
 @pytest.mark.parametrize("kind", ["<u1", "<u2"])
-def test_two_blocks_at_once_are_two_blocks(kind):
-    """Where the processor has multiplications that add, whole blocks go through them."""
+def test_two_block_sum_matches_single_blocks(kind):
+    """On processors with fused multiply-add instructions, whole blocks go through these."""
     rng = np.random.default_rng(3)
     lanes = rng.integers(0, 1 << 8 * np.dtype(kind).itemsize, 3000).astype(kind)
     lanes[700:1500] = np.iinfo(kind).max

@@ -1,4 +1,4 @@
-"""Formats by their bits, against torch's own idea of them."""
+"""Float formats agree with torch's dtypes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TORCH = {
 
 
 @pytest.mark.parametrize("dtype", TORCH)
-def test_values_of_all_narrow_words(dtype):
+def test_values_of_all_narrow_words_match_torch(dtype):
     form = FORMATS[dtype]
     raw = np.arange(1 << (form.bits - 1), dtype=np.uint16 if form.bits == 16 else np.uint8)
     values = torch.from_numpy(raw.view(f"<i{raw.itemsize}")).view(TORCH[dtype]).double().tolist()
-    assert [form.value(m) for m in range(min(form.endless, raw.size))] == values[: form.endless]
-    assert not any(map(math.isfinite, values[form.endless :]))
+    assert [form.value(m) for m in range(min(form.first_nonfinite, raw.size))] == values[: form.first_nonfinite]
+    assert not any(map(math.isfinite, values[form.first_nonfinite :]))
 
 
 @pytest.mark.parametrize(("dtype", "numpy"), [("F32", np.float32), ("F64", np.float64)])
-def test_values_of_wide_words(dtype, numpy):
+def test_values_of_wide_words_match_numpy(dtype, numpy):
     form = FORMATS[dtype]
     values = [0.0, 1.0, 1.5, 1e-3, 3.25e7, float(np.finfo(numpy).tiny), float(np.finfo(numpy).smallest_subnormal)]
     words = np.array(values, numpy).view(f"<u{form.bits // 8}")
@@ -34,20 +34,24 @@ def test_values_of_wide_words(dtype, numpy):
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_the_least_from(dtype):
+def test_least_magnitude_of_is_minimal(dtype):
     form = FORMATS[dtype]
     for value in (0.0, 1e-3, 0.75, 1.0, 5.1, 1e300):
-        least = form.least_from(value)
-        assert least == form.endless or form.value(least) >= value
+        least = form.least_magnitude_of(value)
+        assert least == form.first_nonfinite or form.value(least) >= value
         assert least == 0 or form.value(least - 1) < value
 
 
-def test_what_an_update_must_reach():
-    assert (FORMATS["BF16"].survives, FORMATS["F16"].survives, FORMATS["F8_E4M3"].survives) == (256, 2048, 16)
+def test_visible_ratio_is_exact():
+    assert (FORMATS["BF16"].visible_ratio, FORMATS["F16"].visible_ratio, FORMATS["F8_E4M3"].visible_ratio) == (
+        256,
+        2048,
+        16,
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_signs_and_distances(width):
+def test_signs_and_magnitudes_of_each_kind(width):
     bits = 8 * width
     words = np.array([0, 1, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits - 1) + 1, (1 << bits) - 1], f"<u{width}")
     top = 1 << (bits - 1)
@@ -62,7 +66,7 @@ def test_signs_and_distances(width):
     assert far.tolist() == [0, 1, top - 1, 0, 1, top - 1]
 
 
-def test_thresholds_are_named_for_the_types_that_are_there():
+def test_thresholds_name_the_given_dtypes():
     assert thresholds_shown(["BF16", "BF16"]) == "256·η"
     assert thresholds_shown(["F32", "I32"]) == "2^24·η"
     assert thresholds_shown(["BF16", "F16", "F8_E4M3"]) == "256·η (BF16), 2048·η (F16), 16·η (F8_E4M3)"

@@ -1,4 +1,4 @@
-"""Whatever the bytes: the change that was coded, or IntegrityError. Nothing else, and no more memory than the cell explains."""
+"""Any payload decodes to the encoded change or raises IntegrityError, with memory bounded by the cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec import cell as codec
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.squash import squash
+from p2pcast.codec.squash_cell import squash
 from p2pcast.errors import IntegrityError
 
 CASES = {}
@@ -25,7 +25,7 @@ for _width in (1, 2, 4, 8):
 
 
 def decodes_or_refuses(case, payload):
-    """With the true digests; what gets past them must be the true change."""
+    """Decode with the true digests; a payload that passes them must decode to the true change."""
     cell, old, new, coded = CASES[case]
     try:
         patch = codec.decode(cell, coded.codec, payload, old, coded.before, coded.after)
@@ -42,7 +42,7 @@ def decodes_or_refuses(case, payload):
 def squashes_or_refuses(case, payload):
     cell, _, _, coded = CASES[case]
     if coded.codec == codec.CONTEXT:
-        return  # not without the base
+        return  # needs the base
     try:
         squash(cell, [(coded.codec, payload, coded.before, coded.after)])
     except IntegrityError as error:
@@ -53,14 +53,14 @@ def squashes_or_refuses(case, payload):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_truncation(case):
+def test_every_truncation_is_refused(case):
     payload = CASES[case][3].payload
     for size in {*range(min(len(payload), 120)), *range(0, len(payload), 41), len(payload) - 1}:
         decodes_or_refuses(case, payload[:size])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_bit_of_the_head_and_some_of_the_rest(case):
+def test_flipped_bits_are_refused_or_harmless(case):
     payload = CASES[case][3].payload
     for at in [*range(min(len(payload), 80)), *range(80, len(payload), 97)]:
         for bit in range(8):
@@ -72,15 +72,15 @@ def test_every_bit_of_the_head_and_some_of_the_rest(case):
 @given(case=st.sampled_from(sorted(CASES)), payload=st.binary(max_size=200))
 @example(case="flat16", payload=b"")
 @settings(max_examples=300, deadline=None)
-def test_random_bytes(case, payload):
+def test_random_bytes_are_refused(case, payload):
     decodes_or_refuses(case, payload)
     squashes_or_refuses(case, payload)
 
 
 @given(case=st.sampled_from(sorted(CASES)), data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_spliced_payloads(case, data):
-    """A true head, so that the fuzz gets past the first checks, and something else behind it."""
+def test_spliced_payloads_are_refused_or_exact(case, data):
+    """A valid head, so that the fuzz passes the first checks, and random bytes behind it."""
     payload = CASES[case][3].payload
     begin = data.draw(st.integers(0, min(len(payload), 90)))
     end = data.draw(st.integers(begin, min(len(payload), begin + 20)))
@@ -89,8 +89,8 @@ def test_spliced_payloads(case, data):
     squashes_or_refuses(case, payload[:begin] + middle + payload[end:])
 
 
-def test_claims_do_not_make_memory():
-    """Every size field of every payload at its largest: refused within a few times the cell's bytes."""
+def test_stated_sizes_do_not_allocate_memory():
+    """Every size field of every payload at its largest value: refused within a few times the cell's bytes."""
     tracemalloc.start()
     try:
         for case, (cell, _, _, coded) in CASES.items():

@@ -1,6 +1,7 @@
-"""Golden payloads bind the decoders for good: bytes that were once valid must decode to the same words. See tests/golden/*.hex for notes.
+"""Golden payloads pin the decoders: bytes that were once valid must decode to the same words. Notes:
+tests/golden/*.hex.
 
-What a zstd encoder makes may change with its version, so only payloads without frames bind the encoders too.
+A zstd encoder's output may change with its version, so only payloads without frames pin the encoders too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import pytest
 
 from p2pcast.codec import cell as codec
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.squash import squash
+from p2pcast.codec.squash_cell import squash
 
 FILES = sorted(
-    path for path in (Path(__file__).parents[2] / "golden").glob("*.hex") if path.stem.startswith(("context-", "dense-", "flat-"))
+    path
+    for path in (Path(__file__).parents[2] / "golden").glob("*.hex")
+    if path.stem.startswith(("context-", "dense-", "flat-"))
 )
 
 
@@ -28,7 +31,7 @@ def load(path):
     return cell, old, new, fields
 
 
-def test_they_are_all_here():
+def test_every_codec_has_a_golden_file():
     names = [path.stem for path in FILES]
     contexts = ["context-bf16", "context-bf16-signs", "context-f16-columns", "context-u8-escape"]
     assert sorted(names) == [
@@ -42,7 +45,7 @@ def test_they_are_all_here():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_decodes(path):
+def test_golden_payload_decodes(path):
     cell, old, new, fields = load(path)
     before, after = int(fields["before"], 16), int(fields["after"], 16)
     number, payload = int(fields["codec"]), bytes.fromhex(fields["payload"])
@@ -55,7 +58,7 @@ def test_decodes(path):
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.endswith("-raw")], ids=lambda p: p.stem)
-def test_encodes(path):
+def test_golden_payload_is_encoded(path):
     cell, old, new, fields = load(path)
     assert fields["encoders_too"] == "yes"
     coded = codec.encode(cell, old, new, codec=codec.CODEC_NAMES[int(fields["codec"])])

@@ -1,4 +1,4 @@
-"""torch's operations beside the compiled kernels, and beside loops over words that anybody can check."""
+"""torch's operations against the compiled kernels, and against plain loops over words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell
-from p2pcast.device import class_ranks, compare, digest_box, digest_row, ranks, to_int, words_of
+from p2pcast.device import class_ranks, compare, device_ranks, digest_box, digest_row, to_int, words_of
 
 WIDTHS = (1, 2, 4, 8)
 SHIFTS = [(1, 3), (1, 4), (2, 8), (2, 11), (4, 24), (8, 56)]
@@ -24,7 +24,7 @@ def random_words(width: int, count: int, seed: int = 0) -> np.ndarray:
 
 
 def tensor(words: np.ndarray) -> torch.Tensor:
-    """As it lies on a device: bytes seen as some dtype, NaNs and infinities among them."""
+    """Words as a device holds them: bytes of some dtype, with NaNs and infinities among the values."""
     kinds = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
     return (
         torch.frombuffer(bytearray(words), dtype=kinds[words.itemsize])
@@ -34,8 +34,8 @@ def tensor(words: np.ndarray) -> torch.Tensor:
 
 
 def test_only_this_package_needs_torch():
-    """And whoever measures or trains: the daemons, commands and codec of a machine without torch start."""
-    modules = "p2pcast.offline, p2pcast.cli.delta, p2pcast.codec.squash, rollout_node.peer, trainer_node.hub"
+    """Daemons, commands and codec start on a machine without torch."""
+    modules = "p2pcast.offline, p2pcast.cli.delta, p2pcast.codec.squash_cell, rollout_node.peer, trainer_node.hub"
     code = f"import sys; import {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -49,13 +49,18 @@ def test_digest_of_a_row(width, count, first):
 
 
 def test_digest_of_the_largest_lanes():
-    """Products and sums wrap as unsigned ones do."""
+    """Products and sums wrap as unsigned numbers do."""
     for width in WIDTHS:
         words = np.full(4096, -1, f"<i{width}").view(f"<u{width}")
         assert to_int(digest_row(tensor(words), 3, 0)) == digest(words, Cell(0, 0, 3, 4096, width, 0))
 
 
-@given(width=st.sampled_from(WIDTHS), shape=st.lists(st.integers(0, 5), max_size=4), start=st.integers(0, 5000), data=st.data())
+@given(
+    width=st.sampled_from(WIDTHS),
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    start=st.integers(0, 5000),
+    data=st.data(),
+)
 @settings(max_examples=60, deadline=None)
 def test_digest_of_a_box(width, shape, start, data):
     strides: list[int] = []
@@ -71,15 +76,15 @@ def test_digest_of_a_box(width, shape, start, data):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_transposed_box(width):
-    """Engines keep some matrices the other way round."""
+def test_digest_of_a_transposed_box(width):
+    """Engines store some matrices transposed."""
     words = random_words(width, 12 * 20)
-    lying = tensor(words).view(12, 20).t()  # [20, 12]: index (i, j) is word 20 j + i
-    assert to_int(digest_box(lying, 100, (1, 20), 2)) == digest(words, Cell(0, 2, 100, 240, width, 0))
+    transposed = tensor(words).view(12, 20).t()  # [20, 12]: index (i, j) is word 20 j + i
+    assert to_int(digest_box(transposed, 100, (1, 20), 2)) == digest(words, Cell(0, 2, 100, 240, width, 0))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_compare_finds_what_changed_part_by_part(width):
+def test_compare_finds_changes_part_by_part(width):
     draw = np.random.default_rng(width)
     old = random_words(width, 10_000)
     new = old.copy()
@@ -97,7 +102,7 @@ def test_compare_finds_what_changed_part_by_part(width):
         assert changes.old.dtype == changes.new.dtype == word_dtype(width)
 
 
-def test_compare_says_when_too_much_changed():
+def test_compare_returns_none_above_its_share():
     old = torch.zeros(1600, dtype=torch.int16)
     new = old.clone()
     new[:100] = 1
@@ -108,7 +113,7 @@ def test_compare_says_when_too_much_changed():
 
 
 def reference_ranks(words, positions, shift, base, top):
-    """Counting, one word after the other."""
+    """Count word by word."""
     bits = 8 * words.itemsize
     kinds = [min(max(((w << 1) % (1 << bits) >> shift) - base, 0), top) for w in words.tolist()]
     met, found, classes = [0] * 16, [], []
@@ -125,9 +130,9 @@ def reference_ranks(words, positions, shift, base, top):
 @pytest.mark.parametrize("share", [0.01, 1.0])
 @pytest.mark.parametrize("count", [1, 64, 3001])
 @pytest.mark.parametrize("window", [(0, 0), (1, 15), (110, 12)])
-def test_class_ranks(monkeypatch, width, shift, share, count, window):
-    monkeypatch.setattr(ranks, "CHUNK_WORDS", 1024)
-    monkeypatch.setattr(ranks, "CHUNK_CHANGES", 700)
+def test_class_ranks_match_plain_counting(monkeypatch, width, shift, share, count, window):
+    monkeypatch.setattr(device_ranks, "CHUNK_WORDS", 1024)
+    monkeypatch.setattr(device_ranks, "CHUNK_CHANGES", 700)
     draw = np.random.default_rng(count)
     words = random_words(width, count)
     if width == 2:
@@ -138,7 +143,7 @@ def test_class_ranks(monkeypatch, width, shift, share, count, window):
     assert (found.tolist(), classes.tolist()) == reference_ranks(words, positions, shift, *window)
 
 
-def test_words_are_bits():
+def test_words_keep_their_bits():
     row = torch.tensor([float("nan"), -0.0, float("inf")], dtype=torch.bfloat16)
     assert words_of(row).tolist() == [0x7FC0, -0x8000, 0x7F80]
     assert words_of(row.view(torch.uint8)).dtype == torch.uint8

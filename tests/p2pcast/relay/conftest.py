@@ -1,89 +1,79 @@
-"""Artifacts with random payloads, made by the real packer."""
+"""Artifacts with random payloads, made by the real packer, and nodes that are validated after every step."""
 
 from __future__ import annotations
 
-import random
-from typing import NamedTuple
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import blake3
 import pytest
 
-from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
-from p2pcast.artifact.records import OWN
-from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.relay.artifact import Artifact
-from p2pcast.relay.pieces import PieceSet
-from p2pcast.version import Version
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
 
-KEY = RunKey(bytes([9]) * 32)
-LAYOUT = Layout([Tensor("w", "BF16", (64, 65536))], cell_words=65536)
-"""64 cells of 128 KiB."""
+sys.path.append(str(Path(__file__).parent))  # artifact_maker
 
-
-class Made(NamedTuple):
-    open: bytes
-    batches: list[bytes]
-    manifest: bytes
-    log: bytes
-    id: bytes
-    durable: bytes = b""
-
-    def pieces(self, size: int) -> list[bytes]:
-        return [self.log[at : at + size] for at in range(0, len(self.log), size)]
-
-
-class Maker:
-    key = KEY
-    layout = LAYOUT
-
-    @staticmethod
-    def make(
-        sizes: list[int],
-        *,
-        step: int = 1,
-        piece: int = 65536,
-        seed: int = 0,
-        kind: str = "delta",
-        files: int = 0,
-        version_hash: bytes | None = None,
-    ) -> Made:
-        """``sizes``: of the cells' payloads. Batches are taken as soon as they are there. ``version_hash``: OWN for a delta that seals its version."""
-        draw = random.Random(f"{seed} {step} {sizes}")
-        base = Version(0, step - 1) if kind == "delta" else None
-        record = Open(draw.randbytes(16), base, kind, LAYOUT.layout_id, piece, run_id(KEY.public), Version(0, step))
-        packer = Packer(KEY, record, LAYOUT)
-        log, batches, state = b"", [], 0
-        for cell, size in enumerate(sizes):
-            payload = draw.randbytes(size)
-            log += payload
-            after = draw.getrandbits(64)
-            state += after
-            packer.add_cell(cell, 1 if kind == "anchor" else 3, payload, 0 if kind == "anchor" else 1, after)
-            while (batch := packer.take_batch()) is not None:
-                batches.append(batch)
-        for n in range(files):
-            contents = draw.randbytes(100 * n)
-            packer.add_file(f"f{n}.json", contents, len(contents), blake3.blake3(contents).digest())
-            log += contents
-        *rest, manifest = packer.seal(state % 2**64, version_hash=version_hash)
-        durable = packer.durable() if version_hash == OWN else b""
-        return Made(packer.open_signed, batches + rest, manifest, log, record.artifact, durable)
-
-    @classmethod
-    def anchor(cls, *, step: int = 0, files: int = 3) -> Made:
-        return cls.make([c.nbytes for c in LAYOUT.cells], step=step, piece=1 << 20, kind="anchor", files=files)
-
-    @staticmethod
-    def artifact(made: Made, *, batches: int | None = None, held: int | None = None, sealed: bool = True) -> Artifact:
-        """As a node knows it after ``batches`` batches (all) and the first ``held`` pieces (all)."""
-        assembly = Assembly(made.open, KEY.public, LAYOUT)
-        for batch in made.batches[:batches]:
-            assembly.add_batch(batch)
-        if sealed:
-            assembly.add_manifest(made.manifest)
-        return Artifact(assembly, PieceSet(assembly.linked_pieces if held is None else held))
+from artifact_maker import Maker
 
 
 @pytest.fixture(scope="session")
 def maker() -> type[Maker]:
     return Maker
+
+
+STEPS: dict[type, tuple[str, ...]] = {
+    Node: (
+        "abort", "add_batch", "add_layout", "add_local", "add_partial", "add_piece", "add_stored", "confirm", "forget",
+        "forward", "give_up", "open", "seal", "_on_stored",
+    ),
+    Upstream: (
+        "expect", "give_up_on", "on_link_closed", "on_link_event", "on_link_read", "spare", "start", "want",
+        "want_newer",
+    ),
+    Downstream: ("on_link_closed", "on_link_event", "on_link_writable"),
+}  # fmt: skip
+"""Every method by which the world acts on a node."""
+
+
+def validate(node: Node) -> None:
+    """Raises AssertionError that names the first broken invariant."""
+    node.validate()
+    for holding in node.holdings.values():
+        source = holding.source
+        if isinstance(source, Upstream) and source.link is not None:
+            assert source in node.upstreams, f"{holding.open.version} waits for a parent that is gone"
+
+
+class Steps:
+    """Validates a node after each of its steps; a step inside a step belongs to the outer one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._depth = 0
+
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def step(this: Any, *args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                return method(this, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.count += 1
+                    validate(this if isinstance(this, Node) else this.node)
+
+        return step
+
+
+@pytest.fixture(autouse=True)
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Validates every node after every step of every test in this folder."""
+    found = Steps()
+    for kind, names in STEPS.items():
+        for name in names:
+            monkeypatch.setattr(kind, name, found.watched(getattr(kind, name)))
+    return found

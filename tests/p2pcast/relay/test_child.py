@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2pcast.relay.child import FAR_S, TRAIL_ROUND_TRIPS, Child
-from p2pcast.relay.smoothing import HEADROOM, Inflow
+from p2pcast.relay.child import Child
+from p2pcast.relay.pacing import InboundRate
+from p2pcast.relay.tuning import FAR_RTT_S, PACING_HEADROOM, REMINDER_ROUND_TRIPS
 from p2pcast.transport.link import Link, QuietOwner
 
 
 @dataclass(eq=False)
-class Lane:
+class FakeStripe:
     number: int
     unsent_bytes: int = 0
     writable: bool = True
@@ -23,10 +24,10 @@ class Lane:
         self.rate = rate
 
 
-def child_of(*lanes: Lane, in_use: int | None = None) -> Child:
-    link = Link(QuietOwner(), b"c" * 16, "child", len(lanes))
-    link.stripes = {lane.number: lane for lane in lanes}
-    link.in_use = len(lanes) if in_use is None else in_use
+def child_of(*stripes: FakeStripe, in_use: int | None = None) -> Child:
+    link = Link(QuietOwner(), b"c" * 16, "child", len(stripes))
+    link.stripes = {stripe.number: stripe for stripe in stripes}
+    link.in_use = len(stripes) if in_use is None else in_use
     return Child(link, 0.0, live=True)
 
 
@@ -41,55 +42,57 @@ def child_of(*lanes: Lane, in_use: int | None = None) -> Child:
         ((0, None, None), 0),
     ],
 )
-def test_the_next_burst_goes_where_the_least_waits(unsent, found) -> None:
-    child = child_of(*(Lane(n, count or 0, count is not None) for n, count in enumerate(unsent)))
+def test_the_next_burst_goes_to_the_stripe_with_the_fewest_unsent_bytes(unsent, found) -> None:
+    child = child_of(*(FakeStripe(n, count or 0, count is not None) for n, count in enumerate(unsent)))
     stripe = child.emptiest()
     assert (None if stripe is None else stripe.number) == found
 
 
-def test_the_first_stripe_of_one_that_pulls_carries_no_pieces_and_those_not_in_use_none_either() -> None:
-    child = child_of(Lane(0), Lane(1, 5), Lane(2), in_use=2)
-    child.feeds.apart = True
+def test_pieces_avoid_unused_stripes_and_the_first_stripe_of_a_pulling_child() -> None:
+    child = child_of(FakeStripe(0), FakeStripe(1, 5), FakeStripe(2), in_use=2)
+    child.schedules.apart = True
     assert child.emptiest().number == 1
 
 
-def test_a_limit_is_for_all_stripes_in_use_together() -> None:
-    lanes = [Lane(n) for n in range(8)]
-    child, inflow = child_of(*lanes, in_use=4), Inflow()
-    child.searching = True
-    child.hold(inflow)
-    assert {lane.rate for lane in lanes} == {None}, "nothing is known"
-    inflow.came(2_000_000, 2.0)
-    child.hold(inflow)
-    assert {lane.rate for lane in lanes} == {int(HEADROOM * 1e6 / 4)}
+def test_with_bbr_the_stripes_in_use_share_one_rate_limit() -> None:
+    stripes = [FakeStripe(n) for n in range(8)]
+    child, inbound = child_of(*stripes, in_use=4), InboundRate()
+    child.loss_blind = True
+    child.pace(inbound)
+    assert {stripe.rate for stripe in stripes} == {None}, "no inbound rate is known yet"
+    inbound.add(2_000_000, 2.0)
+    child.pace(inbound)
+    assert {stripe.rate for stripe in stripes} == {int(PACING_HEADROOM * 1e6 / 4)}
     child.live, child.link.in_use = False, 2
-    child.hold(inflow)
-    assert {lane.rate for lane in lanes} == {int(HEADROOM * 1e6 / 4)}, "who pulls is held by other rules"
+    child.pace(inbound)
+    assert {stripe.rate for stripe in stripes} == {int(PACING_HEADROOM * 1e6 / 4)}, (
+        "the pull throttle limits a child that pulls"
+    )
 
 
-def test_where_loss_holds_each_stripe_back_none_is_given_a_share() -> None:
-    lanes = [Lane(0), Lane(1)]
-    child, inflow = child_of(*lanes), Inflow()
-    inflow.came(2_000_000, 2.0)
-    child.hold(inflow)
-    assert {lane.rate for lane in lanes} == {int(HEADROOM * 1e6)}
+def test_without_bbr_each_stripe_gets_the_whole_rate_limit() -> None:
+    stripes = [FakeStripe(0), FakeStripe(1)]
+    child, inbound = child_of(*stripes), InboundRate()
+    inbound.add(2_000_000, 2.0)
+    child.pace(inbound)
+    assert {stripe.rate for stripe in stripes} == {int(PACING_HEADROOM * 1e6)}
 
 
-def test_on_long_ways_stripes_are_reminded_of_while_their_last_packets_may_be_missing() -> None:
-    done, busy, gone = lanes = Lane(0), Lane(1, unsent_bytes=9), Lane(2, closed=True)
-    child = child_of(*lanes)
-    child.rtt_s, child.carried = 0.2, dict.fromkeys(lanes, 10.0)
+def test_on_long_paths_a_stripe_gets_reminders_while_its_last_packets_may_be_lost() -> None:
+    done, busy, gone = stripes = FakeStripe(0), FakeStripe(1, unsent_bytes=9), FakeStripe(2, closed=True)
+    child = child_of(*stripes)
+    child.rtt_s, child.carried = 0.2, dict.fromkeys(stripes, 10.0)
     assert child.trailing(10.1) == [done]
     assert set(child.carried) == {done, busy}
     busy.unsent_bytes = 0
-    assert child.trailing(10.0 + 0.9 * TRAIL_ROUND_TRIPS * child.rtt_s) == [done, busy]
-    assert child.trailing(10.1 + TRAIL_ROUND_TRIPS * child.rtt_s) == []
+    assert child.trailing(10.0 + 0.9 * REMINDER_ROUND_TRIPS * child.rtt_s) == [done, busy]
+    assert child.trailing(10.1 + REMINDER_ROUND_TRIPS * child.rtt_s) == []
     assert child.carried == {}
     assert gone.closed
 
 
-def test_on_short_ways_the_kernel_is_soon_enough() -> None:
-    lane = Lane(0)
-    child = child_of(lane)
-    child.rtt_s, child.carried = 0.9 * FAR_S, {lane: 10.0}
+def test_on_short_paths_no_stripe_gets_reminders() -> None:
+    stripe = FakeStripe(0)
+    child = child_of(stripe)
+    child.rtt_s, child.carried = 0.9 * FAR_RTT_S, {stripe: 10.0}
     assert child.trailing(10.01) == []

@@ -1,19 +1,19 @@
-"""What a part of an artifact should weigh, and the cheapest way to some cells."""
+"""The estimated bytes of a part of an artifact, and the cheapest path to some cells."""
 
 from __future__ import annotations
 
 from p2pcast import limits
 from p2pcast.artifact.piece_size import LEAST_PIECE_BYTES, piece_bytes
-from p2pcast.artifact.records import HASH_BYTES
+from p2pcast.artifact.signed_records import HASH_BYTES
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.relay.catchup import Edge
+from p2pcast.relay.catchup_path import Edge
 from p2pcast.relay.excerpt import directory_bytes, expected_bytes
-from p2pcast.state.replay import way_to
+from p2pcast.state.version_reader import way_to
 from p2pcast.version import Version
 
 ANCHOR, DELTA = LEAST_PIECE_BYTES, limits.PIECE_BYTES
 LAYOUT = Layout([Tensor(f"w{n}", "BF16", (3 * ANCHOR // 4,)) for n in range(8)])
-"""8 cells of one and a half pieces of an anchor."""
+"""8 cells, each of one and a half pieces of an anchor."""
 ONE, TWO, THREE = (Version(0, n) for n in (1, 2, 3))
 
 
@@ -21,7 +21,7 @@ def beyond_directory(edge: Edge, *cells: int) -> int:
     return expected_bytes(edge, [LAYOUT.cells[n] for n in cells], LAYOUT) - expected_bytes(edge, [], LAYOUT)
 
 
-def test_of_an_anchor_the_pieces_in_which_they_lie():
+def test_the_estimate_of_an_anchor_is_exact():
     whole = Edge(b"a", None, ONE, LAYOUT.nbytes)
     assert expected_bytes(whole, [], LAYOUT) == directory_bytes(LAYOUT.nbytes, ANCHOR, cells=8)
     assert beyond_directory(whole, 0) == 2 * ANCHOR
@@ -30,7 +30,7 @@ def test_of_an_anchor_the_pieces_in_which_they_lie():
     assert beyond_directory(whole, *range(8)) == LAYOUT.nbytes
 
 
-def test_of_a_delta_their_share_and_never_more_than_all():
+def test_the_estimate_of_a_delta_is_the_cells_share_and_at_most_all():
     delta = Edge(b"d", ONE, TWO, 800 * DELTA)
     assert beyond_directory(delta, 3) == 101 * DELTA
     assert beyond_directory(delta, *range(8)) == 800 * DELTA
@@ -44,7 +44,7 @@ def test_small_deltas_have_smaller_pieces():
     assert directory_bytes(delta.bytes, piece_bytes(delta.bytes), cells=0) >= pieces * HASH_BYTES
 
 
-def test_the_way_of_the_fewest_bytes_then_artifacts():
+def test_a_path_has_the_fewest_bytes_and_then_the_fewest_artifacts():
     anchor, newer = Edge(b"a", None, ONE, 50), Edge(b"n", None, TWO, 90)
     one, two, both = Edge(b"1", ONE, TWO, 10), Edge(b"2", TWO, THREE, 10), Edge(b"3", ONE, THREE, 20)
     every = [anchor, newer, one, two, both]

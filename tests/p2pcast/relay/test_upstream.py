@@ -1,4 +1,4 @@
-"""What a parent may say, and what a child makes of it, message by message."""
+"""A child's handling of its parent's messages, one by one."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import asyncio
 import pytest
 
 from p2pcast.artifact import RunKey
-from p2pcast.artifact.records import Open
+from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.liveness import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.node import Node
+from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
-from p2pcast.store.store import Store
+from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link
+from p2pcast.version import Version
+from p2pcast.wire import messages
 from p2pcast.wire.connection import Message, Piece
 from p2pcast.wire.messages import Type
 
 
 class Heard(Link):
-    """A link without stripes that keeps what was to be sent."""
+    """A link without stripes that records the messages to send."""
 
     def __init__(self, owner):
         super().__init__(owner, b"r" * 16, "remote", 1)
         self.said = []
 
-    def send(self, kind, body, handle=0):
-        self.said.append((kind, body, handle))
+    def send(self, record, handle=0):
+        self.said.append(record)
 
 
 class Owner:
@@ -51,7 +53,7 @@ class Owner:
 
 @pytest.fixture
 async def child(maker, tmp_path):
-    """(node, upstream, link): a node that has just attached, live."""
+    """(node, upstream, link) of a node that has just attached to a live parent."""
     node = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
     Downstream(node)
     upstream = Upstream(node, live=True)
@@ -61,54 +63,58 @@ async def child(maker, tmp_path):
     node.close()
 
 
-def hear(upstream, link, kind, body=None, handle=0, signed=b""):
-    upstream.on_link_event(link, None, Message(kind, body or {}, handle, signed))
+def hear(owner, link, record, handle=0):
+    owner.on_link_event(link, None, Message(record.type, record, handle))
+
+
+def hear_signed(upstream, link, kind, handle, signed):
+    upstream.on_link_event(link, None, Message(kind, messages.NO_BODY, handle, signed))
 
 
 async def test_an_abort_may_overtake_its_open(child, maker):
-    """They may come on different stripes: the OPEN that follows is then ignored, and the link goes on."""
+    """ABORT and OPEN may come on different stripes. A later OPEN of the handle is ignored, and the link stays up."""
     node, upstream, link = child
     node.add_layout(maker.layout)
     made = maker.make([5000] * 3, piece=1024)
-    hear(upstream, link, Type.ABORT, handle=7)
-    hear(upstream, link, Type.OPEN, handle=7, signed=made.open)
-    hear(upstream, link, Type.BATCH, handle=7, signed=made.batches[0])
+    hear(upstream, link, messages.Abort(), handle=7)
+    hear_signed(upstream, link, Type.OPEN, 7, made.open)
+    hear_signed(upstream, link, Type.BATCH, 7, made.batches[0])
     upstream.on_link_event(link, None, Piece(7, 0, memoryview(made.pieces(1024)[0])))
     assert not link.closed
     assert node.holdings == {}
     assert not upstream.active
 
 
-async def test_layouts_that_nobody_has_signed_do_not_pile_up(child, maker):
+async def test_unsigned_layouts_do_not_accumulate(child, maker):
     node, upstream, link = child
     for n in range(50):
         other = Layout([Tensor(f"t{n}", "BF16", (4, 4))])
-        hear(upstream, link, Type.LAYOUT, {"layout": other.layout_id, "document": other.document})
+        hear(upstream, link, messages.Layout(other.layout_id, other.document))
     assert node.layouts == {}
     assert len(upstream._layouts) <= MAX_UNNAMED_LAYOUTS
     made = maker.make([5000] * 3)
-    hear(upstream, link, Type.LAYOUT, {"layout": maker.layout.layout_id, "document": maker.layout.document})
-    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    hear(upstream, link, messages.Layout(maker.layout.layout_id, maker.layout.document))
+    hear_signed(upstream, link, Type.OPEN, 1, made.open)
     assert not link.closed
     assert list(node.layouts) == [maker.layout.layout_id]
     assert list(node.holdings) == [made.id]
 
 
-async def test_a_layout_that_is_not_what_it_is_called_is_refused(child, maker):
+async def test_a_layout_under_another_layouts_id_is_refused(child, maker):
     node, upstream, link = child
     other = Layout([Tensor("t", "BF16", (4, 4))])
-    hear(upstream, link, Type.LAYOUT, {"layout": maker.layout.layout_id, "document": other.document})
-    hear(upstream, link, Type.OPEN, handle=1, signed=maker.make([1]).open)
+    hear(upstream, link, messages.Layout(maker.layout.layout_id, other.document))
+    hear_signed(upstream, link, Type.OPEN, 1, maker.make([1]).open)
     assert link.closed
     assert link.error.wire_code == "integrity"
     assert node.layouts == {}
 
 
-async def test_what_was_never_opened(child, maker):
+async def test_frames_of_an_unopened_handle_end_the_link(child, maker):
     made = maker.make([5000] * 3)
     for message in (
-        Message(Type.BATCH, {}, 3, made.batches[0]),
-        Message(Type.SEAL, {}, 3, made.manifest),
+        Message(Type.BATCH, messages.NO_BODY, 3, made.batches[0]),
+        Message(Type.SEAL, messages.NO_BODY, 3, made.manifest),
         Piece(3, 0, memoryview(b"x")),
     ):
         node, _, _ = child
@@ -126,7 +132,7 @@ async def test_forgeries_end_the_link(child, maker):
     made = maker.make([5000] * 30, piece=1024)
     forged = bytearray(made.open)
     forged[-1] ^= 1
-    for messages in (
+    for frames in (
         [(Type.OPEN, bytes(forged))],
         [(Type.OPEN, made.open), (Type.BATCH, made.batches[0][:-1])],
         [(Type.OPEN, made.open), (Type.SEAL, made.manifest[:40])],
@@ -135,20 +141,20 @@ async def test_forgeries_end_the_link(child, maker):
         upstream = Upstream(node, live=True)
         link = Heard(upstream)
         upstream.start(link)
-        for kind, signed in messages:
+        for kind, signed in frames:
             assert not link.closed
-            hear(upstream, link, kind, handle=1, signed=signed)
+            hear_signed(upstream, link, kind, 1, signed)
         assert link.error.wire_code == "integrity"
         assert upstream.ended.done()
     assert Store(node.owner.store.root, RunKey(bytes([9]) * 32).public).artifacts == {}
 
 
-async def test_pieces_of_what_the_hub_has_dropped_are_ignored(child, maker):
+async def test_pieces_of_an_artifact_that_the_hub_dropped_are_ignored(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
     made = maker.make([5000] * 30, piece=1024)
-    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
-    hear(upstream, link, Type.BATCH, handle=1, signed=made.batches[0])
+    hear_signed(upstream, link, Type.OPEN, 1, made.open)
+    hear_signed(upstream, link, Type.BATCH, 1, made.batches[0])
     assert upstream.active
     node.abort(node.holdings[made.id])
     upstream.on_link_event(link, None, Piece(1, 0, memoryview(made.pieces(1024)[0])))
@@ -159,67 +165,66 @@ async def test_pieces_of_what_the_hub_has_dropped_are_ignored(child, maker):
 
 
 async def test_a_parent_that_speaks_first_is_answered(child):
-    """Before ``start`` there is no link yet but the one that the event came by."""
+    """Before ``start`` only the event's own link is known."""
     node, _, _ = child
     upstream = Upstream(node, live=True)
     link = Heard(upstream)
-    hear(upstream, link, Type.PING, {"t": 4})
-    assert link.said == [(Type.PONG, {"t": 4}, 0)]
+    hear(upstream, link, messages.Ping(4))
+    assert link.said == [messages.Pong(4)]
 
 
-async def test_a_link_that_closed_before_it_began_claims_nothing(child, maker):
+async def test_a_link_that_closed_before_its_start_becomes_no_source(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
     made = maker.make([5000] * 3)
-    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    hear_signed(upstream, link, Type.OPEN, 1, made.open)
     link.close()
     assert [h.id for h in node.wants()] == [made.id]
     late = Upstream(node, live=True)
     dead = Heard(late)
     dead.close()
     late.start(dead)
-    assert [h.id for h in node.wants()] == [made.id], "it is still free for the next parent"
+    assert [h.id for h in node.wants()] == [made.id], "the next parent is asked for it"
     assert node.upstreams == set()
 
 
-async def test_a_child_that_never_saw_the_open_is_told_that_it_is_gone(child, maker):
+async def test_a_child_that_never_saw_the_open_is_sent_gone(child, maker):
     node, _, _ = child
     node.add_layout(maker.layout)
     downstream = node.downstream
     link = Heard(downstream)
     downstream.accept(link)
     wish = maker.make([5000] * 3)
-    downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": [[wish.id, [0, 2]]]}))
+    hear(downstream, link, messages.Attach(live=True, layouts=[], want=[(wish.id, [0, 2])]))
     holding = node.open(wish.open, None)
-    (feed,) = downstream.children[link].feeds
-    assert feed.have == [0, 2], "a wish is kept with what the child holds"
+    (schedule,) = downstream.children[link].schedules
+    assert schedule.have == [0, 2], "the wish is kept together with the pieces that the child holds"
     node.abort(holding)
-    assert [said[0] for said in link.said] == [Type.ATTACHED, Type.GONE]
-    downstream.on_link_event(link, None, Message(Type.WANT, {"artifact": b"?" * 16, "have": []}))
-    assert link.said[-1] == (Type.GONE, {"artifact": b"?" * 16}, 0)
-    downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": []}))
+    assert [said.type for said in link.said] == [Type.ATTACHED, Type.GONE]
+    hear(downstream, link, messages.Want(b"?" * 16, []))
+    assert link.said[-1] == messages.Gone(b"?" * 16)
+    hear(downstream, link, messages.Attach(live=True, layouts=[], want=[]))
     assert link.closed
     assert "twice" in str(link.error)
 
 
-async def test_what_is_here_as_an_excerpt_is_fed_to_no_child_that_wished_for_all_of_it(child, maker):
+async def test_an_excerpt_is_not_sent_to_a_child_that_wants_the_artifact(child, maker):
     node, _, _ = child
     node.add_layout(maker.layout)
     link = Heard(node.downstream)
     node.downstream.accept(link)
     wish = maker.make([5000] * 3)
-    ask = {"live": True, "layouts": [], "want": [[wish.id, []]]}
-    node.downstream.on_link_event(link, None, Message(Type.ATTACH, ask))
+    hear(node.downstream, link, messages.Attach(live=True, layouts=[], want=[(wish.id, [])]))
     node.excerpts.add(wish.id)
     node.give_up(node.open(wish.open, None))
-    assert [said[0] for said in link.said] == [Type.ATTACHED]
+    assert [said.type for said in link.said] == [Type.ATTACHED]
     node.excerpts.clear()
     holding = node.open(wish.open, None)
-    (feed,) = node.downstream.children[link].feeds
-    assert feed.artifact is holding.artifact, "the wish is kept until it opens for good"
+    (schedule,) = node.downstream.children[link].schedules
+    assert schedule.artifact is holding.artifact, "the wish is kept until the whole artifact opens"
 
 
-async def test_what_the_hub_has_opened_makes_a_link_active_before_the_parent_has_it(child, maker):
+async def test_an_artifact_announced_by_the_hub_makes_a_link_active(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
     made = maker.make([5000] * 3, piece=1024)
@@ -228,10 +233,10 @@ async def test_what_the_hub_has_opened_makes_a_link_active_before_the_parent_has
     for each in (upstream, pull):
         each.expect(artifact)
     assert (upstream.active, pull.active) == (True, False)
-    hear(upstream, link, Type.OPEN, handle=7, signed=made.open)
+    hear_signed(upstream, link, Type.OPEN, 7, made.open)
     assert upstream._expected == {}
     assert upstream.active
-    hear(upstream, link, Type.ABORT, handle=7)
+    hear(upstream, link, messages.Abort(), handle=7)
     assert not upstream.active
 
 
@@ -242,14 +247,14 @@ class Far(Heard):
         super().__init__(owner)
         self.asked_long = asyncio.Event()
 
-    def send(self, kind, body, handle=0):
-        super().send(kind, body, handle)
+    def send(self, record, handle=0):
+        super().send(record, handle)
         if len(self.said) > 3 * SILENCE_FLOOR_S / ALIVE_ACTIVE_S:
             self.asked_long.set()
 
 
-async def test_a_far_parent_is_not_left_before_its_first_word(child, maker):
-    """A version opens while a child attaches: the answers to ATTACH and to the first PING are still on their way."""
+async def test_a_far_parent_is_not_left_before_its_first_message(child, maker):
+    """A version opens while a child attaches: the answers to ATTACH and to the first PING are in flight."""
     node, _, _ = child
     upstream = Upstream(node, live=True)
     link = Far(upstream)
@@ -264,150 +269,150 @@ async def test_a_far_parent_is_not_left_before_its_first_word(child, maker):
     await running
 
 
-async def test_a_parent_that_catches_up_spares_the_child_what_it_has(child, maker):
-    """It opens old artifacts late: what the child named in its ATTACH, or later, is not pushed; a WANT takes that back."""
+async def test_a_parent_that_catches_up_does_not_push_held_artifacts(child, maker):
+    """The parent opens old artifacts late. It pushes none that the child named in ATTACH or SPARE, until a WANT."""
     node, _, _ = child
     node.add_layout(maker.layout)
     downstream = node.downstream
     link = Heard(downstream)
     downstream.accept(link)
     old, later, new = (maker.make([5000] * 3, step=step) for step in (1, 2, 3))
-    attach = {"live": True, "layouts": [], "want": [], "spare": [old.id]}
-    downstream.on_link_event(link, None, Message(Type.ATTACH, attach))
-    downstream.on_link_event(link, None, Message(Type.SPARE, {"artifact": later.id}))
+    hear(downstream, link, messages.Attach(live=True, layouts=[], want=[], spare=[old.id]))
+    hear(downstream, link, messages.Spare(later.id))
     for made in (old, later, new):
         node.open(made.open, None)
 
     def fed() -> set[bytes]:
-        return {feed.artifact.id for feed in downstream.children[link].feeds}
+        return {schedule.artifact.id for schedule in downstream.children[link].schedules}
 
     assert fed() == {new.id}
-    downstream.on_link_event(link, None, Message(Type.SPARE, {"artifact": new.id}))
-    assert fed() == set(), "also in the middle of it"
-    downstream.on_link_event(link, None, Message(Type.WANT, {"artifact": old.id, "have": []}))
+    hear(downstream, link, messages.Spare(new.id))
+    assert fed() == set(), "SPARE ends a transfer that has begun"
+    hear(downstream, link, messages.Want(old.id, []))
     assert fed() == {old.id}
 
 
-async def test_no_end_of_sparing(child, maker, monkeypatch):
+async def test_the_number_of_spared_artifacts_is_limited(child, maker, monkeypatch):
     node, _, _ = child
     downstream = node.downstream
     link = Heard(downstream)
     downstream.accept(link)
-    downstream.on_link_event(link, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": []}))
+    hear(downstream, link, messages.Attach(live=True, layouts=[], want=[]))
     monkeypatch.setattr("p2pcast.limits.MAX_CATALOG", 3)
     for n in range(4):
         assert not link.closed
-        downstream.on_link_event(link, None, Message(Type.SPARE, {"artifact": bytes([n]) * 16}))
+        hear(downstream, link, messages.Spare(bytes([n]) * 16))
     assert link.closed
 
 
-async def test_what_is_here_or_comes_from_elsewhere_is_not_pushed(child, maker):
+async def test_an_artifact_that_is_here_or_has_another_source_is_not_pushed(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
     here, asked, crossed = (maker.make([5000] * 3, step=step) for step in (1, 2, 3))
-    hear(upstream, link, Type.OPEN, handle=1, signed=here.open)
+    hear_signed(upstream, link, Type.OPEN, 1, here.open)
     pull = Upstream(node, live=False)
     pull.start(Heard(pull))
     link.said.clear()
     pull.want(asked.id)
-    assert link.said == [(Type.SPARE, {"artifact": asked.id}, 0)]
-    hear(pull, pull.link, Type.OPEN, handle=1, signed=asked.open)
-    hear(pull, pull.link, Type.OPEN, handle=2, signed=crossed.open)
+    assert link.said == [messages.Spare(asked.id)]
+    hear_signed(pull, pull.link, Type.OPEN, 1, asked.open)
+    hear_signed(pull, pull.link, Type.OPEN, 2, crossed.open)
     link.said.clear()
-    hear(upstream, link, Type.OPEN, handle=2, signed=crossed.open)
-    assert link.said == [(Type.SPARE, {"artifact": crossed.id}, 0)], "it was on its way already"
+    hear_signed(upstream, link, Type.OPEN, 2, crossed.open)
+    assert link.said == [messages.Spare(crossed.id)], "the OPEN was in flight before the SPARE"
     later = Upstream(node, live=True)
     other = Heard(later)
     later.start(other)
-    ((kind, body, _),) = other.said
-    assert kind is Type.ATTACH
-    assert set(body["spare"]) == {here.id, asked.id, crossed.id}
+    (attach,) = other.said
+    assert set(attach.spare) == {here.id, asked.id, crossed.id}
     pull.link.close()
     again = Upstream(node, live=True)
     last = Heard(again)
     again.start(last)
-    assert {w[0] for w in last.said[0][1]["want"]} == {asked.id, crossed.id}
-    assert last.said[0][1]["spare"] == [here.id]
+    assert {w[0] for w in last.said[0].want} == {asked.id, crossed.id}
+    assert last.said[0].spare == [here.id]
 
 
-async def test_a_parent_is_not_left_for_what_it_was_told_to_spare(child, maker):
+async def test_a_parent_is_not_left_for_a_spared_artifact(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
     pull = Upstream(node, live=False)
     pull.start(Heard(pull))
     made = maker.make([5000] * 3)
-    hear(pull, pull.link, Type.OPEN, handle=1, signed=made.open)
-    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    hear_signed(pull, pull.link, Type.OPEN, 1, made.open)
+    hear_signed(upstream, link, Type.OPEN, 1, made.open)
     assert not upstream.active
     assert pull.active
 
 
-async def test_what_the_parent_has_not_got_may_come_from_elsewhere(child, maker, monkeypatch):
-    """A peer comes back with a part of an old artifact; its parent has its version by another way, and never opens that one."""
+async def test_an_artifact_that_the_parent_lacks_may_get_another_source(child, maker, monkeypatch):
+    """A peer comes back with a part of an old artifact. Its parent reached that version by another path, and never
+    opens the artifact.
+    """
     monkeypatch.setattr("p2pcast.relay.upstream.EXPECTED_S", 0.01)
     node, first, link = child
     node.add_layout(maker.layout)
     part, told = (maker.make([5000] * 3, step=step) for step in (1, 2))
     for handle, made in enumerate((part, told)):
-        hear(first, link, Type.OPEN, handle=handle, signed=made.open)
+        hear_signed(first, link, Type.OPEN, handle, made.open)
     link.close()
     upstream = Upstream(node, live=True)
     parent = Heard(upstream)
     upstream.start(parent)
     assert upstream.wanted == {part.id, told.id}
-    offer = [told.id, "delta", [0, 1], [0, 2], False]
+    offer = messages.Offered(told.id, "delta", Version(0, 1), Version(0, 2), False)
     running = asyncio.ensure_future(upstream.run())
-    hear(upstream, parent, Type.ATTACHED, {"path": [], "artifacts": [offer]})
+    hear(upstream, parent, messages.Attached([], [offer]))
     released = asyncio.Event()
     node.owner.on_offered = lambda _: released.set()
     async with asyncio.timeout(10):
         await released.wait()
     assert node.holdings[part.id].source is None
     assert upstream.wanted == {told.id}
-    assert node.holdings[told.id].source is upstream, "it is on its way to the parent, too"
-    hear(upstream, parent, Type.OPEN, handle=7, signed=part.open)
-    assert node.holdings[part.id].source is upstream, "late, but it has come"
-    hear(upstream, parent, Type.GONE, {"artifact": told.id})
+    assert node.holdings[told.id].source is upstream, "the parent itself is receiving it"
+    hear_signed(upstream, parent, Type.OPEN, 7, part.open)
+    assert node.holdings[part.id].source is upstream, "the parent opened it late"
+    hear(upstream, parent, messages.Gone(told.id))
     assert node.holdings[told.id].source is None
     assert upstream.wanted == set()
     parent.close()
     await running
 
 
-async def test_what_is_given_up_is_waited_for_by_nobody(child, maker):
-    """Another way turned out shorter: who decodes it is woken, and children look elsewhere without taking it for aborted."""
+async def test_giving_an_artifact_up_wakes_its_waiters(child, maker):
+    """Another path turned out shorter: the decoder wakes, and children are sent GONE and not ABORT."""
     node, upstream, link = child
     node.add_layout(maker.layout)
     made = maker.make([5000] * 3)
-    hear(upstream, link, Type.OPEN, handle=1, signed=made.open)
+    hear_signed(upstream, link, Type.OPEN, 1, made.open)
     holding = node.holdings[made.id]
     below = Heard(node.downstream)
     node.downstream.accept(below)
-    node.downstream.on_link_event(below, None, Message(Type.ATTACH, {"live": True, "layouts": [], "want": [[made.id, []]]}))
+    hear(node.downstream, below, messages.Attach(live=True, layouts=[], want=[(made.id, [])]))
     holding.progress.clear()
     node.give_up(holding)
     assert holding.aborted
     assert holding.progress.is_set()
     assert node.holdings == {}
-    assert below.said[-1] == (Type.GONE, {"artifact": made.id}, 0)
-    assert node.owner.aborted == [], "its log is the caller's"
+    assert below.said[-1] == messages.Gone(made.id)
+    assert node.owner.aborted == [], "the caller removes the log"
     node.give_up(holding)
-    assert below.said[-2][0] is Type.ATTACHED
+    assert isinstance(below.said[-2], messages.Attached)
 
 
-async def test_an_answer_to_no_ping_says_nothing_of_the_way(child):
-    """It would have the child wait for this parent for hours: four round trips of silence are borne."""
+async def test_a_pong_without_a_ping_does_not_set_the_round_trip(child):
+    """A forged round trip would have the child wait for hours: four round trips of silence are allowed."""
     _, upstream, link = child
-    hear(upstream, link, Type.PONG, {"t": 0})
+    hear(upstream, link, messages.Pong(0))
     assert upstream._watch.rtt_s is None
     running = asyncio.create_task(upstream.run())
     async with asyncio.timeout(30):
-        while not (pings := [body for kind, body, _ in link.said if kind is Type.PING]):
-            await upstream._bell.wait(0.01)
-    hear(upstream, link, Type.PONG, pings[0])
+        while not (pings := [said for said in link.said if isinstance(said, messages.Ping)]):
+            await upstream._wakeup.wait(0.01)
+    hear(upstream, link, messages.Pong(pings[0].t))
     first = upstream._watch.rtt_s
     assert first is not None
-    hear(upstream, link, Type.PONG, pings[0])
-    assert upstream._watch.rtt_s == first, "once for each"
+    hear(upstream, link, messages.Pong(pings[0].t))
+    assert upstream._watch.rtt_s == first, "each PING takes one answer"
     running.cancel()
     await asyncio.wait([running])

@@ -1,4 +1,4 @@
-"""A small world: a layout of every word width, states, and deltas between them made by the real codec."""
+"""A layout of every word width, states, and deltas between them made by the real codec."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from p2pcast.artifact.assembly import Placed
 from p2pcast.codec.cell import encode
 from p2pcast.codec.digest import MASK, digest, word_dtype
 from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.shadow import Shadow
-from p2pcast.state.stage import Stager
 from p2pcast.version import Version
 
 ODD = Layout(
@@ -80,9 +80,9 @@ class World:
         shadow.fill(version, self.words(state), self.digest(state))
         return shadow
 
-    def stager(self, shadow: Shadow, version: Version, base: Version) -> Stager:
+    def stager(self, shadow: Shadow, version: Version, base: Version) -> PatchBuilder:
         writer = PatchWriter(shadow.patch_path(version), self.layout, base, version)
-        return Stager(shadow, self.layout, version, base, writer)
+        return PatchBuilder(shadow, self.layout, version, base, writer)
 
     def stage(
         self,
@@ -110,22 +110,24 @@ def world() -> World:
 
 @pytest.fixture(scope="session")
 def world_class() -> type[World]:
-    """For Hypothesis, which wants a fresh world for every example."""
+    """For Hypothesis, which needs a new world for every example."""
     return World
 
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """A real tmpfs of 1 MiB; only root can have one."""
+    """A real tmpfs of 1 MiB; needs root."""
 
     if os.geteuid() != 0:
         pytest.skip("mounting a tmpfs needs root")
     folder = tmp_path / "tmpfs"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("this container may not mount a tmpfs")
     try:
         yield folder
     finally:
-        # A test may leave the file system mapped: lazy, so that it goes with the last map.
+        # Unmount lazily: a test may leave maps, and the file system is freed with the last of them.
         subprocess.run(["umount", "-l", folder], check=True)

@@ -70,7 +70,7 @@ def test_round_trip(world_class, seed, share, state):
             got.words.flags.writeable = True
 
 
-def test_nothing_stands_under_the_name_before_finish(world, tmp_path):
+def test_file_has_no_name_before_finish(world, tmp_path):
     path = tmp_path / "p"
     writer = PatchWriter(path, world.layout, V0, V1)
     writer.add(patches(world.layout, 1, 0.5)[0])
@@ -84,7 +84,7 @@ def test_nothing_stands_under_the_name_before_finish(world, tmp_path):
         PatchWriter(tmp_path / "none" / "p", world.layout, V0, V1)
 
 
-def test_a_patch_that_does_not_fit_its_cell_is_refused(world, tmp_path):
+def test_patch_that_does_not_fit_its_cell_is_refused(world, tmp_path):
     writer = PatchWriter(tmp_path / "p", world.layout, V0, V1)
     cell = world.layout.cells[0]
     one = np.zeros(1, word_dtype(cell.word_bytes))
@@ -108,7 +108,7 @@ def test_every_truncation_is_refused(world, tmp_path):
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_whatever_the_bytes_are_no_write_leaves_its_cell(world_class, data):
+def test_edited_patch_never_writes_outside_its_cells(world_class, data):
     """Any edit of header and index is refused, or the file is still safe to apply."""
     layout = world_class.layout
     with tempfile.TemporaryDirectory() as name:
@@ -143,7 +143,7 @@ HUGE = 2**64 - 1
         (4, HUGE), (4, HUGE - 7), (4, 128), (4, 64), (7, HUGE),
     ],
 )  # fmt: skip
-def test_attacks_on_the_index(world, tmp_path, field, value):
+def test_attacks_on_the_index_are_refused(world, tmp_path, field, value):
     path = tmp_path / "p"
     found = [
         Patch(c, np.arange(3, dtype=np.uint32), np.zeros(3, word_dtype(world.layout.cells[c].word_bytes)), 1, 2, 3)
@@ -160,7 +160,7 @@ def test_attacks_on_the_index(world, tmp_path, field, value):
 
 
 def crafted(layout, rows: list[tuple[int, int, int, int]], end: int) -> bytes:
-    """Sparse rows (cell, n, offset of positions, offset of words) that say whatever they like; the positions are 0, 1, …"""
+    """Sparse rows (cell, n, offset of positions, offset of words) with arbitrary values; the positions are 0, 1, …"""
     body = bytearray(end - 128)
     for _, n, at, _ in rows:
         body[at - 128 : at - 128 + 4 * n] = np.arange(n, dtype="<u4").tobytes()
@@ -177,14 +177,14 @@ def crafted(layout, rows: list[tuple[int, int, int, int]], end: int) -> bytes:
         ([(1, 2, 128, 136), (2, 2, 152, 160)], 168, False),  # a hole between rows
         ([(1, 2, 136, 144), (2, 2, 152, 160)], 168, False),  # a hole before the first
         ([(1, 2, 128, 144)], 152, False),  # a hole inside a row
-        ([(1, 2, 128, 128)], 136, False),  # words that are positions
+        ([(1, 2, 128, 128)], 136, False),  # words at the offset of positions
         ([(1, 2, 136, 128)], 144, False),  # words before positions
         ([(1, 2, 128, 136), (2, 2, 128, 136)], 144, False),  # one row for two cells
         ([(1, 2, 128, 136), (2, 2, 136, 144)], 152, False),  # rows that overlap
         ([(2, 2, 128, 136), (1, 2, 144, 152)], 160, False),  # cells that descend
     ],
 )
-def test_rows_must_tile_the_file(world, tmp_path, rows, end, fine):
+def test_rows_must_fill_the_file(world, tmp_path, rows, end, fine):
     assert [world.layout.cells[c].word_bytes for c in (1, 2, 3)] == [4, 4, 4]
     path = tmp_path / "p"
     path.write_bytes(crafted(world.layout, rows, end))
@@ -196,7 +196,7 @@ def test_rows_must_tile_the_file(world, tmp_path, rows, end, fine):
 
 
 @pytest.mark.parametrize("positions", [[0, 0], [1, 0], [0, 10], [0, 2**32 - 1], [2**31, 1]])
-def test_attacks_on_the_positions(world, tmp_path, positions):
+def test_attacks_on_the_positions_are_refused(world, tmp_path, positions):
     cell = world.layout.cells[0]
     assert cell.words == 10
     words = np.zeros(len(positions), word_dtype(cell.word_bytes))
@@ -206,8 +206,8 @@ def test_attacks_on_the_positions(world, tmp_path, positions):
         PatchFile.open(path, world.layout)
 
 
-def test_golden_bytes(world, tmp_path):
-    """Two cells, one sparse and one dense, byte by byte as docs/delta-format.md §8 says."""
+def test_patch_matches_its_golden_bytes(world, tmp_path):
+    """Two cells, one sparse and one dense, byte by byte as in docs/formats/delta-format.md §8."""
     layout = world.layout
     sparse, dense = layout.cells[1], layout.cells[-1]
     assert (sparse.word_bytes, dense.word_bytes, dense.words) == (4, 1, 4)

@@ -14,7 +14,7 @@ import pytest
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, LocalError
-from p2pcast.parallel import ordered_map
+from p2pcast.ordered_map import ordered_map
 from p2pcast.state.shadow import Phase, Shadow
 from p2pcast.version import Version
 
@@ -22,7 +22,7 @@ V0, V1, V2 = Version(0, 0), Version(0, 1), Version(0, 2)
 
 
 class Died(BaseException):
-    """The process ends here."""
+    """Simulates the process's death."""
 
 
 class Mortal(Shadow):
@@ -87,7 +87,7 @@ def test_apply_is_bit_exact(world, tmp_path, codec, workers):
         assert world.bytes_of(again) == b
 
 
-def test_a_version_without_changes(world, tmp_path):
+def test_version_without_changes(world, tmp_path):
     a = world.state(1)
     with world.filled(tmp_path, a) as shadow:
         shadow.apply(world.stage(shadow, a, a, V1, V0))
@@ -96,7 +96,7 @@ def test_a_version_without_changes(world, tmp_path):
 
 
 @pytest.mark.parametrize("tensors", [[], [Tensor("empty", "BF16", (0,))], [Tensor("scalar", "U8", ())]])
-def test_tiny_layouts(tmp_path, tensors):
+def test_layouts_of_few_words(tmp_path, tensors):
     layout = Layout(tensors)
     with Shadow.create(tmp_path, layout) as shadow:
         shadow.fill(V0, lambda cell: np.zeros(cell.words, np.uint8), 0)
@@ -106,7 +106,7 @@ def test_tiny_layouts(tmp_path, tensors):
 
 
 def _deaths(world, folder: Path):
-    """(how many writes came before, folder) for a death at every write of an apply from state 1 to its step."""
+    """(number of earlier writes, folder) for a death at every write of an apply from state 1 to its step."""
     a = world.state(1)
     b = world.step(a, 2, share=0.1)
     for left in range(1, 10_000):
@@ -125,14 +125,14 @@ def _deaths(world, folder: Path):
         yield left, at
 
 
-def test_a_death_at_any_write_of_apply_is_mended(world, tmp_path):
+def test_death_at_any_write_of_apply_is_repaired(world, tmp_path):
     a = world.state(1)
     b = world.step(a, 2, share=0.1)
     count = 0
     for left, at in _deaths(world, tmp_path):
         count += 1
         with Shadow.open(at, world.layout) as shadow:
-            # Only before the phase was set is the old version still there, whole.
+            # The old version is still whole only if the phase was not set yet.
             want = (V0, a) if left <= 2 else (V1, b)
             assert (shadow.version, world.bytes_of(shadow)) == want, left
             assert shadow.phase is Phase.CLEAN
@@ -143,17 +143,17 @@ def test_a_death_at_any_write_of_apply_is_mended(world, tmp_path):
     assert count == 2 * len(world.delta(a, b)) + 4 >= 20
 
 
-def test_a_death_while_mending_is_mended(world, tmp_path):
+def test_death_during_repair_is_repaired(world, tmp_path):
     a = world.state(1)
     b = world.step(a, 2, share=0.1)
     dead = next(at for left, at in _deaths(world, tmp_path) if left == 9)
-    # One more write lives each time: every one of them is the last at some point.
+    # Each attempt survives one write more, so every write is once the last.
     for left in range(1, 200):
         Mortal.left = left
         with contextlib.suppress(Died), Mortal.open(dead, world.layout):
             break
     else:
-        pytest.fail("it never got through")
+        pytest.fail("the repair never completed")
     Mortal.left = -1
     assert left > 9
     with Shadow.open(dead, world.layout) as shadow:
@@ -161,7 +161,7 @@ def test_a_death_while_mending_is_mended(world, tmp_path):
         assert shadow.verify() == []
 
 
-def test_a_death_while_filling_starts_over(world, tmp_path):
+def test_death_during_fill_starts_over(world, tmp_path):
     a, b = world.state(1), world.state(2)
     with world.filled(tmp_path, a):
         pass
@@ -177,8 +177,8 @@ def test_a_death_while_filling_starts_over(world, tmp_path):
         assert world.bytes_of(shadow) == b
 
 
-def test_killed_for_real(world, tmp_path):
-    """SIGKILL in the midst of applying, another process mends."""
+def test_sigkill_during_apply_is_repaired(world, tmp_path):
+    """SIGKILL during an apply; another process repairs the shadow."""
     a = world.state(1)
     b = world.step(a, 2)
     with world.filled(tmp_path, a) as shadow:
@@ -202,14 +202,14 @@ Doomed.open(folder, Layout.from_document({world.layout.document!r})).apply(pathl
         assert (shadow.version, world.bytes_of(shadow)) == (V1, b)
 
 
-def test_half_way_without_its_patch_is_refused(world, tmp_path):
+def test_interrupted_apply_without_its_patch_is_refused(world, tmp_path):
     at = next(at for left, at in _deaths(world, tmp_path) if left == 8)
     patch = at / "patches" / "0.1.p2pp"
     whole = patch.read_bytes()
     patch.chmod(0o600)
     for bad in (whole[:-1], whole[:200] + bytes([whole[200] ^ 1]) + whole[201:]):
         patch.write_bytes(bad)
-        with pytest.raises(IntegrityError, match="made anew"):
+        with pytest.raises(IntegrityError, match="create a new one"):
             Shadow.open(at, world.layout)
     patch.unlink()
     with pytest.raises(IntegrityError, match="cannot be replayed"):
@@ -225,16 +225,16 @@ def test_wrong_base_is_refused_before_a_byte_changes(world, tmp_path):
         moved.write_bytes(path.read_bytes())
         with pytest.raises(IntegrityError, match=r"wrong base.*against 0.0, the shadow holds 0.1"):
             other.apply(moved)
-        other.fill(V0, world.words(b))  # the version says yes, the bytes say no
+        other.fill(V0, world.words(b))  # the version matches, the bytes do not
         with pytest.raises(IntegrityError, match="wrong base"):
             other.apply(moved)
         assert world.bytes_of(other) == b
         assert other.version == V0
-        with pytest.raises(LocalError, match="lies at"):
+        with pytest.raises(LocalError, match="is at"):
             other.apply(path)
 
 
-def test_a_patch_that_names_another_state_is_refused(world, tmp_path):
+def test_patch_of_another_state_is_refused(world, tmp_path):
     a = world.state(1)
     b = world.step(a, 2)
     with world.filled(tmp_path, a) as shadow:
@@ -248,7 +248,7 @@ def test_a_patch_that_names_another_state_is_refused(world, tmp_path):
         assert world.bytes_of(shadow) == a
 
 
-def test_every_damaged_byte_of_a_patch_is_harmless_or_refused_whole(world, tmp_path):
+def test_damaged_patch_is_refused_or_harmless(world, tmp_path):
     a = world.state(1)
     b = world.step(a, 2, share=0.02)
     rng = np.random.default_rng(3)
@@ -273,7 +273,7 @@ def test_every_damaged_byte_of_a_patch_is_harmless_or_refused_whole(world, tmp_p
         assert refused > 400
 
 
-def test_rot_is_found_and_healed(world, tmp_path):
+def test_corruption_is_found_and_healed(world, tmp_path):
     a = world.state(1)
     with world.filled(tmp_path, a) as shadow:
         cell = world.layout.cells[5]
@@ -290,10 +290,10 @@ def test_rot_is_found_and_healed(world, tmp_path):
         assert world.bytes_of(shadow) == a
 
 
-def test_a_fill_with_the_wrong_state_is_refused(world, tmp_path):
+def test_fill_with_the_wrong_state_is_refused(world, tmp_path):
     a = world.state(1)
     with Shadow.create(tmp_path, world.layout) as shadow:
-        with pytest.raises(IntegrityError, match="not that version"):
+        with pytest.raises(IntegrityError, match="it is another version"):
             shadow.fill(V1, world.words(a), 1)
         with pytest.raises(LocalError):
             shadow.verify()
@@ -303,7 +303,7 @@ def test_a_fill_with_the_wrong_state_is_refused(world, tmp_path):
         assert world.bytes_of(shadow) == a
 
 
-def test_cells_that_are_brought_in_any_order_from_several_threads(world, tmp_path):
+def test_filling_takes_cells_in_any_order_from_several_threads(world, tmp_path):
     a, b = world.state(1), world.state(2)
     with world.filled(tmp_path, a) as shadow:
         cells = sorted(shadow.layout.cells, key=lambda c: c.index * 7 % 11)
@@ -315,7 +315,7 @@ def test_cells_that_are_brought_in_any_order_from_several_threads(world, tmp_pat
         assert shadow.verify() == []
 
 
-def test_a_state_that_lacks_a_cell_holds_nothing(world, tmp_path):
+def test_fill_without_a_cell_leaves_an_empty_shadow(world, tmp_path):
     a = world.state(1)
     with world.filled(tmp_path, a) as shadow:
         some = [cell for cell in shadow.layout.cells if cell.index not in (3, 5)]
@@ -329,7 +329,7 @@ def test_a_state_that_lacks_a_cell_holds_nothing(world, tmp_path):
         assert shadow.version == V1
 
 
-def test_one_process_at_a_time(world, tmp_path):
+def test_shadow_is_locked_by_one_process(world, tmp_path):
     with world.filled(tmp_path, world.state(1)) as shadow:
         for attempt in (Shadow.open, Shadow.create):
             with pytest.raises(LocalError, match="in use"):
@@ -376,7 +376,7 @@ def test_patches_are_listed_and_dropped(world, tmp_path):
         shadow.apply(world.stage(shadow, a, b, V1, V0))
         shadow.apply(world.stage(shadow, b, c, V2, V1))
         (tmp_path / "patches" / "notes.p2pp").touch()
-        world.stager(shadow, Version(1, 0), V2)  # dies before it ends
+        world.stager(shadow, Version(1, 0), V2)  # dies before the end
         assert shadow.patches == [V1, V2]
         shadow.drop_patches(V1)
         assert shadow.patches == [V2]
@@ -385,12 +385,12 @@ def test_patches_are_listed_and_dropped(world, tmp_path):
         assert not list(tmp_path.glob("patches/*.part"))
 
 
-def test_a_full_tmpfs_is_one_clear_error(world, tmpfs):
+def test_full_tmpfs_is_one_error_with_a_remedy(world, tmpfs):
     big = Layout([Tensor("big", "BF16", (1 << 20,))])
     with pytest.raises(LocalError, match=r"no room for the shadow.*GiB are free"):
         Shadow.create(tmpfs / "s", big)
     assert not (tmpfs / "s" / "model.safetensors").exists()
-    # Room for the shadow and no more: staging fails, the shadow does not.
+    # There is room for the shadow only: staging fails, the shadow stays valid.
     fits = Layout([Tensor("fits", "BF16", (460_000,))], cell_words=1 << 16)
     world.layout = fits
     a, b = world.state(1), world.state(2)
@@ -405,7 +405,7 @@ def test_a_full_tmpfs_is_one_clear_error(world, tmpfs):
         assert world.bytes_of(shadow) == c
 
 
-def test_a_limit_on_file_sizes_is_one_clear_error(world, tmp_path):
+def test_file_size_limit_is_one_error_with_a_remedy(world, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
     try:
@@ -416,8 +416,8 @@ def test_a_limit_on_file_sizes_is_one_clear_error(world, tmp_path):
     assert list(tmp_path.glob("*.safetensors")) == []
 
 
-def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(world, tmp_path):
-    """Nobody but its own user can do that; every pass over the shadow is a pass over a map."""
+def test_shadow_cut_short_ends_its_process_with_a_message(world, tmp_path):
+    """Only the shadow's own user can cut it short. Every pass over the shadow reads a map."""
     with world.filled(tmp_path, world.state(1)):
         pass
     ended = subprocess.run(
@@ -425,7 +425,7 @@ def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(w
             sys.executable,
             "-c",
             "import mmap, os, pathlib, sys\n"
-            "from p2pcast.daemon import name_fatal_signals\n"
+            "from p2pcast.daemon.daemon_process import name_fatal_signals\n"
             "from p2pcast.state.shadow import MODEL_NAME, _mapped\n"
             "path = pathlib.Path(sys.argv[1]) / MODEL_NAME\n"
             "name_fatal_signals()\n"
@@ -440,12 +440,12 @@ def test_a_shadow_that_is_cut_short_ends_its_process_in_words_and_is_made_anew(w
     )
     assert ended.returncode == -signal.SIGBUS
     assert "Bus error" in ended.stderr
-    with pytest.raises(IntegrityError, match="must be made anew"):
+    with pytest.raises(IntegrityError, match="create a new shadow"):
         Shadow.open(tmp_path, world.layout)
 
 
-def test_a_smaller_shadow_takes_nothing_away_from_who_maps_the_one_before(tmp_path):
-    """In a process of its own: where it fails, that one ends by SIGBUS."""
+def test_smaller_shadow_keeps_maps_of_the_previous_one_valid(tmp_path):
+    """In a process of its own, which would end by SIGBUS on failure."""
     ended = subprocess.run(
         [
             sys.executable,

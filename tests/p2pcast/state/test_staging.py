@@ -1,4 +1,4 @@
-"""Staging that is given up: the patch goes only when no thread writes to it any more."""
+"""Abandoned staging: the patch is removed only after every writing thread has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from p2pcast.errors import RetryableError
-from p2pcast.state.stage import Stager
+from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
 
@@ -17,7 +17,7 @@ V1 = Version(0, 1)
 
 
 class Whole:
-    """A delta that lies whole in memory, as far as staging looks at it."""
+    """A whole delta in memory, with the attributes that staging reads."""
 
     def __init__(self, delta) -> None:
         self.open = SimpleNamespace(base=Version(0, 0), version=V1, piece=1)
@@ -30,19 +30,19 @@ class Whole:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "aborted"])
-async def test_a_decode_that_is_under_way_ends_before_the_patch_goes(world, tmp_path, monkeypatch, how):
+async def test_patch_is_removed_after_the_running_decode_ends(world, tmp_path, monkeypatch, how):
     a = world.state(1)
     begun, go_on, ended = asyncio.Event(), threading.Event(), []
     loop = asyncio.get_running_loop()
-    decode = Stager.decode
+    decode = PatchBuilder.decode
 
     def slow(self, placed, payload):
         loop.call_soon_threadsafe(begun.set)
         assert go_on.wait(60)
-        assert part.exists(), "somebody still writes to it"
+        assert part.exists(), "a thread still writes to the patch"
         ended.append(decode(self, placed, payload))
 
-    monkeypatch.setattr(Stager, "decode", slow)
+    monkeypatch.setattr(PatchBuilder, "decode", slow)
     staging = Staging(2)
     try:
         with world.filled(tmp_path, a) as shadow:

@@ -1,4 +1,4 @@
-"""Small artifacts of either kind, made by the real packer, and put into a store as they would come in."""
+"""Small artifacts of either kind, made by the real packer and received into a store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import blake3
 
 from p2pcast.artifact import Assembly, Open, Packer, RunKey, run_id
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.store.store import Store, Stored
+from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.version import Version
 
 KEY = RunKey(bytes([5]) * 32)
@@ -19,7 +19,9 @@ LAYOUT = Layout([Tensor("a", "BF16", (20, 100)), Tensor("b", "F32", ())], cell_w
 PIECE = 1024
 
 
-def made(kind: str, step: int, *, files=(("conf.json", 300), ("sub/tok", 0), ("tok.model", 2000)), base: int | None = None):
+def made(
+    kind: str, step: int, *, files=(("conf.json", 300), ("sub/tok", 0), ("tok.model", 2000)), base: int | None = None
+):
     """(open record, signed batches, manifest, log)."""
     draw = random.Random(f"{kind} {step}")
     record = Open(
@@ -55,7 +57,7 @@ def assembled(open_signed, batches, manifest) -> Assembly:
 
 
 def put(store: Store, kind: str, step: int, *, order: random.Random | None = None, **more) -> tuple[Stored, bytes]:
-    """Receive an artifact by piece, in any order, and seal it."""
+    """Receive an artifact piece by piece, in any order, and seal it."""
     *signed, log = made(kind, step, **more)
     assembly = assembled(*signed)
     pieces = list(range(assembly.pieces))
@@ -76,7 +78,7 @@ def again(store: Store) -> Store:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Of this process, in a folder."""
+    """This process's open files in a folder."""
     links = []
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

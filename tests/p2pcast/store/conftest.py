@@ -1,4 +1,4 @@
-"""A store that is empty."""
+"""An empty store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pcast.store.store import Store
+from p2pcast.store.artifact_store import Store
 
 sys.path.append(str(Path(__file__).parent))  # artifacts_at_hand
 

@@ -1,4 +1,4 @@
-"""Anchors are checkpoint folders, whole or not there, and what their digests say."""
+"""Anchors are whole checkpoint folders that match their digests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2pcast.errors import IntegrityError
 from p2pcast.version import Version
 
 
-def test_an_anchor_is_an_ordinary_checkpoint_folder(store):
+def test_anchor_is_an_ordinary_checkpoint_folder(store):
     stored, log = put(store, "anchor", 0)
     checkpoint = Checkpoint.open(stored.path)
     assert checkpoint.layout(cell_words=500).layout_id == LAYOUT.layout_id
@@ -23,7 +23,7 @@ def test_an_anchor_is_an_ordinary_checkpoint_folder(store):
     assert not (stored.path / ".files").exists()
 
 
-def test_write_anchor(store):
+def test_written_anchor_is_signed_and_found_again(store):
     words = {c.index: np.arange(c.words, dtype=f"<u{c.word_bytes}") for c in LAYOUT.cells}
     digests = np.array([digest(words[c.index], c) for c in LAYOUT.cells], dtype="<u8")
     files = {"config.json": b"{}", "sub/x": b""}
@@ -43,7 +43,7 @@ def test_write_anchor(store):
     assert reopened.small_files(Version(0, 3)) == files
 
 
-def test_an_anchor_that_was_being_replaced_is_put_back(store):
+def test_interrupted_replacement_restores_the_old_anchor(store):
     words = {c.index: np.arange(c.words, dtype=f"<u{c.word_bytes}") for c in LAYOUT.cells}
     digests = np.array([digest(words[c.index], c) for c in LAYOUT.cells], dtype="<u8")
     stored = store.write_anchor(KEY, b"i" * 16, Version(0, 3), LAYOUT, lambda c: words[c.index], digests, {})
@@ -52,10 +52,10 @@ def test_an_anchor_that_was_being_replaced_is_put_back(store):
     assert list((store.root / "partial").iterdir()) == []
 
 
-def test_an_anchor_that_is_not_what_its_digests_say_is_not_written(store):
+def test_anchor_with_wrong_digests_is_not_written(store):
     words = {c.index: np.arange(c.words, dtype=f"<u{c.word_bytes}") for c in LAYOUT.cells}
     digests = np.zeros(len(LAYOUT.cells), dtype="<u8")
-    with pytest.raises(IntegrityError, match="is not what its digest says"):
+    with pytest.raises(IntegrityError, match="does not match its digest"):
         store.write_anchor(KEY, b"i" * 16, Version(0, 3), LAYOUT, lambda c: words[c.index], digests, {})
     assert list((store.root / "partial").iterdir()) == []
     assert again(store).artifacts == {}

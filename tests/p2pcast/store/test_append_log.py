@@ -20,7 +20,7 @@ def test_records_survive_a_restart_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "a.log").stat().st_mode & 0o777 == 0o600
 
 
-def test_every_torn_last_line_is_cut_off_and_the_next_record_follows(tmp_path: Path) -> None:
+def test_torn_last_line_is_cut_off_and_the_next_record_follows(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     log = AppendLog(path)
     log.append({"n": 1})
@@ -50,7 +50,7 @@ def test_damage_before_the_last_line_is_refused_with_its_line(tmp_path: Path) ->
         AppendLog(path)
 
 
-def test_rewriting_replaces_all_and_appending_goes_on(tmp_path: Path) -> None:
+def test_rewrite_replaces_all_records_and_appending_continues(tmp_path: Path) -> None:
     log = AppendLog(tmp_path / "a.log")
     for n in range(5):
         log.append({"n": n})
@@ -60,9 +60,7 @@ def test_rewriting_replaces_all_and_appending_goes_on(tmp_path: Path) -> None:
     assert AppendLog(tmp_path / "a.log").records == [{"n": 3}, {"n": 4}, {"n": 5}]
 
 
-def test_a_folder_that_could_not_be_synced_is_synced_with_the_next_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_folder_sync_is_repeated_with_the_next_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, real, synced = AppendLog(tmp_path / "a.log"), disk.sync_folder, []
 
     def full(path: Path) -> None:
@@ -80,7 +78,7 @@ def test_a_folder_that_could_not_be_synced_is_synced_with_the_next_record(
     assert AppendLog(tmp_path / "a.log").records == [{"n": 3}, {"n": 4}]
 
 
-def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+def test_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("")
     (tmp_path / "a.log").symlink_to(tmp_path / "other")
     with pytest.raises(LocalError):

@@ -1,4 +1,4 @@
-"""What retention may take, and what it never takes."""
+"""Artifacts that retention may remove, and artifacts that it never removes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Item:
 
 @st.composite
 def histories(draw):
-    """Versions with deltas, squashes, anchors and branches, some of it already gone."""
+    """Versions with deltas, squashes, anchors and branches, some already removed."""
     steps = draw(st.integers(1, 14))
     items, versions = [], [Version(0, 0)]
     items.append(Item(0, None, versions[0]))
@@ -41,7 +41,7 @@ def histories(draw):
 
 
 def reachable(items) -> set[Version]:
-    """Versions that can be had from nothing."""
+    """Versions that can be reached without a base."""
     found = {i.version for i in items if i.base is None}
     while more := {i.version for i in items if i.base in found} - found:
         found |= more
@@ -49,7 +49,7 @@ def reachable(items) -> set[Version]:
 
 
 @given(histories(), st.integers(1, 6), st.integers(1, 3))
-def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anchors):
+def test_retention_keeps_the_newest_versions_chain(items, deltas, anchors):
     gone = expendable(items, Counts(deltas, anchors))
     assert len(gone) == len(set(gone)) <= len(items)
     left = [i for i in items if i.id not in gone]
@@ -61,7 +61,9 @@ def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anch
     for kind, keep in ((False, deltas), (True, anchors)):
         kept = [i for i in left if (i.base is None) == kind]
         every = [i for i in by_version if (i.base is None) == kind]
-        squashes = [i for i in every if any(i.version == o.version and i.base is not None and i.base < o.base for o in every)]
+        squashes = [
+            i for i in every if any(i.version == o.version and i.base is not None and i.base < o.base for o in every)
+        ]
         assert len(kept) >= min(keep, len(every) - len(squashes))
         if every:
             assert every[-1].version in {i.version for i in kept}
@@ -70,8 +72,10 @@ def test_retention_never_takes_what_the_newest_version_needs(items, deltas, anch
 
 
 @given(histories(), st.integers(1, 6), st.integers(1, 3))
-def test_whatever_kept_deltas_lead_to_can_still_be_had(items, deltas, anchors):
-    """An anchor that a kept delta starts from is never taken: what could be had by way of kept deltas and any anchor still can."""
+def test_versions_reachable_by_kept_deltas_stay_reachable(items, deltas, anchors):
+    """An anchor that is the base of a kept delta is never removed: a version reachable by kept deltas and any anchor
+    stays reachable.
+    """
     gone = set(expendable(items, Counts(deltas, anchors)))
     left = [i for i in items if i.id not in gone]
     newest = [x for x in sorted(items, key=lambda i: i.version, reverse=True) if x.base is not None and x.id[0] == 0]
@@ -81,7 +85,7 @@ def test_whatever_kept_deltas_lead_to_can_still_be_had(items, deltas, anchors):
     assert {d.version for d in counted if d.base in before} <= after
 
 
-def test_a_chain_that_is_too_long_is_let_go():
+def test_chain_over_its_limit_is_removed():
     items = [Item(0, None, Version(0, 0))]
     items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 31)]
     assert expendable(items, Counts(5, 1, 31)) == []
@@ -90,28 +94,29 @@ def test_a_chain_that_is_too_long_is_let_go():
     assert not set(expendable([i for i in items if i.id in left], Counts(5, 1, 30)))
 
 
-def test_anchors_that_kept_deltas_start_from_stay_beyond_their_number():
+def test_anchors_below_kept_deltas_are_kept_beyond_their_count():
     items = [Item(0, None, Version(0, 0))]
     items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 60)]
     items += [Item(1000 + n, None, Version(0, n)) for n in range(10, 60, 10)]
     gone = expendable(items, Counts(25, 1))
     left = {i.version.step for i in items if i.base is None and i.id not in gone}
-    assert left == {40, 50}, "25 deltas begin at 34: the anchors of 40 and 50 lie on their way"
+    assert left == {40, 50}, "25 deltas begin at 34, so the anchors of 40 and 50 are bases of kept deltas"
 
 
-def test_retention_of_a_plain_run():
+def test_retention_of_an_ordinary_run():
     items = [Item(0, None, Version(0, 0))]
     items += [Item(n, Version(0, n - 1), Version(0, n)) for n in range(1, 300)]
-    assert expendable(items) == [], "one anchor: everything since then is needed"
+    assert expendable(items) == [], "with one anchor, all later deltas are needed"
     items += [Item(1000 + n, None, Version(0, n)) for n in range(50, 300, 50)]
     gone = expendable(items)
     assert len(gone) == 299 - retention.KEEP_DELTAS
     assert all(int.from_bytes(g, "big") < 200 for g in gone)
 
 
-def test_retain_removes_files_but_spares(store, monkeypatch):
+def test_retain_removes_expendable_files_except_spared_files(store, monkeypatch):
     monkeypatch.setattr(
-        "p2pcast.store.store.expendable", lambda artifacts, counts: [a.id for a in artifacts if a.version.step < 3]
+        "p2pcast.store.artifact_store.expendable",
+        lambda artifacts, counts: [a.id for a in artifacts if a.version.step < 3],
     )
     kept = {step: put(store, "delta", step, files=((f"f{step}", 10 + step),))[0] for step in (1, 2, 3)}
     anchor, _ = put(store, "anchor", 0)

@@ -1,4 +1,4 @@
-"""Small files are what their hashes say, or are not handed out."""
+"""Small files match their hashes, or are not returned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2pcast.errors import IntegrityError
 from p2pcast.version import Version
 
 
-def test_a_damaged_small_file_is_not_handed_out(store):
+def test_damaged_small_file_is_not_returned(store):
     put(store, "delta", 1)
     name = blake3.blake3(store.small_files(Version(0, 1))["conf.json"]).hexdigest()
     (store.root / "files" / name).write_bytes(b"rot")
@@ -18,7 +18,7 @@ def test_a_damaged_small_file_is_not_handed_out(store):
         store.small_files(Version(0, 1))
 
 
-def test_small_files_that_lie_about_their_hash_are_not_kept(store):
+def test_small_file_with_a_wrong_hash_is_not_stored(store):
     *signed, log = made("delta", 1)
     assembly = assembled(*signed)
     out = store.begin(assembly.open, LAYOUT)

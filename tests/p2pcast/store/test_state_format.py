@@ -1,4 +1,6 @@
-"""The form of a state folder: later releases' are refused untouched, earlier ones' are brought on, whatever a crash left on the way; one process at a time."""
+"""The format of a state folder: later formats are refused unchanged, earlier ones are upgraded after any crash, and one
+process holds the lock.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Died(Exception):
 
 
 class Dying:
-    """A watcher under which the process dies before a step; ``count`` steps are done."""
+    """A watcher that ends the process before a step; ``count`` steps are performed."""
 
     def __init__(self, count: float) -> None:
         self.left = count
@@ -48,7 +50,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
-    """A state folder as p2pcast 0.1 left it, as far as its form goes."""
+    """A state folder in the format of p2pcast 0.1."""
     state = tmp_path / "state"
     (state / "deltas").mkdir(parents=True)
     (state / "hub.json").write_text('{"node": "00"}')
@@ -57,7 +59,7 @@ def first(tmp_path: Path) -> Path:
 
 
 def is_first(state: Path) -> bool:
-    """What p2pcast 0.1 does first of all."""
+    """p2pcast 0.1's first action on a state folder."""
     try:
         os.close(os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except IsADirectoryError:
@@ -65,7 +67,7 @@ def is_first(state: Path) -> bool:
     return True
 
 
-def test_a_new_folder_has_this_format_and_keeps_the_first_release_out(tmp_path: Path) -> None:
+def test_new_folder_has_this_format_and_excludes_the_first_release(tmp_path: Path) -> None:
     state = tmp_path / "new"
     with state_lock(state):
         assert json.loads((state / "format").read_text()) == {"format": FORMAT, "release": RELEASE}
@@ -77,7 +79,7 @@ def test_a_new_folder_has_this_format_and_keeps_the_first_release_out(tmp_path: 
 
 
 @pytest.mark.parametrize("lock", [True, False], ids=["lock", "no lock"])
-def test_a_folder_of_the_first_release_is_brought_on_in_place(first: Path, lock: bool) -> None:
+def test_folder_of_the_first_release_is_upgraded_in_place(first: Path, lock: bool) -> None:
     if not lock:
         (first / LOCK).unlink()
     before = contents(first)
@@ -87,7 +89,7 @@ def test_a_folder_of_the_first_release_is_brought_on_in_place(first: Path, lock:
 
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "no exchange"])
-def test_a_crash_in_the_middle_of_an_upgrade_loses_nothing(
+def test_crash_during_an_upgrade_loses_no_file(
     first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     if not exchange:
@@ -106,7 +108,7 @@ def test_a_crash_in_the_middle_of_an_upgrade_loses_nothing(
             before,
             before | {"format": now.get("format", b"")},
         )
-        # Where the new format has been named, the first release is kept out.
+        # Once the folder states the new format, the first release refuses it.
         assert not ("format" in now and is_first(state))
         with state_lock(state):
             pass
@@ -116,7 +118,7 @@ def test_a_crash_in_the_middle_of_an_upgrade_loses_nothing(
     assert count > 8
 
 
-def test_a_step_of_an_upgrade_is_repeated_until_the_format_is_named(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upgrade_step_is_repeated_until_the_format_is_stated(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def step(state: Path) -> None:
@@ -127,7 +129,7 @@ def test_a_step_of_an_upgrade_is_repeated_until_the_format_is_named(first: Path,
     monkeypatch.setitem(state_format.STEPS, 1, step)
     with pytest.raises(Died), state_lock(first):
         pass
-    assert state_format.written(first).format == 1
+    assert state_format.read_format(first).format == 1
     for _ in range(2):
         with state_lock(first):
             pass
@@ -135,27 +137,27 @@ def test_a_step_of_an_upgrade_is_repeated_until_the_format_is_named(first: Path,
 
 
 @pytest.mark.parametrize("upgrade", [True, False])
-def test_a_later_releases_folder_is_refused_untouched(tmp_path: Path, upgrade: bool) -> None:
+def test_folder_of_a_later_release_is_refused_unchanged(tmp_path: Path, upgrade: bool) -> None:
     state = tmp_path / "later"
     state.mkdir()
     (state / "format").write_text(json.dumps({"format": FORMAT + 1, "release": "0.9.1", "more": [1]}))
     refused = rf"has format {FORMAT + 1}, of p2pcast 0\.9\.1; .*use p2pcast 0\.9\.1 or later"
     with pytest.raises(LocalError, match=refused), state_lock(state, upgrade=upgrade):
-        pytest.fail("it was opened")
+        pytest.fail("the folder was opened")
     assert sorted(p.name for p in state.iterdir()) == ["format"]
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"format": 0, "release": "x"}', '{"format": true, "release": "x"}', '{"format": 2}']
 )
-def test_a_damaged_format_is_refused_by_name(first: Path, text: str) -> None:
+def test_damaged_format_file_is_named(first: Path, text: str) -> None:
     (first / "format").write_text(text)
     with pytest.raises(LocalError, match="format is damaged"), state_lock(first):
         pass
     assert is_first(first)
 
 
-def test_one_process_at_a_time_whichever_release(first: Path) -> None:
+def test_one_process_of_any_release_holds_the_lock(first: Path) -> None:
     fd = os.open(first / LOCK, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     for upgrade in (True, False):
@@ -164,19 +166,22 @@ def test_one_process_at_a_time_whichever_release(first: Path) -> None:
     os.close(fd)
     with state_lock(first):
         for upgrade in (True, False):
-            with pytest.raises(LocalError, match="in use by another p2pcast daemon"), state_lock(first, upgrade=upgrade):
+            with (
+                pytest.raises(LocalError, match="in use by another p2pcast daemon"),
+                state_lock(first, upgrade=upgrade),
+            ):
                 pass
 
 
-def test_a_look_upgrades_nothing(first: Path) -> None:
+def test_reading_does_not_upgrade(first: Path) -> None:
     before = contents(first)
     with state_lock(first, upgrade=False):
         assert is_first(first)
     assert contents(first) == before
 
 
-def test_a_lock_that_another_process_puts_there_first_is_the_lock(tmp_path: Path) -> None:
-    """Two processes start on a new folder at one moment: one has it, the other says so."""
+def test_first_of_two_new_locks_is_the_lock(tmp_path: Path) -> None:
+    """Two processes start on a new folder at once: one gets the lock, the other reports it."""
     state = tmp_path / "state"
     state.mkdir()
 
@@ -192,8 +197,8 @@ def test_a_lock_that_another_process_puts_there_first_is_the_lock(tmp_path: Path
         assert not list(state.glob(".lock*"))
 
 
-def test_a_lock_that_was_replaced_before_it_was_locked_keeps_nobody_out(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between opening and locking the first release's lock, another process brings the folder on, and holds it."""
+def test_lock_replaced_before_locking_is_not_used(first: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking the first release's lock, another process upgrades the folder and holds its lock."""
     opened = state_format._opened
     with contextlib.ExitStack() as other:
 
@@ -205,4 +210,4 @@ def test_a_lock_that_was_replaced_before_it_was_locked_keeps_nobody_out(first: P
 
         monkeypatch.setattr(state_format, "_opened", slowly)
         with pytest.raises(LocalError, match="in use by another p2pcast daemon"), state_lock(first):
-            pytest.fail("two have it")
+            pytest.fail("two processes hold the lock")

@@ -1,4 +1,4 @@
-"""Whoever cancels a dial gets a cancelled task, even if the connection is refused at that very moment."""
+"""Cancelling a dial gives a cancelled task, even if the connection is refused at the same moment."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from p2pcast.errors import RetryableError
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import QuietOwner
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.token import SECRET_BYTES, Token
+from p2pcast.wire.join_token import SECRET_BYTES, JoinToken
 
 STEPS = 40
 """Turns of the loop: more than a refused dial takes."""
 
 
-async def test_a_cancelled_dial_never_goes_on_as_a_failed_one() -> None:
-    identity = Identity(bytes(16), "p1", Token(bytes(32), bytes(SECRET_BYTES)))
+async def test_a_cancelled_dial_stays_cancelled() -> None:
+    identity = Identity(bytes(16), "p1", JoinToken(bytes(32), bytes(SECRET_BYTES)))
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         ends = set()
         for turns in range(STEPS):
-            task = asyncio.create_task(dial(QuietOwner(), "127.0.0.1", port, identity, purpose="data", role="child", stripes=4))
+            task = asyncio.create_task(
+                dial(QuietOwner(), "127.0.0.1", port, identity, purpose="data", role="child", stripes=4)
+            )
             for _ in range(turns):
                 await asyncio.sleep(0)
             told = task.cancel()

@@ -1,25 +1,28 @@
-"""Listening and dialling on real sockets: who gets in, what strangers cost, and what becomes of stripes without their link."""
+"""Listening and dialling on real sockets: admission, the cost of strangers, and stripes without their link."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from p2pcast import event_loop, limits
+from p2pcast import limits
+from p2pcast.daemon import event_loop
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.transport.dial import MAX_EARLY, dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.stripe import Stripe
-from p2pcast.wire.connection import HEADER, Connection, Identity, Message
-from p2pcast.wire.messages import Type, encode
-from p2pcast.wire.state import Side
-from p2pcast.wire.token import Token
+from p2pcast.wire import messages
+from p2pcast.wire.connection import HEADER, Connection, ConnectionRequest, Identity, Message
+from p2pcast.wire.connection_state import Side
+from p2pcast.wire.join_token import JoinToken
+from p2pcast.wire.messages import Gone, Type, encode_map
 
-TOKEN = Token(bytes(16), bytes(20))
+TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PEER = Identity(b"h" * 16, "hub", TOKEN), Identity(b"p" * 16, "peer", TOKEN)
 LIMIT_S = 30.0
 """Only to end a test that hangs."""
@@ -78,8 +81,8 @@ class Place:
     async def shaken(self, identity=PEER, **hello):
         """A raw connection whose handshake is done: (connection, reader, writer)."""
         reader, writer = await self.raw()
-        body = {"purpose": "data", "role": "child", "link": b"k" * 16, "stripe": 0, "stripes": 1} | hello
-        connection = Connection(Side.DIALER, identity, b"n" * 32, body)
+        request = replace(ConnectionRequest("data", "child", b"k" * 16, stripe=0, stripes=1), **hello)
+        connection = Connection(Side.DIALER, identity, b"n" * 32, request)
         established = False
         async with asyncio.timeout(LIMIT_S):
             while not established:
@@ -149,15 +152,15 @@ def test_a_link_has_all_its_stripes_and_messages_go_both_ways(place, loop, strip
         assert sorted(link.stripes) == sorted(theirs.stripes) == list(range(stripes))
         assert (link.remote, theirs.remote, theirs.name) == (HUB.node, PEER.node, "peer")
         assert theirs.remote_host == "127.0.0.1"
-        link.send(Type.WANT, {"artifact": bytes(16), "have": []})
+        link.send(messages.Want(bytes(16), []))
         await here.owner.until(lambda: bool(here.owner.events))
-        theirs.send(Type.GONE, {"artifact": bytes(16)})
+        theirs.send(messages.Gone(bytes(16)))
         await mine.until(lambda: bool(mine.events))
-        assert mine.events[0][2] == Message(Type.GONE, {"artifact": bytes(16)})
+        assert mine.events[0][2] == Message(Type.GONE, Gone(bytes(16)))
         link.close()
         assert [e for _, e in mine.closed] == [None], "at once, and once"
         await here.owner.until(lambda: bool(here.owner.closed))
-        link.send(Type.WANT, {"artifact": bytes(16), "have": []})  # without effect
+        link.send(messages.Want(bytes(16), []))  # without effect
         link.close()
         assert len(mine.closed) == 1
 
@@ -181,8 +184,8 @@ def test_the_loss_of_one_stripe_ends_the_link_once(place):
 @pytest.mark.parametrize(
     ("identity", "options", "kind", "text"),
     [
-        (Identity(b"p" * 16, "x", Token(bytes(16), b"S" * 20)), {}, RefusedError, "not one that this hub gave out"),
-        (Identity(b"p" * 16, "x", Token(b"R" * 16, bytes(20))), {}, RefusedError, "another run"),
+        (Identity(b"p" * 16, "x", JoinToken(bytes(16), b"S" * 20)), {}, RefusedError, "not one that this hub gave out"),
+        (Identity(b"p" * 16, "x", JoinToken(b"R" * 16, bytes(20))), {}, RefusedError, "another run"),
         (PEER, {"expect": b"?" * 16}, RefusedError, "another node"),
         (PEER, {"stripes": 8, "expect": b"?" * 16}, RefusedError, "another node"),
     ],
@@ -196,7 +199,7 @@ def test_refusals_reach_the_dialer(place, identity, options, kind, text):
     place(play)
 
 
-def test_a_link_that_is_turned_away_is_an_error_of_the_dial_or_a_closed_link(place):
+def test_a_rejected_link_is_a_dial_error_or_a_closed_link(place):
     async def play(here: Place) -> None:
         mine = Owner()
         try:
@@ -222,7 +225,7 @@ def test_unreachable(place):
 
 @pytest.mark.parametrize("host", ["a" * 70 + ".example", "nul\0byte", "."])
 def test_a_name_that_is_none_is_unreachable(place, host):
-    """It may come from another peer, by way of the hub's plan."""
+    """The invalid name may come from another peer, through the hub's plan."""
 
     async def play(here: Place) -> None:
         with pytest.raises(RetryableError, match="cannot reach"):
@@ -231,7 +234,7 @@ def test_a_name_that_is_none_is_unreachable(place, host):
     place(play)
 
 
-def test_a_listener_that_says_nothing_is_given_up(place):
+def test_dialling_a_silent_listener_times_out(place):
     async def play(here: Place) -> None:
         server = await asyncio.start_server(lambda r, w: here.writers.append(w), "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
@@ -242,8 +245,8 @@ def test_a_listener_that_says_nothing_is_given_up(place):
     place(play)
 
 
-def test_a_parent_may_not_pour_before_it_was_asked(place):
-    """What comes before all stripes are up is kept in memory: only a few messages, no payload."""
+def test_a_listener_must_not_send_pieces_before_the_link_is_up(place):
+    """Messages before all stripes are up stay in memory: only a few are allowed, and no payload."""
 
     async def play(here: Place) -> None:
         async def pour(reader, writer) -> None:
@@ -256,9 +259,9 @@ def test_a_parent_may_not_pour_before_it_was_asked(place):
                     return
                 events = connection.feed(data)
                 writer.write(connection.take_output())
-            if events[0].hello["stripe"] == 0:
+            if events[0].hello.stripe == 0:
                 for _ in range(MAX_EARLY + 2):
-                    writer.write(connection.send(Type.PING, {"t": 1}))
+                    writer.write(connection.send(messages.Ping(1)))
             # Stripe 1 never gets further than this.
 
         async def answer(reader, writer) -> None:
@@ -279,7 +282,7 @@ def test_a_parent_may_not_pour_before_it_was_asked(place):
     place(play)
 
 
-def test_a_port_in_use_is_said_so(place):
+def test_the_error_names_a_port_in_use(place):
     async def play(here: Place) -> None:
         with pytest.raises(LocalError, match=r"in use.*--listen"):
             await Listener(Owner(), HUB).start(*here.listener.address)
@@ -290,9 +293,9 @@ def test_a_port_in_use_is_said_so(place):
 # -- strangers
 
 
-async def nobody_waits(listener: Listener) -> None:
+async def until_none_waits(listener: Listener) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while listener._waiting:  # noqa: ASYNC110  # a listener tells nobody when a stranger is gone
+        while listener._waiting:  # noqa: ASYNC110  # a listener does not report a stranger's end
             await asyncio.sleep(0)
 
 
@@ -307,12 +310,12 @@ def test_slow_strangers_are_closed(place):
             readers.append(reader)
         for reader in readers:
             assert "no handshake within 0.05 s" in said(await ended(reader))
-        await nobody_waits(here.listener)
+        await until_none_waits(here.listener)
 
     place(play, handshake_s=0.05)
 
 
-def test_a_flood_pushes_itself_out_and_an_honest_peer_gets_in(place, monkeypatch):
+def test_a_flood_closes_its_own_connections_and_an_honest_peer_connects(place, monkeypatch):
     monkeypatch.setattr(limits, "MAX_HANDSHAKES", 20)
 
     async def play(here: Place) -> None:
@@ -329,11 +332,16 @@ def test_a_flood_pushes_itself_out_and_an_honest_peer_gets_in(place, monkeypatch
 
 def test_hostile_bytes_end_the_connection_with_a_reason(place):
     async def play(here: Place) -> None:
-        for data in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 12, HEADER.pack(1 << 31, 1, 0, 0), HEADER.pack(0, Type.PIECE, 0, 0)):
+        for data in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff" * 12,
+            HEADER.pack(1 << 31, 1, 0, 0),
+            HEADER.pack(0, Type.PIECE, 0, 0),
+        ):
             reader, writer = await here.raw()
             writer.write(data)
             assert said(await ended(reader))
-        await nobody_waits(here.listener)
+        await until_none_waits(here.listener)
         assert here.owner.links == []
 
     place(play)
@@ -354,7 +362,7 @@ def test_stripes_may_come_before_their_link(place):
     place(play)
 
 
-def test_stripes_whose_link_never_comes_push_themselves_out(place, monkeypatch):
+def test_at_capacity_the_oldest_orphan_stripe_is_aborted(place, monkeypatch):
     monkeypatch.setattr(limits, "MAX_HANDSHAKES", 5)
 
     async def play(here: Place) -> None:
@@ -398,7 +406,7 @@ def test_a_stripe_that_does_not_fit_is_closed_and_the_link_stays(place, first, s
 def test_a_stripe_without_its_link_may_not_speak(place):
     async def play(here: Place) -> None:
         connection, reader, writer = await here.shaken(stripe=1, stripes=2)
-        writer.write(connection.send(Type.WANT, {"artifact": bytes(16), "have": []}))
+        writer.write(connection.send(messages.Want(bytes(16), [])))
         assert "must come first" in said(await ended(reader))
 
     place(play)
@@ -414,12 +422,12 @@ def test_the_same_link_id_of_another_node_is_another_link(place):
     place(play)
 
 
-def test_what_an_event_raises_is_no_crash_of_the_listener(place):
+def test_an_exception_of_an_event_handler_does_not_crash_the_listener(place):
     """A frame that the state forbids ends that link alone."""
 
     async def play(here: Place) -> None:
         _, reader, writer = await here.shaken()
-        writer.write(HEADER.pack(len(b := encode(Type.JOIN, {})), Type.JOIN, 0, 0) + b)
+        writer.write(HEADER.pack(len(b := encode_map({})), Type.JOIN, 0, 0) + b)
         assert "JOIN from the dialer is not for a connection that is data" in said(await ended(reader))
         await here.owner.until(lambda: bool(here.owner.closed))
         assert isinstance(here.owner.closed[0][1], RemoteError)
@@ -434,22 +442,22 @@ def test_stripes_have_no_attributes_that_show_secrets():
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["error", "nonsense"])
-def test_what_comes_in_one_read_with_the_end_is_heard_and_not_answered(place, last):
-    """Whoever answers each message as it comes sends into nothing, and the link ends as it would have."""
+def test_messages_read_together_with_an_error_are_processed_without_answers(place, last):
+    """Answers to these messages are dropped, and the link ends as without them."""
 
     async def play(here: Place) -> None:
         def answer(link, stripe, event):
             Owner.on_link_event(here.owner, link, stripe, event)
             assert not stripe.writable
-            link.send(Type.PONG, {"t": 1})
+            link.send(messages.Pong(1))
 
         here.owner.on_link_event = answer
         connection, reader, writer = await here.shaken()
-        data = connection.send(Type.PING, {"t": 7}) + connection.send(Type.PING, {"t": 8})
+        data = connection.send(messages.Ping(7)) + connection.send(messages.Ping(8))
         connection.fail(RetryableError("going"))
         writer.write(data + (connection.take_output() if last else b"\xff" * 40))
         await here.owner.until(lambda: bool(here.owner.closed))
-        assert [event.body["t"] for _, _, event in here.owner.events] == [7, 8]
+        assert [event.body.t for _, _, event in here.owner.events] == [7, 8]
         ((_, error),) = here.owner.closed
         assert ("going" if last else "unknown") in str(error)
         back = await ended(reader)

@@ -1,4 +1,4 @@
-"""Mutual TLS on real sockets: who gets in by which certificate, what strangers cost, and how errors of TLS are told."""
+"""Mutual TLS on real sockets: which certificates are accepted, the cost of strangers, and TLS errors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import weakref
 
 import pytest
 
-from p2pcast import event_loop, limits
+from p2pcast import limits
+from p2pcast.daemon import event_loop
 from p2pcast.errors import P2PCastError, RefusedError, RetryableError, UntrustedError
-from p2pcast.transport import turnstile
+from p2pcast.transport import handshake_admission
 from p2pcast.transport.dial import dial
-from p2pcast.transport.enrol import enrol
+from p2pcast.transport.enrolment import enrol
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificates import new_key, requested_key
-from p2pcast.trust.contexts import Tls, first_contact
-from p2pcast.trust.roles import Certified
-from p2pcast.wire.connection import Connection, Identity, Message
-from p2pcast.wire.messages import Type
-from p2pcast.wire.state import Side
-from p2pcast.wire.token import Token
+from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.tls_contexts import Tls, first_contact
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Connection, ConnectionRequest, Identity, Message
+from p2pcast.wire.connection_state import Side
+from p2pcast.wire.join_token import JoinToken
 
 LIMIT_S = 30.0
 SECRET = b"s" * 20
@@ -35,8 +36,8 @@ class Place(QuietOwner):
     """A hub's listener: accepts, and answers first connections. Also the owner of links on the dialers' side."""
 
     def __init__(self, papers, *, evicted=frozenset(), handshake_s=LIMIT_S, role="hub", node=HUB):
-        self.papers = papers
-        self.token = Token(papers.run, SECRET, papers.authority.fingerprint)
+        self.certificate = papers
+        self.token = JoinToken(papers.run, SECRET, papers.authority.fingerprint)
         self.tls = papers.tls(node, role)
         self.authority = papers.authority.certificate
         self.identity = Identity(node, role, self.token, evicted=evicted, gate=self)
@@ -59,7 +60,7 @@ class Place(QuietOwner):
         return dial(self, *self.listener.address, Identity(node, "p", self.token), tls=context, **given)
 
     async def until(self, condition) -> None:
-        while not condition():  # noqa: ASYNC110  # nobody tells of what a door counts
+        while not condition():  # noqa: ASYNC110  # an acceptor does not report its counts
             await asyncio.sleep(0.01)
 
     def accept_link(self, link, hello):
@@ -67,10 +68,10 @@ class Place(QuietOwner):
         self.bell.set()
 
     def on_link_event(self, link, stripe, event):
-        if isinstance(event, Message) and event.type is Type.ENROL:
-            who = Certified(self.papers.run, link.remote, "peer")
-            key = requested_key(event.body["request"])
-            link.send(Type.ISSUED, {"certificate": self.papers.authority.issue(key, who, time.time(), 900)})
+        if isinstance(event, Message) and isinstance(event.body, messages.Enrol):
+            who = Certified(self.certificate.run, link.remote, "peer")
+            key = requested_key(event.body.request)
+            link.send(messages.Issued(self.certificate.authority.issue(key, who, time.time(), 900)))
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ LOOPS = pytest.mark.parametrize("loop", [event_loop.new_event_loop, asyncio.new_
 @LOOPS
 def test_links_are_mutual_tls_1_3(place, loop):
     async def play(here: Place) -> None:
-        link = await here.dial(here.papers.tls(PEER), stripes=3, expect=HUB)
+        link = await here.dial(here.certificate.tls(PEER), stripes=3, expect=HUB)
         assert link.remote == HUB
         tls = link.stripes[0]._transport.get_extra_info("ssl_object")
         assert tls.version() == "TLSv1.3"
@@ -112,7 +113,7 @@ def test_links_are_mutual_tls_1_3(place, loop):
 
 def test_older_tls_is_not_spoken(place):
     async def play(here: Place) -> None:
-        old = here.papers.tls(PEER).client
+        old = here.certificate.tls(PEER).client
         old.minimum_version = ssl.TLSVersion.TLSv1_2
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         with pytest.raises(P2PCastError):
@@ -123,27 +124,27 @@ def test_older_tls_is_not_spoken(place):
 
 
 @LOOPS
-def test_a_token_buys_a_certificate_and_that_opens_links(place, loop):
+def test_a_token_gives_a_certificate_that_opens_links(place, loop):
     async def play(here: Place) -> None:
         bought = await enrol(*here.listener.address, here.token, PEER, "p", "peer", new_key())
-        assert bought.who == Certified(here.papers.run, PEER, "peer")
+        assert bought.who == Certified(here.certificate.run, PEER, "peer")
         assert not (await here.dial(Tls(bought), expect=HUB)).closed
 
     place(play, loop=loop)
 
 
-def test_a_parent_that_dials_its_child_is_who_its_certificate_says(place):
-    """TLS roles go by who connected; what each may say afterwards, by who feeds whom."""
+def test_a_dialling_parent_is_identified_by_its_certificate(place):
+    """The dialling side is TLS's client; allowed messages afterwards depend on which side feeds the other."""
 
     async def play(here: Place) -> None:
-        link = await here.dial(here.papers.tls(PEER), stripes=2, role="parent", expect=HUB)
+        link = await here.dial(here.certificate.tls(PEER), stripes=2, role="parent", expect=HUB)
         assert here.links[0].remote == PEER
-        link.send(Type.PATH, {"path": [PEER]})
-        here.links[0].send(Type.WANT, {"artifact": bytes(16), "have": []})
+        link.send(messages.Path([PEER]))
+        here.links[0].send(messages.Want(bytes(16), []))
         with pytest.raises(P2PCastError, match="parent dials for data"):
-            await here.dial(here.papers.tls(PEER), role="parent", purpose="engine")
+            await here.dial(here.certificate.tls(PEER), role="parent", purpose="engine")
         with pytest.raises(RefusedError, match="another node's"):
-            await here.dial(here.papers.tls(PEER), role="parent", node=b"v" * 16)
+            await here.dial(here.certificate.tls(PEER), role="parent", node=b"v" * 16)
 
     place(play, role="peer")
 
@@ -151,12 +152,12 @@ def test_a_parent_that_dials_its_child_is_who_its_certificate_says(place):
 @pytest.mark.parametrize(
     ("token", "kind", "text"),
     [
-        (lambda t: Token(t.run, b"S" * 20, t.authority), RefusedError, "not one that this hub gave out"),
-        (lambda t: Token(t.run, t.secret, b"?" * 32), UntrustedError, "another run's hub"),
-        (lambda t: Token(b"R" * 16, t.secret, t.authority), RefusedError, "another run"),
+        (lambda t: JoinToken(t.run, b"S" * 20, t.authority), RefusedError, "not one that this hub gave out"),
+        (lambda t: JoinToken(t.run, t.secret, b"?" * 32), UntrustedError, "another run's hub"),
+        (lambda t: JoinToken(b"R" * 16, t.secret, t.authority), RefusedError, "another run"),
     ],
 )
-def test_wrong_tokens_buy_nothing(place, token, kind, text):
+def test_wrong_tokens_give_no_certificate(place, token, kind, text):
     async def play(here: Place) -> None:
         with pytest.raises(kind, match=text):
             await enrol(*here.listener.address, token(here.token), PEER, "p", "peer", new_key())
@@ -169,10 +170,12 @@ def test_strangers_get_no_further_than_enrolment(place, loop):
     async def play(here: Place) -> None:
         with pytest.raises(UntrustedError, match="stranger answers"):
             await here.dial(first_contact())
-        # Nor do those who do not look at whom they have reached.
-        hello = {"purpose": "data", "role": "child", "link": bytes(16), "stripe": 0, "stripes": 1}
-        said = Connection(Side.DIALER, Identity(PEER, "p", here.token), bytes(32), hello).take_output()
-        reader, writer = await asyncio.open_connection(*here.listener.address, ssl=first_contact(), server_hostname="hub")
+        # A dialer that does not check the reached node gets no link either.
+        request = ConnectionRequest("data", "child", bytes(16), stripe=0, stripes=1)
+        said = Connection(Side.DIALER, Identity(PEER, "p", here.token), bytes(32), request).take_output()
+        reader, writer = await asyncio.open_connection(
+            *here.listener.address, ssl=first_contact(), server_hostname="hub"
+        )
         writer.write(said)
         assert b"nothing to do here but to ask for one" in await reader.read()
         writer.close()
@@ -181,7 +184,7 @@ def test_strangers_get_no_further_than_enrolment(place, loop):
     place(play, loop=loop)
 
 
-def test_a_peers_listener_takes_no_strangers_at_all(place):
+def test_a_peers_listener_requires_a_certificate(place):
     async def play(here: Place) -> None:
         with pytest.raises(P2PCastError, match="perhaps it does not accept"):
             await enrol(*here.listener.address, here.token, PEER, "p", "peer", new_key())
@@ -190,10 +193,10 @@ def test_a_peers_listener_takes_no_strangers_at_all(place):
     place(play, role="peer")
 
 
-def test_nobody_shows_another_nodes_papers(place):
+def test_a_certificate_of_another_node_is_refused(place):
     async def play(here: Place) -> None:
         with pytest.raises(RefusedError, match="another node's"):
-            await here.dial(here.papers.tls(PEER), node=b"v" * 16)
+            await here.dial(here.certificate.tls(PEER), node=b"v" * 16)
         assert here.links == []
 
     place(play)
@@ -201,7 +204,7 @@ def test_nobody_shows_another_nodes_papers(place):
 
 def test_an_expired_certificate_opens_nothing(place):
     async def play(here: Place) -> None:
-        old = here.papers.tls(PEER, at=time.time() - 3600, lifetime_s=60)
+        old = here.certificate.tls(PEER, at=time.time() - 3600, lifetime_s=60)
         with pytest.raises(P2PCastError, match="does not accept this node's certificate"):
             await here.dial(old)
         assert here.links == []
@@ -211,22 +214,24 @@ def test_an_expired_certificate_opens_nothing(place):
 
 def test_a_listener_whose_certificate_has_expired_is_left(place):
     async def play(here: Place) -> None:
-        here.tls.use(here.papers.credentials(HUB, "hub", at=time.time() - 3600, lifetime_s=60))
+        here.tls.use(here.certificate.credentials(HUB, "hub", at=time.time() - 3600, lifetime_s=60))
         with pytest.raises(UntrustedError, match="expired"):
-            await here.dial(here.papers.tls(PEER))
+            await here.dial(here.certificate.tls(PEER))
 
     place(play)
 
 
 def test_a_renewed_certificate_is_shown_from_the_next_connection_on(place):
     async def play(here: Place) -> None:
-        mine = here.papers.tls(PEER, at=time.time() - 3600, lifetime_s=60)
-        mine.use(here.papers.credentials(PEER))
+        mine = here.certificate.tls(PEER, at=time.time() - 3600, lifetime_s=60)
+        mine.use(here.certificate.credentials(PEER))
         first = await here.dial(mine)
         was = first.stripes[0]._transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        here.tls.use(here.papers.credentials(HUB, "hub"))
+        here.tls.use(here.certificate.credentials(HUB, "hub"))
         second = await here.dial(mine)
-        assert second.stripes[0]._transport.get_extra_info("ssl_object").getpeercert(binary_form=True) == here.leaf != was
+        assert (
+            second.stripes[0]._transport.get_extra_info("ssl_object").getpeercert(binary_form=True) == here.leaf != was
+        )
         assert not first.closed
 
     place(play)
@@ -236,7 +241,7 @@ def test_another_authoritys_certificates_do_not_count(place, papers):
     other = type(papers)()
 
     async def play(here: Place) -> None:
-        with pytest.raises(UntrustedError, match="not one of this run's"):
+        with pytest.raises(UntrustedError, match="from another run"):
             await here.dial(other.tls(PEER))
         mixed = papers.tls(PEER)
         mixed.use(other.credentials(PEER))
@@ -250,24 +255,24 @@ def test_another_authoritys_certificates_do_not_count(place, papers):
 def test_a_peer_does_not_pass_for_the_hub(place):
     async def play(here: Place) -> None:
         with pytest.raises(UntrustedError, match="a peer answers"):
-            await here.dial(here.papers.tls(PEER), purpose="control", role="peer")
+            await here.dial(here.certificate.tls(PEER), purpose="control", role="peer")
 
     place(play, role="peer", node=b"x" * 16)
 
 
 def test_a_trainers_certificate_is_no_servers(place):
     async def play(here: Place) -> None:
-        with pytest.raises(UntrustedError, match="not one of this run's"):
-            await here.dial(here.papers.tls(PEER))
+        with pytest.raises(UntrustedError, match="from another run"):
+            await here.dial(here.certificate.tls(PEER))
 
     place(play, role="trainer")
 
 
-def test_the_evicted_are_told_so(place):
+def test_an_evicted_node_is_told_of_its_eviction(place):
     async def play(here: Place) -> None:
         with pytest.raises(RefusedError, match="evicted"):
-            await here.dial(here.papers.tls(PEER))
-        assert not (await here.dial(here.papers.tls(b"q" * 16), node=b"q" * 16)).closed
+            await here.dial(here.certificate.tls(PEER))
+        assert not (await here.dial(here.certificate.tls(b"q" * 16), node=b"q" * 16)).closed
 
     place(play, evicted={PEER})
 
@@ -277,8 +282,10 @@ def test_the_evicted_are_told_so(place):
 
 @LOOPS
 @pytest.mark.parametrize("said", [b"", b"\xff" * 100], ids=["nothing", "garbage"])
-def test_whoever_was_shown_out_leaves_nothing_in_memory(place, loop, said):
-    """Not even until Python looks for cycles: at a hub with its many objects that is after hundreds of connections."""
+def test_a_rejected_connection_leaves_nothing_in_memory(place, loop, said):
+    """Memory is freed without the cycle collector, which a hub with many objects runs only after hundreds of
+    connections.
+    """
 
     async def play(here: Place) -> None:
         made = []
@@ -289,11 +296,11 @@ def test_whoever_was_shown_out_leaves_nothing_in_memory(place, loop, said):
             made.append(weakref.ref(stripe))
             return stripe
 
-        here.listener._door._factory = note
+        here.listener._tls_acceptor._factory = note
         gc.collect()
         gc.disable()
         try:
-            for context in (first_contact(), here.papers.tls(PEER).client):
+            for context in (first_contact(), here.certificate.tls(PEER).client):
                 _, writer = await asyncio.open_connection(*here.listener.address, ssl=context, server_hostname="hub")
                 writer.write(said)
                 writer.close()
@@ -307,7 +314,7 @@ def test_whoever_was_shown_out_leaves_nothing_in_memory(place, loop, said):
 
 
 @LOOPS
-def test_what_is_no_tls_leaves_nothing(place, loop):
+def test_a_connection_without_tls_leaves_nothing(place, loop):
     async def play(here: Place) -> None:
         for _ in range(5):
             reader, writer = await asyncio.open_connection(*here.listener.address)
@@ -316,13 +323,13 @@ def test_what_is_no_tls_leaves_nothing(place, loop):
                 await reader.read()
             writer.transport.abort()
         assert not len(here.listener._waiting)
-        await here.until(lambda: not here.listener._door.knocking)
-        assert not (await here.dial(here.papers.tls(PEER))).closed
+        await here.until(lambda: not here.listener._tls_acceptor.pending)
+        assert not (await here.dial(here.certificate.tls(PEER))).closed
 
     place(play, loop=loop)
 
 
-def test_a_dialer_of_plain_text_is_turned_away(place):
+def test_a_plaintext_dialer_is_rejected(place):
     async def play(here: Place) -> None:
         with pytest.raises(P2PCastError):
             await here.dial(None)
@@ -331,7 +338,7 @@ def test_a_dialer_of_plain_text_is_turned_away(place):
     place(play)
 
 
-def test_a_plaintext_hub_is_named_as_what_it_is(papers):
+def test_the_error_names_a_plaintext_hub(papers):
     async def play() -> None:
         here = Place(papers)
         plain = Listener(here, here.identity)
@@ -347,14 +354,14 @@ def test_a_plaintext_hub_is_named_as_what_it_is(papers):
 
 
 @LOOPS
-def test_silent_connections_push_themselves_out(place, loop, monkeypatch):
-    """Twice as many as there is room for, none of which says a word: an honest peer gets in, and the silent ones are not kept."""
+def test_at_capacity_the_oldest_silent_connection_is_closed(place, loop, monkeypatch):
+    """Of twice as many silent connections as there is room for, some are closed, and an honest peer gets in."""
     monkeypatch.setattr(limits, "MAX_HANDSHAKES", 16)
 
     async def play(here: Place) -> None:
         silent = [await asyncio.open_connection(*here.listener.address) for _ in range(32)]
-        assert not (await here.dial(here.papers.tls(PEER), stripes=4)).closed
-        assert here.listener._door.knocking <= 16
+        assert not (await here.dial(here.certificate.tls(PEER), stripes=4)).closed
+        assert here.listener._tls_acceptor.pending <= 16
         cut = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
         await asyncio.wait(cut[:16])
         assert sum(task.done() for task in cut) >= 16
@@ -375,7 +382,7 @@ def test_a_slow_tls_handshake_is_ended(place, loop):
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.transport.abort()
-        assert not (await here.dial(here.papers.tls(PEER))).closed
+        assert not (await here.dial(here.certificate.tls(PEER))).closed
 
     place(play, loop=loop, handshake_s=0.5)
 
@@ -389,7 +396,7 @@ def greeting() -> bytes:
 
 
 @LOOPS
-def test_a_handshake_that_is_not_gone_on_with_is_ended(place, loop):
+def test_an_abandoned_handshake_is_closed(place, loop):
     async def play(here: Place) -> None:
         reader, writer = await asyncio.open_connection(*here.listener.address)
         writer.write(greeting())
@@ -397,25 +404,25 @@ def test_a_handshake_that_is_not_gone_on_with_is_ended(place, loop):
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
         writer.transport.abort()
-        assert not (await here.dial(here.papers.tls(PEER))).closed
+        assert not (await here.dial(here.certificate.tls(PEER))).closed
 
     place(play, loop=loop, handshake_s=0.5)
 
 
 @LOOPS
 @pytest.mark.parametrize("cut", [1, 4, 5, 6, -1])
-def test_nothing_is_done_for_a_part_of_a_client_hello(place, loop, cut):
+def test_a_partial_client_hello_starts_no_tls(place, loop, cut):
     """TLS is asked for nothing before the rest is there, however it comes."""
 
     async def play(here: Place) -> None:
         said, made = greeting(), []
-        door = here.listener._door
-        factory = door._factory
-        door._factory = lambda: (made.append(1), factory())[1]
+        acceptor = here.listener._tls_acceptor
+        factory = acceptor._factory
+        acceptor._factory = lambda: (made.append(1), factory())[1]
         reader, writer = await asyncio.open_connection(*here.listener.address)
         writer.write(said[:cut])
-        # Somebody who comes later is through before.
-        assert not (await here.dial(here.papers.tls(PEER))).closed
+        # A later client completes its handshake earlier.
+        assert not (await here.dial(here.certificate.tls(PEER))).closed
         assert len(made) == 1
         writer.write(said[cut:])
         assert await reader.readexactly(1) == b"\x16"
@@ -431,13 +438,15 @@ def test_nothing_is_done_for_a_part_of_a_client_hello(place, loop, cut):
 
 
 @LOOPS
-def test_handshakes_for_nothing_are_rationed_and_links_are_not(place, loop, monkeypatch):
-    """Whoever begins handshakes and leaves gets no more of them than its ration; those who show who they are cost nothing, and get in though they share its address."""
-    monkeypatch.setattr(turnstile, "BURST", 8)
-    monkeypatch.setattr(turnstile, "RATE_S", 5.0)
+def test_unauthenticated_handshakes_are_limited_and_links_are_not(place, loop, monkeypatch):
+    """A dialer that abandons handshakes is limited to its ration. Authenticated dialers cost nothing of the ration, and
+    are admitted even from the same address.
+    """
+    monkeypatch.setattr(handshake_admission, "BURST", 8)
+    monkeypatch.setattr(handshake_admission, "RATE_S", 5.0)
 
     async def play(here: Place) -> None:
-        mine, started = here.papers.tls(PEER), asyncio.get_running_loop().time()
+        mine, started = here.certificate.tls(PEER), asyncio.get_running_loop().time()
         for _ in range(5):
             (await here.dial(mine, stripes=6)).close()
         answered, first = 0, asyncio.Event()
@@ -465,10 +474,10 @@ def test_handshakes_for_nothing_are_rationed_and_links_are_not(place, loop, monk
     place(play, loop=loop)
 
 
-def test_stopping_ends_those_that_knock(place):
+def test_stopping_closes_pending_connections(place):
     async def play(here: Place) -> None:
         readers = [await asyncio.open_connection(*here.listener.address) for _ in range(4)]
-        await here.until(lambda: here.listener._door.knocking == 4)
+        await here.until(lambda: here.listener._tls_acceptor.pending == 4)
         await here.listener.stop()
         for reader, writer in readers:
             with contextlib.suppress(ConnectionResetError):
@@ -478,8 +487,8 @@ def test_stopping_ends_those_that_knock(place):
     place(play)
 
 
-def test_without_descriptors_it_waits_and_goes_on(place, monkeypatch):
-    """As when the machine has no more: nobody is accepted for a moment, then everybody who waited."""
+def test_without_descriptors_a_listener_waits_and_continues(place, monkeypatch):
+    """As on a machine without free descriptors: no connection is accepted for a moment, then all waiting ones."""
 
     class Short:
         def __init__(self, sock):
@@ -495,13 +504,13 @@ def test_without_descriptors_it_waits_and_goes_on(place, monkeypatch):
             return getattr(self.sock, name)
 
     async def play(here: Place) -> None:
-        door = here.listener._door
-        (sock,) = door._sockets
+        acceptor = here.listener._tls_acceptor
+        (sock,) = acceptor._sockets
         asyncio.get_running_loop().remove_reader(sock)
         short = Short(sock)
-        door._sockets[:] = [short]
-        door._attend(short)
-        assert not (await here.dial(here.papers.tls(PEER))).closed
+        acceptor._sockets[:] = [short]
+        acceptor._watch(short)
+        assert not (await here.dial(here.certificate.tls(PEER))).closed
         assert short.left < 0
 
     place(play)

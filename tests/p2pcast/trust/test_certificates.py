@@ -1,4 +1,4 @@
-"""What the authority issues, what is made of it, and what does not pass."""
+"""Certificates of the authority, credentials made of them, and refused certificates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from p2pcast.errors import LocalError, RefusedError
-from p2pcast.trust.authority import Authority
-from p2pcast.trust.certificates import certified, check_issued, key_print, new_key, request, requested_key, uri, valid_at
+from p2pcast.trust.certificate_authority import Authority
+from p2pcast.trust.certificates import (
+    certified,
+    check_issued,
+    key_print,
+    new_key,
+    request,
+    requested_key,
+    uri,
+    valid_at,
+)
 from p2pcast.trust.credentials import Credentials, pinned, received
-from p2pcast.trust.roles import Certified
+from p2pcast.trust.dial_permissions import Certified
 
 NOW = 1_800_000_000.0
 RUN = b"r" * 16
@@ -35,7 +44,7 @@ def credentials(authority: Authority, who: Certified = PEER, lifetime_s: float =
     return received(key, issued, authority.certificate, who, NOW)
 
 
-def test_it_names_the_holder_and_nothing_more(authority):
+def test_a_certificate_names_its_holder_only(authority):
     mine = credentials(authority)
     found = x509.load_der_x509_certificate(mine.certificate)
     assert mine.who == certified(mine.certificate) == PEER
@@ -43,26 +52,30 @@ def test_it_names_the_holder_and_nothing_more(authority):
     assert found.not_valid_after_utc.timestamp() == NOW + 900 == mine.until
 
 
-def test_only_hub_and_peers_may_be_servers(authority):
-    for role, server in (("hub", True), ("peer", True), ("trainer", False)):
+def test_trainers_and_workers_may_not_be_servers(authority):
+    for role, server in (("hub", True), ("peer", True), ("trainer", False), ("worker", False), ("ledger", True)):
         mine = credentials(authority, Certified(RUN, b"n" * 16, role))
-        usage = x509.load_der_x509_certificate(mine.certificate).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        usage = (
+            x509.load_der_x509_certificate(mine.certificate)
+            .extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+            .value
+        )
         assert (ExtendedKeyUsageOID.SERVER_AUTH in usage) == server
         assert ExtendedKeyUsageOID.CLIENT_AUTH in usage
 
 
-def test_it_is_due_long_before_it_ends(authority):
+def test_renewal_is_due_long_before_a_certificate_ends(authority):
     mine = credentials(authority, lifetime_s=900)
     assert [mine.due(NOW + s) for s in (0, 299, 300, 899)] == [False, False, True, True]
     assert [mine.expired(NOW + s) for s in (0, 899, 900)] == [False, False, True]
 
 
-def test_it_is_in_force_for_clocks_that_are_behind(authority):
+def test_a_certificate_is_valid_for_slow_clocks(authority):
     mine = credentials(authority)
     assert [valid_at(mine.certificate, NOW + s) for s in (-86_000, 0, 899, 901)] == [True, True, True, False]
 
 
-def test_another_authoritys_work_does_not_pass(authority):
+def test_another_authoritys_certificate_is_refused(authority):
     other = Authority.create(RUN, NOW)
     forged = credentials(other)
     with pytest.raises(RefusedError, match="not issued by this run's authority"):
@@ -71,13 +84,13 @@ def test_another_authoritys_work_does_not_pass(authority):
         received(forged.key, forged.certificate, authority.certificate, PEER, NOW)
 
 
-def test_an_expired_one_does_not_pass(authority):
+def test_an_expired_certificate_is_refused(authority):
     mine = credentials(authority)
     with pytest.raises(RefusedError, match="not in force"):
         check_issued(mine.certificate, authority.certificate, NOW + 901)
 
 
-def test_a_hub_that_issues_for_somebody_else_is_found_out(authority):
+def test_a_certificate_for_another_node_is_refused(authority):
     key = new_key()
     for who, used in ((HUB, key), (Certified(RUN, b"q" * 16, "peer"), key), (PEER, new_key())):
         issued = authority.issue(used.public_key(), who, NOW, 60)
@@ -86,13 +99,15 @@ def test_a_hub_that_issues_for_somebody_else_is_found_out(authority):
 
 
 def test_a_peer_can_not_issue(authority):
-    """Its certificate is no authority's, so what it signs chains to nobody."""
+    """A peer's certificate is no authority's, so certificates signed with its key have no valid chain."""
     mine = credentials(authority)
     name = x509.load_der_x509_certificate(mine.certificate).subject
     day = datetime.timedelta(days=1)
     at = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
     forged = x509.CertificateBuilder(name, name, new_key().public_key(), 7, at - day, at + day)
-    forged = forged.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri(HUB))]), critical=False)
+    forged = forged.add_extension(
+        x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri(HUB))]), critical=False
+    )
     der = forged.sign(mine.key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
     with pytest.raises(RefusedError):
         check_issued(der, authority.certificate, NOW)
@@ -108,7 +123,7 @@ def test_a_first_connection_knows_its_hub_by_the_pin(authority):
         (theirs.certificate, other.certificate, "another run's hub"),
         (theirs.certificate, authority.certificate, "not issued"),
         (hub.certificate, other.certificate, "another run's hub"),
-        (peer.certificate, authority.certificate, "not its hub"),
+        (peer.certificate, authority.certificate, "not the hub"),
         (hub.certificate, b"junk", "another run's hub"),
         (b"junk", authority.certificate, "cannot be read"),
     ):
@@ -126,8 +141,8 @@ def _request(key, **options) -> bytes:
 def test_requests_that_prove_nothing_are_refused():
     good = _request(new_key())
     for csr, text in (
-        (b"", "not a certificate request"),
-        (good[:-1], "not a certificate request"),
+        (b"", "not valid PKCS#10"),
+        (good[:-1], "not valid PKCS#10"),
         (good[:-1] + bytes([good[-1] ^ 1]), "not signed by its own key"),
         (_request(ec.generate_private_key(ec.SECP384R1())), "not for a P-256 key"),
         (_request(ed25519.Ed25519PrivateKey.generate(), hash=None), "not for a P-256 key"),
@@ -148,9 +163,11 @@ def test_requests_that_prove_nothing_are_refused():
         [uri(PEER).replace("p2pcast", "p2pcasT")],
     ],
 )
-def test_other_names_name_nobody(authority, names):
+def test_certificates_with_other_names_are_refused(authority, names):
     key, at = new_key(), datetime.datetime.fromtimestamp(NOW, datetime.UTC)
-    builder = x509.CertificateBuilder(x509.Name([]), x509.Name([]), key.public_key(), 7, at, at + datetime.timedelta(days=1))
+    builder = x509.CertificateBuilder(
+        x509.Name([]), x509.Name([]), key.public_key(), 7, at, at + datetime.timedelta(days=1)
+    )
     if names:
         found = [x509.UniformResourceIdentifier(n) for n in names]
         builder = builder.add_extension(x509.SubjectAlternativeName(found), critical=False)
@@ -158,7 +175,7 @@ def test_other_names_name_nobody(authority, names):
         certified(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER))
 
 
-def test_keys_lie_in_files_of_their_own(tmp_path: Path, authority):
+def test_key_files_are_private(tmp_path: Path, authority):
     made = Authority.load_or_create(tmp_path / "authority.pem", RUN, NOW)
     again = Authority.load_or_create(tmp_path / "authority.pem", RUN, NOW + 5)
     assert again.fingerprint == made.fingerprint
@@ -188,7 +205,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, authority, contents):
         Credentials.load(path)
 
 
-def test_pictures_hold_no_key(authority):
+def test_reprs_hold_no_key(authority):
     mine = credentials(authority)
     number = mine.key.private_numbers().private_value
     for shown in (repr(mine), repr(authority)):

@@ -1,4 +1,4 @@
-"""Statements about evictions: whose they are, which one counts, and what is kept of them."""
+"""Statements about evictions: signatures, precedence and storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decide(book: Evictions, node: bytes = A, *, evicted=True, name="one", token=
     return book.decide(node, token, evicted=evicted, name=name, now=now, sign=KEY.sign)
 
 
-def test_bytes_of_a_statement_are_those_of_the_specification():
+def test_an_evictions_bytes_match_the_specification():
     made = decide(Evictions())
     assert made.packed[:33] == A + TOKEN + int(NOW * 1000).to_bytes(8, "little") + b"\x01"
     assert len(made.packed) == limits.STATEMENT_BYTES
@@ -30,8 +30,8 @@ def test_bytes_of_a_statement_are_those_of_the_specification():
     assert Statement.parse(made.packed) == made
 
 
-def test_only_what_the_runs_key_has_signed_counts():
-    """Not another key's statement, nor one with any byte changed; and nothing that came with it after that."""
+def test_only_statements_signed_by_the_runs_key_count():
+    """Statements by another key, or with any byte changed, are refused, with all later statements of the message."""
     hub, peer = Evictions(), Evictions()
     made = decide(hub).packed
     foreign = Statement(B, TOKEN, 1, evicted=True).signed(RunKey(bytes([1]) * 32).sign).packed
@@ -56,7 +56,7 @@ def test_known_statements_are_not_verified_again(monkeypatch):
     assert peer.accept([made] * 9, KEY.public) == []
 
 
-def test_the_latest_statement_counts_in_whatever_order_they_come():
+def test_the_latest_statement_counts_in_any_order_of_arrival():
     hub = Evictions()
     said = [decide(hub, evicted=e).packed for e in (True, False, True)]
     for order in itertools.permutations(said):
@@ -67,7 +67,7 @@ def test_the_latest_statement_counts_in_whatever_order_they_come():
         assert peer.packed() == said[2:]
 
 
-def test_a_list_that_is_empty_short_or_old_makes_nobody_forget():
+def test_an_empty_short_or_old_list_undoes_no_eviction():
     hub, peer = Evictions(), Evictions()
     first = [decide(hub).packed]
     undone = decide(hub, evicted=False).packed
@@ -90,7 +90,7 @@ def test_an_undone_eviction_is_undone_everywhere():
         assert nodes == set() == hub.nodes
 
 
-def test_a_hub_whose_clock_or_file_is_old_says_later_things_all_the_same():
+def test_serials_grow_even_with_an_old_clock_or_file():
     hub = Evictions()
     first = decide(hub)
     second = decide(hub, evicted=False, now=NOW - 10**6)
@@ -99,7 +99,7 @@ def test_a_hub_whose_clock_or_file_is_old_says_later_things_all_the_same():
     assert decide(restored, now=NOW + 60).serial > second.serial
 
 
-def test_a_peer_brings_back_what_the_hub_has_not_said_once_a_connection():
+def test_a_peer_returns_missing_statements_once_per_connection():
     hub, peer = Evictions(), Evictions()
     made = [decide(hub, bytes([n]) * 16).packed for n in range(limits.MAX_RETOLD + 3)]
     peer.accept(made, KEY.public)
@@ -121,7 +121,7 @@ def test_a_peer_brings_back_what_the_hub_has_not_said_once_a_connection():
     assert peer.untold(KEY.public) == []
 
 
-def test_statements_of_another_run_are_not_brought_to_this_one():
+def test_statements_of_another_run_are_not_sent():
     hub, peer, other = Evictions(), Evictions(), RunKey(bytes([1]) * 32)
     peer.accept([decide(hub).packed], KEY.public)
     peer.connected()
@@ -129,7 +129,7 @@ def test_statements_of_another_run_are_not_brought_to_this_one():
     assert peer.untold(other.public) == []
 
 
-def test_an_eviction_takes_its_token_along():
+def test_an_eviction_revokes_its_token():
     hub, restored = Evictions(), Evictions()
     made = decide(hub).packed
     restored.accept([made], KEY.public)
@@ -154,7 +154,7 @@ def test_evictions_are_found_by_id_before_name():
         hub.find("two")
 
 
-def test_they_are_bounded(monkeypatch):
+def test_evictions_are_bounded(monkeypatch):
     monkeypatch.setattr(limits, "MAX_EVICTED", 2)
     monkeypatch.setattr(limits, "MAX_REVOKED", 2)
     hub = Evictions()
@@ -172,7 +172,7 @@ def test_they_are_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 96, b"x" * 98, b"x" * 32, A + TOKEN + bytes(8) + b"\x02" + bytes(64)])
-def test_what_is_no_statement_is_refused(data):
+def test_malformed_statements_are_refused(data):
     with pytest.raises(IntegrityError):
         Statement.parse(data)
 
@@ -180,7 +180,7 @@ def test_what_is_no_statement_is_refused(data):
 # -- on disk
 
 
-def test_they_outlast_a_restart(tmp_path):
+def test_evictions_survive_a_restart(tmp_path):
     log = EvictionLog(tmp_path)
     decide(log.evictions, A)
     decide(log.evictions, B, evicted=False)
@@ -200,7 +200,7 @@ def test_they_outlast_a_restart(tmp_path):
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_file_is_made_anew_when_most_of_it_is_old(tmp_path):
+def test_the_eviction_log_is_compacted(tmp_path):
     log = EvictionLog(tmp_path)
     for n in range(SLACK + 8):
         log.evictions.take(Statement(A, NO_TOKEN, n + 1, evicted=bool(n % 2), signature=os.urandom(64)))
@@ -212,7 +212,7 @@ def test_the_file_is_made_anew_when_most_of_it_is_old(tmp_path):
     again.close()
 
 
-def test_what_could_not_be_written_is_written_the_next_time(tmp_path):
+def test_a_failed_write_is_repeated_by_the_next_save(tmp_path):
     folder = tmp_path / "state"
     log = EvictionLog(folder)
     decide(log.evictions)

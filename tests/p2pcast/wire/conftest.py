@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from p2pcast.wire.connection import Connection, Event, Identity
-from p2pcast.wire.state import Side
-from p2pcast.wire.token import Token
+from p2pcast.wire.connection import Connection, ConnectionRequest, Event, Identity
+from p2pcast.wire.connection_state import Side
+from p2pcast.wire.join_token import JoinToken
 
-TOKEN = Token(bytes(range(16)), bytes(range(100, 120)))
+TOKEN = JoinToken(bytes(range(16)), bytes(range(100, 120)))
 DIALER = Identity(b"d" * 16, "peer-1", TOKEN)
 LISTENER = Identity(b"l" * 16, "hub", TOKEN)
 
@@ -21,8 +22,8 @@ class Wires:
     listener = LISTENER
 
     @staticmethod
-    def hello(purpose: str = "data", **more: Any) -> dict[str, Any]:
-        return {"purpose": purpose, "role": "child", "link": b"k" * 16, "stripe": 0, "stripes": 1, **more}
+    def request(purpose: str = "data", **more: Any) -> ConnectionRequest:
+        return replace(ConnectionRequest(purpose, "child", b"k" * 16, stripe=0, stripes=1), **more)
 
     @classmethod
     def pair(
@@ -34,12 +35,12 @@ class Wires:
         expect: bytes | None = None,
         **more: Any,
     ) -> tuple[Connection, Connection]:
-        d = Connection(Side.DIALER, dialer, b"1" * 32, cls.hello(purpose, **more), expect)
+        d = Connection(Side.DIALER, dialer, b"1" * 32, cls.request(purpose, **more), expect)
         return d, Connection(Side.LISTENER, listener, b"2" * 32)
 
     @staticmethod
     def shake(d: Connection, li: Connection) -> tuple[list[Event], list[Event]]:
-        """Carry bytes to and fro until nobody has any; events of the dialer and of the listener."""
+        """Carry bytes to and fro until both sides have none; events of the dialer and of the listener."""
         at_dialer: list[Event] = []
         at_listener: list[Event] = []
         while True:

@@ -1,25 +1,28 @@
-"""The handshake behind TLS: certificates say who is who; a first connection proves its token, and to nobody but the run's hub."""
+"""The handshake behind TLS: certificates identify both sides; a first connection proves its token, and only to the
+run's hub.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from p2pcast.errors import RefusedError, RemoteError
-from p2pcast.trust.authority import Authority
+from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
 from p2pcast.trust.credentials import pinned
-from p2pcast.trust.roles import Certified
-from p2pcast.wire.connection import Connection, Identity
-from p2pcast.wire.state import Side, State
-from p2pcast.wire.token import Token
+from p2pcast.trust.dial_permissions import Certified, Role
+from p2pcast.wire.connection import Connection, ConnectionRequest, Identity
+from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.join_token import JoinToken
 
 NOW = 1_800_000_000.0
 RUN, SECRET = b"r" * 16, b"s" * 20
 AUTHORITY = Authority.create(RUN, NOW)
 OTHERS = Authority.create(RUN, NOW)
-TOKEN = Token(RUN, SECRET, AUTHORITY.fingerprint)
+TOKEN = JoinToken(RUN, SECRET, AUTHORITY.fingerprint)
 HUB, PEER, TRAINER = b"h" * 16, b"p" * 16, b"t" * 16
 PURPOSES = {"control": "peer", "data": "child", "publish": "rank", "engine": "member"}
 
@@ -44,15 +47,15 @@ def vouch(hub: bytes, authority: bytes) -> Certified:
     return pinned(hub, authority, TOKEN.authority, RUN, NOW)
 
 
-def hello(purpose: str, role: str | None = None) -> dict:
-    return {"purpose": purpose, "role": role or PURPOSES[purpose], "link": b"k" * 16, "stripe": 0, "stripes": 1}
+def asked(purpose: str, role: str | None = None) -> ConnectionRequest:
+    return ConnectionRequest(purpose, role or PURPOSES[purpose], b"k" * 16, stripe=0, stripes=1)
 
 
 def pair(purpose, dialer: bytes, listener: bytes, *, role=None, expect=None, **more):
     """Of nodes ``dialer`` and ``listener``, with no certificates looked at yet."""
     mine = replace(Identity(dialer, "mine", TOKEN, vouch=vouch), **more.get("mine", {}))
-    theirs = replace(Identity(listener, "theirs", Token(RUN, b"x" * 20)), **more.get("theirs", {}))
-    d = Connection(Side.DIALER, mine, b"1" * 32, hello(purpose, role), expect)
+    theirs = replace(Identity(listener, "theirs", JoinToken(RUN, b"x" * 20)), **more.get("theirs", {}))
+    d = Connection(Side.DIALER, mine, b"1" * 32, asked(purpose, role), expect)
     return d, Connection(Side.LISTENER, theirs, b"2" * 32)
 
 
@@ -64,14 +67,21 @@ def met(purpose, dialer: tuple[bytes, str], listener: tuple[bytes, str], **optio
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
-@pytest.mark.parametrize("dialer", ["hub", "peer", "trainer"])
-@pytest.mark.parametrize("listener", ["hub", "peer", "trainer"])
+@pytest.mark.parametrize("dialer", get_args(Role))
+@pytest.mark.parametrize("listener", get_args(Role))
 def test_roles_by_certificate(wires, purpose, dialer, listener):
-    """A peer is no hub, publishes nothing; a trainer does nothing else; nobody takes orders from a peer."""
+    """A peer is no hub and cannot publish; a trainer can only publish; no node takes orders from a peer. Workers and a
+    ledger have no connection of this protocol.
+    """
     may = {
-        ("control", "peer", "hub"), ("data", "peer", "hub"), ("data", "peer", "peer"), ("publish", "trainer", "hub"),
-        ("engine", "peer", "peer"), ("data", "hub", "peer"), ("data", "hub", "hub"),
-    }  # fmt: skip
+        ("control", "peer", "hub"),
+        ("data", "peer", "hub"),
+        ("data", "peer", "peer"),
+        ("publish", "trainer", "hub"),
+        ("engine", "peer", "peer"),
+        ("data", "hub", "peer"),
+        ("data", "hub", "hub"),
+    }
     d, li = pair(purpose, PEER, HUB)
     li.secured(leaf(PEER, dialer), proven=True)
     try:
@@ -84,7 +94,7 @@ def test_roles_by_certificate(wires, purpose, dialer, listener):
     assert d.state is li.state is State[purpose.upper()]
 
 
-def test_it_takes_one_round_trip(wires):
+def test_authentication_takes_one_round_trip(wires):
     d, li = met("data", (PEER, "peer"), (HUB, "hub"), expect=HUB)
     (theirs,) = li.feed(d.take_output())
     (mine,) = d.feed(li.take_output())
@@ -92,7 +102,7 @@ def test_it_takes_one_round_trip(wires):
     assert d.take_output() == b""
 
 
-def test_nobody_speaks_for_another_node(wires):
+def test_a_hello_in_another_nodes_name_is_refused(wires):
     d, li = pair("data", b"victim".ljust(16), HUB)
     d.secured(leaf(HUB, "hub"), proven=True)
     li.secured(leaf(PEER, "peer"), proven=True)
@@ -114,7 +124,7 @@ def test_certificates_of_other_runs_do_not_count():
             connection.secured(leaf(HUB, "hub", run=b"R" * 16), proven=True)
 
 
-def test_what_tls_has_not_proven_counts_for_nothing(wires):
+def test_certificates_without_a_tls_proof_are_refused(wires):
     d, li = pair("data", PEER, HUB)
     with pytest.raises(RefusedError, match="stranger answers"):
         d.secured(leaf(HUB, "hub"), proven=False)
@@ -157,7 +167,7 @@ def test_a_token_opens_a_first_connection(wires):
     d, li = first()
     (mine,), (theirs,) = wires.shake(d, li)
     assert d.state is li.state is State.ENROL
-    assert (mine.remote, theirs.remote, theirs.hello["role"]) == (HUB, PEER, "peer")
+    assert (mine.remote, theirs.remote, theirs.hello.role) == (HUB, PEER, "peer")
 
 
 def test_the_secret_does_not_travel(wires):
@@ -173,13 +183,13 @@ def test_the_secret_does_not_travel(wires):
 
 @pytest.mark.parametrize("secret", [b"S" * 20, b""])
 def test_without_the_secret_there_is_no_enrolment(wires, secret):
-    d, li = first(mine={"token": Token(RUN, secret, TOKEN.authority)})
+    d, li = first(mine={"token": JoinToken(RUN, secret, TOKEN.authority)})
     with pytest.raises(RefusedError, match="not one that this hub gave out"):
         wires.shake(d, li)
 
 
-def test_one_that_knows_the_tokens_name_alone_is_found_out(wires):
-    class Named(Token):
+def test_a_dialer_without_the_tokens_secret_is_refused(wires):
+    class Named(JoinToken):
         ident = TOKEN.ident
 
     d, li = first(mine={"token": Named(RUN, b"S" * 20, TOKEN.authority)})
@@ -189,8 +199,8 @@ def test_one_that_knows_the_tokens_name_alone_is_found_out(wires):
 
 
 @pytest.mark.parametrize("impostor", ["other authority", "peer", "hub's papers"])
-def test_nothing_is_proved_to_somebody_on_the_way(wires, impostor):
-    """Whoever answers in the hub's place, with whatever papers, gets no proof that could be tried against or passed on."""
+def test_an_impostor_of_the_hub_receives_no_proof(wires, impostor):
+    """A node that answers in the hub's place, with any certificate, receives no proof to attack or to pass on."""
     gate = Gate()
     if impostor == "other authority":
         gate.leaf, gate.authority = leaf(HUB, "hub", authority=OTHERS), OTHERS.certificate
@@ -215,7 +225,7 @@ def test_a_proof_is_bound_to_its_channel(wires):
         d.feed(li.take_output())
 
 
-def test_a_peer_admits_nobody(wires):
+def test_a_peer_does_not_admit_nodes(wires):
     d, li = pair("enrol", PEER, HUB, role="peer")
     d.secured(leaf(HUB, "peer"), proven=False)
     li.secured(None, proven=True)

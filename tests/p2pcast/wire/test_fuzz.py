@@ -7,19 +7,19 @@ import tracemalloc
 
 import pytest
 
-from netem.malformed import SAMPLES, frames, mutated
+from netem.fleet.malformed import SAMPLES, frames, mutated
 from p2pcast import limits
 from p2pcast.errors import IntegrityError, RemoteError
 from p2pcast.wire.connection import HEADER, Connection
-from p2pcast.wire.messages import Type, encode
-from p2pcast.wire.state import Side
+from p2pcast.wire.connection_state import Side
+from p2pcast.wire.messages import Type, encode_map
 
 T = Type
 PURPOSES = ("data", "control", "publish", "engine")
 
 
 def corpus(wires) -> list[tuple[str, Side, bytes]]:
-    """(state it is for, who sends it, bytes)."""
+    """(state it is for, side that sends it, bytes)."""
     d, li = wires.pair()
     hello = d.take_output()
     li.feed(hello)
@@ -39,14 +39,14 @@ def feed(connection: Connection, data: bytes) -> None:
     try:
         connection.feed(data)
         connection.take_output()
-        # As for whatever comes next: room is made for what the last header has promised.
+        # Buffer space is made for the length that the last header has promised.
         connection.get_buffer()
     except (RemoteError, IntegrityError) as error:
         connection.fail(error)
         assert len(connection.take_output()) <= 5000
 
 
-def test_the_corpus_itself_is_valid_somewhere(wires):
+def test_every_corpus_entry_is_valid_in_some_state(wires):
     valid = 0
     for state, sender, data in corpus(wires):
         try:
@@ -85,12 +85,22 @@ def test_random_msgpack(wires):
 
     def value(depth: int):
         return draw.choice(
-            [None, True, -5, 1 << 63, "t", b"b" * draw.randrange(40), 0.5, [] if depth > 3 else [value(depth + 1)] * draw.randrange(4), {} if depth > 3 else {"k": value(depth + 1)}]
-        )  # fmt: skip
+            [
+                None,
+                True,
+                -5,
+                1 << 63,
+                "t",
+                b"b" * draw.randrange(40),
+                0.5,
+                [] if depth > 3 else [value(depth + 1)] * draw.randrange(4),
+                {} if depth > 3 else {"k": value(depth + 1)},
+            ]
+        )
 
     for _ in range(700):
         kind, body = draw.choice(SAMPLES)
-        data = encode(kind, body | {draw.choice(sorted(body)): value(0)})
+        data = encode_map(body | {draw.choice(sorted(body)): value(0)})
         for state in PURPOSES:
             for side in Side:
                 feed(target(wires, state, side), HEADER.pack(len(data), kind, 1, 0) + data)

@@ -1,4 +1,6 @@
-"""The wire's own bytes, for good: tests/golden/wire-v2.hex holds a handshake and a piece; a change of any byte is another protocol version."""
+"""The wire's own bytes, for good: tests/golden/wire-v2.hex holds a handshake and a piece; a change of any byte is
+another protocol version.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import pytest
 
 from p2pcast.errors import IncompatibleError
 from p2pcast.wire.connection import Piece
-from p2pcast.wire.state import State
+from p2pcast.wire.connection_state import State
+from tests.p2pcast.wire.decisions import lines
 
 FOLDER = Path(__file__).parents[2] / "golden"
 
@@ -39,7 +42,7 @@ def test_we_read_these_bytes(wires):
     d, li = wires.pair("data", stripe=1, stripes=4)
     d.take_output()
     (established,) = li.feed(known["hello"] + known["proof"])
-    assert established.hello["stripe"] == 1
+    assert established.hello.stripe == 1
     *_, piece = d.feed(known["challenge"] + known["ready"] + known["piece"])
     assert isinstance(piece, Piece)
     assert (piece.handle, piece.index, bytes(piece.payload)) == (258, 66051, b"piece")
@@ -52,3 +55,8 @@ def test_a_hello_of_protocol_1_is_refused_and_says_which_side_to_update(wires):
         IncompatibleError, match=r"speaks protocol 2, the dialing node protocol 1: update p2pcast on the dialing node"
     ):
         li.feed(golden(1)["hello"])
+
+
+def test_bodies_are_taken_and_refused_as_ever():
+    """A field that is added adds lines; a line that changes is another protocol."""
+    assert lines() == (FOLDER / "wire-decisions.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The handshake: both know the secret, every word of the HELLO is bound, and each way of being somebody else is refused."""
+"""The handshake: both sides know the secret, every word of the HELLO is bound, and each impersonation is refused."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import pytest
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
 from p2pcast.wire import connection as module
+from p2pcast.wire import messages
 from p2pcast.wire.connection import HEADER, Connection, Established, Identity, Piece
+from p2pcast.wire.connection_state import Side, State
+from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
-from p2pcast.wire.state import Side, State
-from p2pcast.wire.token import Token
 
 
 def reframed(frame: bytes, **changes):
@@ -22,7 +23,8 @@ def reframed(frame: bytes, **changes):
 
 
 @pytest.mark.parametrize(
-    ("purpose", "state"), [("data", State.DATA), ("control", State.CONTROL), ("publish", State.PUBLISH), ("engine", State.ENGINE)]
+    ("purpose", "state"),
+    [("data", State.DATA), ("control", State.CONTROL), ("publish", State.PUBLISH), ("engine", State.ENGINE)],
 )
 def test_both_sides_are_established_once(wires, purpose, state):
     d, li = wires.pair(purpose, stripe=2, stripes=3)
@@ -33,23 +35,25 @@ def test_both_sides_are_established_once(wires, purpose, state):
     assert isinstance(theirs, Established)
     assert mine.remote == wires.listener.node
     assert theirs.remote == wires.dialer.node
-    assert theirs.hello["name"] == "peer-1"
-    assert (theirs.hello["stripe"], theirs.hello["stripes"], theirs.hello["purpose"]) == (2, 3, purpose)
+    assert theirs.hello.name == "peer-1"
+    assert (theirs.hello.stripe, theirs.hello.stripes, theirs.hello.purpose) == (2, 3, purpose)
 
 
-def test_a_parent_that_dials_feeds_whom_it_has_dialled(wires):
-    """Once READY has been said the two have changed places: the listener asks, the dialer sends, and not the other way round."""
+def test_a_parent_that_dials_feeds_the_dialled_child(wires):
+    """Once READY has been said the two have changed places: the listener asks, the dialer sends, and not the other way
+    round.
+    """
     parent, child = wires.pair(role="parent")
     wires.shake(parent, child)
     assert parent.state is child.state is State.DATA
-    (asked,) = parent.feed(child.send(Type.WANT, {"artifact": bytes(16), "have": []}))
+    (asked,) = parent.feed(child.send(messages.Want(bytes(16), [])))
     assert asked.type is Type.WANT
     *_, piece = child.feed(parent.piece_header(1, 0, 5) + b"piece")
     assert isinstance(piece, Piece)
     with pytest.raises(RemoteError, match="is not for a connection"):
-        parent.send(Type.WANT, {"artifact": bytes(16), "have": []})
+        parent.send(messages.Want(bytes(16), []))
     with pytest.raises(RemoteError, match="is not for a connection"):
-        child.send(Type.PATH, {"path": []})
+        child.send(messages.Path([]))
 
 
 @pytest.mark.parametrize("purpose", ["control", "publish", "engine"])
@@ -60,14 +64,14 @@ def test_a_parent_dials_for_data_alone(wires, purpose):
 
 
 def test_another_secret_is_refused_by_name(wires):
-    other = Identity(b"d" * 16, "x", Token(wires.token.run, b"S" * 20))
+    other = Identity(b"d" * 16, "x", JoinToken(wires.token.run, b"S" * 20))
     d, li = wires.pair(dialer=other)
     with pytest.raises(RefusedError, match="not one that this hub gave out"):
         li.feed(d.take_output())
 
 
 def test_another_run_is_refused(wires):
-    other = Identity(b"d" * 16, "x", Token(b"R" * 16, wires.token.secret))
+    other = Identity(b"d" * 16, "x", JoinToken(b"R" * 16, wires.token.secret))
     d, li = wires.pair(dialer=other)
     with pytest.raises(RefusedError, match="another run"):
         li.feed(d.take_output())
@@ -83,7 +87,7 @@ def test_another_node_at_the_address_is_refused(wires):
 
 
 def test_a_listener_without_the_secret_is_found_out(wires):
-    """It can copy the token's name from the HELLO, but not prove that it has the secret."""
+    """The listener can copy the token's name from the HELLO, but cannot prove the secret."""
     d, li = wires.pair()
     li.feed(d.take_output())
     with pytest.raises(RefusedError, match="does not know this run's token"):
@@ -101,11 +105,18 @@ def test_a_dialer_without_the_secret_is_found_out(wires):
 
 @pytest.mark.parametrize(
     "change",
-    [{"name": "y"}, {"node": b"e" * 16}, {"purpose": "control"}, {"link": b"K" * 16}, {"stripe": 0, "stripes": 9}, {"extra": 1}],
+    [
+        {"name": "y"},
+        {"node": b"e" * 16},
+        {"purpose": "control"},
+        {"link": b"K" * 16},
+        {"stripe": 0, "stripes": 9},
+        {"extra": 1},
+    ],
     ids=str,
 )
 def test_every_word_of_the_hello_is_bound(wires, change):
-    """Somebody on the path who alters the HELLO is noticed by the dialer at once, and by the listener if the dialer did not look."""
+    """The dialer notices a HELLO altered on the path at once; else the listener notices it."""
     d, li = wires.pair()
     li.feed(reframed(d.take_output(), **change))
     with pytest.raises(RefusedError):
@@ -169,7 +180,7 @@ def test_frames_out_of_order_or_twice_are_refused(wires, side, first, second):
         target.feed(known[first] + known[second])
 
 
-def test_after_the_handshake_no_more_of_it(wires):
+def test_handshake_messages_after_the_handshake_are_refused(wires):
     known = frames(wires)
     d, li = wires.open()
     for frame in known.values():
@@ -179,7 +190,7 @@ def test_after_the_handshake_no_more_of_it(wires):
 
 
 def test_a_refusal_reaches_the_other_side(wires):
-    other = Identity(b"d" * 16, "x", Token(wires.token.run, b"S" * 20))
+    other = Identity(b"d" * 16, "x", JoinToken(wires.token.run, b"S" * 20))
     d, li = wires.pair(dialer=other)
     with pytest.raises(RefusedError) as refused:
         li.feed(d.take_output())
@@ -188,7 +199,7 @@ def test_a_refusal_reaches_the_other_side(wires):
     with pytest.raises(RefusedError, match="the other side says: the token is not one"):
         d.feed(li.take_output())
     assert d.state is State.CLOSED
-    d.fail(RemoteError("nobody hears this"))
+    d.fail(RemoteError("not sent"))
     assert d.take_output() == b""
 
 
@@ -202,7 +213,7 @@ def test_an_error_may_hold_any_text(wires):
 def test_the_secret_is_shown_nowhere(wires):
     secret = wires.token.secret
     text = str(wires.token).split("-")[2]
-    d, li = wires.pair(dialer=Identity(b"d" * 16, "x", Token(wires.token.run, b"S" * 20)))
+    d, li = wires.pair(dialer=Identity(b"d" * 16, "x", JoinToken(wires.token.run, b"S" * 20)))
     with pytest.raises(P2PCastError) as refused:
         li.feed(d.take_output())
     shown = [repr(wires.token), repr(wires.dialer), repr(d), repr(li), str(refused.value), repr(refused.value)]
@@ -214,8 +225,8 @@ def test_the_secret_is_shown_nowhere(wires):
         assert secret not in frame
 
 
-def test_a_dialer_needs_a_hello(wires):
-    with pytest.raises(ValueError, match="hello"):
+def test_a_dialer_needs_a_request(wires):
+    with pytest.raises(ValueError, match="request"):
         Connection(Side.DIALER, wires.dialer, b"1" * 32)
 
 

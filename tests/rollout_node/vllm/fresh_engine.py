@@ -1,7 +1,7 @@
 """Run as a script: load each folder named on the command line in a fresh engine; print the greedy completions as JSON.
 
-Standard input: JSON, prompts, tokens, tensor parallel size. One engine at a time, one prompt at a time, so that batches
-don't differ.
+Standard input: JSON, prompts, tokens, tensor parallel size. One engine and one prompt at a time, so that batches are
+equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Run as a script: ``model_zoo.py FOLDER KIND…``, or ``KIND:DTYPE``, saves small models of random weights as ``FOLDER/KIND``.
+"""Run as a script: ``model_zoo.py FOLDER KIND…``, or ``KIND:DTYPE``, saves small models of random weights as
+``FOLDER/KIND``.
 
-Each kind stands for one thing that a weight loader does. Weights are drawn wide, so that greedy choices don't hang on
-rounding; what is one or nought in a fresh model (norms, biases) is drawn too, or nobody would see it in the wrong place.
+Each kind exercises one behaviour of weight loaders. Weights have a wide distribution, so that greedy choices don't
+depend on rounding. Values that are one or zero in a fresh model (norms, biases) are random too, so that a misplaced
+value is visible.
 """
 
 from __future__ import annotations
@@ -54,9 +56,9 @@ _FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True, "bias": False}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     # each expert's gate, up and down are slices of two parameters
     "moe": ("qwen3_moe", {**_SMALL, **_EXPERTS}),
-    # fewer heads for keys and values than there are ranks: each rank holds them all
+    # fewer key and value heads than ranks: each rank holds them all
     "moe_one_kv_head": ("qwen3_moe", {**_SMALL, **_EXPERTS, "num_key_value_heads": 1}),
-    # experts beside one that all tokens share
+    # experts beside one expert for all tokens
     "shared_expert": ("qwen2_moe", {**_NO_HEAD_DIM, **_EXPERTS, "shared_expert_intermediate_size": 96}),
     # attention computes from matrices derived after loading
     "mla": ("deepseek_v2", {**_SMALL, **_MLA}),
@@ -68,9 +70,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", _NO_HEAD_DIM),
     # checkpoints hold the transposes of the weights
     "gpt2": ("gpt2", {**_NO_HEAD_DIM, **_GPT2, "tie_word_embeddings": True}),
-    # the loader takes q, k and v apart, which lie head beside head, and puts them together in another order
+    # the loader splits q, k and v, which are interleaved by head, and joins them in another order
     "falcon": ("falcon", {**_NO_HEAD_DIM, **_FALCON}),
-    # int8 weights with a scale a row, which the engine packs for its kernels
+    # int8 weights with one scale per row, which the engine packs for its kernels
     "int8": ("qwen3", _SMALL),
 }
 _INT8 = {
@@ -81,7 +83,13 @@ _INT8 = {
         "group_0": {
             "targets": ["Linear"],
             "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
-            "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
         }
     },
 }

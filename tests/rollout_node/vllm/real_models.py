@@ -1,12 +1,12 @@
 """Run as a script, in two ways; prints JSON. A case is ``FOLDER=DTYPE`` or ``FOLDER=DTYPE:QUANTIZATION``.
 
-``real_models.py install WORK CASE…``: installs three versions of each into a real vLLM engine in this process and compares
-every parameter and buffer, bit for bit, with what vLLM's own loader makes of the same versions, which are left in
-``WORK/CASE/v0`` to ``v2``. What was seen, by case.
+``real_models.py install WORK CASE…``: install three versions of each case into a real vLLM engine in this process, and
+compare every parameter and buffer, bit for bit, with the result of vLLM's own loader. The versions are left in
+``WORK/CASE/v0`` to ``v2``. Prints the observations by case.
 
-``real_models.py say CASE…``: what engines say that were started from these folders, in their order.
+``real_models.py say CASE…``: print the completions of engines started from these folders, in their order.
 
-Where experts come at all, let them come first: vLLM's groups of processes are made for a process's first engine.
+Cases with experts must come first: vLLM creates its process groups for a process's first engine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import hashlib
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+sys.path.append(str(Path(__file__).parents[1]))  # stored_run
 
 import numpy as np
 import torch
@@ -29,19 +31,24 @@ from vllm.model_executor.model_loader import get_model
 
 PROMPTS = [[5, 6, 7], [100, 200, 300, 400], [9]]
 BITS = {"BF16": 0x0180, "F32": 0x01800000}
-"""The lowest bits of the exponents: what a version changes is to be seen in what the model says."""
+"""The lowest bits of the exponents, so that a version's changes are visible in the model's answers."""
 
 
 def engine(case: str) -> LLM:
     folder, _, dtype = case.rpartition("=")
     dtype, _, quantization = dtype.partition(":")
     sizes: Any = {"max_model_len": 64, "max_num_seqs": 2, "enable_prefix_caching": False, "num_gpu_blocks_override": 16}
-    how: Any = {"dtype": dtype, "quantization": quantization or None, "enforce_eager": True, "skip_tokenizer_init": True}
+    how: Any = {
+        "dtype": dtype,
+        "quantization": quantization or None,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+    }
     return LLM(folder, **how, **sizes)
 
 
 def says(llm: LLM) -> list[list[int]]:
-    """Greedy completions, one prompt at a time: batches change rounding."""
+    """Greedy completions, one prompt at a time, since batches change rounding."""
     how = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
     asked = [llm.generate([{"prompt_token_ids": p}], how, use_tqdm=False) for p in PROMPTS]
     return [list(answer[0].outputs[0].token_ids) for answer in asked]
@@ -55,11 +62,13 @@ def model_of(llm: LLM) -> Any:
 
 def bits(model: torch.nn.Module) -> dict[str, str]:
     rows = {n: t.detach().contiguous().reshape(-1) for n, t in [*model.named_parameters(), *model.named_buffers()]}
-    return {n: hashlib.sha256(row.view(torch.uint8).numpy().tobytes()).hexdigest() for n, row in rows.items() if row.numel()}
+    return {
+        n: hashlib.sha256(row.view(torch.uint8).numpy().tobytes()).hexdigest() for n, row in rows.items() if row.numel()
+    }
 
 
 def truth_of(config: VllmConfig, folder: Path) -> dict[str, str]:
-    """What vLLM itself makes of ``folder``."""
+    """Parameters after vLLM's own loader has loaded ``folder``."""
     config, model, compilation = copy.copy(config), copy.copy(config.model_config), copy.copy(config.compilation_config)
     model.model = str(folder)
     compilation.static_forward_context, compilation.static_all_moe_layers = {}, []
@@ -68,8 +77,8 @@ def truth_of(config: VllmConfig, folder: Path) -> dict[str, str]:
         return bits(get_model(vllm_config=config))
 
 
-def spoil(model: torch.nn.Module) -> None:
-    """Nothing that was there is to be there by chance."""
+def overwrite_all(model: torch.nn.Module) -> None:
+    """Overwrite all values, so that no correct value is left over."""
     generator = torch.Generator().manual_seed(9)
     with torch.inference_mode():
         for p in model.parameters():
@@ -80,12 +89,14 @@ def spoil(model: torch.nn.Module) -> None:
 
 
 def noticed(model: torch.nn.Module, audit: Any) -> bool:
-    """Whether one bit is missed, in whichever parameter it flips."""
+    """Whether the audit notices one flipped bit in each parameter."""
     rng = np.random.default_rng(4)
     parameters = [p for p in model.parameters() if p.numel() > 1]
     for p in [parameters[i] for i in rng.choice(len(parameters), 4, replace=False)]:
         words = p.data.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[p.element_size()])
-        at = tuple(int(rng.integers(0, n * 7 // 8)) for n in p.shape)  # a vocabulary's end is padding, which nobody audits
+        at = tuple(
+            int(rng.integers(0, n * 7 // 8)) for n in p.shape
+        )  # a vocabulary's end is padding, which the audit does not cover
         words[at] ^= 1
         wrong, _ = audit()
         words[at] ^= 1
@@ -95,13 +106,13 @@ def noticed(model: torch.nn.Module, audit: Any) -> bool:
 
 
 def refused(model: torch.nn.Module, config: VllmConfig, layout: Any, state: Any, work: Path, left_out: str) -> bool:
-    """Whether a whole load is refused that lacks what the name of a layer's tensors contains."""
-    from conftest import Run
+    """Whether a whole load is refused if the layout lacks the tensors whose name contains ``left_out``."""
+    from stored_run import Run
 
     from p2pcast.codec.layout import Layout
     from p2pcast.errors import IntegrityError
-    from rollout_node.vllm_plugin.dense import reload_all
-    from rollout_node.vllm_plugin.shadow_reader import ShadowReader
+    from rollout_node.in_engine.shadow_reader import ShadowReader
+    from rollout_node.vllm_plugin.dense_reload import reload_all
 
     fewer = [t for t in layout.tensors if left_out not in t.name]
     if len(fewer) == len(layout.tensors):
@@ -119,23 +130,24 @@ def refused(model: torch.nn.Module, config: VllmConfig, layout: Any, state: Any,
 
 def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
     # Imported late: vLLM's CPU build can't start another engine in a process that has loaded numba.
-    from conftest import Run, state_of
+    from stored_run import Run, state_of
 
-    from rollout_node.vllm_plugin import cpu
-    from rollout_node.vllm_plugin.audit import compare
-    from rollout_node.vllm_plugin.dense import reload_all
-    from rollout_node.vllm_plugin.derived import derived_parts
-    from rollout_node.vllm_plugin.installation import Installation
-    from rollout_node.vllm_plugin.shadow_reader import ShadowReader
+    from rollout_node.in_engine.installation import Installation
+    from rollout_node.in_engine.shadow_reader import ShadowReader
+    from rollout_node.in_engine.weight_audit import compare
+    from rollout_node.vllm_plugin import cpu_weights
+    from rollout_node.vllm_plugin.dense_reload import reload_all
+    from rollout_node.vllm_plugin.derived_weights import derived_parts
 
-    if packed := cpu.check(model_of(llm)):
+    if packed := cpu_weights.packed_layers(model_of(llm)):
         return {"packed": packed[:1]}
     layout, state = state_of(folder)
     run = Run(work / "run", layout, state)
     model, config = model_of(llm), llm.llm_engine.vllm_config
-    spoil(model)
+    overwrite_all(model)
     with set_current_vllm_config(config):
-        installation = Installation(model, config.model_config, layout, derived_parts(model))
+        reload_model = partial(reload_all, model=model, model_config=config.model_config)
+        installation = Installation(model, layout, derived_parts(model), reload_model)
 
     def audit() -> tuple[list[str], list[str]]:
         return compare(layout, installation.audit(run.files, run.version, lambda: False), run.digests)
@@ -155,23 +167,25 @@ def install(llm: LLM, folder: Path, work: Path) -> dict[str, Any]:
         seen["equal"].append(bits(model) == truth_of(config, saved))
         seen["audits"].append([len(names) for names in audit()])
         seen["said"].append(says(llm))
-    seen["in_place"] = not installation.storages.gone(model)
+    seen["in_place"] = not installation.storages.rebound(model)
     seen["noticed"] = bool(installation.derived) or noticed(model, audit)
     there = bits(model)
-    spoil(model)
+    overwrite_all(model)
     with run.shadow.path.open("rb") as file, set_current_vllm_config(config):
         reload_all(ShadowReader(file.fileno(), layout), model, config.model_config)
     seen["reload_equal"] = bits(model) == there
-    seen["refuses_less"] = [refused(model, config, layout, state, work, left_out) for left_out in ("norm.", "down_proj.")]
+    seen["refuses_less"] = [
+        refused(model, config, layout, state, work, left_out) for left_out in ("norm.", "down_proj.")
+    ]
     run.shadow.close()
     return seen
 
 
 def experts_differ() -> float:
-    """By how much experts that compute in place differ from vLLM's packed kernel, in parts of the largest result."""
+    """Largest difference between experts computed in place and vLLM's packed kernel, relative to the largest result."""
     from vllm import _custom_ops as ops
 
-    from rollout_node.vllm_plugin.cpu import experts
+    from rollout_node.vllm_plugin.cpu_weights import experts
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).bfloat16()

@@ -1,4 +1,4 @@
-"""A real vLLM API server (CPU build) in a process of its own, its clients, and engines fresh from a folder to compare with."""
+"""A real vLLM API server (CPU build) in its own process, its clients, and fresh engines to compare with."""
 
 from __future__ import annotations
 
@@ -31,21 +31,32 @@ ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
 }
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-OPTIONS = ["--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager", "--host", "127.0.0.1", "--served-model-name", "m"]
+OPTIONS = [
+    "--max-model-len",
+    "256",
+    "--max-num-seqs",
+    "8",
+    "--enforce-eager",
+    "--host",
+    "127.0.0.1",
+    "--served-model-name",
+    "m",
+]
 
 
-def make_model(folder: Path, *, tied: bool = False, dtype: str = "bfloat16") -> Path:
-    """A Qwen3 of random weights, wide enough apart that its greedy choices don't hang on rounding."""
+def make_model(folder: Path, *, tied: bool = False, dtype: str = "bfloat16", vocabulary: int = 500) -> Path:
+    """A Qwen3 of random weights whose greedy choices don't depend on rounding."""
     script = f"""
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 torch.manual_seed(1)
-config = Qwen3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=32, vocab_size=500, max_position_embeddings=512, tie_word_embeddings={tied}, initializer_range=0.3,
-    bos_token_id=1, eos_token_id=2, pad_token_id=0)
+config = Qwen3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2,
+    head_dim=32, vocab_size={vocabulary}, max_position_embeddings=512, tie_word_embeddings={tied},
+    initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 Qwen3ForCausalLM(config).to(torch.{dtype}).save_pretrained({str(folder)!r})
-words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range(500)}}, unk_token="w0"))
+words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range({vocabulary})}}, unk_token="w0"))
 words.pre_tokenizer = pre_tokenizers.Whitespace()
 PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained({str(folder)!r})
 """
@@ -62,17 +73,26 @@ class Server:
             port = probe.getsockname()[1]
         self.model, self.url = model, f"http://127.0.0.1:{port}"
         self.install, self.log = folder / "install.sock", folder / "server.log"
-        self._command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+        self._command = [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--port",
+            str(port),
+        ]
         self._command += [*OPTIONS, "--weight-transfer-config", '{"backend": "p2pcast"}']
         self._options = list(options)
         self._environment = {**os.environ, **ENVIRONMENT, **(environment or {}), "P2PCAST_SOCK": str(self.install)}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        # Tensor-parallel workers spin while they wait for each other: other tests' daemons come first.
+        yielding = ["nice", "-n", "5"] if "--tensor-parallel-size" in self._options else []
+        command = [*yielding, *self._command, *self._options]
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [*self._command, *self._options], env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
+            return subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
 
     def wait(self) -> None:
         for _ in range(900):
@@ -94,14 +114,15 @@ class Server:
                 self.process.wait(20)
 
     def restart(self, *options: str) -> None:
-        """With other options, if any are given; returns before it answers."""
+        """Restart, with other options if any are given; returns before the server answers."""
         self.stop()
         self._options = list(options) or self._options
         self.process = self._start()
 
     def lose_worker(self) -> None:
-        """Kill the last of its workers, and wait for the server's end, which is that worker's doing. Its shared memory, which
-        nobody is left to remove, goes too."""
+        """Kill the last worker, and wait for the server's end, which the loss causes. Also removes its shared memory,
+        which no process is left to remove.
+        """
         titles, segments = {}, set()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(ValueError, OSError):
@@ -112,6 +133,13 @@ class Server:
         self.process.wait(60)
         for segment in segments:
             Path(segment).unlink(missing_ok=True)
+
+
+def one_off_connections(**options: Any) -> aiohttp.ClientSession:
+    """A client with a connection for each request. The server closes connections that are idle for 5 s, and a request
+    that meets such an end is lost.
+    """
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True), **options)
 
 
 async def complete(http: aiohttp.ClientSession, url: str, prompt: str | Sequence[int], **more: Any) -> str:
@@ -128,8 +156,10 @@ async def choice(http: aiohttp.ClientSession, url: str, prompt: str | Sequence[i
         return found
 
 
-async def load(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, enough: asyncio.Event) -> int:
-    """One streamed completion after the other until ``enough``; how many."""
+async def load(
+    http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event, enough: asyncio.Event
+) -> int:
+    """Stream one completion after the other until ``enough``. Returns their number."""
     done = 0
     while not enough.is_set():
         assert await stream(http, url, prompt, started) == 200
@@ -138,7 +168,7 @@ async def load(http: aiohttp.ClientSession, url: str, prompt: str, started: asyn
 
 
 async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: asyncio.Event) -> int:
-    """Tokens of a long completion. Fails unless it ends as it should."""
+    """Tokens of a long completion. Fails unless it ends normally."""
     body = {"model": "m", "prompt": prompt, "max_tokens": 200, "temperature": 1, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     tokens, last = 0, None
@@ -156,7 +186,7 @@ async def stream(http: aiohttp.ClientSession, url: str, prompt: str, started: as
 
 
 def fresh(folders: list[Path], prompts: list[str], *, tensor_parallel: int = 1) -> list[list[str]]:
-    """Greedy completions of engines that were started from these folders. They compute as a p2pcast engine does."""
+    """Greedy completions of engines started from these folders, which compute as a p2pcast engine does."""
     command = [sys.executable, str(Path(__file__).with_name("fresh_engine.py")), *map(str, folders)]
     environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": "/nonexistent"}
     if tensor_parallel > 1:
@@ -169,12 +199,14 @@ def fresh(folders: list[Path], prompts: list[str], *, tensor_parallel: int = 1) 
 
 
 def loaded(server: Server, folders: list[Path], prompts: list[str]) -> list[list[str]]:
-    """As ``fresh``, from an engine as it is started with the first folder, and as vLLM's own loader, which knows nothing of
-    p2pcast, then fills it from the others. For engines that take long to start, before p2pcast has touched them."""
+    """As ``fresh``, from one engine started with the first folder and then filled from the others by vLLM's own loader.
+
+    For engines that start slowly, before p2pcast has changed them.
+    """
 
     async def answers() -> list[list[str]]:
         found = []
-        async with aiohttp.ClientSession() as http:
+        async with one_off_connections() as http:
             for number, folder in enumerate(folders):
                 if number:
                     body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}

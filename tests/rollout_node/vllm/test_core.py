@@ -1,5 +1,7 @@
-"""The switch inside vLLM's engine core: when it lets the engine go on, and when not. The core here is played by the test; a real one is in
-``test_vllm_server`` and ``test_faults``."""
+"""The switch inside vLLM's engine core: when it resumes the engine, and when not.
+
+The core here is a stub; real cores are in ``test_vllm_server`` and ``test_faults``.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
 
 from vllm.v1.core.sched.interface import PauseState
 
-from rollout_node.vllm_plugin import core as plugin
-from rollout_node.vllm_plugin.core import COMMAND, Order, before, commit_here, settle_here, switch
+from rollout_node.vllm_plugin import engine_core as plugin
+from rollout_node.vllm_plugin.engine_core import COMMAND, Order, commit_here, settle_here, switch, wrap_collective_rpc
 
 pytestmark = pytest.mark.vllm
 
@@ -32,10 +34,10 @@ GOOD = [report(0, 5), report(1, 6)]
 
 
 class Core:
-    """What of an engine core the switch touches. ``told``: in which order."""
+    """The parts of an engine core that the switch uses. ``calls``: calls in order."""
 
     def __init__(self, reports: list[Any], *, paused: bool = False, steps_under_way: bool = False) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.state = PauseState.PAUSED_ALL if paused else PauseState.UNPAUSED
         self.reports, self.steps_under_way = reports, steps_under_way
         self.scheduler = self.model_executor = self
@@ -49,7 +51,7 @@ class Core:
 
     def set_pause_state(self, state: PauseState) -> None:
         self.state = state
-        self.told.append(state.name)
+        self.calls.append(state.name)
 
     def resume_scheduler(self) -> None:
         self.set_pause_state(PauseState.UNPAUSED)
@@ -58,17 +60,17 @@ class Core:
         return self.steps_under_way
 
     def reset_prefix_cache(self, *, reset_running_requests: bool, reset_connector: bool) -> bool:
-        self.told.append(("clear", reset_running_requests, reset_connector))
+        self.calls.append(("clear", reset_running_requests, reset_connector))
         return self.cache_clears
 
     def reset_encoder_cache(self) -> None:
-        self.told.append("clear encoder")
+        self.calls.append("clear encoder")
 
     def set_weight_version(self, version: str) -> None:
-        self.told.append(version)
+        self.calls.append(version)
 
     def collective_rpc(self, method: Any, args: tuple[Any, ...] = (), non_block: bool = False) -> Any:
-        self.told.append((method, args, non_block))
+        self.calls.append((method, args, non_block))
         return None if non_block else self.reports
 
 
@@ -76,13 +78,13 @@ COMMIT, SETTLE = (commit_here, ("0.2", "n", True), False), (settle_here, (), Tru
 CLEAR = [("clear", True, True), "clear encoder"]
 
 
-def test_all_ranks_prove_it_and_the_engine_goes_on() -> None:
+def test_engine_resumes_after_all_ranks_prove_the_version() -> None:
     core = Core(GOOD)
     found = switch(core, ORDER)
     assert isinstance(found, list)
     assert found[:2] == GOOD
     assert (found[2]["resumed"], found[2]["pause_us"] >= 0) == (True, True)
-    assert core.told == ["PAUSED_ALL", *CLEAR, COMMIT, "0.2", SETTLE, "UNPAUSED"]
+    assert core.calls == ["PAUSED_ALL", *CLEAR, COMMIT, "0.2", SETTLE, "UNPAUSED"]
 
 
 @pytest.mark.parametrize(
@@ -98,16 +100,16 @@ def test_all_ranks_prove_it_and_the_engine_goes_on() -> None:
         None,
     ],
 )
-def test_one_rank_that_does_not_keeps_the_engine_where_it_is(wrong: Any) -> None:
+def test_engine_stays_paused_without_every_ranks_proof(wrong: Any) -> None:
     core = Core([GOOD[0], wrong])
     found = switch(core, ORDER)
     assert isinstance(found, list)
     assert found[:-1] == ([GOOD[0], wrong] if wrong else [GOOD[0]])
     assert found[-1]["resumed"] is False
-    assert core.told == ["PAUSED_ALL", *CLEAR, COMMIT], "not resumed, not labelled, not settled"
+    assert core.calls == ["PAUSED_ALL", *CLEAR, COMMIT], "not resumed, not labelled, not settled"
 
 
-def test_a_pause_of_somebody_else_is_not_lifted() -> None:
+def test_foreign_pause_is_not_lifted() -> None:
     core = Core(GOOD, paused=True)
     found = switch(core, ORDER)
     assert isinstance(found, list)
@@ -117,37 +119,37 @@ def test_a_pause_of_somebody_else_is_not_lifted() -> None:
     assert core.state is PauseState.UNPAUSED
 
 
-def test_steps_that_are_under_way_end_first() -> None:
+def test_running_steps_end_before_the_switch() -> None:
     core = Core(GOOD, steps_under_way=True)
     found = switch(core, ORDER)
     assert isinstance(found, Future)
-    assert (found.done(), core.told) == (False, ["PAUSED_ALL"])
+    assert (found.done(), core.calls) == (False, ["PAUSED_ALL"])
     core._idle_state_callbacks[0](core)
     assert found.result()[:2] == GOOD
     assert core.state is PauseState.UNPAUSED
 
 
-def test_keys_and_values_may_stay() -> None:
+def test_keys_and_values_may_be_kept() -> None:
     core = Core(GOOD)
     switch(core, replace(ORDER, clear_cache=False))
-    assert core.told[:2] == ["PAUSED_ALL", (commit_here, ("0.2", "n", False), False)]
+    assert core.calls[:2] == ["PAUSED_ALL", (commit_here, ("0.2", "n", False), False)]
 
 
-def test_nobody_is_surprised_by_a_switch_that_he_has_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_after_its_deadline_does_not_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     core = Core(GOOD)
     with pytest.raises(TimeoutError):
         switch(core, replace(ORDER, until_unix_s=0.0))
-    assert core.told == []
-    now_s = iter([1.0, 3.0])  # before, and after the ranks have answered
+    assert core.calls == []
+    now_s = iter([1.0, 3.0])  # at the start, and after the ranks' answers
     monkeypatch.setattr(plugin.time, "time", lambda: next(now_s))
     found = switch(core, replace(ORDER, until_unix_s=2.0))
     assert isinstance(found, list)
     assert (found[:2], found[2]["resumed"]) == (GOOD, False)
-    assert core.told == ["PAUSED_ALL", *CLEAR, COMMIT], "it can still be taken back"
+    assert core.calls == ["PAUSED_ALL", *CLEAR, COMMIT], "the commit can still be undone"
 
 
 @pytest.mark.parametrize("steps_under_way", [False, True])
-def test_a_cache_that_cannot_be_cleared_stops_it_before_anything_is_written(steps_under_way: bool) -> None:
+def test_failed_cache_reset_prevents_the_commit(steps_under_way: bool) -> None:
     core = Core(GOOD, steps_under_way=steps_under_way)
     core.cache_clears = False
 
@@ -159,24 +161,24 @@ def test_a_cache_that_cannot_be_cleared_stops_it_before_anything_is_written(step
 
     with pytest.raises(RuntimeError, match="could not be reset"):
         run()
-    assert COMMIT not in core.told
+    assert COMMIT not in core.calls
     assert core.state is PauseState.PAUSED_ALL
 
 
-def test_a_worker_that_fails_says_nothing_and_raises_nothing() -> None:
+def test_failed_worker_reports_none_and_raises_nothing() -> None:
     worker = SimpleNamespace(synchronize_device=lambda: 1 // 0)
     assert commit_here(worker, "0.2", "n", True) is None
 
 
-def test_what_else_is_asked_goes_by() -> None:
-    """But for the init of an engine without data parallelism, whose workers are told that this way is open."""
+def test_other_calls_pass_through() -> None:
+    """Except the init of an engine without data parallelism, whose workers are informed of the command."""
     asked: list[Any] = []
 
     def inner(self: Any, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> str:
         asked.append((method, kwargs))
         return "answer"
 
-    method = before(inner)
+    method = wrap_collective_rpc(inner)
     assert inspect.signature(method) == inspect.signature(inner)
     core: Any = Core(GOOD)
     assert method(core, "init_weight_transfer_engine", None, (), {"init_info": {"run": "r"}}) == "answer"

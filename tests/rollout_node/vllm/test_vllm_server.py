@@ -1,4 +1,4 @@
-"""A real vLLM API server (CPU build), driven over HTTP as the peer drives it."""
+"""A real vLLM API server (CPU build), driven over HTTP as a peer drives it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from real_server import PROMPTS, Server, complete, fresh, load, make_model
+from real_server import PROMPTS, Server, complete, fresh, load, make_model, one_off_connections
 
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
-from rollout_node.install_socket import InstallSocket
-from rollout_node.installers.base import Audit
+from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.installer import Audit
 from rollout_node.installers.vllm import VllmInstaller
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -40,7 +39,7 @@ def run(server: Server, make_run: Callable[..., Any], read_state: Callable[..., 
 
 @pytest.fixture
 async def installer(server: Server, run: Any) -> AsyncIterator[VllmInstaller]:
-    """A peer that has just started, beside an engine that may have been running for long."""
+    """A peer that has just started, beside an engine that may have run for long."""
     install = InstallSocket(server.install, run)
     await install.start()
     found = VllmInstaller(server.url, install, run=str(run.folder))
@@ -56,7 +55,7 @@ def clean(found: Audit) -> bool:
     return not found.wrong and not found.unknown
 
 
-async def test_versions_land_under_load_and_equal_fresh_engines(
+async def test_versions_installed_under_load_equal_fresh_engines(
     server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
 ) -> None:
     assert not installer.ready
@@ -65,13 +64,13 @@ async def test_versions_land_under_load_and_equal_fresh_engines(
     assert (installer.ready, installer.committed) == (True, run.version)
     assert clean(await installer.audit(run.layout, run.digests))
     folders, texts, recomputed = [], [], []
-    async with aiohttp.ClientSession() as http:
+    async with one_off_connections() as http:
         began, enough = [asyncio.Event() for _ in range(4)], asyncio.Event()
         streams = [asyncio.create_task(load(http, server.url, f"w{10 + i}", e, enough)) for i, e in enumerate(began)]
         await asyncio.gather(*(e.wait() for e in began))
         for seed in range(4):
             run.step(seed, share=0.05, bits=0x0180)
-            if seed == 2:  # the rest on a quiet engine, for batches change rounding
+            if seed == 2:  # the rest on an idle engine, since batches change rounding
                 enough.set()
                 assert min(await asyncio.gather(*streams)) >= 1
             await installer.stage(run.version, run.shadow.path)
@@ -81,7 +80,7 @@ async def test_versions_land_under_load_and_equal_fresh_engines(
             if seed >= 2:
                 folders.append(run.save(server.model, tmp_path / f"v{seed}"))
                 texts.append([await complete(http, server.url, p) for p in PROMPTS])
-        assert sum(recomputed[:2]) > 0  # running requests were met, and recomputed
+        assert sum(recomputed[:2]) > 0  # running requests were recomputed
         async with http.get(server.url + "/weight_info") as response:
             assert (await response.json())["weight_version"] == str(run.version)
     assert clean(await installer.audit(run.layout, run.digests))
@@ -92,8 +91,12 @@ async def test_versions_land_under_load_and_equal_fresh_engines(
     assert len({tuple(t) for t in texts}) == 2
 
 
-async def test_a_restarted_peer_goes_on_where_the_engine_is(server: Server, run: Any, installer: VllmInstaller) -> None:
-    """The engine still holds a version of the last test's run: same numbers, other bytes. This run's must not build on it."""
+async def test_restarted_peer_continues_from_the_engines_version(
+    server: Server, run: Any, installer: VllmInstaller
+) -> None:
+    """The engine still holds a version of the last test's run, with the same number and other bytes, which must not be
+    a base.
+    """
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     run.step(77, share=0.5, bits=0x0101)
@@ -107,7 +110,7 @@ async def test_a_restarted_peer_goes_on_where_the_engine_is(server: Server, run:
     assert [r["install"] for r in run.reports if r["phase"] == "prepare" and r["rank"] == 0] == ["dense", "sparse"]
 
 
-async def test_rollback_brings_every_value_back(
+async def test_rollback_restores_every_value(
     server: Server, run: Any, installer: VllmInstaller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await installer.stage(run.version, run.shadow.path)
@@ -115,14 +118,16 @@ async def test_rollback_brings_every_value_back(
     old, digests = run.version, run.digests
     run.step(6, share=0.3)
     await installer.stage(run.version, run.shadow.path)
-    monkeypatch.setattr(installer, "_in_core", lambda ranks: False)  # an engine with several cores switches by vLLM's routes
+    monkeypatch.setattr(
+        installer, "_in_core", lambda ranks: False
+    )  # an engine with several cores switches over vLLM's routes
     monkeypatch.setattr(installer, "_collect", losing_commits(installer._collect))
     with pytest.raises(RetryableError, match="a rank was lost"):
         await installer.commit(run.version)
     monkeypatch.undo()
     assert (installer.ready, installer.committed) == (False, old)
     assert [r["held"] for r in run.reports if r["phase"] == "abort" and r["rank"] == 0] == [str(old)]
-    async with aiohttp.ClientSession() as http:
+    async with one_off_connections() as http:
         assert await complete(http, server.url, PROMPTS[0])
     assert clean(await installer.audit(run.layout, digests))
     await installer.stage(run.version, run.shadow.path)
@@ -131,7 +136,7 @@ async def test_rollback_brings_every_value_back(
 
 
 def losing_commits(collect: Callable[..., Any]) -> Callable[..., Any]:
-    """All ranks here have committed, but one elsewhere has not."""
+    """All ranks here have committed, but one rank elsewhere has not."""
 
     async def lose(expectation: Any, phase: str, deadline_s: float) -> Any:
         reports = await collect(expectation, phase, deadline_s)
@@ -142,7 +147,9 @@ def losing_commits(collect: Callable[..., Any]) -> Callable[..., Any]:
     return lose
 
 
-async def test_a_refused_version_leaves_the_old_one_running(server: Server, run: Any, installer: VllmInstaller) -> None:
+async def test_refused_version_leaves_the_old_version_running(
+    server: Server, run: Any, installer: VllmInstaller
+) -> None:
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     old, digests = run.version, run.digests
@@ -153,7 +160,7 @@ async def test_a_refused_version_leaves_the_old_one_running(server: Server, run:
     with pytest.raises(IntegrityError):
         await installer.stage(version, run.shadow.path)
     assert not installer.ready
-    async with aiohttp.ClientSession() as http:
+    async with one_off_connections() as http:
         assert await complete(http, server.url, PROMPTS[0])
         async with http.get(server.url + "/is_paused") as response:
             assert (await response.json())["is_paused"] is False
@@ -167,11 +174,13 @@ async def test_a_refused_version_leaves_the_old_one_running(server: Server, run:
 
 
 ATTEMPTS = 8
-"""To have a switch come while a request runs, on a machine that may be busy."""
+"""Attempts to switch during a running request, on a possibly busy machine."""
 
 
-async def test_a_running_request_goes_on_with_the_new_weights_alone(server: Server, run: Any, installer: VllmInstaller) -> None:
-    """With kv=recompute the tokens after a switch are those that the new weights give for all that stands before them."""
+async def test_running_request_continues_with_the_new_weights_only(
+    server: Server, run: Any, installer: VllmInstaller
+) -> None:
+    """With kv=recompute, tokens after a switch equal the new weights' tokens for the whole preceding text."""
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     for attempt in range(ATTEMPTS):
@@ -179,12 +188,12 @@ async def test_a_running_request_goes_on_with_the_new_weights_alone(server: Serv
         await installer.stage(run.version, run.shadow.path)
         if await _switched_in_mid_request(server, run, installer):
             return
-    raise AssertionError("the switch came too late to tell, each time")
+    raise AssertionError("the switch came after the request in every attempt")
 
 
 async def _switched_in_mid_request(server: Server, run: Any, installer: VllmInstaller) -> bool:
-    """False where a busy machine was through with the request before the switch."""
-    async with aiohttp.ClientSession() as http:
+    """False if the request ended before the switch."""
+    async with one_off_connections() as http:
         ids: list[int] = []
         at: list[int] = []
 
@@ -216,7 +225,7 @@ async def test_commit_without_stage_is_refused(run: Any, installer: VllmInstalle
         await installer.commit(run.version)
 
 
-async def test_a_server_that_is_down_is_retryable(run: Any, tmp_path: Path) -> None:
+async def test_unreachable_server_is_retryable(run: Any, tmp_path: Path) -> None:
     install = InstallSocket(tmp_path / "s", run)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Nodes over loopback sockets, each with the smallest owner that will do, in a swarm that tells when something has changed."""
+"""Nodes over loopback sockets, each with the smallest possible owner, in a swarm that signals every change."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from p2pcast.errors import P2PCastError
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
-from p2pcast.store.store import Store
+from p2pcast.store.artifact_store import Store
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.wire.connection import Identity
-from p2pcast.wire.token import Token
+from p2pcast.wire.join_token import JoinToken
 
-TOKEN = Token(bytes(16), bytes(20))
+TOKEN = JoinToken(bytes(16), bytes(20))
 LIMIT_S = 60.0
-"""Only to end a test that hangs."""
+"""Seconds after which a hanging test ends."""
 MEGABYTES = [128_000] * 30
 
 
 class Watched(Node):
-    """A node that tells its owner of each new piece."""
+    """A node that reports each new piece to its owner."""
 
     def add_piece(self, holding, index, payload):
         super().add_piece(holding, index, payload)
@@ -46,7 +46,7 @@ class Watched(Node):
 
 
 class Corrupting(Node):
-    """A parent that garbles one piece on its way out."""
+    """A parent that corrupts one piece as it sends."""
 
     wrong = 3
 
@@ -58,7 +58,9 @@ class Corrupting(Node):
 
 
 class Member(QuietOwner):
-    """The smallest owner of a node: stores what comes, wants what its parent has, goes to the next candidate when the parent is lost."""
+    """The smallest owner of a node: stores every artifact, wants every artifact that its parent offers, and attaches to
+    the next candidate when the parent is lost.
+    """
 
     def __init__(self, maker, root: Path, number: int, *, stripes=1, tls=None, kind: type[Node] = Watched, bare=False):
         self.maker, self.number, self.stripes = maker, number, stripes
@@ -80,7 +82,7 @@ class Member(QuietOwner):
         self.tasks: list[asyncio.Task[object]] = []
         self.alive = True
         self.beside = False
-        """Its parents are neighbours, and all of them orphans."""
+        """All candidates are neighbours that have lost the hub as well."""
 
     async def start(self, *candidates: Member) -> Member:
         await self.listener.start("127.0.0.1", 0)
@@ -112,7 +114,7 @@ class Member(QuietOwner):
             self.lost.append(await upstream.run())
 
     async def stop(self) -> None:
-        """As when the process dies: nothing is said to anybody."""
+        """As when the process dies: no message goes out."""
         self.alive = False
         for upstream in list(self.node.upstreams):
             upstream.link.abort()
@@ -170,7 +172,7 @@ class Member(QuietOwner):
         link.owner = self.downstream
         self.downstream.accept(link)
 
-    # -- the trainer's part, and looking at the result
+    # -- publishing, and the result
 
     async def publish(self, made, *, until: int | None = None):
         """Batch by batch, as a publisher does while it encodes; with ``until``, that many batches and no seal."""
@@ -218,7 +220,7 @@ class Swarm:
         return await member.start(*candidates)
 
     async def chain(self, length: int) -> list[Member]:
-        """Each one's backups are its ancestors, nearest first."""
+        """A chain of nodes; each node's backups are its ancestors, nearest first."""
         for _ in range(length):
             await self.add(*reversed(self.members))
             last = self.members[-1]
@@ -231,7 +233,7 @@ class Swarm:
             async with asyncio.timeout(LIMIT_S):
                 await self._until(condition)
         except TimeoutError:
-            raise AssertionError(f"waited in vain: {self.members}") from None
+            raise AssertionError(f"the condition never held: {self.members}") from None
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

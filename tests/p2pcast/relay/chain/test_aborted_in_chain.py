@@ -1,11 +1,11 @@
-"""What is aborted is gone everywhere, and no link ends of it."""
+"""An aborted artifact is dropped by every node, and no link ends."""
 
 from __future__ import annotations
 
 from chain_members import MEGABYTES, Swarm
 
 
-def test_abort_removes_it_everywhere(swarm, maker):
+def test_an_abort_removes_the_artifact_from_every_node(swarm, maker):
     made, other = maker.make(MEGABYTES, step=1), maker.make([5000], step=2)
 
     async def play(swarm: Swarm) -> None:
@@ -20,14 +20,14 @@ def test_abort_removes_it_everywhere(swarm, maker):
         await first.publish(other)
         await swarm.all_have(other)
         for member in rest:
-            assert member.lost == [], "the links go on"
+            assert member.lost == [], "no link ended"
             assert not member.upstream.active
 
     swarm(play, stripes=4)
 
 
-def test_opened_and_aborted_before_a_slow_child_saw_any_of_it(swarm, maker):
-    """Its OPEN never went out: then neither may an ABORT for a handle that nobody knows."""
+def test_a_slow_child_never_sees_an_artifact_aborted_early(swarm, maker):
+    """The OPEN never went out, so no ABORT may go out for a handle that the child does not know."""
     big = maker.make(MEGABYTES, step=1)
     made, other = maker.make([5000] * 3, step=2), maker.make([5000], step=3)
 
@@ -36,7 +36,7 @@ def test_opened_and_aborted_before_a_slow_child_saw_any_of_it(swarm, maker):
         second.upstream.link.pause_reading()
         (child,) = first.downstream.children.values()
         for n in range(200):
-            # Until the socket is full: then nothing more goes out on stripe 0 but control messages.
+            # Fill the socket: from then on only control messages go out on stripe 0.
             await first.publish(maker.make([200_000] * 5, step=10 + n))
             if not child.link.stripes[0].writable:
                 break

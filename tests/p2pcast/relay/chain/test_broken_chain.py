@@ -1,4 +1,6 @@
-"""Parents die, links are cut, pieces are garbled, a store fails: what is held is not sent again, and nothing wrong is passed on."""
+"""Parents die, links are cut, pieces are corrupted, a store fails: no held piece is sent again, and no corrupt piece is
+passed on.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from p2pcast.transport.dial import dial
 
 
 @pytest.mark.parametrize("stripes", [1, 3])
-def test_a_ring_of_orphans_completes_what_it_holds_together(swarm, maker, stripes):
-    """Nobody has all of it; one has the seal. Each receives from the next, round and round."""
+def test_orphans_complete_an_artifact_from_each_others_parts(swarm, maker, stripes):
+    """No node has the whole artifact and one has the seal. Each node receives from the next, in a ring."""
     made = maker.make(MEGABYTES)
 
     async def play(swarm: Swarm) -> None:
@@ -45,7 +47,7 @@ def test_a_ring_of_orphans_completes_what_it_holds_together(swarm, maker, stripe
 
 @pytest.mark.parametrize("stripes", [1, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_dead_parent_is_left_for_the_grandparent(swarm, maker, seed, stripes):
+def test_a_child_of_a_dead_parent_goes_to_its_grandparent(swarm, maker, seed, stripes):
     """1 → 2 → 3 → 4; node 2 dies at some piece of node 3."""
     draw = random.Random(seed)
     made = maker.make(MEGABYTES, seed=seed)
@@ -70,17 +72,17 @@ def test_a_dead_parent_is_left_for_the_grandparent(swarm, maker, seed, stripes):
         await swarm.all_have(made)
         path = [m.ident for m in (first, third, fourth)]
         await swarm.until(lambda: third.parents[:2] == [2, 1] and fourth.node.path == path)
-        assert set(fourth.parents) == {3}, "its parent lives and goes on"
+        assert set(fourth.parents) == {3}, "its parent is alive and keeps sending"
         for member in (third, fourth):
             assert member.log(made) == made.log
             assert member.sent_twice == 0
-            assert member.node.bytes_received == len(made.log), "resumed by piece"
+            assert member.node.bytes_received == len(made.log), "no piece came twice"
 
     swarm(play, stripes=stripes)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_cut_link_resumes_where_it_was(swarm, maker, seed):
+def test_a_new_link_resumes_at_the_first_missing_piece(swarm, maker, seed):
     draw = random.Random(seed)
     made = [maker.make(MEGABYTES, step=s, seed=seed) for s in (1, 2)]
 
@@ -93,7 +95,7 @@ def test_a_cut_link_resumes_where_it_was(swarm, maker, seed):
             if left[0] == 0:
                 left.pop(0)
                 left.append(1 << 30)
-                # Not from inside the read of that very link.
+                # Not from inside the read of the same link.
                 asyncio.get_running_loop().call_soon(third.upstream.link.abort)
 
         third.piece_hook = cut
@@ -108,7 +110,7 @@ def test_a_cut_link_resumes_where_it_was(swarm, maker, seed):
     swarm(play)
 
 
-def test_a_corrupt_piece_is_dropped_blamed_and_fetched_elsewhere(swarm, maker):
+def test_a_corrupt_piece_is_dropped_blamed_and_fetched_from_another_node(swarm, maker):
     made = maker.make(MEGABYTES)
 
     async def play(swarm: Swarm) -> None:
@@ -116,12 +118,12 @@ def test_a_corrupt_piece_is_dropped_blamed_and_fetched_elsewhere(swarm, maker):
         evil = await swarm.add(good, kind=Corrupting)
         await good.publish(made)
         await swarm.all_have(made)
-        assert evil.log(made) == made.log, "it holds the right bytes; it sends others"
+        assert evil.log(made) == made.log, "the liar holds the right bytes and sends others"
         victim = await swarm.add(evil, good)
         child = await swarm.add(victim)
         await swarm.all_have(made)
         assert victim.node.pieces_corrupt == 1
-        assert child.node.pieces_corrupt == 0, "it was never passed on"
+        assert child.node.pieces_corrupt == 0, "the corrupt piece was never passed on"
         assert victim.parents == [evil.number, good.number]
         (why,) = victim.lost
         assert why is not None
@@ -167,6 +169,6 @@ def test_a_store_that_fails_ends_the_node(swarm, maker):
         await swarm.until(node.done)
         (error,) = node.exception().exceptions
         assert isinstance(error, LocalError)
-        assert "was closed while it was still needed" in str(error)
+        assert "was closed while it was in use" in str(error)
 
     swarm(play)

@@ -1,4 +1,4 @@
-"""Chains of real nodes: what comes out at the end is what went in."""
+"""Chains of real nodes: every node ends with the bytes that were published."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from chain_members import MEGABYTES, Swarm
 
-from p2pcast import event_loop
-from p2pcast.relay.pieces import PieceSet
-from p2pcast.store.store import Store
+from p2pcast.daemon import event_loop
+from p2pcast.relay.piece_set import PieceSet
+from p2pcast.store.artifact_store import Store
 
 
 @pytest.mark.parametrize("loop", [event_loop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 @pytest.mark.parametrize("stripes", [1, 2, 8])
-def test_a_chain_ends_with_what_began_it(swarm, maker, loop, stripes):
+def test_every_node_of_a_chain_ends_with_the_published_bytes(swarm, maker, loop, stripes):
     made = [
         maker.make(MEGABYTES, step=1),
         maker.make([], step=2),
@@ -40,7 +40,7 @@ def test_a_chain_ends_with_what_began_it(swarm, maker, loop, stripes):
     swarm(play, loop=loop, stripes=stripes)
 
 
-def test_an_anchor_with_its_files_goes_down_a_chain(swarm, maker):
+def test_an_anchor_and_its_files_pass_down_a_chain(swarm, maker):
     made = maker.anchor()
 
     async def play(swarm: Swarm) -> None:
@@ -56,7 +56,7 @@ def test_an_anchor_with_its_files_goes_down_a_chain(swarm, maker):
     swarm(play, stripes=2, bare=True)
 
 
-def test_over_tls(swarm, maker, papers):
+def test_a_chain_works_over_tls(swarm, maker, papers):
     made = [maker.make(MEGABYTES, step=1), maker.make([], step=2)]
 
     async def play(swarm: Swarm) -> None:

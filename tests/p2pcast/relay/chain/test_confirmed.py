@@ -1,11 +1,11 @@
-"""The hub's word that a version is durable goes down the chain like a seal, whenever it comes and whoever dies meanwhile."""
+"""The hub's durable record passes down the chain, whenever it comes and whichever node dies meanwhile."""
 
 from __future__ import annotations
 
 import pytest
 from chain_members import MEGABYTES, Swarm
 
-from p2pcast.artifact.records import OWN
+from p2pcast.artifact.signed_records import OWN
 from p2pcast.errors import IntegrityError
 
 
@@ -16,11 +16,11 @@ def whole(member, made) -> bool:
 
 def confirmed(member, made) -> bool:
     holding = member.node.holdings.get(made.id)
-    return holding is not None and holding.confirmed.is_set()
+    return holding is not None and holding.confirmed
 
 
 @pytest.mark.parametrize("stripes", [1, 3])
-def test_a_version_is_whole_everywhere_and_confirmed_nowhere_until_the_hub_says_so(swarm, maker, stripes):
+def test_a_complete_version_is_confirmed_only_by_the_hubs_record(swarm, maker, stripes):
     made = maker.make(MEGABYTES, version_hash=OWN)
 
     async def play(swarm: Swarm) -> None:
@@ -37,8 +37,8 @@ def test_a_version_is_whole_everywhere_and_confirmed_nowhere_until_the_hub_says_
     swarm(play, stripes=stripes)
 
 
-def test_who_is_confirmed_by_nobody_asks_its_next_parent(swarm, maker):
-    """1 → 2 → 3: node 2 dies between seal and confirmation, node 3 hears it from node 1."""
+def test_a_child_without_confirmation_asks_its_next_parent(swarm, maker):
+    """1 → 2 → 3: node 2 dies between seal and confirmation, node 3 gets the record from node 1."""
     made = maker.make(MEGABYTES, version_hash=OWN)
 
     async def play(swarm: Swarm) -> None:
@@ -53,11 +53,11 @@ def test_who_is_confirmed_by_nobody_asks_its_next_parent(swarm, maker):
     swarm(play)
 
 
-def test_only_the_runs_key_confirms_and_only_this_manifest(maker):
+def test_a_confirmation_needs_the_runs_key_and_the_right_manifest(maker):
     made = maker.make([1000], version_hash=OWN)
     other = maker.make([1000], version_hash=OWN, seed=1)
     assembly = maker.artifact(made, sealed=False).assembly
-    with pytest.raises(IntegrityError, match="manifest has not come"):
+    with pytest.raises(IntegrityError, match="received before the manifest"):
         assembly.add_durable(made.durable)
     assembly.add_manifest(made.manifest)
     assert not assembly.confirmed

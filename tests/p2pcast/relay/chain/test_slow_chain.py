@@ -1,4 +1,4 @@
-"""Children and disks that are slow: they slow nobody else, and memory is bounded."""
+"""Slow children and slow disks: no other node becomes slow, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2pcast.relay.node import PieceCache
 from p2pcast.transport.stripe import WRITE_HIGH_BYTES
 
 
-def test_a_slow_child_slows_nobody_and_costs_no_memory(swarm, maker):
+def test_a_slow_child_slows_no_other_node_and_costs_no_memory(swarm, maker):
     made = [maker.make(MEGABYTES, step=s) for s in range(1, 5)]
 
     async def play(swarm: Swarm) -> None:
@@ -35,7 +35,7 @@ def test_a_slow_child_slows_nobody_and_costs_no_memory(swarm, maker):
 
 
 def test_late_joiners_read_from_the_store_together(swarm, maker):
-    """Three at once, from a parent whose memory holds a piece and a half."""
+    """Three children at once, of a parent whose memory holds a piece and a half."""
     made = maker.anchor()
 
     async def play(swarm: Swarm) -> None:
@@ -51,8 +51,8 @@ def test_late_joiners_read_from_the_store_together(swarm, maker):
     swarm(play, stripes=2, bare=True)
 
 
-def test_a_slow_disk_pauses_reading_and_loses_nobody(swarm, maker, monkeypatch):
-    """Verified and not yet written is bounded; when the disk has caught up, reading goes on, on the same link."""
+def test_a_slow_disk_pauses_reading_and_loses_no_link(swarm, maker, monkeypatch):
+    """Bytes verified and not yet written are bounded. Reading resumes on the same link once the disk has caught up."""
     monkeypatch.setattr(node_module, "BACKLOG_HIGH_BYTES", 400_000)
     monkeypatch.setattr(node_module, "BACKLOG_LOW_BYTES", 100_000)
     made = maker.make(MEGABYTES)

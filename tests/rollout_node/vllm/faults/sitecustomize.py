@@ -1,8 +1,8 @@
-"""Put on PYTHONPATH of a vLLM server by tests: makes one rank's p2pcast engine fail in the way that a file asks for.
+"""Makes one rank's p2pcast engine fail as a file requests; tests put this module on the PYTHONPATH of a vLLM server.
 
-$P2PCAST_TEST_FAULTS is a folder; a file in it named ``FAULT.RANK`` is a fault that is due, once: whoever meets it takes the
-file away. ``hold.RANK`` keeps a rank that hangs, until it is removed. $P2PCAST_TEST_SOCK_RANK is the peer's socket for one
-rank alone, as if it ran on another host.
+$P2PCAST_TEST_FAULTS is a folder. A file ``FAULT.RANK`` in it requests that fault once: the affected rank removes the
+file. ``hold.RANK`` keeps a hanging rank until it is removed. $P2PCAST_TEST_SOCK_RANK is the peer's socket for one rank
+alone, as if that rank ran on another host.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = Path(os.environ.get("P2PCAST_TEST_FAULTS", ""))
-ENGINE = "rollout_node.vllm_plugin.engine"
+ENGINE = "rollout_node.vllm_plugin.transfer_engine"
 rank = -1
 
 
-def due(fault: str) -> bool:
+def requested(fault: str) -> bool:
     try:
         (FOLDER / f"{fault}.{rank}").unlink()
     except OSError:
@@ -34,8 +34,8 @@ def hang() -> None:
         time.sleep(0.02)
 
 
-def rot(installation: Any, name: str) -> None:
-    """A bit of every value of a parameter, beside p2pcast."""
+def corrupt(installation: Any, name: str) -> None:
+    """Flip a bit of every value of a parameter, without p2pcast's knowledge."""
     import torch
 
     with torch.inference_mode():
@@ -43,12 +43,12 @@ def rot(installation: Any, name: str) -> None:
 
 
 def patch(engine: Any) -> None:
-    from rollout_node.vllm_plugin import staging
+    from rollout_node.in_engine import staged_version
 
     kind, installed = engine.P2PCastEngine, engine.Installation
     made, report = kind.__init__, kind._report
-    look, put = kind._audit, staging._put
-    prepare, commit, apply = installed.prepare, installed.commit, staging.Staged.apply
+    real_audit, put = kind._audit, staged_version._write
+    prepare, commit, apply = installed.prepare, installed.commit, staged_version.Staged.apply
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         global rank
@@ -57,61 +57,63 @@ def patch(engine: Any) -> None:
         made(self, *args, **kwargs)
         rank = self._rank
 
-    def tell(self: Any, asked: Any, **details: Any) -> None:
-        if not due(f"lost-{asked.phase}"):
-            report(self, asked, **details)
+    def send_report(self: Any, command: Any, **details: Any) -> None:
+        if not requested(f"lost-{command.phase}"):
+            report(self, command, **details)
 
     def audit(self: Any, *args: Any) -> Any:
-        if due("rot-before-audit"):
-            rot(self._installation, "down_proj")
-        return look(self, *args)
+        if requested("rot-before-audit"):
+            corrupt(self._installation, "down_proj")
+        return real_audit(self, *args)
 
     def stage(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if due("prepare-raises"):
+        if requested("prepare-raises"):
             raise RuntimeError("this rank can't prepare")
-        if due("prepare-hangs"):
+        if requested("prepare-hangs"):
             hang()
-        if due("rows-rot"):
-            rot(self, "embed_tokens")
-        if due("columns-rot"):
-            rot(self, "down_proj")
+        if requested("rows-rot"):
+            corrupt(self, "embed_tokens")
+        if requested("columns-rot"):
+            corrupt(self, "down_proj")
         return prepare(self, *args, **kwargs)
 
     def switch(self: Any, version: Any) -> Any:
-        if due("commit-raises"):
+        if requested("commit-raises"):
             raise RuntimeError("this rank can't commit")
-        if due("commit-hangs"):
+        if requested("commit-hangs"):
             hang()
-        if due("commit-lies"):
-            self._next = None
+        if requested("commit-lies"):
+            self._prepared = None
             self._hold(version)
             return 0
         return commit(self, version)
 
     def write(self: Any, storages: Any) -> int:
-        if due("commit-halfway"):
+        if requested("commit-halfway"):
             left = len(self.chunks) // 2
             assert left
 
             def failing(*args: Any) -> int:
                 nonlocal left
                 if not left:
-                    staging._put = put
+                    staged_version._write = put
                     raise RuntimeError("this rank fails in the middle of its commit")
                 left -= 1
                 return put(*args)
 
-            staging._put = failing
-        elif due("commit-writes-nothing"):
-            staging._put = lambda words, where, values: staging.mark(where, words.index_select(0, where))
+            staged_version._write = failing
+        elif requested("commit-writes-nothing"):
+            staged_version._write = lambda words, where, values: staged_version.mark(
+                where, words.index_select(0, where)
+            )
             try:
                 return apply(self, storages)
             finally:
-                staging._put = put
+                staged_version._write = put
         return apply(self, storages)
 
-    kind.__init__, kind._report, kind._audit = init, tell, audit
-    installed.prepare, installed.commit, staging.Staged.apply = stage, switch, write
+    kind.__init__, kind._report, kind._audit = init, send_report, audit
+    installed.prepare, installed.commit, staged_version.Staged.apply = stage, switch, write
 
 
 class _Loader(importlib.abc.Loader):

@@ -1,0 +1,1 @@
+"""``p2pcast bench``: one module for each measurement."""

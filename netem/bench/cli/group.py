@@ -1,0 +1,84 @@
+"""``p2pcast bench``: repeatable measurements, each beside a rival or a physical limit in the same run."""
+
+from __future__ import annotations
+
+import click
+
+from p2pcast.cli import LazyGroup
+
+COMMANDS = {
+    "codec": (
+        "netem.bench.cli.codec_command:codec",
+        "Size and speed of the delta codec, beside PULSE's format and a scan.",
+    ),
+    "squash": (
+        "netem.bench.cli.squash_command:squash",
+        "Size and time of a squash beside its deltas, and the saving of a ladder of squashes.",
+    ),
+    "device": (
+        "netem.bench.cli.device_command:device",
+        "Speed of the dense passes with torch operations, on a GPU or the CPU.",
+    ),
+    "relay": ("netem.bench.cli.relay_command:relay", "CPU and memory of a peer in the middle of a chain."),
+    "faults": (
+        "netem.bench.cli.faults_command:faults",
+        "Recovery time of a broadcast from each fault.",
+    ),
+    "simulated": (
+        "netem.bench.cli.simulated_command:simulated",
+        "Measured broadcasts beside the same broadcasts in the simulator.",
+    ),
+    "soak": (
+        "netem.bench.cli.soak_command:soak",
+        "Correctness, times and leaks over many versions, while peers die, freeze, slow down and return.",
+    ),
+    "siege": (
+        "netem.bench.cli.siege_command:siege",
+        "Time and correctness of versions under attack by ten thousand connections.",
+    ),
+    "catchup": ("netem.bench.cli.catchup_command:catchup", "Bytes and time for a late peer, by each way to catch up."),
+    "heal": (
+        "netem.bench.cli.heal_command:heal",
+        "Bytes and time for the repair of damaged cells of a shadow.",
+    ),
+    "anchors": (
+        "netem.bench.cli.anchors_command:anchors",
+        "Time of versions while the hub writes an anchor, beside versions without.",
+    ),
+    "kills": (
+        "netem.bench.cli.kills_command:kills",
+        "Correctness of hub, peers and mirror follower after kill -9 at any disk or mirror operation.",
+    ),
+    "broadcast": (
+        "netem.bench.cli.broadcast_command:broadcast",
+        "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
+    ),
+    "stripes": (
+        "netem.bench.cli.stripes_command:stripes",
+        "Goodput of one link over emulated delay and loss, by number of stripes.",
+    ),
+    "ledger": (
+        "netem.bench.cli.ledger_load_command:ledger",
+        "Results per second of a ledger, and times of its requests with a thousand workers.",
+    ),
+    "plan": ("netem.bench.cli.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
+    "publish": (
+        "netem.bench.cli.publish_command:publish",
+        "Time that publishing live tensors adds to a training step, beside a memcpy.",
+    ),
+    "live": (
+        "netem.bench.cli.live_command:live",
+        "Pause of a live vLLM under load at each version, beside vLLM's own dense reload.",
+    ),
+}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS)
+def bench() -> None:
+    """Measure this installation. Every command prints a table; --json and -o give a document.
+
+    \b
+    Examples:
+      p2pcast bench codec
+      p2pcast bench faults --only "kill hub" -o faults.json
+    """

@@ -1,0 +1,51 @@
+"""``p2pcast bench relay``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from p2pcast.cli.options import Rate, console, documented, written
+
+
+@click.command()
+@click.option("--payload", type=click.IntRange(4), default=256, help="Size in MiB of the data sent through the chain.")
+@click.option("--rate", type=Rate(), default="1gbit", help="Rate of the source in bits per second.")
+@click.option("--stripes", type=click.IntRange(1, 64), default=4, help="Number of TCP connections of a link.")
+@click.option("--runs", type=click.IntRange(1), default=3, help="Number of measured runs.")
+@documented
+def relay(payload: int, rate: float, stripes: int, runs: int, as_json: bool, output: Path | None) -> None:
+    """Measure CPU time per GB and memory of a peer that receives, verifies, stores and forwards; staging is off."""
+    from netem.bench.relay_cost import bench_relay
+
+    result = bench_relay(payload << 20, rate, stripes, runs)
+    if written(result, output, as_json=as_json):
+        return
+    table = Table(
+        "run",
+        "link",
+        "CPU s/GB",
+        "of it kernel",
+        "GB/s",
+        "peak anonymous memory",
+        title=f"{payload} MiB over {stripes} stripes, middle of three processes",
+    )
+    for row in result["rows"]:
+        table.add_row(
+            str(row["run"]),
+            row["link"],
+            f"{row['cpu_s_per_gb']:.2f}",
+            f"{row['kernel_s_per_gb']:.2f}",
+            f"{row['gb_s']:.2f}",
+            f"{row['peak_rss_bytes'] / 2**20:.0f} MiB",
+        )
+    console().print(table)
+    click.echo(
+        f"median CPU, s/GB: plaintext {result['cpu_s_per_gb_plaintext']:.2f} "
+        f"({result['plaintext_to_bare']:.2f} x the {result['cpu_s_per_gb_bare']:.2f} of a bare relay: "
+        f"read, hash, send, write), TLS {result['cpu_s_per_gb_tls']:.2f} "
+        f"({result['tls_to_bare']:.2f} x the bare relay's {result['cpu_s_per_gb_bare_tls']:.2f}); "
+        f"peak {result['peak_rss_bytes'] / 2**20:.0f} MiB"
+    )

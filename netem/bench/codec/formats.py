@@ -1,0 +1,168 @@
+"""Size and one core's speed of every format on the same words, in one run: the input of ``choice``'s predictions.
+
+Sizes are those of the dataset's first pair, in its own layout; speeds are those of its words tiled to a working set,
+each format in turn. The rivals' formats get their most favourable reading: the bench's compiled scan finds changes, no
+hashes are taken, and decoding ends with positions and values. p2pcast's formats take and verify digests, and decode to
+a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netem.bench.codec import pulse_format, sparrowrl_format, verl_format, xor_format
+from netem.bench.codec.codec_comparison import Dataset, one_core, other_sizes, take_turns, tiled
+from netem.bench.codec.reference_scan import compact
+from p2pcast.codec.cell import decode, digest, encode
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.codec.soonest_codec import Cost
+
+OURS = ("context", "flat", "dense")
+WORKING_SET_BYTES = 64 << 20
+"""Less than for the codec alone, since slow formats determine the time."""
+REPEATS = 5
+ROW_WORDS = 4096
+"""Columns of the tiled words' 2-D view for PULSE's format: a model's hidden size."""
+
+Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """``overlaps``: the system encodes, sends and decodes at the same time. ``ours``: a p2pcast format, whose bytes are
+    signed and verified.
+    """
+
+    name: str
+    cost: Cost
+    overlaps: bool = True
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Formats of one run. ``document``: the same for ``--json``, with ratios to the scan and to PULSE's format."""
+
+    formats: list[Format]
+    document: dict[str, Any]
+
+
+def measure_formats(
+    dataset: Dataset, *, working_set_bytes: int = WORKING_SET_BYTES, repeats: int = REPEATS
+) -> Compared:
+    """Medians of CPU seconds, all works in turns. Raises UsageError for a dataset without words."""
+    share = _shares(dataset)
+    old, new = tiled(dataset, working_set_bytes)
+    works = {**_our_works(old, new), **_other_works(old, new)}
+    with one_core():
+        taken = take_turns(works, repeats)
+
+    def cost(name: str) -> Cost:
+        return Cost(old.nbytes / taken[f"{name} encode"], old.nbytes / taken[f"{name} decode"], share[name])
+
+    formats = [Format(name, cost(name), ours=True) for name in OURS]
+    formats += [Format("raw", cost("raw")), Format("pulse", cost("pulse"), overlaps=False)]
+    formats += [Format("sparrowrl", cost("sparrowrl")), Format("xor_zstd", cost("xor_zstd"), overlaps=False)]
+    formats += [Format("int32_bf16", cost("int32_bf16"), overlaps=False)]
+    before, after = dataset.pairs[0]
+    changed = sum(int(np.count_nonzero(words != after[name])) for name, words in before.items())
+    document = {
+        "dataset": dataset.name,
+        "changed_share": changed / max(1, sum(words.size for words in before.values())),
+        "timed_bytes": old.nbytes,
+        "scan_gb_s": round(old.nbytes / taken["scan"] / 1e9, 4),
+        "rows": [_row(f, taken, share["pulse"]) for f in formats],
+    }
+    return Compared(formats, document)
+
+
+def _row(one: Format, taken: dict[str, float], pulse_share: float) -> dict[str, Any]:
+    cost = one.cost
+    return {
+        "format": one.name,
+        "times_smaller": round(1 / cost.share, 4) if cost.share else None,
+        "ratio_to_pulse": round(cost.share / pulse_share, 4) if pulse_share else None,
+        "encode_gb_s": round(cost.encode_bytes_s / 1e9, 4),
+        "decode_gb_s": round(cost.decode_bytes_s / 1e9, 4),
+        "encode_vs_scan": round(taken["scan"] / taken[f"{one.name} encode"], 4),
+        "decode_vs_scan": round(taken["scan"] / taken[f"{one.name} decode"], 4),
+    }
+
+
+def _shares(dataset: Dataset) -> dict[str, float]:
+    """Payload bytes per byte of state."""
+    old, new = dataset.pairs[0]
+    tensors = dataset.layout.tensors
+    sums = dict.fromkeys(OURS, 0)
+    for cell in dataset.layout.cells:
+        name = tensors[cell.tensor].name
+        part = slice(cell.start, cell.start + cell.words)
+        for codec in OURS:
+            coded = encode(cell, old[name][part], new[name][part], before=0, codec=codec)
+            sums[codec] += 0 if coded is None else len(coded.payload)
+    other = other_sizes(tensors, old, new)
+    sums["pulse"] = min(other["pulse_coo_bytes"], other["pulse_flat_bytes"])
+    sums["sparrowrl"], sums["xor_zstd"] = other["sparrowrl_bytes"], other["xor_zstd_bytes"]
+    sums["int32_bf16"] = other["absolute_bytes"]
+    sums["raw"] = dataset.layout.nbytes
+    return {name: nbytes / dataset.layout.nbytes for name, nbytes in sums.items()}
+
+
+def _our_works(old: Words, new: Words) -> dict[str, Callable[[], None]]:
+    """Works on ordinary cells with known digests of the old words: a trainer's steady state."""
+    dtype = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}[old.dtype.itemsize]
+    cells = Layout([Tensor("tiled", dtype, (old.size,))]).cells
+    work = [(c, old[c.start : c.start + c.words], new[c.start : c.start + c.words]) for c in cells]
+    known = [digest(o, c) for c, o, _ in work]
+
+    def encode_all(codec: str) -> None:
+        for (c, o, n), before in zip(work, known, strict=True):
+            encode(c, o, n, before=before, codec=codec)
+
+    works: dict[str, Callable[[], None]] = {}
+    for codec in OURS:
+        coded = [encode(c, o, n, before=b, codec=codec) for (c, o, n), b in zip(work, known, strict=True)]
+
+        def decode_all(coded: list[Any] = coded) -> None:
+            for (c, o, _), e in zip(work, coded, strict=True):
+                if e is not None:
+                    decode(c, e.codec, e.payload, o, e.before, e.after)
+
+        works |= {f"{codec} encode": partial(encode_all, codec), f"{codec} decode": decode_all}
+    return works
+
+
+def _other_works(old: Words, new: Words) -> dict[str, Callable[[], Any]]:
+    room = np.zeros(old.size, dtype=np.uint32)
+    shapes = [(old.size // ROW_WORDS, ROW_WORDS) if old.size % ROW_WORDS == 0 else (old.size,)]
+
+    def changes() -> pulse_format.Changes:
+        moved = room[: compact(old, new, room)].astype(np.int64)
+        return [(moved, new[moved])]
+
+    copy = new.copy()
+    coo, sparrow, xored = (
+        pulse_format.encode_coo(changes(), shapes),
+        sparrowrl_format.encode(changes()),
+        xor_format.encode(old, new),
+    )
+    plain, counts = verl_format.encode(changes()), [len(positions) for positions, _ in changes()]
+    return {
+        "scan": lambda: compact(old, new, room),
+        "raw encode": partial(np.copyto, copy, new),
+        "raw decode": partial(np.copyto, copy, new),
+        "pulse encode": lambda: pulse_format.encode_coo(changes(), shapes),
+        "pulse decode": lambda: pulse_format.decode_coo(coo, shapes, [new.dtype]),
+        "sparrowrl encode": lambda: sparrowrl_format.encode(changes()),
+        "sparrowrl decode": lambda: sparrowrl_format.decode(sparrow, [new.dtype]),
+        "xor_zstd encode": lambda: xor_format.encode(old, new),
+        "xor_zstd decode": lambda: xor_format.decode(xored, old),
+        "int32_bf16 encode": lambda: verl_format.encode(changes()),
+        "int32_bf16 decode": lambda: verl_format.decode(plain, counts, [new.dtype]),
+    }

@@ -1,0 +1,129 @@
+"""Cost of publishing for a training step: the snapshot that the optimiser waits for, and the time until a hub has
+stored the version, beside a memcpy of the state's bytes in the same run.
+
+The hub is a separate process on loopback. The caller makes the publisher, since this package may not import the
+trainer's. Tensors are square matrices on the CPU; a step moves about 1 % of the bf16 values, as with RL's learning
+rates. Memcpy and snapshots take turns, with the same number of threads, into memory that was written before; medians
+are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from netem.demo.processes import Processes, free_port
+from p2pcast.errors import RetryableError
+
+SIDE = 2048
+"""Side of a matrix of 4 Mi elements: 8 MiB of bf16."""
+MOVED = 4e-5
+"""Standard deviation of a master's relative change: 1 % of the bf16 values move."""
+SHARE = 0.01
+WARM_STEPS = 2
+"""The first version is a whole state; the second writes the publisher's other buffer for the first time."""
+START_S = 120.0
+POLL_S = 0.02
+
+MakePublisher = Callable[[str, Path], Any]
+"""Called with the hub's address and the token file."""
+Tensors = dict[str, torch.Tensor]
+
+
+def bench_publish(make_publisher: MakePublisher, state_bytes: int, steps: int, *, side: int = SIDE) -> dict[str, Any]:
+    """``state_bytes`` of bf16, in matrices of ``side`` × ``side``. Needs 6 × that in memory. Raises LocalError,
+    RetryableError.
+    """
+    count = max(1, state_bytes // (2 * side * side))
+    rows: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pcast-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="p2pcast-bench-", dir="/dev/shm") as shadow,
+        Processes(Path(folder)) as processes,
+    ):
+        hub, token = _hub(processes, Path(folder), Path(shadow))
+        for name, dtype in (("fp32 masters → bf16", torch.float32), ("bf16 → bf16", torch.bfloat16)):
+            torch.manual_seed(0)
+            tensors = {f"layers.{k}.weight": torch.randn(side, side).mul_(0.02).to(dtype) for k in range(count)}
+            with make_publisher(hub, token) as publisher:
+                rows.append({"row": name, **_measure(publisher, tensors, len(rows) * (WARM_STEPS + steps), steps)})
+    return {"state_bytes": 2 * count * side * side, "steps": steps, "threads": torch.get_num_threads(), "rows": rows}
+
+
+def _hub(processes: Processes, folder: Path, shadow: Path) -> tuple[str, Path]:
+    """(address, token file) of a hub that answers."""
+    address, token = f"127.0.0.1:{free_port()}", folder / "token"
+    (folder / "checkpoints").mkdir()
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "p2pcast.cli",
+        "seed",
+        folder / "checkpoints",
+        "--plaintext",
+        "--listen",
+        address,
+    ]
+    command += ["--http", "127.0.0.1:0", "--state", folder / "hub", "--shadow", shadow / "hub", "--token-file", token]
+    hub = processes.start("hub", command)
+    deadline = time.monotonic() + START_S
+    while not token.exists():
+        processes.check()
+        if time.monotonic() > deadline:
+            raise hub.failure(f"the hub did not start within {START_S:.0f} s")
+        time.sleep(POLL_S)
+    return address, token
+
+
+def _measure(publisher: Any, tensors: Tensors, first_step: int, steps: int) -> dict[str, Any]:
+    published = [t.to(torch.bfloat16) for t in tensors.values()]
+    copies = [torch.zeros_like(t) for t in published]
+    taken: dict[str, list[float]] = {"memcpy_s": [], "publish_s": [], "snapshot_s": [], "total_s": []}
+    last = None
+    for turn in range(WARM_STEPS + steps):
+        _train(tensors, turn)
+        begin = time.perf_counter()
+        for target, source in zip(copies, published, strict=True):
+            target.copy_(source)
+        copied = time.perf_counter()
+        handle = publisher.publish(first_step + turn + 1, tensors)
+        called = time.perf_counter()
+        handle.wait_snapshot()
+        snapshot = time.perf_counter()
+        handle.wait_durable()
+        stored = time.perf_counter()
+        if turn >= WARM_STEPS:
+            for key, seconds in zip(
+                taken, (copied - begin, called - copied, snapshot - copied, stored - copied), strict=True
+            ):
+                taken[key].append(seconds)
+        last = handle.durable
+    if last is None:
+        raise RetryableError("nothing was published")
+    medians = {key: statistics.median(values) for key, values in taken.items()}
+    return {
+        **medians,
+        "snapshot_to_memcpy": round(medians["snapshot_s"] / medians["memcpy_s"], 3),
+        "total_to_memcpy": round(medians["total_s"] / medians["memcpy_s"], 3),
+        "bytes": last.bytes,
+        "changed": last.changed,
+        "params": last.params,
+    }
+
+
+def _train(tensors: Tensors, turn: int) -> None:
+    """The changes of one step."""
+    generator = torch.Generator().manual_seed(turn)
+    for tensor in tensors.values():
+        if tensor.dtype == torch.bfloat16:
+            moved = torch.randint(tensor.numel(), (int(SHARE * tensor.numel()),), generator=generator)
+            tensor.view(torch.int16).view(-1)[moved] += 1
+        else:
+            tensor.mul_(torch.randn(tensor.shape, generator=generator).mul_(MOVED).add_(1))

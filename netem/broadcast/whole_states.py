@@ -1,0 +1,137 @@
+"""Rivals that get the whole state instead of a delta, and p2pcast on the same states.
+
+A row's payload is the state. Its settings hold the traffic: ``moved_bytes``, the most received by one peer over its
+link, headers included, and ``peer_sent_bytes``, the most sent by one peer. Every peer's final state is compared with
+the hub's, bit for bit, after the clock has stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from netem.broadcast.agents import Agents
+from netem.broadcast.daemons import Daemons
+from netem.broadcast.dense_rivals import CHANGED, ZSTD_LEVEL, ZSTD_THREADS, first, rsync_options, stepped
+from netem.broadcast.emulated_fleet import WARM_UP, Fleet, Setup
+from netem.broadcast.json_lines import PORT
+from netem.broadcast.rivals import HUB, needed, peers_of, run_broadcast
+from netem.broadcast.rows import Broadcast, BroadcastSeries
+from netem.emulation.description import Emulated
+from p2pcast.checkpoint.safetensors_file import header_for
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.errors import IntegrityError
+
+
+def rsync(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> BroadcastSeries:
+    """A daemon at the hub; every peer fetches the new file against its old one. Raises MissingError, IntegrityError."""
+    needed(command="rsync")
+    options = rsync_options(net.network)
+    given = {"state_bytes": state_bytes, "folder": str(folder), "hub": net.network.address(HUB), "options": options}
+    with Agents(net) as hubs, Agents(net) as agents:
+        _start(net, hubs, agents, "rsync", given)
+        ran, moved = _rounds(hubs, agents, rounds, lambda number: agents.tell(fetch=number))
+    return BroadcastSeries("rsync", state_bytes, ran, {"options": " ".join(options), **moved})
+
+
+def zstd(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> BroadcastSeries:
+    """The whole file from the hub over HTTP, compressed once while it is sent. Raises IntegrityError."""
+    given = {"state_bytes": state_bytes, "folder": str(folder), "url": f"http://{net.network.address(HUB)}:{PORT}"}
+    with Agents(net) as hubs, Agents(net) as agents:
+        _start(net, hubs, agents, "zstd", given)
+
+        def begin(number: int) -> None:
+            hubs.tell(publish=number)
+            agents.tell(fetch=number)
+
+        ran, moved = _rounds(hubs, agents, rounds, begin)
+    return BroadcastSeries(
+        "zstd of the file", state_bytes, ran, {"level": ZSTD_LEVEL, "threads": ZSTD_THREADS, **moved}
+    )
+
+
+def _start(net: Emulated, hubs: Agents, agents: Agents, role: str, given: Mapping[str, Any]) -> None:
+    hubs.start(HUB, f"{role}-hub", given)
+    for peer in peers_of(net):
+        agents.start(peer, role, given)
+    for some in (hubs, agents):
+        some.answers("ready")
+
+
+def _rounds(
+    hubs: Agents, agents: Agents, rounds: int, begin: Callable[[int], None]
+) -> tuple[list[Broadcast], dict[str, Any]]:
+    """Broadcasts of the states after the common first one, and their traffic."""
+    ran, came, sent = [], [], []
+    for number in range(1, rounds + 1):
+        hubs.tell(save=True)
+        hubs.answers("saved")
+        ran.append(run_broadcast(agents, lambda number=number: begin(number), hubs))  # type: ignore[misc]
+        hubs.tell(facts=True)
+        agents.tell(facts=True)
+        (hub,), peers = hubs.answers("facts").values(), agents.answers("facts")
+        for host, facts in peers.items():
+            if facts["digest"] != hub["digest"]:
+                raise IntegrityError(f"{host} ended with other bytes than the hub's state {number}")
+        came.append(max(facts["received_bytes"] for facts in peers.values()))
+        sent.append(max(facts["sent_bytes"] for facts in peers.values()))
+    return ran, _moved(came, sent)
+
+
+def _moved(came: Sequence[int], sent: Sequence[int]) -> dict[str, Any]:
+    return {"changed_share": CHANGED, "moved_bytes": round(median(came)), "peer_sent_bytes": round(median(sent))}
+
+
+class StateFleet(Fleet):
+    """p2pcast, publishing those states: one bf16 tensor, in safetensors files."""
+
+    def start(self) -> None:
+        self._words = first(self._payload_bytes // 2)
+        super().start()
+
+    def _save(self) -> Path:
+        if self._step:
+            self._words = stepped(self._words, self._step)
+        part, folder = self._folder / "part", self._folder / "train" / f"step_{self._step}"
+        part.mkdir()
+        (part / "STABLE").touch()
+        layout = Layout([Tensor("w", "BF16", (self._words.size,))])
+        (part / "model.safetensors").write_bytes(header_for(layout) + self._words.tobytes())
+        part.rename(folder)
+        return folder
+
+
+def p2pcast(
+    net: Emulated, state_bytes: int, rounds: int, uplink_bps: float, folder: Path, memory: Path
+) -> BroadcastSeries:
+    """Until the last peer has the new state: verified, decoded, in its shadow, with its delta on disk. From the main
+    thread. Raises LocalError, IntegrityError.
+    """
+    (folder / "logs").mkdir()
+    with Daemons(folder / "logs") as daemons:
+        fleet = StateFleet(net, daemons, folder, memory / "shadows", Setup(state_bytes, uplink_bps))
+        fleet.start()
+        for _ in range(WARM_UP):
+            fleet.publish()
+        every, came, sent = [], [], []
+        for _ in range(rounds):
+            before = {peer: net.passed(peer) for peer in peers_of(net)}
+            every.append(fleet.publish())
+            after = {peer: net.passed(peer) for peer in peers_of(net)}
+            came.append(max(after[peer][0] - count for peer, (count, _) in before.items()))
+            sent.append(max(after[peer][1] - count for peer, (_, count) in before.items()))
+        status = fleet.status()
+    ran = [replace(each, times_s=[each.staged_s or max(each.times_s)]) for each in every]
+    settings = {
+        "codec": status["last"]["codec"],
+        "chains": status["chains"],
+        **_moved(came, sent),
+    }
+    return BroadcastSeries("p2pcast, whole state", state_bytes, ran, settings)
+
+
+WHOLE: Mapping[str, Callable[[Emulated, int, int, Path], BroadcastSeries]] = {"rsync": rsync, "zstd": zstd}
+"""By option value."""

@@ -1,0 +1,1 @@
+"""Faults, kills, crashes and attacks on a fleet, and long runs of them."""

@@ -1,0 +1,1 @@
+"""Models of a disk after a crash, and processes that crash at a chosen step."""

@@ -1,0 +1,161 @@
+"""The participants of the demo and of `bench live`, and their command lines: those of a user on loopback, with folders
+of the workspace.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from netem.demo import traffic
+from netem.demo.processes import Child, Processes, free_port
+from netem.demo.workspace import Workspace
+
+P2PCAST: tuple[str, ...] = (sys.executable, "-m", "p2pcast.cli")
+FIRST_PEER = "p1"
+"""The peer with the vLLM server."""
+ENGINE_OPTIONS = ("--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.3")
+SEQUENCES = 8
+"""Least number of sequences that an engine computes at once."""
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+}
+"""vLLM ignores the CPU settings on a GPU."""
+FEW_THREADS = {"OMP_NUM_THREADS": "1"}
+BACKGROUND = 5
+"""Niceness of background work."""
+KERNELS = "from p2pcast.codec.kernel_warmup import warm_up; warm_up()"
+"""Compiles the kernels into numba's cache once instead of in every daemon."""
+IMPORTS = "import vllm.entrypoints.openai.api_server"
+"""Reads vLLM's many files into the disk cache while the trainer computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``trainer``: further options for ``netem.demo.train``. ``ahead``: the trainer writes all versions at once into a
+    folder that the hub does not watch, and ``Participants.release`` moves them to the watched folder. Otherwise the
+    trainer publishes its live weights.
+    """
+
+    folder: Path
+    versions: int = 10
+    peers: int = 5
+    vllm: bool = True
+    keep: bool = False
+    pace_s: float = 1.0
+    trainer: tuple[str, ...] = ()
+    ahead: bool = False
+    tensor_parallel: int = 1
+    kv: str = "recompute"
+    clients: int = traffic.CLIENTS
+
+    @property
+    def names(self) -> list[str]:
+        return [f"p{number}" for number in range(1, self.peers + 1)]
+
+
+class Participants:
+    """Starts each participant. The constructor chooses the addresses."""
+
+    def __init__(self, options: Options, work: Workspace, processes: Processes) -> None:
+        self._options, self._work, self._processes = options, work, processes
+        self._hub_port, self._engine_port = free_port(), free_port()
+        self.go_file = work.root / "go"
+        self.trainer_output = work.logs / "trainer.jsonl"
+        self.fresh_output = work.logs / "fresh.json"
+        self.trained = work.trained if options.ahead else work.train
+        self.base = self.trained / "base"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://127.0.0.1:{self._engine_port}"
+
+    def preparation(self, name: str, code: str) -> Child:
+        """Optional work that shortens a later start; its failure does no other harm."""
+        child = self._processes.start(name, [sys.executable, "-c", code], environment=FEW_THREADS, nice=2 * BACKGROUND)
+        child.expected = True
+        return child
+
+    def trainer(self) -> Child:
+        options = self._options
+        module = "netem.demo.train" if options.ahead else "netem.demo.publisher_trainer"
+        command: list[str | Path] = [sys.executable, "-m", module, "--out", self.trained]
+        command += ["--versions", str(options.versions), "--threads", "1", *options.trainer]
+        if not options.ahead:
+            command += ["--pace-s", str(options.pace_s), "--go-file", self.go_file]
+            command += ["--hub", f"127.0.0.1:{self._hub_port}", "--token-file", self._work.state("hub") / "token"]
+        return self._processes.start(
+            "trainer", command, environment=FEW_THREADS, nice=BACKGROUND, output=self.trainer_output
+        )
+
+    def release(self, step: int) -> Path:
+        """Move a version that was trained ahead to the watched folder; returns its new path."""
+        folder = self._work.train / f"step_{step}"
+        return (self.trained / folder.name).rename(folder)
+
+    def hub(self) -> Child:
+        """Start the hub; it watches no folder if the trainer publishes to it directly."""
+        command: list[str | Path] = [*P2PCAST, "seed", "--base", self.base, "--chains", "2"]
+        if self._options.ahead:
+            self._work.train.mkdir(exist_ok=True)
+            command.insert(len(P2PCAST) + 1, self._work.train)
+        command += ["--listen", f"127.0.0.1:{self._hub_port}", "--http", "127.0.0.1:0"]
+        command += ["--state", self._work.state("hub"), "--shadow", self._work.shadow("hub")]
+        return self._processes.start("hub", command, environment=FEW_THREADS)
+
+    def peer(self, name: str) -> Child:
+        """Start a peer. Every second peer has the base; the others get it from the swarm. May be called again after a
+        peer's death.
+        """
+        (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
+        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
+        command += [
+            "--token-file",
+            self._work.state("hub") / "token",
+            "--listen",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+        ]
+        command += ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
+        command += ["--install", f"safetensors:{self._work.installed(name)}", "--keep", "1000"]
+        if self.has_engine(name):
+            command += ["--install", f"vllm:{self.engine_url}", "--kv", self._options.kv]
+        if self._options.names.index(name) % 2 == 0:
+            command += ["--base", self.base]
+        return self._processes.start(name, command, environment=FEW_THREADS)
+
+    def has_engine(self, name: str) -> bool:
+        return self._options.vllm and name == FIRST_PEER
+
+    def vllm(self, environment: Mapping[str, str] | None = None) -> Child:
+        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.base]
+        command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
+        command += [*ENGINE_OPTIONS, "--max-num-seqs", str(max(SEQUENCES, self._options.clients))]
+        command += ["--tensor-parallel-size", str(self._options.tensor_parallel)]
+        command += ["--weight-transfer-config", '{"backend": "p2pcast"}']
+        own = {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER)), **(environment or {})}
+        return self._processes.start("vllm", command, environment=ENGINE_ENVIRONMENT | own)
+
+    def fresh(self, folders: Iterable[Path]) -> Child:
+        """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
+        order = json.dumps(
+            {
+                "prompts": traffic.PROBES,
+                "tokens": traffic.PROBE_TOKENS,
+                "tensor_parallel": self._options.tensor_parallel,
+            }
+        )
+        command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]
+        # A socket path without a listener: the plugin prepares computing as in the live engine, and installs nothing.
+        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
+        return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)

@@ -1,0 +1,154 @@
+"""Two source trees side by side: this one, and a baseline from a source archive, a folder, or a revision of this
+repository.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+from netem.fleet import die_with_parent
+from p2pcast.errors import LocalError, UsageError
+from p2pcast.store.atomic_files import atomic_folder, explained
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PINNED: Final = ROOT / "tests" / "compat"
+BASELINE: Final = PINNED / "p2pcast-0.1.0.tar.xz"
+UNPACKED: Final = ROOT / "bench-out" / "guard"
+"""Kept between runs, since it holds numba's compiled code of a tree."""
+RUN_S: Final = 300.0
+"""Limit for one run of one bar; each takes a tenth of it on two quiet cores."""
+END_S: Final = 30.0
+WARM_UP: Final = """
+try:
+    from p2pcast.codec.kernel_warmup import warm_up
+except ImportError:
+    from p2pcast.codec.warm import warm_up  # its place in release 0.1.0
+warm_up()
+"""
+LINES: Final = 20
+"""Last output lines of a failed run that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """``ident``: digest of the archive, or a commit."""
+
+    name: str
+    path: Path
+    ident: str
+
+    def command(self, *words: object) -> list[str]:
+        """A command that ends when this process dies. It is named by path, since another tree may lack this module."""
+        return [sys.executable, die_with_parent.__file__, str(os.getpid()), "0", sys.executable, *map(str, words)]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Only this tree's code is importable, even if the work folder is our repository."""
+        return {**os.environ, "PYTHONPATH": str(self.path), "PYTHONSAFEPATH": "1"}
+
+    def run(self, folder: Path, *words: object) -> str:
+        """Run ``python WORDS`` with this tree's code to its end; returns its stdout. Raises LocalError."""
+        process = subprocess.Popen(
+            self.command(*words), cwd=folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            out, error = process.communicate(timeout=RUN_S)
+        except BaseException as reason:
+            _end(process)
+            if isinstance(reason, subprocess.TimeoutExpired):
+                raise LocalError(f"{self.name}: still running after {RUN_S:.0f} s") from None
+            raise
+        if process.returncode:
+            last = [line for line in error.splitlines() if line.strip()][-LINES:] or [f"exit code {process.returncode}"]
+            raise LocalError(f"{self.name}: " + "\n".join(last))
+        return out
+
+    def bench(self, folder: Path, *words: object) -> dict[str, Any]:
+        """The document of ``p2pcast bench WORDS``. Raises LocalError."""
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".json") as file:
+            self.run(folder, "-m", "p2pcast.cli", "bench", *words, "--output", file.name)
+            document: dict[str, Any] = json.loads(Path(file.name).read_text())
+            return document
+
+    def warm(self, folder: Path) -> None:
+        """Compile what is compiled at the first use, so that no bar pays for it."""
+        self.run(folder, "-c", WARM_UP)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def ours() -> Tree:
+    return Tree("ours", ROOT, commit())
+
+
+def commit() -> str:
+    """Commit of this tree, with a ``+`` if files differ from it. Empty outside of a repository."""
+    if (named := _git("rev-parse", "--short=12", "HEAD")) is None:
+        return ""
+    return named.decode().strip() + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def baseline(given: str | None) -> Tree:
+    """A source archive (default: the pinned one), a source folder, or a revision. Raises UsageError, LocalError."""
+    path = BASELINE if given is None else Path(given)
+    if path.is_dir():
+        return Tree(path.name, path.resolve(), str(path.resolve()))
+    if path.is_file():
+        with explained("read", path):
+            data = path.read_bytes()
+        check_pinned(path, data)
+        return _unpacked(path.name.removesuffix(".tar.xz"), data)
+    archived = _git("archive", "--format=tar", f"--prefix={given}/", str(given))
+    if archived is None:
+        raise UsageError(f"{given}: neither a source archive, nor a source folder, nor a revision of this repository")
+    return _unpacked(str(given), archived)
+
+
+def check_pinned(path: Path, data: bytes) -> None:
+    """Check an archive of tests/compat against its digest in README.md there. Raises LocalError."""
+    if path.resolve().parent == PINNED:
+        found = re.search(
+            rf"^([0-9a-f]{{64}})  {re.escape(path.name)}$", (PINNED / "README.md").read_text(), re.MULTILINE
+        )
+        if found is None or found[1] != hashlib.sha256(data).hexdigest():
+            raise LocalError(f"{path} is not the archive whose SHA-256 is in {PINNED / 'README.md'}: restore it")
+
+
+def _unpacked(name: str, data: bytes) -> Tree:
+    ident = hashlib.sha256(data).hexdigest()
+    final = UNPACKED / ident[:16]
+    if not final.exists():
+        with explained("create", UNPACKED):
+            UNPACKED.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(final) as part, tarfile.open(fileobj=BytesIO(data)) as tar:
+            tar.extractall(part, filter="data")
+    [top] = [path for path in final.iterdir() if path.is_dir()]
+    return Tree(name, top, ident)
+
+
+def _git(*words: str) -> bytes | None:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True)
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout

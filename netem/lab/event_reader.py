@@ -1,0 +1,93 @@
+"""All events that a daemon reports (``/events``), from its start to its end.
+
+Promise: no event of the daemon's life is missed. Times are the daemon's; both clocks are this machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from netem.broadcast.emulated_fleet import HTTP_S
+from netem.broadcast.host_http import events
+from netem.emulation.description import Emulated
+
+AGAIN_S = 0.05
+SILENCE_S = 60.0
+"""Longer than the daemon's comment interval of 15 s."""
+LOOK_S = 0.5
+"""Interval at which waiting code checks that waiting still makes sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedEvent:
+    kind: str
+    time_s: float
+    """Unix time."""
+    facts: Mapping[str, Any]
+
+
+class EventReader:
+    """Connected to one daemon at one host, in its own thread, which ends with the daemon or with ``close``."""
+
+    def __init__(self, net: Emulated, host: str) -> None:
+        self._net, self._host = net, host
+        self._told: list[ReportedEvent] = []
+        self._more = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._listen, name=f"p2pcast-listening-{host}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def told(self) -> list[ReportedEvent]:
+        with self._more:
+            return list(self._told)
+
+    def find(self, kind: str, **facts: Any) -> ReportedEvent | None:
+        """The first event of that kind with these facts."""
+        return next((told for told in self.told if _fits(told, kind, facts)), None)
+
+    def wait(self, kind: str, limit_s: float, check: Callable[[], None], **facts: Any) -> ReportedEvent | None:
+        """As ``find``, once the event has happened; None after ``limit_s``. ``check`` is called regularly, and may
+        raise.
+        """
+        deadline = time.monotonic() + limit_s
+        while (found := self.find(kind, **facts)) is None and time.monotonic() < deadline:
+            check()
+            with self._more:
+                self._more.wait(LOOK_S)
+        return found
+
+    def _listen(self) -> None:
+        while not self._closed:
+            with contextlib.suppress(OSError, ValueError):
+                self._hear()
+                return
+            time.sleep(AGAIN_S)
+
+    def _hear(self) -> None:
+        with (
+            events(self._net, self._host, HTTP_S, SILENCE_S) as every,
+            contextlib.suppress(OSError),
+        ):  # the daemon was killed
+            for kind, facts in every:
+                if self._closed:
+                    return
+                if kind:
+                    self._take(kind, facts)
+
+    def _take(self, kind: str, facts: dict[str, Any]) -> None:
+        with self._more:
+            self._told.append(ReportedEvent(kind, float(facts.pop("time", 0.0)), facts))
+            self._more.notify_all()
+
+
+def _fits(told: ReportedEvent, kind: str, facts: Mapping[str, Any]) -> bool:
+    return told.kind == kind and all(told.facts.get(name) == value for name, value in facts.items())

@@ -1,0 +1,1 @@
+"""The hub's decisions about simulated fleets."""

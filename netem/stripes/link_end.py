@@ -1,0 +1,71 @@
+"""One end of links as daemons use them: a node with a store, and no staging. Measures the transfer alone."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import DELTA, Open, run_id
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.errors import P2PCastError
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node, Parent
+from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_store import Store
+from p2pcast.transport.link import Link, QuietOwner
+from p2pcast.version import Version
+from p2pcast.wire.connection import Identity
+from p2pcast.wire.join_token import JoinToken
+from p2pcast.wire.messages import Hello
+
+CELL_BYTES = limits.MIB // 2
+
+
+class End(QuietOwner):
+    """Owner of its node, and acceptor of its links. ``complete``: set by a whole artifact. ``ident``: of the node; None
+    makes a new one.
+    """
+
+    def __init__(
+        self, folder: Path, key: RunKey, secret: bytes, name: str, state_bytes: int, ident: bytes | None = None
+    ) -> None:
+        self.key = key
+        self.store = Store(folder, key.public)
+        self.node = Node(self, ident or secrets.token_bytes(16), key.public)
+        self.downstream = Downstream(self.node)
+        self.identity = Identity(self.node.ident, name, JoinToken(run_id(key.public), secret))
+        self.layout = Layout([Tensor("w", "U8", (state_bytes,))], cell_words=CELL_BYTES)
+        self.node.add_layout(self.layout)
+        self.complete = asyncio.Event()
+
+    def record(self, step: int) -> Open:
+        """The record of the delta to version 0.``step``."""
+        versions = Version(0, step - 1), Version(0, step)
+        ident, run = secrets.token_bytes(16), run_id(self.key.public)
+        return Open(ident, versions[0], DELTA, self.layout.layout_id, limits.PIECE_BYTES, run, versions[1])
+
+    # -- NodeOwner
+
+    def make_log(self, open_: Open, layout: Layout) -> Log:
+        return self.store.begin(open_, layout)
+
+    def on_opened(self, holding: Holding) -> None: ...
+
+    def on_complete(self, holding: Holding) -> None:
+        self.complete.set()
+
+    def on_aborted(self, holding: Holding) -> None: ...
+
+    def on_offered(self, upstream: Parent) -> None: ...
+
+    def on_upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None: ...
+
+    # -- Acceptor
+
+    def accept_link(self, link: Link, hello: Hello) -> None:
+        link.owner = self.downstream
+        self.downstream.accept(link)

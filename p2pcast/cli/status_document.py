@@ -1,0 +1,58 @@
+"""Values of a daemon's /status document, for tables: the document may be of another release, or hostile."""
+
+from __future__ import annotations
+
+import math
+
+MAX_SHOWN = 300
+"""Most characters shown of one value."""
+
+
+class Found:
+    """A JSON object from a document. Missing values, and values of another type, read as empty."""
+
+    def __init__(self, document: object) -> None:
+        self._map = document if isinstance(document, dict) else {}
+
+    def __bool__(self) -> bool:
+        return bool(self._map)
+
+    def has(self, key: str) -> bool:
+        return self._map.get(key) is not None
+
+    def text(self, key: str, otherwise: str = "") -> str:
+        return shown_text(self._map[key]) if self.has(key) else otherwise
+
+    def number(self, key: str) -> float:
+        value = self._map.get(key)
+        try:
+            return float(value) if isinstance(value, int | float) else 0.0
+        except OverflowError:
+            return math.inf
+
+    def part(self, key: str) -> Found:
+        return Found(self._map.get(key))
+
+    def row(self, key: str) -> list[object]:
+        value = self._map.get(key)
+        return value if isinstance(value, list) else []
+
+    def rows(self, key: str) -> list[Found]:
+        return [Found(each) for each in self.row(key)]
+
+    def items(self) -> list[tuple[str, str]]:
+        return [(shown_text(key), shown_text(value)) for key, value in self._map.items()]
+
+
+def shown_text(value: object) -> str:
+    """``value`` on one line, without control characters for the terminal."""
+    try:
+        said = str(value)
+    except (ValueError, RecursionError):
+        said = "?"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said[:MAX_SHOWN])
+
+
+def failure_lines(daemon: Found) -> str:
+    rows = (f"task {failure.text('task')!r} failed: {failure.text('why')}" for failure in daemon.rows("failures"))
+    return "".join(f"\nunhealthy, restart this daemon: {row}" for row in rows)

@@ -1,0 +1,216 @@
+"""Statistics of a weight change, cell by cell: distance and direction of each move, and the magnitude of changed
+weights.
+
+Steps are counted in ULPs, in bins 1, 2, 3–4, 5–8 … (bin b holds up to 2^b), by direction: away from zero, towards zero,
+or across it. Magnitudes of all words and of changed words are counted eight to a power of two, and exactly on either
+side of a threshold. Counts of cells add up to those of a tensor. Time is one dense pass if old values are known, else
+O(changes). Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.codec.cell import CONTEXT, FLAT
+from p2pcast.codec.floats import FORMATS, Format, signs_and_magnitudes
+from p2pcast.codec.kernels import _kernel, readonly
+
+Words = npt.NDArray[Any]
+Counts = npt.NDArray[np.int64]
+
+AWAY, TOWARDS, ACROSS = 0, 1, 2
+WAYS = ("away", "towards", "across")
+BINS = 66
+NO_THRESHOLD = 0
+_MOVE_BITS = 64
+MOVE_UNIT = 2.0**_MOVE_BITS
+"""Unit of sums of moves. In this unit no sum over 2^60 words overflows, even of the largest f64. A power of two loses
+no bit of any narrower type.
+"""
+_EDGES = np.array([1 << b for b in range(64)], np.uint64)
+_CHUNK = 1 << 18
+"""Changed words processed together, which bounds the temporary memory."""
+
+
+@dataclass(slots=True)
+class Magnitudes:
+    """Counts of all words and of changed words (by their old values), by ``Format`` key, and below a threshold."""
+
+    words: Counts
+    changed: Counts
+    below_threshold: int
+    changed_below: int
+
+    def add(self, other: Magnitudes) -> None:
+        self.words = self.words + other.words
+        self.changed = self.changed + other.changed
+        self.below_threshold += other.below_threshold
+        self.changed_below += other.changed_below
+
+
+@dataclass(slots=True)
+class ChangeCounts:
+    """Counts over words of one dtype.
+
+    ``exact``: False if the changed words are unknown; then ``changed`` is an upper bound. ``counted``: changed words in
+    ``ulps``. ``ulps[b, way]``: words that moved by more than 2^(b−1) and up to 2^b ULPs. ``moved``: Σ |new − old| in
+    value over finite words, in units of ``MOVE_UNIT``. ``magnitudes``: None if old values are unknown or are not
+    floats.
+    """
+
+    words: int = 0
+    changed: int = 0
+    exact: bool = True
+    counted: int = 0
+    ulps: Counts = field(default_factory=lambda: np.zeros((BINS, len(WAYS)), np.int64))
+    moved: float = 0.0
+    magnitudes: Magnitudes | None = None
+
+    def add(self, other: ChangeCounts) -> None:
+        self.words += other.words
+        self.changed += other.changed
+        self.exact &= other.exact
+        self.counted += other.counted
+        self.ulps = self.ulps + other.ulps
+        self.moved += other.moved
+        if self.magnitudes is None:
+            self.magnitudes = other.magnitudes
+        elif other.magnitudes is not None:
+            self.magnitudes.add(other.magnitudes)
+
+
+def stated_changes(codec: int, payload: bytes) -> int | None:
+    """Number of changed words stated by a cell's payload; None if the codec states none (docs/formats/delta-format.md
+    §3).
+
+    The number is not verified.
+    """
+    if codec == FLAT:
+        return int.from_bytes(payload[4:8], "little")
+    if codec == CONTEXT:
+        value = 0
+        for shift, byte in zip(range(0, 35, 7), payload[10:15], strict=False):
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+    return None
+
+
+def count_undecoded(words: int, changed: int | None) -> ChangeCounts:
+    """Counts of a cell of which at most the number of changed words is known."""
+    return ChangeCounts(words, words if changed is None else changed, exact=changed is not None)
+
+
+def count_steps(words: int, steps: Words) -> ChangeCounts:
+    """Counts of a cell of which only the steps (new − old mod 2^bits) are known.
+
+    Words that cross zero are counted as moving as far as integers would.
+    """
+    out = ChangeCounts(words, steps.size, counted=steps.size)
+    for begin in range(0, steps.size, _CHUNK):
+        negative, far = signs_and_magnitudes(steps[begin : begin + _CHUNK], f"I{8 * steps.dtype.itemsize}")
+        out.ulps += _tally(far, np.where(negative, TOWARDS, AWAY))
+    return out
+
+
+def count_cell(
+    dtype: str, old: Words, positions: npt.NDArray[Any], new: Words, threshold: int = NO_THRESHOLD
+) -> ChangeCounts:
+    """Counts of a cell's words ``old`` when the words at ``positions`` become ``new``.
+
+    ``threshold``: a magnitude (``Format.least_magnitude_of``).
+    """
+    out = ChangeCounts(old.size, positions.size, counted=positions.size)
+    form = FORMATS.get(dtype)
+    was = old[positions]
+    for begin in range(0, positions.size, _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        negative, here = signs_and_magnitudes(was[part], dtype)
+        turned, there = signs_and_magnitudes(new[part], dtype)
+        crossed = negative != turned
+        far = np.where(crossed, here + there, np.where(there > here, there - here, here - there))
+        out.ulps += _tally(far, np.where(crossed, ACROSS, np.where(there > here, AWAY, TOWARDS)))
+        if form is not None:
+            finite = (here < form.first_nonfinite) & (there < form.first_nonfinite)
+            before, after = _values(form, here[finite]), _values(form, there[finite])
+            out.moved += float(np.abs(np.where(crossed[finite], after + before, after - before)).sum())
+    if form is not None:
+        words, below_threshold = _census_of(form, old, threshold)
+        changed, changed_below = _census_of(form, was, threshold)
+        out.magnitudes = Magnitudes(words, changed, below_threshold, changed_below)
+    return out
+
+
+def _tally(far: npt.NDArray[np.uint64], way: npt.NDArray[Any]) -> Counts:
+    bins = np.searchsorted(_EDGES, far)
+    return np.bincount(bins * len(WAYS) + way, minlength=BINS * len(WAYS)).reshape(BINS, len(WAYS))
+
+
+def _values(form: Format, magnitudes: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Values of magnitudes in units of ``MOVE_UNIT``."""
+    exponent = (magnitudes >> np.uint64(form.mantissa)).astype(np.int64)
+    rest = (magnitudes & np.uint64((1 << form.mantissa) - 1)).astype(np.float64)
+    rest += np.where(exponent > 0, float(1 << form.mantissa), 0.0)
+    return np.asarray(np.ldexp(rest, np.maximum(exponent, 1) - form.bias - form.mantissa - _MOVE_BITS))
+
+
+def _census_of(form: Format, words: Words, threshold: int) -> tuple[Counts, int]:
+    counts = np.zeros(1 << (form.bits - 1 - form.dropped), np.int64)
+    below_threshold = _census(
+        readonly(words), np.uint64(65 - form.bits), np.uint64(form.dropped), np.uint64(threshold), counts
+    )
+    return counts[: form.keys], int(below_threshold)
+
+
+@_kernel
+def _census(words, spare, dropped, threshold, counts):  # type: ignore[no-untyped-def]
+    """Count magnitudes without their dropped bits. Returns the number below the threshold. ``spare``: 64 minus the bits
+    of a magnitude.
+    """
+    below_threshold = 0
+    for k in range(words.size):
+        magnitude = (np.uint64(words[k]) << spare) >> spare
+        counts[magnitude >> dropped] += 1
+        below_threshold += magnitude < threshold
+    return below_threshold
+
+
+def value_at(form: Format, key: float) -> float:
+    """The |w| at a fractional key, interpolated linearly between its two neighbours."""
+    whole = int(key)
+    low, high = form.value(whole << form.dropped), form.value((whole + 1) << form.dropped)
+    return low + (key - whole) * (high - low)
+
+
+def quantile(form: Format, counts: Counts, share: float) -> float | None:
+    """The |w| below which this share of the words lies, to within an eighth; None if nothing was counted."""
+    sums = np.cumsum(counts)
+    if not sums.size or not sums[-1]:
+        return None
+    wanted = share * float(sums[-1])
+    key = int(np.searchsorted(sums, wanted))
+    before = float(sums[key - 1]) if key else 0.0
+    return value_at(form, key + (wanted - before) / float(counts[key]) if counts[key] else float(key))
+
+
+def below(form: Format, counts: Counts, value: float) -> int:
+    """Approximate number of words with |w| < ``value``, interpolated within the count that contains the value."""
+    magnitude = form.least_magnitude_of(value)
+    key = min(magnitude >> form.dropped, counts.size - 1)
+    inside = min(1.0, (magnitude - (key << form.dropped)) / (1 << form.dropped))
+    return int(counts[:key].sum()) + round(inside * float(counts[key]))
+
+
+def by_exponent(form: Format, counts: Counts) -> dict[int, int]:
+    """Words by ⌊log₂ |w|⌋; subnormal words are one below the least normal exponent.
+
+    Zeros are left out, and in wide types the values whose key is 0.
+    """
+    rest = counts.copy()
+    rest[0] = 0
+    rows = np.add.reduceat(rest, np.arange(0, rest.size, 1 << (form.mantissa - form.dropped)))
+    return {level - form.bias: int(n) for level, n in enumerate(rows.tolist()) if n}

@@ -1,0 +1,39 @@
+"""Codes one cell's change in its version's chosen codec, or in a smaller one.
+
+Pure: the choice is passed in (``codec.soonest_codec``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from p2pcast.codec.cell import DENSE_PAYS_FROM, FLAT, Encoded, apply, decode, encode
+from p2pcast.codec.layout import Cell
+from p2pcast.codec.soonest_codec import Choice
+
+Words = npt.NDArray[Any]
+
+
+def encode_as_chosen(cell: Cell, old: Words, new: Words, before: int, choice: Choice) -> Encoded | None:
+    """Code a cell in the version's codec, or in a smaller one if many of its words changed.
+
+    A codec fixed by configuration is kept, except ``context``, whose payload may outgrow the cell.
+    """
+    coded = encode(cell, old, new, before=before, codec=choice.codec)
+    configured = choice.times is None and choice.codec != "context"
+    if coded is None or configured or len(coded.payload) * DENSE_PAYS_FROM <= cell.nbytes:
+        return coded
+    other = encode(cell, old, new, before=before)
+    return other if other is not None and len(other.payload) < len(coded.payload) else coded
+
+
+def recode_in_context(cell: Cell, coded: Encoded, old: Words) -> Encoded:
+    """Code the same change as ``context`` if it came as ``flat`` and ``context`` is smaller."""
+    if coded.codec != FLAT:
+        return coded
+    new = old.copy()
+    apply(decode(cell, FLAT, coded.payload, old, coded.before, coded.after, check_before=False), new)
+    other = encode(cell, old, new, before=coded.before, codec="context")
+    return coded if other is None or len(other.payload) >= len(coded.payload) else other

@@ -1,0 +1,173 @@
+"""Join: parts of one cell, each coded as a cell of its own, become the whole cell's coded change.
+
+Ranks of a trainer own ranges of cells (the rows of a shard), so several ranks may each send a part of one cell. Digests
+are sums over words, so digests of parts add up. If every part is ``flat``, positions and steps are concatenated and
+coded again; else the cell is coded from its joined words.
+
+Promise: the result of ``join`` decodes to exactly the words that the parts state, and each part was coded against
+exactly the words in place. Each part's ``before`` is checked separately: in a sum of several, wrong steps on a wrong
+base could go unseen. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.codec.cell import CODECS, DENSE_PAYS_FROM, FLAT, RAW, Encoded, Patch, decode, encode
+from p2pcast.codec.digest import MASK, check_words, digest
+from p2pcast.codec.flat_codec import encode_flat
+from p2pcast.codec.layout import Cell
+from p2pcast.errors import IntegrityError, UsageError
+
+Words = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Words ``start`` … ``start + words`` of a cell, coded as a cell that ``within`` cuts out.
+
+    ``before`` None: ``payload`` is the raw new words. ``sender``: name of the sending rank, for errors.
+    """
+
+    start: int
+    words: int
+    codec: int
+    payload: bytes
+    before: int | None
+    after: int
+    sender: str = "a part"
+
+    @property
+    def end(self) -> int:
+        return self.start + self.words
+
+
+def within(cell: Cell, start: int, words: int) -> Cell:
+    """A range of a cell's words as a cell of its own. Raises UsageError if the range is empty or outside the cell."""
+    if start < 0 or words < 1 or start + words > cell.words:
+        raise UsageError(f"cell {cell.index}: words {start} to {start + words} are not a range of its {cell.words}")
+    offset = cell.offset + start * cell.word_bytes
+    return replace(cell, start=cell.start + start, words=words, offset=offset)
+
+
+def join(cell: Cell, parts: Sequence[Part], old: Words, before: int, *, codec: str = "auto") -> Encoded | None:
+    """One coded cell from parts that do not overlap; words in no part are unchanged. None if no word changes.
+
+    ``old``: the cell's words, ``before`` their digest, ``codec`` as for ``encode``. A part that covers the whole cell
+    keeps its coding. Raises IntegrityError, naming sender and words, for a part that is malformed, was coded against
+    other words, or does not reach its stated digest.
+    """
+    parts = sorted(parts, key=lambda p: p.start)
+    if len(parts) == 1 and parts[0].words == cell.words and parts[0].before is not None:
+        return _whole(cell, parts[0], old, before)
+    for one, other in pairwise(parts):
+        if one.end > other.start:
+            raise IntegrityError(f"{_where(cell, other)}: words before {one.end} were already sent by {one.sender}")
+    was = check_words(old, cell)
+    patches = [(part.start, _patch(cell, part, was)) for part in parts]
+    if codec != "dense" and all(part.codec == FLAT and part.before is not None for part in parts):
+        joined = _flat(cell, patches, was, before)
+        if joined is None or codec == "flat" or len(joined.payload) * DENSE_PAYS_FROM <= cell.nbytes:
+            return joined
+    new = was.copy()
+    for start, patch in patches:
+        target = new[start:]
+        if patch.positions is None:
+            target[: patch.words.size] = patch.words
+        else:
+            target[patch.positions] = patch.words
+    return encode(cell, was, new, before=before, codec=codec)
+
+
+def assemble(cell: Cell, parts: Sequence[Part]) -> Words:
+    """All words of a cell from parts that state them (``before`` None).
+
+    Raises IntegrityError for a malformed part, and if a word is in no part or in two.
+    """
+    parts = sorted(parts, key=lambda p: p.start)
+    at = 0
+    for part in parts:
+        if part.start != at or part.before is not None:
+            break
+        at = part.end
+    if at != cell.words or not parts or parts[-1].end != at:
+        raise IntegrityError(
+            f"cell {cell.index}: words from {at} on are missing, repeated, or sent as a change without a base"
+        )
+    rows = [_stated(cell, part) for part in parts]
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _whole(cell: Cell, part: Part, old: Words, before: int) -> Encoded | None:
+    """The part as sent, after its payload is decoded once: O(changed). The staging reader audits the words in place."""
+    assert part.before is not None
+    if part.before != before:
+        raise IntegrityError(
+            f"{_where(cell, part)}: wrong base: the part was coded against digest {part.before:016x}, "
+            f"the words here have digest {before:016x}"
+        )
+    patch = _decoded(cell, part, old, audit=False)
+    if patch.changed == 0:
+        return None
+    return Encoded(cell.index, part.codec, part.payload, part.before, part.after, patch.changed)
+
+
+def _patch(cell: Cell, part: Part, was: Words) -> Patch:
+    """A part's change, with positions counted from the part's start; verified from ``before`` to ``after``."""
+    if part.before is None:
+        words = _stated(cell, part)
+        return Patch(cell.index, None, words, 0, part.after, words.size)
+    return _decoded(cell, part, was[part.start : part.end], audit=True)
+
+
+def _decoded(cell: Cell, part: Part, old: Words, *, audit: bool) -> Patch:
+    assert part.before is not None
+    if part.codec not in CODECS:
+        raise IntegrityError(f"{_where(cell, part)}: codec {part.codec} is unknown to this p2pcast")
+    try:
+        return decode(
+            within(cell, part.start, part.words),
+            part.codec,
+            part.payload,
+            old,
+            part.before,
+            part.after,
+            check_before=audit,
+        )
+    except IntegrityError as error:
+        raise IntegrityError(f"{_where(cell, part)}: {error}") from None
+
+
+def _stated(cell: Cell, part: Part) -> Words:
+    sub = within(cell, part.start, part.words)
+    if part.codec != RAW:
+        raise IntegrityError(f"{_where(cell, part)}: a part without a digest of its old words must be raw")
+    try:
+        words = CODECS[RAW].decode(sub, part.payload, None, audit=False).words
+    except IntegrityError as error:
+        raise IntegrityError(f"{_where(cell, part)}: {error}") from None
+    reached = digest(words, sub)
+    if reached != part.after:
+        raise IntegrityError(f"{_where(cell, part)}: the words have digest {reached:016x}, not {part.after:016x}")
+    return words
+
+
+def _flat(cell: Cell, patches: Sequence[tuple[int, Patch]], was: Words, before: int) -> Encoded | None:
+    """Join patches that have positions."""
+    places = [patch.positions + np.uint32(start) for start, patch in patches if patch.positions is not None]
+    if not places:
+        return None
+    positions, words = np.concatenate(places), np.concatenate([patch.words for _, patch in patches])
+    after = before + sum(patch.after - patch.before for _, patch in patches)
+    payload = encode_flat(positions, words - was[positions], cell.words)
+    return Encoded(cell.index, FLAT, payload, before, after & MASK, int(positions.size))
+
+
+def _where(cell: Cell, part: Part) -> str:
+    return f"{part.sender}: cell {cell.index}, words {part.start} to {part.end}"

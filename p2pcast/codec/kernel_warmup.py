@@ -1,0 +1,54 @@
+"""Compiles or loads the codec's kernels before the first delta arrives.
+
+A kernel is compiled, or read from its cache, at its first call with each kind of array. That takes seconds on a slow
+machine, and the interpreter is blocked meanwhile. A daemon that blocks for seconds in the middle of a broadcast looks
+dead to its peers. So a daemon runs every codec path of its layout once, before it joins a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from p2pcast.codec.cell import apply, decode, encode
+from p2pcast.codec.digest import digest, digest_change, word_dtype
+from p2pcast.codec.layout import Cell, Layout
+
+WORDS = 4096
+"""Words of the test cell: many changes make one-byte gaps, a single change makes a two-byte gap."""
+
+
+def warm_up(widths: Iterable[int] = (2,)) -> None:
+    """Run every codec path for cells of these word widths (bytes)."""
+    for width in sorted(set(widths)):
+        cell = Cell(0, 0, 0, WORDS + 1, width, 0, 64)
+        old = np.arange(WORDS + 1).astype(word_dtype(width))
+        old.flags.writeable = False
+        for positions in (np.arange(0, WORDS, 7), np.array([WORDS // 2])):
+            for step in (1, (1 << (8 * width - 1)) - 1):
+                new = old.copy()
+                new[positions] += np.array(step, new.dtype)
+                _run_codec_paths(cell, old, new)
+
+
+def warm_up_for(layout: Layout) -> None:
+    """Run every codec path that this layout's cells can take."""
+    warm_up(t.word_bytes for t in layout.tensors)
+
+
+def _run_codec_paths(cell: Cell, old: np.ndarray, new: np.ndarray) -> None:
+    new.flags.writeable = False
+    before = digest(old, cell)
+    for codec in ("auto", "flat", "dense", "context"):
+        coded = encode(cell, old, new, before=before, codec=codec)
+        assert coded is not None
+        patch = decode(cell, coded.codec, coded.payload, old, coded.before, coded.after)
+        target = old.copy()
+        apply(patch, target)
+        if patch.positions is not None:
+            # A patch mapped from its file is read-only, which is another kind of array to the compiler.
+            positions, words = patch.positions.copy(), patch.words.copy()
+            positions.flags.writeable = words.flags.writeable = False
+            digest_change(positions, old[positions], words, cell)
+        digest(target, cell)

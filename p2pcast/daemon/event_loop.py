@@ -1,0 +1,43 @@
+"""The event loop of the daemons: uvloop, with a workaround for one of its bugs.
+
+uvloop closes a transport's descriptor by number. uvloop detaches the socket object given to ``create_connection`` only
+once the connection is up. If the other side resets the connection earlier, the socket object keeps the number and
+closes it again when collected. By then the number may belong to a file or to the listening socket. (uvloop 0.23; its
+issues 645 and 738 are two other causes of the same fault.) Libraries on this loop pass sockets too, so the workaround
+is in the loop and not in ``transport.dial``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+
+class Loop(uvloop.Loop):  # type: ignore[misc]
+    """uvloop's loop, which takes ownership of every socket given to ``create_connection``."""
+
+    async def create_connection(self, *args: Any, sock: socket.socket | None = None, **options: Any) -> Any:
+        """See ``asyncio.loop.create_connection``."""
+        try:
+            return await super().create_connection(*args, sock=sock, **options)
+        finally:
+            if sock is not None:
+                sock.detach()
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A new loop, for a thread or for ``asyncio.Runner``."""
+    loop: asyncio.AbstractEventLoop = Loop()
+    return loop
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on a new loop, like ``asyncio.run``."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)

@@ -1,0 +1,1 @@
+"""Reports on the contents of a delta or of checkpoint folders (``p2pcast inspect``)."""

@@ -1,0 +1,117 @@
+"""Objects of a mirror that may have wrong contents, and must be read and verified. Pure.
+
+Promises: an object that this process wrote or verified counts as correct while its tag stays the same. An object with
+another tag is suspect. An object that a follower complains of is suspect whatever its tag. A new process knows no tags:
+deltas and the newest anchor are suspect then. Older anchors, which are large and not needed, become suspect only after
+a change or a complaint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from p2pcast.mirror.object_names import KEY, Found, Marker, slice_of, tail_of
+from p2pcast.relay.catchup_path import Edge
+
+MAX_COMPLAINTS = 256
+"""Most complaints that wait for verification."""
+_NO_ARTIFACT = b""
+"""In place of an artifact id for the run's key, which belongs to no artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectObject:
+    """``found``: the object in the last listing, if known. ``asked``: a follower complained, so the tag proves
+    nothing.
+    """
+
+    name: str
+    found: Found | None
+    asked: bool = False
+
+
+class SuspectObjects:
+    def __init__(self) -> None:
+        self._right: dict[str, str] = {}
+        """Name → tag of the verified contents."""
+        self._open: dict[bytes, dict[str, Found]] = {}
+        """Artifact → its suspect objects."""
+        self._complaints: dict[str, None] = {}
+        self._answered: set[str] = set()
+        """Objects verified after a complaint; further complaints are ignored until the next listing."""
+
+    def listed(self, listing: Iterable[Found]) -> None:
+        """Take a new listing of the mirror."""
+        there = {found.name: found for found in listing}
+        self._right = {name: tag for name, tag in self._right.items() if name in there}
+        self._open = defaultdict(dict)
+        self._answered.clear()
+        for name, found in there.items():
+            artifact = artifact_of(name)
+            if artifact is not None and self._right.get(name) != _tag(found):
+                self._open[artifact][name] = found
+
+    def complain(self, names: Iterable[str]) -> None:
+        """A follower reports these objects as wrong or missing. They become suspect; foreign names are ignored."""
+        for name in names:
+            known = artifact_of(name) is not None and name not in self._answered
+            if known and len(self._complaints) < MAX_COMPLAINTS:
+                self._complaints[name] = None
+
+    def right(self, doubt: SuspectObject) -> None:
+        """The object was read and verified."""
+        if doubt.asked:
+            self._answered.add(doubt.name)
+        self._settle(doubt.name, None if doubt.found is None else _tag(doubt.found))
+
+    def wrote(self, name: str, tag: str | None) -> None:
+        """This process has just written the object."""
+        self._settle(name, tag)
+
+    def gone(self, names: Iterable[str]) -> None:
+        """These objects were removed, or are no longer needed."""
+        for name in names:
+            self._right.pop(name, None)
+            self._settle(name, None)
+
+    def next(self, ready: Mapping[bytes, Edge]) -> SuspectObject | None:
+        """The next object to verify. ``ready``: artifacts that are complete both here and on the mirror."""
+        for name in list(self._complaints):
+            artifact = artifact_of(name)
+            if artifact == _NO_ARTIFACT or artifact in ready:
+                return SuspectObject(name, self._open.get(artifact or _NO_ARTIFACT, {}).get(name), asked=True)
+            del self._complaints[name]
+        if self._open.get(_NO_ARTIFACT):
+            return SuspectObject(KEY, self._open[_NO_ARTIFACT][KEY])
+        anchor = max((e.version for e in ready.values() if e.base is None), default=None)
+        for edge in sorted((ready[a] for a in self._open if a in ready), key=lambda e: e.version, reverse=True):
+            late = edge.base is None and edge.version != anchor
+            for name, found in self._open[edge.artifact].items():
+                if not late or name in self._right:
+                    return SuspectObject(name, found)
+        return None
+
+    def _settle(self, name: str, tag: str | None) -> None:
+        self._complaints.pop(name, None)
+        artifact = artifact_of(name)
+        if artifact is not None and artifact in self._open:
+            self._open[artifact].pop(name, None)
+            if not self._open[artifact]:
+                del self._open[artifact]
+        if tag is not None:
+            self._right[name] = tag
+
+
+def artifact_of(name: str) -> bytes | None:
+    """The artifact of an object; ``_NO_ARTIFACT`` for the run's key, None for foreign names."""
+    if name == KEY:
+        return _NO_ARTIFACT
+    marker, part = Marker.parse(name), slice_of(name)
+    return marker.id if marker is not None else part[0] if part is not None else tail_of(name)
+
+
+def _tag(found: Found) -> str:
+    """An object's tag, or its time of writing where the store has no tags."""
+    return found.tag or f"{found.modified_s}"

@@ -1,0 +1,122 @@
+"""Which artifacts a peer should stage, in order, to reach the newest version soonest. Pure: rates and the held version
+are passed in.
+
+The cost of an artifact is its time. That is the transfer of its missing bytes, or staging's pass over the state,
+whichever is longer (cells are decoded as they come in), and a round trip. A path begins at the held version, or at
+nothing; then its first artifact is a whole state. A squash that the hub has promised is an artifact whose first byte
+comes after ``wait_s``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from p2pcast.version import Version
+
+ROUND_TRIP_S = 0.05
+"""Seconds for each artifact: asking for it, and moving the shadow on. Not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An artifact as a step from one version to another. ``base`` None: from nothing (an anchor). ``bytes``: missing
+    here.
+    """
+
+    artifact: bytes
+    base: Version | None
+    version: Version
+    bytes: int
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of this peer. ``link_bps``: bits per second. ``stage_bytes_s``, ``fill_bytes_s``: bytes of the state per
+    second, for a delta and for a whole state.
+    """
+
+    link_bps: float = 100e6
+    stage_bytes_s: float = 3.5e9
+    fill_bytes_s: float = 1e9
+
+    def seconds(self, edge: Edge, state_bytes: int) -> float:
+        """Seconds that the shadow takes from the edge's base to its version."""
+        work_s = state_bytes / (self.fill_bytes_s if edge.base is None else self.stage_bytes_s)
+        return edge.wait_s + max(8 * edge.bytes / self.link_bps, work_s) + ROUND_TRIP_S
+
+
+def cheapest_path(
+    held: Version | None,
+    edges: Iterable[Edge],
+    *,
+    cost: Callable[[Edge], float] = lambda edge: edge.bytes,
+    target: Version | None = None,
+) -> list[Edge]:
+    """Artifacts to stage, in order, from ``held`` to ``target`` (None: the newest version that can be reached). Empty
+    when the target is held already, or cannot be reached.
+
+    Least ``cost`` (never negative), then fewest artifacts. An anchor begins a path whatever is held.
+    """
+    by_base: dict[Version | None, list[Edge]] = {}
+    for edge in edges:
+        by_base.setdefault(edge.base, []).append(edge)
+    best: dict[Version | None, tuple[float, int]] = {held: (0.0, 0)}
+    via: dict[Version, Edge] = {}
+    queue: list[tuple[float, int, tuple[int, int]]] = [(0.0, 0, held or (-1, -1))]
+    anchors = by_base.get(None, [])
+    while queue:
+        spent, hops, at = heapq.heappop(queue)
+        here = None if at == (-1, -1) else Version(*at)
+        if best[here] < (spent, hops):
+            continue
+        following = by_base.get(here, []) if here is not None else []
+        for edge in [*following, *(anchors if here == held else [])]:
+            reach = (spent + cost(edge), hops + 1)
+            if edge.version != held and (edge.version not in best or reach < best[edge.version]):
+                best[edge.version] = reach
+                via[edge.version] = edge
+                heapq.heappush(queue, (*reach, edge.version))
+    end = max((v for v in best if v is not None), default=None) if target is None else target
+    path: list[Edge] = []
+    while end is not None and end != held:
+        if end not in via:
+            return []
+        edge = via[end]
+        path.append(edge)
+        if edge.base is None:
+            break
+        end = edge.base
+    return path[::-1]
+
+
+def seconds(path: Iterable[Edge], rates: Rates, state_bytes: int) -> float:
+    """Seconds of a path, one artifact after the other."""
+    return sum(rates.seconds(edge, state_bytes) for edge in path)
+
+
+# -- the worth of a squash made for one peer
+
+MIN_GAIN_S = 0.5
+"""Seconds that a squash has to save before a peer asks the hub for one. Not measured."""
+
+
+def expected_bytes(chain_bytes: int, links: int, exponent: float) -> int:
+    """Bytes of a squash of ``links`` deltas of ``chain_bytes`` together: ``chain_bytes`` times links to the minus
+    ``exponent``.
+    """
+    return int(chain_bytes * max(1, links) ** -exponent)
+
+
+def fitted_exponent(squashes: Iterable[tuple[int, float]], default: float = 0.3) -> float:
+    """The exponent of ``expected_bytes``, from squashes that were made: (deltas in the squash, its bytes ÷ theirs). The
+    longest squash decides, because it is the nearest to a late peer's need.
+    """
+    known = [(links, ratio) for links, ratio in squashes if links > 1 and ratio > 0]
+    if not known:
+        return default
+    links, ratio = max(known)
+    return min(1.0, max(0.0, -math.log(ratio) / math.log(links)))

@@ -1,0 +1,38 @@
+"""How fast a relay sends data on: not much faster than the data came in. Pure.
+
+On a long path data arrives in bursts: behind a lost packet everything waits a round trip, and then arrives at once. A
+burst that is sent on at full speed overruns the next narrow link, whose queue holds less than a round trip of data; so
+each hop loses more than the one above it. The kernel does not prevent that. BBR ends its start-up phase, in which it
+sends at almost three times the rate it found, only while it always has data to send, and a relay waits for its parent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from p2pcast.relay.tuning import (
+    FAR_BEHIND_S,
+    INBOUND_ARTIFACTS,
+    INBOUND_SHORTEST_S,
+    PACING_HEADROOM,
+    UNPACED_BYTES_S,
+)
+
+
+class InboundRate:
+    """The rate at which whole artifacts came in. A whole artifact's, since its fastest moment is the end of a burst."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=INBOUND_ARTIFACTS)
+
+    def add(self, count_bytes: int, took_s: float) -> None:
+        """An artifact of ``count_bytes`` came in completely."""
+        if took_s >= INBOUND_SHORTEST_S:
+            self._rates.append(count_bytes / took_s)
+
+    def most_bytes_s(self, waiting_bytes: int) -> int | None:
+        """The rate limit for a child with ``waiting_bytes`` in line; None while no inbound rate is known."""
+        if not self._rates:
+            return None
+        bytes_s = max(self._rates)
+        return UNPACED_BYTES_S if waiting_bytes > FAR_BEHIND_S * bytes_s else int(PACING_HEADROOM * bytes_s)

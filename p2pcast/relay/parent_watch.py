@@ -1,0 +1,91 @@
+"""When a child leaves its parent (docs/formats/wire-protocol.md, section 5). Pure: time is passed in.
+
+Design target: after a parent's failure bytes flow again within a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+ALIVE_ACTIVE_S = 0.05
+"""Seconds between keepalives while a transfer runs."""
+ALIVE_IDLE_S = 1.0
+"""Seconds between keepalives at other times."""
+SILENCE_FLOOR_S = 0.25
+"""Seconds of silence, while a transfer runs, that may be a pause of the parent's scheduler."""
+IDLE_SILENCE_S = 5.0
+"""Seconds of silence at other times after which a parent counts as failed."""
+STALL_FLOOR_S = 1.0
+"""Seconds without payload after which a parent that holds more pieces counts as stalled."""
+JITTER_FACTOR = 4.0
+"""Factor between the longest recent gap of this link and the silence that counts as failure."""
+JITTER_DECAY = 0.98
+"""Factor on the longest gap for each read: a jittery minute is forgotten in time."""
+LATE_S = 0.1
+"""Seconds of delay of ``judge`` from which this node's own event loop was blocked. The blocked time does not count as
+silence.
+"""
+
+
+class Verdict(Enum):
+    STAY = "stay"
+    SILENT = "silent"
+    STALLED = "ahead but not sending"
+
+
+@dataclass(slots=True)
+class ParentWatch:
+    """A child's record of its parent. Times are seconds of one monotonic clock."""
+
+    heard_at: float
+    """Time of the last byte of any kind."""
+    payload_at: float
+    """Time of the last payload byte."""
+    looked_at: float
+    rtt_s: float | None = None
+    gap_s: float = 0.0
+    """Longest recent gap between reads while a transfer ran, decaying."""
+    high: dict[int, int] = field(default_factory=dict)
+    """Handle -> number of pieces that the parent holds."""
+
+    @classmethod
+    def start(cls, now: float, rtt_s: float | None = None) -> ParentWatch:
+        """``rtt_s``: the round trip known before the first PONG. Without it, a parent with a round trip above the
+        silence floor would be left before its first message.
+        """
+        return cls(heard_at=now, payload_at=now, looked_at=now, rtt_s=rtt_s)
+
+    def heard(self, now: float, *, active: bool) -> None:
+        if active:
+            self.gap_s = max(self.gap_s * JITTER_DECAY, min(now - self.heard_at, SILENCE_FLOOR_S))
+        self.heard_at = now
+
+    def got_payload(self, now: float) -> None:
+        self.payload_at = now
+
+    def ignore_silence(self, now: float) -> None:
+        """This node does not read from the parent now: silence until ``now`` does not count."""
+        self.heard_at = self.payload_at = self.looked_at = now
+
+    def ping_answered(self, rtt_s: float) -> None:
+        self.rtt_s = rtt_s if self.rtt_s is None else 0.875 * self.rtt_s + 0.125 * rtt_s
+
+    def judge(self, now: float, *, active: bool, held: dict[int, int], every_s: float) -> Verdict:
+        """``active``: a transfer runs on this link. ``held``: handle -> number of pieces that this node holds.
+        ``every_s``: planned seconds between two calls.
+        """
+        late = now - self.looked_at - every_s
+        self.looked_at = now
+        if late > LATE_S:
+            self.heard_at += late
+            self.payload_at += late
+        rtt = self.rtt_s or 0.0
+        silence = max(4 * rtt, SILENCE_FLOOR_S, JITTER_FACTOR * self.gap_s) if active else IDLE_SILENCE_S
+        if now - self.heard_at > silence:
+            return Verdict.SILENT
+        ahead = any(pieces > held.get(handle, 0) for handle, pieces in self.high.items())
+        if not ahead:
+            self.payload_at = now
+            return Verdict.STAY
+        return Verdict.STALLED if now - self.payload_at > max(STALL_FLOOR_S, 8 * rtt) else Verdict.STAY

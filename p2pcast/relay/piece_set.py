@@ -1,0 +1,84 @@
+"""A set of piece numbers: the pieces of an artifact that a node holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from p2pcast import limits
+from p2pcast.errors import RemoteError
+
+
+def ranges_of(indices: Iterable[int]) -> list[int]:
+    """``[from, to, …]`` of ascending piece numbers."""
+    out: list[int] = []
+    for index in indices:
+        if out and out[-1] == index:
+            out[-1] += 1
+        else:
+            out += (index, index + 1)
+    return out
+
+
+def indices_of(ranges: Sequence[int], most: int) -> list[int]:
+    """The first ``most`` piece numbers within ranges."""
+    spans = zip(ranges[::2], ranges[1::2], strict=True)
+    return list(chain.from_iterable(range(a, min(b, a + most)) for a, b in spans))[:most]
+
+
+class PieceSet:
+    """Only grows. ``prefix`` is the number of pieces before the first gap: decoding may go that far."""
+
+    __slots__ = ("_flags", "count", "prefix")
+
+    def __init__(self, held: int = 0) -> None:
+        """``held``: the set begins with the first ``held`` pieces."""
+        self._flags = bytearray(b"\1") * held
+        self.count = held
+        self.prefix = held
+
+    def copy(self) -> PieceSet:
+        """An independent set of the same pieces."""
+        other = PieceSet()
+        other._flags, other.count, other.prefix = bytearray(self._flags), self.count, self.prefix
+        return other
+
+    def __contains__(self, index: int) -> bool:
+        return index < len(self._flags) and self._flags[index] == 1
+
+    def add(self, index: int) -> bool:
+        """False when the piece was in the set already."""
+        flags = self._flags
+        if index >= len(flags):
+            if index >= limits.MAX_PIECES:
+                raise RemoteError(f"piece {index} is out of range")
+            flags.extend(bytes(max(index + 1 - len(flags), min(len(flags), 1 << 16), 64)))
+        if flags[index]:
+            return False
+        flags[index] = 1
+        self.count += 1
+        if index == self.prefix:
+            at = flags.find(0, index)
+            self.prefix = at if at >= 0 else len(flags)
+        return True
+
+    def ranges(self) -> list[int]:
+        """``[from, to, …]`` as HAVE states it (docs/formats/wire-protocol.md, section 5)."""
+        out: list[int] = []
+        at = 0
+        while (start := self._flags.find(1, at)) >= 0:
+            end = self._flags.find(0, start)
+            end = len(self._flags) if end < 0 else end
+            out += (start, end)
+            at = end
+        return out[: limits.MAX_RANGES]
+
+    def lacking(self, have: Sequence[int]) -> Iterator[int]:
+        """Pieces held here that lie outside the ranges ``have``, ascending."""
+        start = 0
+        for begin, end in [*zip(have[::2], have[1::2], strict=True), (len(self._flags), 0)]:
+            at = start
+            while at < begin and (at := self._flags.find(1, at, begin)) >= 0:
+                yield at
+                at += 1
+            start = max(start, end)

@@ -1,0 +1,344 @@
+"""Which pieces to ask of which source when artifacts are pulled from several nodes at once. Pure: events and times go
+in, instructions come out.
+
+Promises:
+- A piece is asked of one source at a time, and only of a source that has it.
+- The rarest pieces go first, to the source that will soonest be done.
+- A source's window of outstanding pieces follows its rate. Pieces asked of a lost source are free again at once.
+- When nothing is left to ask for, a slow source is asked to give back unsent pieces. Only pieces that it gives back are
+  asked of another source, so nothing comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast import limits
+from p2pcast.relay.piece_set import indices_of, ranges_of
+
+Source = bytes
+"""A node."""
+Mask = npt.NDArray[np.bool_]
+
+WINDOW_S: Final = 1.0
+"""Seconds of work asked of a source ahead: several round trips, and no more than the end may have to wait for. Not
+measured.
+"""
+MIN_WINDOW_PIECES: Final = 2
+MIN_WINDOW_BYTES: Final = 256 * limits.KIB
+MAX_WINDOW_BYTES: Final = 32 * limits.MIB
+"""Limits of the window, whatever the source's rate. Not measured."""
+RATE_S: Final = 0.25
+"""Least seconds over which a source's rate is measured. Not measured."""
+LATE_S: Final = 1.0
+"""A source that needs more seconds than this, and twice as many as an idle source, is asked to give pieces back."""
+STALL_S: Final = 5.0
+"""Seconds without a byte after which a source is left: even a source that gives way to a version sends some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """``pieces``: ranges, as on the wire; ``seal``: also the directory."""
+
+    source: Source
+    artifact: bytes
+    pieces: list[int]
+    seal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    source: Source
+    artifact: bytes
+    pieces: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    source: Source
+    why: str
+
+
+Instruction = Ask | Recall | Leave
+
+
+@dataclass(slots=True)
+class _Pulled:
+    begin: float
+    """Share of the whole at which to begin: of equally rare pieces, different nodes take different ones."""
+    free: Mask = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Pieces that are neither held nor asked for."""
+    rarity: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Piece -> number of sources that hold it."""
+    piece_bytes: int = 0
+    known: bool = False
+    """The directory is here, and the fields above are set."""
+    sealing: Source | None = None
+    """The source that was asked for the directory."""
+
+
+@dataclass(slots=True)
+class _Source:
+    heard_s: float
+    """When the source last sent anything, or was asked while it owed nothing."""
+    measured_s: float
+    has: dict[bytes, Mask] = field(default_factory=dict)
+    early: dict[bytes, list[int]] = field(default_factory=dict)
+    """Artifact -> announced ranges, while its number of pieces is unknown."""
+    sealed: set[bytes] = field(default_factory=set)
+    asked: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """(artifact, piece) -> bytes, in the order of asking."""
+    asked_bytes: int = 0
+    bytes_s: float = 0.0
+    heard_bytes: int = 0
+    """Since ``measured_s``."""
+    recalled_s: float | None = None
+
+    def window_bytes(self, piece_bytes: int) -> float:
+        least = max(MIN_WINDOW_BYTES, MIN_WINDOW_PIECES * piece_bytes)
+        return min(MAX_WINDOW_BYTES, max(least, self.bytes_s * WINDOW_S))
+
+    def done_in_s(self, more_bytes: int = 0) -> float:
+        """Seconds until the source has sent all it was asked for."""
+        return (self.asked_bytes + more_bytes) / max(self.bytes_s, 1.0)
+
+
+class PullSchedule:
+    """Artifacts are pulled in the order of ``want``: a later artifact gets the capacity that earlier ones leave."""
+
+    def __init__(self) -> None:
+        self._pulled: dict[bytes, _Pulled] = {}
+        self._sources: dict[Source, _Source] = {}
+
+    # -- what is pulled
+
+    def want(self, artifact: bytes, begin: float = 0.0) -> None:
+        """``begin``: share of the whole at which to begin, from 0 to 1."""
+        self._pulled.setdefault(artifact, _Pulled(begin))
+
+    def directory(self, artifact: bytes, pieces: int, piece_bytes: int, held: Iterable[int]) -> None:
+        """The directory has come. ``held``: pieces that are here already."""
+        pulled = self._pulled[artifact]
+        if pulled.known:
+            return
+        pulled.known, pulled.sealing, pulled.piece_bytes = True, None, piece_bytes
+        pulled.free = np.ones(pieces, np.bool_)
+        pulled.free[np.fromiter(held, np.int64)] = False
+        pulled.rarity = np.zeros(pieces, np.int32)
+        for source in self._sources.values():
+            source.has[artifact] = np.zeros(pieces, np.bool_)
+            self._add(pulled, source, artifact, source.early.pop(artifact, []))
+
+    def done(self, artifact: bytes) -> None:
+        """The artifact is complete, or no longer wanted."""
+        self._pulled.pop(artifact, None)
+        for source in self._sources.values():
+            for key in [key for key in source.asked if key[0] == artifact]:
+                source.asked_bytes -= source.asked.pop(key)
+            source.has.pop(artifact, None)
+            source.early.pop(artifact, None)
+            source.sealed.discard(artifact)
+
+    # -- what sources say
+
+    def found(self, source: Source, now_s: float) -> None:
+        self._sources[source] = _Source(now_s, now_s)
+
+    def holds(self, source: Source, artifact: bytes, pieces: Sequence[int], *, sealed: bool) -> None:
+        """``pieces``: ranges, in addition to earlier ones. ``sealed``: the source has the whole directory."""
+        pulled, one = self._pulled.get(artifact), self._sources.get(source)
+        if pulled is None or one is None:
+            return
+        if sealed:
+            one.sealed.add(artifact)
+        if pulled.known:
+            self._add(pulled, one, artifact, pieces)
+        elif len(early := one.early.setdefault(artifact, [])) < limits.MAX_RANGES:
+            early.extend(pieces)
+
+    @staticmethod
+    def _add(pulled: _Pulled, source: _Source, artifact: bytes, pieces: Sequence[int]) -> None:
+        has = source.has.setdefault(artifact, np.zeros(len(pulled.free), np.bool_))
+        for start, end in zip(pieces[::2], pieces[1::2], strict=True):
+            fresh = ~has[start:end]
+            pulled.rarity[start:end] += fresh
+            has[start:end] = True
+
+    def heard(self, source: Source, size: int, now_s: float) -> None:
+        """``size`` bytes of pieces have come from the source."""
+        one = self._sources.get(source)
+        if one is not None:
+            one.heard_s = now_s
+            one.heard_bytes += size
+
+    def got(self, source: Source, artifact: bytes, piece: int) -> None:
+        """A piece from the source is here, and its hash matched."""
+        if (one := self._sources.get(source)) is not None and (
+            size := one.asked.pop((artifact, piece), None)
+        ) is not None:
+            one.asked_bytes -= size
+
+    def unsent(self, source: Source, artifact: bytes, pieces: Sequence[int]) -> None:
+        """The source will not send these pieces: they were recalled, or the source does not hold them after all."""
+        one = self._sources.get(source)
+        if one is None:
+            return
+        if one.recalled_s is None:
+            self.refused(source, artifact, pieces)
+        one.recalled_s = None
+        pulled = self._pulled.get(artifact)
+        for piece in indices_of(pieces, limits.MAX_ASKED):
+            if (size := one.asked.pop((artifact, piece), None)) is not None:
+                one.asked_bytes -= size
+                if pulled is not None:
+                    pulled.free[piece] = True
+
+    def refused(self, source: Source, artifact: bytes, pieces: Sequence[int]) -> None:
+        """The source does not hold these pieces after all."""
+        one, pulled = self._sources.get(source), self._pulled.get(artifact)
+        if one is not None and pulled is not None and (has := one.has.get(artifact)) is not None:
+            for piece in indices_of(pieces, len(has)):
+                pulled.rarity[piece] -= has[piece]
+                has[piece] = False
+
+    def lost(self, source: Source) -> None:
+        """The source's link has ended: its outstanding pieces are free."""
+        one = self._sources.pop(source, None)
+        if one is None:
+            return
+        for artifact, piece in one.asked:
+            if (pulled := self._pulled.get(artifact)) is not None:
+                pulled.free[piece] = True
+        for artifact, has in one.has.items():
+            if (pulled := self._pulled.get(artifact)) is not None:
+                pulled.rarity -= has
+        for pulled in self._pulled.values():
+            if pulled.sealing == source:
+                pulled.sealing = None
+
+    # -- questions
+
+    def expects(self, source: Source, artifact: bytes, piece: int) -> bool:
+        """Whether the source was asked for this piece and has not sent it."""
+        return (one := self._sources.get(source)) is not None and (artifact, piece) in one.asked
+
+    def owes(self, source: Source) -> bool:
+        one = self._sources.get(source)
+        return one is not None and (bool(one.asked) or any(p.sealing == source for p in self._pulled.values()))
+
+    def whole(self, artifact: bytes) -> bool:
+        """Whether the sources together have all that is lacking."""
+        pulled = self._pulled.get(artifact)
+        if pulled is None or not pulled.known:
+            return any(artifact in one.sealed for one in self._sources.values())
+        return not bool((pulled.free & (pulled.rarity <= 0)).any())
+
+    def asked(self, artifact: bytes) -> bool:
+        """Whether any part of the artifact may be on its way."""
+        pulled = self._pulled.get(artifact)
+        return pulled is not None and (
+            pulled.sealing is not None or any(key[0] == artifact for one in self._sources.values() for key in one.asked)
+        )
+
+    # -- deciding
+
+    def decide(self, now_s: float) -> list[Instruction]:
+        """Instructions, to be carried out in order."""
+        out: list[Instruction] = []
+        for source, one in self._sources.items():
+            self._measure(one, now_s)
+            if self.owes(source) and now_s - one.heard_s > STALL_S:
+                out.append(Leave(source, f"sent nothing of what it was asked for in {STALL_S:.0f} s"))
+            elif one.recalled_s is not None and now_s - one.recalled_s > STALL_S:
+                out.append(Leave(source, f"did not say in {STALL_S:.0f} s what it has not sent"))
+        for instruction in out:
+            self.lost(instruction.source)
+        out += self._directories(now_s)
+        asked: dict[tuple[Source, bytes], list[int]] = {}
+        while (pick := self._pick()) is not None:
+            source, artifact, pieces = pick
+            one, pulled = self._sources[source], self._pulled[artifact]
+            if not one.asked:
+                one.heard_s = now_s
+            pulled.free[pieces] = False
+            for piece in pieces:
+                one.asked[artifact, piece] = pulled.piece_bytes
+            one.asked_bytes += len(pieces) * pulled.piece_bytes
+            asked.setdefault((source, artifact), []).extend(pieces)
+        out += [Ask(source, artifact, ranges_of(sorted(pieces))) for (source, artifact), pieces in asked.items()]
+        return out + self._recalls(now_s)
+
+    @staticmethod
+    def _measure(one: _Source, now_s: float) -> None:
+        passed_s = now_s - one.measured_s
+        if passed_s >= RATE_S:
+            bytes_s = one.heard_bytes / passed_s
+            if one.asked or one.heard_bytes:
+                one.bytes_s = bytes_s if not one.bytes_s else 0.5 * one.bytes_s + 0.5 * bytes_s
+            one.measured_s, one.heard_bytes = now_s, 0
+
+    def _directories(self, now_s: float) -> list[Instruction]:
+        """Ask for each unknown directory, at the source that will soonest be done."""
+        out: list[Instruction] = []
+        for artifact, pulled in self._pulled.items():
+            if pulled.known or pulled.sealing is not None:
+                continue
+            able = [(one.done_in_s(), source) for source, one in self._sources.items() if artifact in one.sealed]
+            if able:
+                _, source = min(able)
+                pulled.sealing = source
+                self._sources[source].heard_s = now_s
+                out.append(Ask(source, artifact, [], seal=True))
+        return out
+
+    def _pick(self) -> tuple[Source, bytes, list[int]] | None:
+        """The source to ask next, and the pieces to ask for."""
+        ranked = sorted(self._sources.items(), key=lambda item: (item[1].done_in_s(), item[0]))
+        for source, one in ranked:
+            for artifact, pulled in self._pulled.items():
+                if not pulled.known:
+                    continue
+                window = one.window_bytes(pulled.piece_bytes)
+                room = int((window - one.asked_bytes) // pulled.piece_bytes)
+                # A quarter of the window at a time: sources take turns, and asking does not cost more than sending.
+                run = max(1, int(window / pulled.piece_bytes) // 4)
+                if room >= min(run, 2) and (pieces := self._rarest(one, artifact, pulled, min(run, room))):
+                    return source, artifact, pieces
+        return None
+
+    @staticmethod
+    def _rarest(one: _Source, artifact: bytes, pulled: _Pulled, most: int) -> list[int]:
+        """The rarest free pieces that the source has, from the artifact's beginning point on."""
+        has = one.has.get(artifact)
+        if has is None:
+            return []
+        able = np.flatnonzero(has & pulled.free)
+        if not len(able):
+            return []
+        rarity = pulled.rarity[able]
+        rarest = able[rarity == rarity.min()]
+        at = int(np.searchsorted(rarest, int(pulled.begin * len(pulled.free))))
+        return [int(piece) for piece in np.concatenate([rarest[at:], rarest[:at]])[:most]]
+
+    def _recalls(self, now_s: float) -> list[Instruction]:
+        """At the end: recall pieces of a slow source that an idle source could send sooner."""
+        idle = [one for one in self._sources.values() if not one.asked and one.bytes_s]
+        out: list[Instruction] = []
+        for source, one in self._sources.items():
+            if one.recalled_s is not None or len(one.asked) < 2 or one.done_in_s() < LATE_S:
+                continue
+            for artifact, pulled in self._pulled.items():
+                owed = [piece for key, piece in one.asked if key == artifact]
+                sooner = [i for i in idle if i.done_in_s(pulled.piece_bytes) * 2 < one.done_in_s()]
+                masks = [has for i in sooner if (has := i.has.get(artifact)) is not None]
+                able = [piece for piece in owed[1:] if any(has[piece] for has in masks)]
+                if able:
+                    one.recalled_s = now_s
+                    out.append(Recall(source, artifact, ranges_of(sorted(able))))
+                    break
+        return out

@@ -1,0 +1,113 @@
+"""The link to a node that this node pulls from. The source sends pieces it was asked for, and announces which pieces it
+has. Its pieces are verified like a parent's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2pcast.errors import RemoteError
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.transport.link import Link
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Message, Piece
+from p2pcast.wire.messages import Type
+
+
+class Puller(Protocol):
+    """Decides which pieces are asked of which source."""
+
+    def held(self, source: PullSource, artifact: bytes, pieces: Sequence[int], *, sealed: bool) -> None:
+        """The source has these pieces (ranges); ``sealed``: it has the whole directory as well."""
+
+    def gone(self, source: PullSource, artifact: bytes) -> None:
+        """The source has nothing of the artifact."""
+
+    def unsent(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
+        """The source will not send these pieces."""
+
+    def expects(self, source: PullSource, artifact: bytes, piece: int) -> bool:
+        """Whether the source was asked for this piece and has not sent it."""
+
+    def came(self, source: PullSource, artifact: bytes, piece: int) -> None:
+        """A piece came and matched its hash."""
+
+    def heard(self, source: PullSource, size: int) -> None:
+        """``size`` bytes of pieces came; 0: part of a directory."""
+
+    def owed(self, source: PullSource) -> bool:
+        """Whether the source still has to send anything."""
+
+
+class PullSource(Upstream):
+    """Owns the link to one source of pulled pieces."""
+
+    def __init__(self, node: Node, puller: Puller) -> None:
+        super().__init__(node, live=False)
+        self._puller = puller
+        self.since_s = self._loop.time()
+        self.answered: set[bytes] = set()
+        """Artifacts for which the source has announced its pieces."""
+
+    @property
+    def active(self) -> bool:
+        return self._puller.owed(self)
+
+    def pushes(self, artifact: bytes) -> bool:
+        return False
+
+    def ask(self, artifact: bytes, pieces: list[int], *, seal: bool) -> None:
+        """Ask for pieces (ranges) and, with ``seal``, the directory. With neither: ask which pieces the source has."""
+        self.link.send(messages.Ask(artifact=artifact, pieces=pieces, seal=seal))
+        self._wakeup.notify()
+
+    def has_stale_handle(self, artifact: bytes) -> bool:
+        """Whether the source opened the artifact on this link for a holding that the node has dropped since. The source
+        would not open the artifact again on this link.
+        """
+        known = self.node.holdings.get(artifact)
+        return any(
+            holding is not None and holding.id == artifact and holding is not known for holding in self.handles.values()
+        )
+
+    def recall(self, artifact: bytes, pieces: list[int]) -> None:
+        self.link.send(messages.Recall(artifact, pieces))
+
+    def ease(self, bytes_s: int | None) -> None:
+        """Ask the source to send no faster than this until the next EASE; None: no limit."""
+        self.link.send(messages.Ease(bytes_s))
+
+    # -- LinkOwner
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        super().on_link_read(link, payload_bytes)
+        if payload_bytes:
+            self._puller.heard(self, payload_bytes)
+
+    # -- receiving
+
+    def _on_piece(self, piece: Piece) -> None:
+        holding = self.handles.get(piece.handle)
+        if holding is not None and not holding.aborted and not self._puller.expects(self, holding.id, piece.index):
+            # Another source was asked for this piece, or will be: the piece would come twice.
+            raise RemoteError(f"piece {piece.index} of {holding.open.version} was not asked for")
+        super()._on_piece(piece)
+        if holding is not None:
+            self._puller.came(self, holding.id, piece.index)
+
+    def _on_message(self, link: Link, message: Message) -> None:
+        body = message.body
+        if isinstance(body, messages.Have):
+            self.answered.add(body.artifact)
+            self._puller.held(self, body.artifact, body.pieces, sealed=body.sealed)
+        elif isinstance(body, messages.Unsent):
+            self._puller.unsent(self, body.artifact, body.pieces)
+        elif isinstance(body, messages.Gone):
+            self.answered.add(body.artifact)
+            self._puller.gone(self, body.artifact)
+        else:
+            super()._on_message(link, message)
+            if message.type in (Type.BATCH, Type.SEAL):
+                self._puller.heard(self, 0)

@@ -1,0 +1,140 @@
+"""The layout and signed records of an artifact while it is received, in order of arrival, in a file beside its log.
+
+Promise: after a crash, the hashes show which pieces of the log are good, so only the missing pieces are requested. The
+file is never synced and never trusted: each record is verified by its signature, and a torn end is ignored. Without the
+file the artifact is fetched again.
+
+    any number of: u32 length of the record, u8 kind (1 layout document, 2 open, 3 batch, 4 manifest, 5 durable),
+    the record
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.artifact.assembly import Assembly
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError
+from p2pcast.store import disk
+from p2pcast.store.atomic_files import explained
+
+SUFFIX = ".records"
+_HEAD = struct.Struct("<IB")
+
+
+class Kind(IntEnum):
+    LAYOUT = 1
+    OPEN = 2
+    BATCH = 3
+    MANIFEST = 4
+    DURABLE = 5
+
+
+Record = tuple[Kind, bytes]
+
+_MOST_BYTES = {
+    Kind.LAYOUT: limits.MAX_LAYOUT_BYTES,
+    Kind.OPEN: limits.MAX_SIGNED_BYTES,
+    Kind.BATCH: limits.MAX_SIGNED_BYTES,
+    Kind.MANIFEST: limits.MAX_MANIFEST_BYTES,
+    Kind.DURABLE: limits.MAX_DURABLE_BYTES,
+}
+
+
+class ArtifactJournal:
+    """Appends records until it is closed; later records are ignored. The first record creates the file. Thread-safe."""
+
+    def __init__(self, path: Path, layout: Layout | None) -> None:
+        """``layout`` None: continue an existing file."""
+        self.path = path
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._closed = False
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Append records. Raises LocalError (full disk …)."""
+        with self._lock:
+            if self._closed:
+                return
+            with explained("write", self.path):
+                if self._fd < 0:
+                    self._fd = disk.create(self.path, os.O_WRONLY | os.O_APPEND)
+                    if self._layout is not None:
+                        records = [(Kind.LAYOUT, self._layout.document), *records]
+                data = b"".join(_HEAD.pack(len(body), kind) + body for kind, body in records)
+                disk.write_at(self._fd, self.path, [data], os.fstat(self._fd).st_size)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def recover(path: Path, run_key: bytes) -> Assembly | None:
+    """The assembly from a journal's valid records; None if there are too few. Later bytes are cut off. Raises
+    LocalError.
+    """
+    assembly, good = _read(path, run_key)
+    if assembly is None:
+        return None
+    with explained("write", path):
+        fd = disk.create(path, os.O_WRONLY)
+        try:
+            disk.resize(fd, path, good)
+        finally:
+            os.close(fd)
+    return assembly
+
+
+def inspect(path: Path, run_key: bytes) -> Assembly | None:
+    """As ``recover``, without changing the file."""
+    return _read(path, run_key)[0]
+
+
+def _read(path: Path, run_key: bytes) -> tuple[Assembly | None, int]:
+    """The assembly, and the number of valid bytes in the file."""
+    layout: Layout | None = None
+    assembly: Assembly | None = None
+    good = 0
+    try:
+        for kind, body in _records(path):
+            if kind is Kind.LAYOUT:
+                layout = Layout.from_document(body)
+            elif kind is Kind.OPEN:
+                if layout is None:
+                    return None, 0
+                assembly = assembly or Assembly(body, run_key, layout)
+            elif assembly is None:
+                return None, 0
+            elif kind is Kind.BATCH:
+                assembly.add_batch(body)
+            elif kind is Kind.DURABLE:
+                assembly.add_durable(body)
+            else:
+                assembly.add_manifest(body)
+            good += _HEAD.size + len(body)
+    except IntegrityError:
+        if assembly is not None and assembly.broken:
+            return None, 0
+    return assembly, good
+
+
+def _records(path: Path) -> Iterator[Record]:
+    with explained("read", path), path.open("rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            size, number = _HEAD.unpack(head)
+            if number not in Kind.__members__.values() or size > _MOST_BYTES[Kind(number)]:
+                return
+            body = file.read(size)
+            if len(body) < size:
+                return
+            yield Kind(number), body

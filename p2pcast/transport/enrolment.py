@@ -1,0 +1,75 @@
+"""A node's first connection: it proves its join token and gets a certificate (docs/formats/wire-protocol.md, section
+2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.transport.dial import DIAL_S, dial
+from p2pcast.transport.link import Link, QuietOwner
+from p2pcast.transport.stripe import Stripe
+from p2pcast.trust.certificates import Key, request
+from p2pcast.trust.credentials import Credentials, pinned, received
+from p2pcast.trust.dial_permissions import ENROL, Certified
+from p2pcast.trust.tls_contexts import first_contact
+from p2pcast.wire.connection import Event, Identity, Message
+from p2pcast.wire.join_token import JoinToken
+from p2pcast.wire.messages import Enrol, Issued
+
+
+class _EnrolmentOwner(QuietOwner):
+    """Owns the enrolment link until the hub's answer arrives."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        if isinstance(event, Message) and isinstance(event.body, Issued) and not self.answer.done():
+            self.answer.set_result(event.body.certificate)
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(
+                error or RetryableError(f"{link.name} closed the connection without issuing a certificate")
+            )
+
+
+async def enrol(
+    host: str, port: int, token: JoinToken, node: bytes, name: str, role: str, key: Key, *, timeout_s: float = DIAL_S
+) -> Credentials:
+    """Get a certificate for ``key``, for node id ``node`` in ``role``. The handshake proves the token's secret without
+    sending the secret.
+
+    Raises RetryableError (unreachable), RefusedError (token, node), UntrustedError (not the hub pinned by the token).
+    """
+    authority = b""
+
+    def vouch(leaf: bytes, shown: bytes) -> Certified:
+        nonlocal authority
+        hub = pinned(leaf, shown, token.authority, token.run, time.time())
+        authority = shown
+        return hub
+
+    enrolment = _EnrolmentOwner()
+    try:
+        async with asyncio.timeout(timeout_s):
+            link = await dial(
+                enrolment,
+                host,
+                port,
+                Identity(node, name, token, vouch=vouch),
+                purpose=ENROL,
+                role=role,
+                tls=first_contact(),
+            )
+            try:
+                link.send(Enrol(request(key)))
+                certificate = await enrolment.answer
+            finally:
+                link.close()
+    except TimeoutError:
+        raise RetryableError(f"no certificate from {host}:{port} within {timeout_s:.0f} s") from None
+    return received(key, certificate, authority, Certified(token.run, node, role), time.time())

@@ -1,0 +1,172 @@
+"""The certificate of a worker or a ledger: issued by the hub for the join token, kept in the state folder, renewed by
+enrolling again with the same key.
+
+Promises: the next start needs neither the token nor the hub while the certificate is valid. Node id and key are on disk
+before the hub sees them, so a crash or a lost answer costs no identity. A hub that is away, or that refuses to renew,
+ends no node that had a valid certificate: it retries.
+
+    node.json   {"node": "…"}: the node's id
+    node.key    its private key
+    node.pem    key, certificate, and the authority's certificate
+    join.token  the token of the last enrolment; the hub knows the node by its key even when the token has expired
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from pathlib import Path
+
+from p2pcast.addresses import Address
+from p2pcast.backoff import Backoff, Uniform
+from p2pcast.daemon.daemon_process import StateFile, node_id
+from p2pcast.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.store.atomic_files import atomic_write, explained
+from p2pcast.transport.enrolment import enrol
+from p2pcast.trust.certificates import Key, new_key
+from p2pcast.trust.credentials import Credentials
+from p2pcast.trust.dial_permissions import Certified, Role
+from p2pcast.trust.kept_certificate import KeptCertificate
+from p2pcast.trust.key_files import check_private, read_pem, write_pem
+from p2pcast.trust.server_role import client_context
+from p2pcast.trust.tls_contexts import Tls
+from p2pcast.wire.join_token import JoinToken
+
+logger = logging.getLogger("p2pcast.certificate")
+
+IDENTITY, KEY, FILE, TOKEN = "node.json", "node.key", "node.pem", "join.token"
+RETRY_S, RETRY_MOST_S = 1.0, 300.0
+"""First and longest delay between enrolments that failed, in seconds; at most a tenth of the certificate's lifetime."""
+LOOK_S = 60.0
+"""Longest sleep in seconds before the clock is read again: it may jump."""
+
+
+class NodeCertificate:
+    """``tls`` allows no connection before ``ready`` has returned, and stays the same object: ``tls.server`` requires a
+    certificate of every client.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        role: Role,
+        name: str,
+        hub: Address,
+        token: JoinToken | None,
+        uniform: Uniform = random.uniform,
+    ) -> None:
+        """``state``: an existing folder that this process has locked. ``token`` None: the token of the last enrolment.
+        Blocks. Raises LocalError, UsageError.
+        """
+        self._state = state
+        self._hub = hub
+        self._name = name
+        self._uniform = uniform
+        self._token = token or _kept_token(state / TOKEN, role)
+        if not self._token.authority:
+            raise UsageError("this token's hub was started with --plaintext, and issues no certificates")
+        node = node_id(StateFile(state / IDENTITY, {"node": ""}))
+        self._kept = KeptCertificate(state / FILE, Certified(self._token.run, node, role), self._token.authority)
+        self._contexts: dict[Role, ssl.SSLContext] = {}
+        self._warned: set[tuple[type[P2PCastError], bool]] = set()
+        found = self._kept.read()
+        self._key = _kept_key(state / KEY) if found is None else found.key
+        if found is not None:
+            self._kept.use(found)
+
+    @property
+    def tls(self) -> Tls:
+        return self._kept.tls
+
+    @property
+    def who(self) -> Certified:
+        return self._kept.who
+
+    @property
+    def until(self) -> float | None:
+        """When the certificate ends, in Unix seconds."""
+        return self._kept.until
+
+    def client(self, server: Role) -> ssl.SSLContext:
+        """The context for connections to servers of one role, after ``ready``. It is another object after each renewal,
+        so that a pool of connections, which are kept by context, uses none of an earlier certificate.
+        """
+        if server not in self._contexts:
+            assert self._kept.held is not None, "ready has returned"
+            self._contexts[server] = client_context(self._kept.held, server)
+        return self._contexts[server]
+
+    async def ready(self) -> None:
+        """Have a valid certificate; waits for a hub that is away. Raises RefusedError, LocalError."""
+        delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
+        while (held := self._kept.held) is None or held.expired(time.time()):
+            try:
+                await self._enrol()
+            except RetryableError as error:
+                level = logging.DEBUG if delays.attempts else logging.WARNING
+                logger.log(level, "no certificate yet: %s; the request is repeated", error)
+                await asyncio.sleep(delays.next_s())
+
+    async def renew_when_due(self) -> None:
+        """After ``ready``: renew the certificate after a third of its lifetime. Runs until cancelled."""
+        delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
+        while True:
+            held = self._kept.held
+            assert held is not None
+            if (early_s := held.due_at - time.time()) > 0:
+                await asyncio.sleep(min(early_s, LOOK_S))
+                continue
+            try:
+                await self._enrol()
+            except P2PCastError as error:
+                self._warn(error, held)
+                await asyncio.sleep(delays.next_s((held.until - held.begun) / 10))
+            else:
+                delays.reset()
+                # A hub whose clock is behind may issue a certificate that is due at once.
+                await asyncio.sleep(RETRY_S)
+
+    async def _enrol(self) -> None:
+        """Raises RetryableError, RefusedError, LocalError."""
+        who = self._kept.who
+        issued = await enrol(*self._hub, self._token, who.node, self._name, who.role, self._key)
+        await asyncio.to_thread(self._save, issued)
+        self._kept.use(issued)
+        self._contexts.clear()
+        self._warned.clear()
+        logger.info("this %s has a certificate for %.1f days", who.role, (issued.until - time.time()) / 86400)
+
+    def _save(self, issued: Credentials) -> None:
+        """Blocks. Raises LocalError."""
+        atomic_write(self._state / TOKEN, f"{self._token}\n".encode(), 0o600)
+        issued.save(self._kept.path)
+
+    def _warn(self, error: P2PCastError, held: Credentials) -> None:
+        """Once for each kind of error, until an enrolment succeeds."""
+        over = held.expired(time.time())
+        kind = (type(error), over)
+        level = logging.DEBUG if kind in self._warned else logging.WARNING
+        self._warned.add(kind)
+        state = "has expired" if over else f"is valid until {time.ctime(held.until)}"
+        logger.log(level, "no new certificate: %s; the present one %s", error, state)
+
+
+def _kept_token(path: Path, role: Role) -> JoinToken:
+    """Raises LocalError, UsageError."""
+    if not path.exists():
+        raise UsageError(
+            f"no join token: give --token-file FILE, made by `p2pcast token create --role {role}` on the hub's machine"
+        )
+    check_private(path)
+    with explained("read", path):
+        return JoinToken.parse(path.read_text())
+
+
+def _kept_key(path: Path) -> Key:
+    """The key in the file, which is made if it is missing. Raises LocalError."""
+    if not path.exists():
+        write_pem(path, new_key(), [])
+    return read_pem(path, 0)[0]

@@ -1,0 +1,105 @@
+"""The rate limit on a node's requests: the cost of each message for the node that answers, and the sender's budget.
+Pure: time is passed in.
+
+A certificate lets a node send requests, and a stolen or broken node sends requests without end. Requests over the limit
+are not refused but wait. The daemon stops reading from the link, so the sender's own buffers fill; an honest node with
+a short burst loses nothing. One unit is the cost of answering a PING, about 50 µs of the loop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2pcast import limits
+from p2pcast.transport.handshake_admission import TokenBucket
+from p2pcast.wire.messages import PLAIN, Type
+
+LINK_COST: Final = 50.0
+"""Units for a new link: a handshake, buffers, an owner."""
+
+COST: Final[dict[Type, float]] = dict.fromkeys(Type, 0.0) | {
+    # Either side.
+    Type.PING: 1.0,
+    Type.PONG: 1.0,
+    # From a peer to the hub.
+    Type.JOIN: 200.0,  # a new plan, sent to the peers near the newcomer
+    Type.REPORT: 10.0,  # plan, barrier, metrics
+    Type.SEEK: 20.0,
+    Type.CALL: 50.0,  # a message to another peer, which dials
+    Type.UNREACHED: 50.0,  # the hub dials the other peer back and sends new addresses
+    Type.SQUASH: 100.0,
+    Type.ENROL: 500.0,  # a signature, and a write of the token ledger
+    Type.LEAVE: 1.0,
+    # From a child to its parent.
+    Type.ATTACH: 100.0,
+    Type.WANT: 20.0,  # the parent queues all pieces of an artifact
+    Type.SPARE: 2.0,
+    Type.ASK: 2.0,
+    Type.RECALL: 5.0,
+    Type.EASE: 5.0,
+    # From a parent to its child.
+    Type.ATTACHED: 50.0,
+    Type.PATH: 50.0,  # the child forwards it to its whole branch
+    Type.ALIVE: 1.0,
+    Type.GONE: 20.0,  # a pulling peer marks each piece
+    Type.HAVE: 5.0,
+    Type.UNSENT: 5.0,
+    Type.ABORT: 5.0,
+    Type.CONFIRM: 5.0,
+    Type.LAYOUT: 20.0,
+    # From a rank to the hub; `rank_intake` limits the parts of a version.
+    Type.RANK: 100.0,
+    Type.BEGIN: 20.0,
+    Type.ABORTED: 20.0,
+    # Between a group member and its lead.
+    Type.MEMBER: 50.0,
+    Type.HELD: 2.0,
+    Type.REPORTED: 20.0,
+    Type.STILL: 5.0,
+    Type.SERVES: 5.0,
+}
+"""Units by message type. Free: pieces and their signatures, messages from the hub, and handshakes, which have limits of
+their own.
+"""
+
+BYTES_PER_UNIT: Final = 1024
+"""Bytes of a long message per unit, because the receiver processes ranges and rows one by one."""
+
+
+def cost(kind: Type, size: int) -> float:
+    """Units for a message with a body of ``size`` bytes."""
+    fixed = COST[kind]
+    return fixed + size / BYTES_PER_UNIT if fixed and kind not in PLAIN else fixed
+
+
+class RateLimit:
+    """The budget of one node over all links that it has dialled, or of one link."""
+
+    def __init__(self, now: float) -> None:
+        self._bucket = TokenBucket(
+            limits.REQUEST_UNITS_BURST, limits.REQUEST_UNITS_PER_S, limits.REQUEST_UNITS_BURST, now
+        )
+
+    def spend(self, cost: float, now: float) -> float:
+        """Charge ``cost`` units. Returns the seconds for which the daemon must not read from this node; 0 within the
+        limit.
+        """
+        left = self._bucket.refilled(now) - cost
+        self._bucket.tokens = left
+        return max(0.0, -left / limits.REQUEST_UNITS_PER_S)
+
+
+class RateLimits:
+    """Rate limits by node, bounded in number. The longest idle node is forgotten first; its budget is full again by
+    then.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[bytes, RateLimit] = {}
+
+    def of(self, node: bytes, now: float) -> RateLimit:
+        found = self._of.pop(node, None) or RateLimit(now)
+        self._of[node] = found
+        if len(self._of) > limits.MAX_RATE_LIMITS:
+            del self._of[next(iter(self._of))]
+        return found

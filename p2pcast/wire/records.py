@@ -1,0 +1,210 @@
+"""Message bodies as typed records: one frozen class for each type of message, and the way to and from its bytes.
+
+A class states each field once: name, type and constraint (`p2pcast.wire.constraints`). A field with a default may be
+missing on the wire; then it reads as None. Keys that a class does not name are ignored.
+
+Promises: a decoded record holds what its annotations say, so nothing past ``decode`` checks a type or a range again;
+decoding takes memory within a small multiple of the bytes that came; equal records have equal bytes. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform, get_args, get_type_hints
+
+import msgpack
+
+from p2pcast import limits
+from p2pcast.errors import RemoteError
+from p2pcast.wire.constraints import Constraint, InvalidError, Read, constraint_of
+from p2pcast.wire.message_types import PLAIN, Type
+
+ABSENT: Final[Any] = object()
+"""Default of a field whose key may be missing and may also be nil: the sender leaves the key out."""
+
+
+class Lenient:
+    """Beside a field's constraint: the receiver drops an invalid value and keeps the message."""
+
+
+class Field(NamedTuple):
+    key: str
+    constraint: Constraint
+    required: bool
+    lenient: bool
+
+
+_Reads = tuple[tuple[str, Read], ...]
+"""The reader of each key."""
+
+
+class Record:
+    """Base of message bodies. By itself it is the body of a signed message, which has no fields."""
+
+    __slots__ = ()
+    type: ClassVar[Type]
+    fields: ClassVar[tuple[Field, ...]] = ()
+    _required: ClassVar[_Reads] = ()
+    _optional: ClassVar[_Reads] = ()
+    _lenient: ClassVar[_Reads] = ()
+    _left_out: ClassVar[tuple[tuple[str, object], ...]] = ()
+    """Fields whose keys may be missing, and the value for which the sender leaves the key out."""
+    _keys: ClassVar[tuple[str, ...]] = ()
+    """Sorted, as on the wire."""
+    _values: ClassVar[Any]
+    """Takes a record, returns the values of ``_keys``."""
+
+
+NO_BODY: Final = Record()
+RECORDS: Final[dict[Type, type[Record]]] = {}
+"""The body of each type; those of signed messages and of PIECE have none."""
+
+_PACKER: Final = msgpack.Packer()
+"""For bodies of a few MiB at most: a packer keeps the room of its largest message."""
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass_transform(frozen_default=True)
+def message(kind: Type) -> Callable[[type[R]], type[R]]:
+    """Makes a class of annotated fields the record of ``kind``.
+
+    Records are frozen for the type checker alone: at run time that would double the cost of making one.
+    """
+
+    def made(plain: type[R]) -> type[R]:
+        record = dataclasses.dataclass(slots=True)(plain)
+        record.type = kind
+        hints = get_type_hints(record, include_extras=True)
+        own = dataclasses.fields(record)  # type: ignore[arg-type]
+        record.fields = tuple(_field(field, hints[field.name]) for field in own)
+        reads = [(f, (f.key, f.constraint.reader())) for f in record.fields]
+        record._required = tuple(read for f, read in reads if f.required)
+        record._optional = tuple(read for f, read in reads if not f.required and not f.lenient)
+        record._lenient = tuple(read for f, read in reads if f.lenient)
+        record._left_out = tuple((f.name, f.default) for f in own if f.default is not dataclasses.MISSING)
+        record._keys = tuple(sorted(f.key for f in record.fields))
+        record._values = staticmethod(_values_of(record._keys))
+        RECORDS[kind] = record
+        return record
+
+    return made
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    required = field.default is dataclasses.MISSING
+    if field.default is None:
+        # None stands for a missing key; nil is no value.
+        (hint,) = (arg for arg in get_args(hint) if arg is not types.NoneType)
+    lenient = any(isinstance(stated, Lenient) for stated in getattr(hint, "__metadata__", ()))
+    return Field(field.name, constraint_of(hint), required, lenient)
+
+
+def _values_of(keys: tuple[str, ...]) -> Callable[[Record], tuple[Any, ...]]:
+    if len(keys) > 1:
+        return attrgetter(*keys)
+    only = attrgetter(*keys) if keys else None
+    return (lambda record: ()) if only is None else (lambda record: (only(record),))
+
+
+def encode(record: Record) -> bytes:
+    """A message's body. Map keys are sorted, so equal messages are equal bytes. The receiver checks the values."""
+    body = dict(zip(record._keys, record._values(record), strict=True))
+    for key, left_out in record._left_out:
+        if body[key] is left_out:
+            del body[key]
+    packed: bytes = msgpack.packb(body) if record.type in PLAIN else _PACKER.pack(body)
+    return packed
+
+
+def encode_map(body: Mapping[str, Any]) -> bytes:
+    """A body of any keys and values, as a node of another release or an attacker would send it."""
+    packed: bytes = msgpack.packb(dict(sorted(body.items())))
+    return packed
+
+
+def decode(kind: Type, data: bytes | bytearray | memoryview) -> Record:
+    """The body of a message that is not signed or a PIECE. Raises RemoteError."""
+    return read(kind, unpacked(kind, data))[0]
+
+
+def unpacked(kind: Type, data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The map of such a message, unchecked; arrays are tuples. Raises RemoteError."""
+    try:
+        body = _unpack_flat(data) if kind in PLAIN else _unpack(data)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise RemoteError(f"{kind.name}: not msgpack ({type(error).__name__})") from None
+    if type(body) is not dict:
+        raise RemoteError(f"{kind.name}: body is not a map")
+    return body
+
+
+def read(kind: Type, body: Mapping[str, Any]) -> tuple[Record, tuple[str, ...]]:
+    """The record of an unpacked map, and the keys of lenient fields whose values were dropped, wholly or in part.
+    Raises RemoteError unless the map has all required fields and all strict fields are valid.
+    """
+    cls, key = RECORDS[kind], ""
+    values: dict[str, Any] = {}
+    dropped = []
+    try:
+        for key, read_value in cls._required:
+            values[key] = read_value(body[key])
+        for key, read_value in cls._optional:
+            if key in body:
+                values[key] = read_value(body[key])
+    except (InvalidError, KeyError):
+        wrong = "malformed or out of range" if key in body else "missing"
+        raise RemoteError(f"{kind.name}: {key!r} is {wrong}") from None
+    for key, read_value in cls._lenient:
+        values[key] = None
+        if key in body:
+            try:
+                values[key] = read_value(body[key])
+                whole = bool(values[key] == body[key])
+            except InvalidError:
+                whole = False
+            if not whole:
+                dropped.append(key)
+    return cls(**values), tuple(sorted(dropped)) if dropped else ()
+
+
+def _unpack(data: bytes | bytearray | memoryview) -> Any:
+    size = len(data)
+    if size > limits.KIB:
+        # An array is allocated by the length that it claims, before its elements are there, and arrays nest. A dry run
+        # finds false claims.
+        dry = msgpack.Unpacker(max_buffer_size=size)
+        dry.feed(data)
+        dry.skip()
+    return msgpack.unpackb(
+        data,
+        use_list=False,
+        max_ext_len=0,
+        max_str_len=64 * limits.KIB,
+        max_map_len=limits.KIB,
+        max_array_len=size,
+    )
+
+
+def _unpack_flat(data: bytes | bytearray | memoryview) -> Any:
+    """A map of plain values, for bodies so long that even empty containers would add up."""
+    maps = 0
+
+    def count(found: dict[str, Any]) -> dict[str, Any]:
+        nonlocal maps
+        maps += 1
+        if maps > 1:
+            raise ValueError("a map in a map")
+        return found
+
+    return msgpack.unpackb(
+        data,
+        max_ext_len=0,
+        max_str_len=64 * limits.KIB,
+        max_map_len=limits.KIB,
+        max_array_len=0,
+        object_hook=count,
+    )

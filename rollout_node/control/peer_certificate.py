@@ -1,0 +1,126 @@
+"""A peer's certificate: issued for the join token on the first connection, kept in the state folder, renewed while the
+peer runs.
+
+Promises: a valid certificate needs no token, so an expired token stops no peer of the run. The next certificate is
+requested after a third of the lifetime. An expired certificate is requested anew with the same key; a hub that knows
+the key accepts it without the token. If a hub refuses to renew, the peer enrols as a new peer does. A peer that had a
+valid certificate is not ended by a refusal: it retries.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from p2pcast.addresses import Address
+from p2pcast.errors import RefusedError, RetryableError, UntrustedError
+from p2pcast.transport.enrolment import enrol
+from p2pcast.trust.certificates import new_key
+from p2pcast.trust.credentials import Credentials
+from p2pcast.trust.dial_permissions import Certified
+from p2pcast.trust.kept_certificate import KeptCertificate
+from p2pcast.trust.tls_contexts import Tls
+from p2pcast.wire.join_token import JoinToken
+
+logger = logging.getLogger("p2pcast.peer")
+
+FILE = "link.pem"
+ASK_AGAIN_S = 30.0
+"""Time before an unanswered request is repeated, in seconds; at most a tenth of the certificate's lifetime."""
+
+
+class PeerCertificate:
+    """``tls`` allows no connection before there is a certificate, and stays the same object. ``hub`` None: the run has
+    no hub.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        hub: Address | None,
+        token: JoinToken,
+        node: bytes,
+        name: str,
+        blocking: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._kept = KeptCertificate(state / FILE, Certified(token.run, node, "peer"), token.authority)
+        self._hub = hub
+        self._token = token
+        self._name = name
+        self._blocking = blocking
+        self._asked_at = 0.0
+        self._asked = False
+        """A request is not answered yet."""
+        self._refused = False
+        """The hub does not renew this certificate."""
+        self._logged_refusal = ""
+
+    @property
+    def tls(self) -> Tls:
+        return self._kept.tls
+
+    @property
+    def until(self) -> float | None:
+        """When the certificate ends, in Unix seconds."""
+        return self._kept.until
+
+    async def load(self) -> None:
+        """Take the certificate in the state folder, if it is this node's and this run's. Raises LocalError."""
+        found: Credentials | None = await self._blocking(self._kept.read)
+        if found is not None:
+            self._use(found)
+
+    async def ready(self) -> None:
+        """Have a valid certificate. Raises RetryableError, RefusedError, LocalError."""
+        held, now = self._kept.held, time.time()
+        if self._hub is None or not (held is None or self._refused or held.expired(now)):
+            return
+        key = new_key() if held is None else held.key
+        try:
+            issued = await enrol(*self._hub, self._token, self._kept.who.node, self._name, "peer", key)
+        except RefusedError as error:
+            if held is None or not self._kept.was_in_force or isinstance(error, UntrustedError):
+                raise
+            if str(error) != self._logged_refusal:
+                self._logged_refusal = str(error)
+                logger.warning(
+                    "no new certificate: %s; the present one is valid until %s", error, time.ctime(held.until)
+                )
+            if held.expired(now):
+                raise RetryableError(f"no certificate: {error}") from None
+            self._refused, self._asked_at = False, now + (held.until - held.begun) / 10
+            return
+        await self._blocking(issued.save, self._kept.path)
+        self._use(issued)
+        logger.info("this peer has a certificate for %.1f days", (issued.until - time.time()) / 86400)
+
+    def renewal_refused(self) -> bool:
+        """Whether the hub's refusal, which ended the connection, may be for the request of the next certificate. Then
+        ``ready`` enrols as a new peer does.
+        """
+        refused, self._asked = self._asked, False
+        self._refused |= refused
+        return refused
+
+    def request(self) -> bytes | None:
+        """The request for the next certificate, when it is due; else None."""
+        held, now = self._kept.held, time.time()
+        if held is None or not held.due(now) or now < self._asked_at + min(ASK_AGAIN_S, (held.until - held.begun) / 10):
+            return None
+        self._asked_at, self._asked = now, True
+        return held.request
+
+    async def take(self, certificate: bytes) -> None:
+        """The hub's answer. Raises RefusedError, LocalError."""
+        if self._kept.held is not None:
+            renewed = self._kept.held.renewed(certificate, time.time())
+            await self._blocking(renewed.save, self._kept.path)
+            self._use(renewed)
+            logger.debug("certificate renewed")
+
+    def _use(self, held: Credentials) -> None:
+        self._kept.use(held)
+        self._asked = self._refused = False

@@ -1,0 +1,119 @@
+"""How a starting peer obtains the run's public key: from the hub, from the mirror, or from its own state.
+
+Promises: only the key that the token pins is used; a peer that knows the key from before needs no hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
+from p2pcast.errors import P2PCastError, RetryableError, UntrustedError
+from rollout_node.control.hub_session import HubSession
+from rollout_node.control.saved_hub_state import SavedHubState
+from rollout_node.control.welcome import Welcome
+
+logger = logging.getLogger("p2pcast.peer")
+
+WELCOME_S = 10.0
+"""Time for the hub's WELCOME, in seconds, after the hub accepted the connection."""
+START_S = 3.0
+"""The same, dialling included, for a peer that can start without the hub: its engines wait meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """The run's public key. ``resumed``: the hub is out of reach, and the key comes from the peer's state.
+    ``mirror_now``: the peer turns to the mirror without waiting for the hub.
+    """
+
+    key: bytes
+    resumed: bool = False
+    mirror_now: bool = False
+
+
+class RunKeySource:
+    """``session`` None: the run has no hub. ``read_mirror`` None: the run has no mirror. ``join_timeout_s``: time for a
+    first join, in seconds; 0: no limit.
+    """
+
+    def __init__(
+        self,
+        saved: SavedHubState,
+        session: HubSession | None,
+        welcome: Welcome,
+        read_mirror: Callable[[], Awaitable[bytes]] | None,
+        join_timeout_s: float,
+    ) -> None:
+        self._saved = saved
+        self._session = session
+        self._welcome = welcome
+        self._read_mirror = read_mirror
+        self._join_timeout_s = join_timeout_s
+
+    async def obtain(self) -> RunKey:
+        """The key is durable when this returns. Raises RetryableError, RefusedError, LocalError."""
+        kept = self._saved.key
+        if self._session is not None:
+            found = await self._from_hub(self._session, kept)
+        else:
+            try:
+                found = await self._from_mirror()
+            except RetryableError as error:
+                if kept is None:
+                    raise
+                found = self._resume(kept, error)
+        await self._saved.keep_key(found.key)
+        return found
+
+    async def _from_mirror(self) -> RunKey:
+        assert self._read_mirror is not None, "a run without hub and mirror"
+        return RunKey(await self._read_mirror(), mirror_now=True)
+
+    async def _from_hub(self, session: HubSession, kept: bytes | None) -> RunKey:
+        """Retries for ``join_timeout_s``, unless the state holds a key or the run has a mirror."""
+        loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, random.uniform)
+        timeout_s, began = self._join_timeout_s, loop.time()
+        while True:
+            try:
+                return RunKey(await self._ask(session, None if kept is None else START_S))
+            except RetryableError as error:
+                failed: P2PCastError = error
+            except UntrustedError as error:
+                if kept is None:
+                    raise
+                failed = error
+            self._welcome.stop_expecting()
+            if kept is not None:
+                return self._resume(kept, failed)
+            if self._read_mirror is not None:
+                logger.warning("%s; going on with the mirror", failed)
+                return await self._from_mirror()
+            left_s = began + timeout_s - loop.time() if timeout_s else REDIAL_MAX_S
+            if left_s <= 0:
+                raise failed
+            if not backoff.attempts:
+                logger.warning("%s; trying %s", failed, f"for {timeout_s:g} s" if timeout_s else "until it answers")
+            await asyncio.sleep(min(left_s, backoff.next_s()))
+
+    async def _ask(self, session: HubSession, within_s: float | None) -> bytes:
+        """The key that the hub says. ``within_s``: limit for all steps together; None: each step has its own limit."""
+        expected = self._welcome.expect()
+        try:
+            async with asyncio.timeout(within_s):
+                await session.connect()
+                async with asyncio.timeout(WELCOME_S):
+                    key = (await expected).key
+        except TimeoutError:
+            session.hang_up()
+            raise RetryableError("the hub does not answer") from None
+        self._welcome.check_key(key)
+        return key
+
+    def _resume(self, key: bytes, error: P2PCastError) -> RunKey:
+        logger.warning("%s; going on from this peer's state", error)
+        return RunKey(key, resumed=True, mirror_now=self._read_mirror is not None)

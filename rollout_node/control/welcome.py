@@ -1,0 +1,87 @@
+"""The hub's WELCOME: this peer's name at the hub, and whether the token pins this hub.
+
+Promise: a hub whose key the token does not pin is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from p2pcast.artifact.signed_records import run_id
+from p2pcast.errors import RefusedError
+from p2pcast.trust.evictions import Evictions
+from p2pcast.wire import messages
+from rollout_node.control.bearer_file import BearerFile
+from rollout_node.control.hub_orders import HubOrders
+from rollout_node.control.timeline import Timeline
+from rollout_node.sync.artifact_catalog import Catalog
+
+logger = logging.getLogger("p2pcast.peer")
+
+
+class Welcome:
+    """``run``: the run's id, as the token pins it. ``name``: the peer's own name."""
+
+    def __init__(
+        self,
+        run: bytes,
+        name: str,
+        bearer: BearerFile,
+        orders: HubOrders,
+        catalog: Catalog,
+        evictions: Evictions,
+        timeline: Timeline,
+    ) -> None:
+        self.hub_key = b""
+        """The run's key, as the hub said."""
+        self._run = run
+        self._name = name
+        self._bearer = bearer
+        self._orders = orders
+        self._catalog = catalog
+        self._evictions = evictions
+        self._timeline = timeline
+        self._first: asyncio.Future[messages.Welcome] | None = None
+
+    def expect(self) -> asyncio.Future[messages.Welcome]:
+        """The next WELCOME, for a peer that has not joined yet; or the hub's refusal."""
+        self._first = asyncio.get_running_loop().create_future()
+        return self._first
+
+    def stop_expecting(self) -> None:
+        self._first = None
+
+    def accept(self, body: messages.Welcome) -> None:
+        """Raises RefusedError for another run's hub, unless the WELCOME is expected: then its receiver checks."""
+        self._bearer.replace(self._bearer.token if body.bearer is None else body.bearer)
+        self.hub_key = body.key
+        self._evictions.connected()
+        self._warn_of_other_name(self._name if body.name is None else body.name)
+        self._catalog.begin()
+        self._orders.welcome(body.commit, body.target)
+        if self._first is not None and not self._first.done():
+            self._first.set_result(body)
+        else:
+            self.check_key(body.key)
+            self._timeline.hub(reachable=True)
+        self._orders.on_target()
+
+    def check_key(self, key: bytes) -> None:
+        """Raises RefusedError."""
+        if run_id(key) != self._run:
+            raise RefusedError("the hub's key is not this run's: the token pins another")
+
+    def refuse(self, error: RefusedError) -> None:
+        """The hub refused this peer."""
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(error)
+
+    def _warn_of_other_name(self, name: str) -> None:
+        if name != self._name:
+            logger.warning(
+                "another node of the run has the name %s: the hub calls this peer %s. Choose another --name, or evict"
+                " the other node if that node is gone",
+                self._name,
+                name,
+            )

@@ -1,0 +1,113 @@
+"""All engines of a peer: the versions that they serve, and the parts to notify of a change.
+
+Promise: with a barrier, an engine that missed the others' version is unready, however good its weights are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from rollout_node.control.hub_orders import HubOrders
+from rollout_node.control.timeline import EngineNow, Timeline
+from rollout_node.engine.group_installer import GroupInstaller
+from rollout_node.engine.group_leader import GroupLeader
+from rollout_node.engine.group_member import GroupMember
+from rollout_node.engine.runner import Runner
+
+Document = dict[str, Any]
+
+
+class Engines:
+    """``report_soon`` has the hub told at once."""
+
+    def __init__(self, orders: HubOrders, timeline: Timeline, report_soon: Callable[[], None]) -> None:
+        self.runners: list[Runner] = []
+        self.lead: GroupLeader | None = None
+        self.member: GroupMember | None = None
+        self.changed = Wakeup()
+        """Rings whenever something about an engine may have changed."""
+        self._orders = orders
+        self._timeline = timeline
+        self._report_soon = report_soon
+
+    # -- what they serve
+
+    @property
+    def committed(self) -> Version | None:
+        """The oldest version that an engine serves; None while one of them serves none."""
+        served = [runner.committed for runner in self.runners]
+        if self.member is not None:
+            served.append(self.member.serves)
+        return None if not served or None in served else min(v for v in served if v is not None)
+
+    @property
+    def oldest(self) -> Version | None:
+        """The oldest version that an engine may still need patches from; None where no engine does."""
+        known = [v for runner in self.runners if (v := runner.installer.committed) is not None]
+        if self.member is not None:
+            known.append(self.member.serves or Version(0, 0))
+        return min(known, default=None)
+
+    def rows(self) -> list[Document]:
+        """As in /status and in reports."""
+        return [self._row(runner) for runner in self.runners]
+
+    def _row(self, runner: Runner) -> Document:
+        row, late = runner.status(), None
+        committed, target = row["committed"], self._orders.target
+        barrier = self._orders.commits == "barrier" and row["ready"] and committed is not None
+        if barrier and target is not None and Version.parse(committed) < target:
+            late = f"version {committed} while the others are at {target}"
+        return row | {"started": runner.started, "ready": row["ready"] and late is None, "error": row["error"] or late}
+
+    # -- commands
+
+    def wake(self) -> None:
+        """A runner may have something to do."""
+        for runner in self.runners:
+            runner.wake()
+
+    def on_staged(self, version: Version) -> None:
+        """The shadow is at ``version`` now."""
+        if self.lead is not None:
+            self.lead.moved(version)
+        if self.member is not None:
+            self.member.moved()
+        self.wake()
+
+    def on_target(self) -> None:
+        """The target moved: an engine may have to switch, and one that is not there yet may be unready."""
+        self.wake()
+        self.announce()
+
+    def distrust(self) -> None:
+        """The engines hold a state that is not the run's: they are unready until they have another."""
+        for runner in self.runners:
+            runner.distrust()
+
+    def settled(self, version: Version) -> bool:
+        """Whether the shadow may move on from ``version``, as far as the engines go."""
+        return all(runner.settled(version) for runner in self.runners)
+
+    # -- parts to notify
+
+    def on_changed(self) -> None:
+        """Something about an engine may have changed."""
+        if self.lead is not None:
+            led = next(r for r in self.runners if isinstance(r.installer, GroupInstaller))
+            self.lead.set_serving(led.committed, led.ready)
+        self.announce()
+        self.changed.notify()
+
+    def announce(self) -> None:
+        """To the timeline and the hub."""
+        now = asyncio.get_running_loop().time()
+        self._timeline.observe([self._now(runner) for runner in self.runners], now)
+        self._report_soon()
+
+    def _now(self, runner: Runner) -> EngineNow:
+        return EngineNow(self._row(runner), runner.commits, runner.report, runner.error)

@@ -1,0 +1,132 @@
+"""``--install TARGET``: from its text to an installer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from p2pcast import limits
+from p2pcast.errors import UsageError
+from rollout_node.engine.group_installer import GroupInstaller
+from rollout_node.engine.group_leader import GroupLeader
+from rollout_node.installers.checkpoint_folder import SmallFiles
+from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.installer import Installer
+from rollout_node.installers.safe_point import SafePoint
+
+Kv = Literal["recompute", "salt", "keep"]
+Driver = Literal["peer", "external"]
+Role = Literal["lead", "member"]
+
+KINDS = "safetensors:DIR, vllm:URL or exec:CMD"
+SPANS = "vllm:"
+"""Targets whose workers may run on several hosts."""
+
+
+def check(text: str) -> None:
+    """Raises UsageError unless ``text`` names a target."""
+    kind, colon, rest = text.partition(":")
+    if kind not in ("safetensors", "vllm", "exec") or not colon or not rest:
+        raise UsageError(f"{text!r} is not an install target: write {KINDS}")
+
+
+def check_span(targets: Sequence[str], engine: str | None, role: str | None) -> None:
+    """Raises UsageError where --engine, --role and the targets contradict each other."""
+    if (engine is None) != (role is None):
+        raise UsageError(
+            "--engine NAME and --role lead or --role member go together: one engine, workers on several hosts"
+        )
+    if engine is not None and not 1 <= len(engine) <= limits.MAX_SPAN_NAME:
+        raise UsageError(f"--engine: a name has 1 to {limits.MAX_SPAN_NAME} characters")
+    spans = sum(t.startswith(SPANS) for t in targets)
+    if role == "lead" and spans != 1:
+        raise UsageError(f"the lead of an engine drives its server: give exactly one --install vllm:URL, not {spans}")
+    if role == "member" and spans:
+        raise UsageError(
+            "a member serves the workers of its host, the lead drives the server: leave --install vllm:URL to the lead"
+        )
+    if role != "member" and not targets:
+        raise UsageError(f"nothing to install into: give --install {KINDS}")
+
+
+def check_wait(safe_point: str, kv: str, driver: str) -> None:
+    """Raises UsageError where --commit-safe-point contradicts other options."""
+    if safe_point != "drain":
+        return
+    if kv != "recompute":
+        raise UsageError(
+            f"--kv {kv} keeps keys and values of old weights for later requests: --commit-safe-point drain needs --kv "
+            "recompute"
+        )
+    if driver == "external":
+        raise UsageError(
+            "--commit-safe-point drain is for --driver peer: with --driver external, your orchestrator pauses the "
+            "engine, so let it pause with mode=wait"
+        )
+
+
+class Wait(NamedTuple):
+    """``limit_s``: longest time for running requests to end, with the safe point ``drain``."""
+
+    safe_point: SafePoint
+    limit_s: float
+
+
+NO_WAIT: Final = Wait("step", 600.0)
+
+
+class Targets:
+    """Makes installers, with what they need of their peer."""
+
+    def __init__(
+        self,
+        files: SmallFiles,
+        socket: InstallSocket,
+        state: Path,
+        keep: int,
+        kv: Kv,
+        driver: Driver,
+        run: str,
+        wait: Wait,
+    ) -> None:
+        self._files = files
+        self._socket = socket
+        self._state = state
+        self._keep = keep
+        self._kv: Kv = kv
+        self._driver: Driver = driver
+        self._run = run
+        self._wait = wait
+        self._commands = 0
+
+    def led(self, text: str, lead: GroupLeader) -> Installer:
+        """``lead`` leads the engine, if ``text`` names one. Raises UsageError."""
+        found = self.installer(text)
+        return GroupInstaller(found, lead) if text.startswith(SPANS) else found
+
+    def installer(self, text: str) -> Installer:
+        """Raises UsageError."""
+        check(text)
+        kind, _, rest = text.partition(":")
+        if kind == "safetensors":
+            from rollout_node.installers.checkpoint_folder import FolderInstaller
+
+            return FolderInstaller(Path(rest), self._files, keep=self._keep)
+        if kind == "vllm":
+            from rollout_node.installers.vllm import VllmInstaller
+            from rollout_node.installers.vllm_server import Deadlines
+
+            return VllmInstaller(
+                rest,
+                self._socket,
+                run=self._run,
+                kv=self._kv,
+                driver=self._driver,
+                safe_point=self._wait.safe_point,
+                deadlines=Deadlines(drain=self._wait.limit_s),
+            )
+        from rollout_node.installers.command import CommandInstaller
+
+        self._commands += 1
+        return CommandInstaller(rest, self._state / f"exec-{self._commands}", self._files)

@@ -1,0 +1,355 @@
+"""Drives one installer: starts and checks it, stages each version while the shadow is held still, commits when that is
+allowed, and retries after failures.
+
+Promises: versions are installed in ascending order, and superseded ones are skipped; a failing installer stops neither
+the other engines nor the relay. An engine that lost its recorded version is unready within seconds, and gets the
+shadow's version without waiting for the next one. A whole state is audited once before the engine counts as ready, at
+the cost of one pass over the model; installers check deltas themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RetryableError
+from p2pcast.version import Version
+from rollout_node.engine.callbacks import Callbacks
+from rollout_node.engine.commit_permission import CommitPermission
+from rollout_node.engine.rolling import SwitchSlots
+from rollout_node.engine.version_digests import VersionDigests
+from rollout_node.installers.installer import Audit, CommitReport, Installer, stretch_of
+from rollout_node.sync.shadow_state import ShadowReader
+
+logger = logging.getLogger("p2pcast.peer")
+
+RETRY_S = 2.0
+"""Before a failed start, stage or commit is retried, in seconds."""
+
+CHECK_S = 1.0
+"""Between two checks of an engine that has nothing to do, in seconds."""
+
+CHECK_DEADLINE_S = 10.0
+"""Time for an engine to say which version it holds, in seconds; a slower engine is out of reach."""
+
+STAGE_S = 1800.0
+"""Largest time for which one installer holds the shadow still, in seconds: 140 GB at 80 MB/s. An installer that hangs
+must not stop the others for ever. The same limit holds for an audit.
+"""
+
+KEPT = 256
+"""Number of commits that are kept."""
+
+_TURN, _COMMIT, _CALLBACK = "turn", "commit", "before_commit"
+_SHOWN = 3
+
+
+class Runner:
+    """One engine. ``slots`` and ``callbacks`` are shared by all engines of the peer. ``on_changed`` is called when
+    something about the engine may have changed, ``on_wrong_weights`` when an audit found weights that differ from the
+    version that the shadow gave: the shadow may have rotted.
+    """
+
+    def __init__(
+        self,
+        installer: Installer,
+        shadow: ShadowReader,
+        policy: CommitPermission,
+        on_changed: Callable[[], None],
+        on_wrong_weights: Callable[[], None],
+        slots: SwitchSlots | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> None:
+        self.installer = installer
+        self.started = False
+        self.staged: Version | None = None
+        """The version staged last; in use or not."""
+        self.fault: Exception | None = None
+        """The error of the last step."""
+        self.steps = 0
+        self.waits_for: str | None = None
+        """``turn`` (--rolling), ``commit`` (of the external driver) or ``before_commit`` (deferred by the user's
+        callback).
+        """
+        self.report: CommitReport | None = None
+        self.versions: list[Version] = []
+        """The newest versions that this process committed, in order."""
+        self.commits = 0
+        """Number of commits by this process."""
+        self._shadow = shadow
+        self._policy = policy
+        self._on_changed = on_changed
+        self._on_wrong_weights = on_wrong_weights
+        self._slots = slots or SwitchSlots()
+        self._callbacks = callbacks or Callbacks()
+        self._busy = asyncio.Lock()
+        """One call to the installer at a time."""
+        self._wake = asyncio.Event()
+        self._tried: Version | None = None
+        self._prepared: tuple[Version, VersionDigests] | None = None
+        """Staged and not committed."""
+        self._digests: VersionDigests | None = None
+        """Of the version in use."""
+        self._trusted = False
+        """The version in use came by deltas from an audited state."""
+        self._reached = False
+        """The engine answered the last check."""
+        self._was_ready: bool | None = None
+        """Whether the engine was ready when it took its slot; None while it has none."""
+        self._deferred: tuple[Version | None, float, float] = (None, 0.0, 0.0)
+        """A version, the seconds by which it was deferred, and until when by the loop's clock."""
+
+    def wake(self) -> None:
+        """A version was staged or may be committed now, or a slot is free."""
+        self._wake.set()
+
+    def distrust(self) -> None:
+        """The engine's state is not the run's version of that number: it is unready until an audit, or until the whole
+        state was written.
+        """
+        self._trusted = False
+        self._digests = self._prepared = self.staged = None
+        self.wake()
+
+    @property
+    def ready(self) -> bool:
+        """Fit for traffic."""
+        return self.installer.ready and self._trusted and self._reached
+
+    @property
+    def committed(self) -> Version | None:
+        """The version in use; None unless it is known to be right."""
+        return self.installer.committed if self._trusted else None
+
+    @property
+    def stretch(self) -> str | None:
+        """``installer.stretch_of``; None unless the engine serves a version that is known to be right."""
+        return stretch_of(self.installer) if self.ready and self.committed is not None else None
+
+    @property
+    def error(self) -> str | None:
+        fault = self.fault
+        if fault is None or isinstance(fault, P2PCastError):
+            return None if fault is None else str(fault)
+        return f"{type(fault).__name__}: {fault}"
+
+    def holds(self, version: Version) -> bool:
+        return self.ready and self.installer.committed == version
+
+    def settled(self, version: Version) -> bool:
+        """Whether the shadow may move on from ``version`` as far as this installer goes."""
+        return not self.started or (self._tried is not None and self._tried >= version)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        woken = True
+        try:
+            while True:
+                self._wake.clear()
+                before = self.status()
+                async with self._busy:
+                    wait_s = await self._guarded(idle=not woken)
+                self.steps += 1
+                if woken or self.status() != before:
+                    self._on_changed()
+                woken = True
+                try:
+                    async with asyncio.timeout(wait_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    woken = False
+        finally:
+            self._slots.leave(self)
+            await self.installer.close()
+
+    async def audit(self) -> tuple[Audit, int]:
+        """Compare the engine's own weights with the version in use; return that comparison and the version's digest.
+        Wrong weights are replaced afterwards.
+
+        Raises RefusedError when no version is in use, or its digests aren't known; else as the installer does.
+        """
+        async with self._busy:
+            if self.installer.committed is None or self._digests is None:
+                raise RefusedError(
+                    f"{self.installer.name}: no version is in use there, so there is nothing to compare with"
+                )
+            digests = self._digests
+            try:
+                return await self._audit(digests), digests.state
+            finally:
+                self._prepared, self.staged = None, self.installer.committed
+                self.wake()
+
+    async def _guarded(self, idle: bool) -> float:
+        """One step; seconds to wait for the next, unless woken."""
+        try:
+            wait_s = await self._step(idle)
+            self.fault = None
+        except P2PCastError as error:
+            wait_s = RETRY_S
+            if not isinstance(error, RetryableError) or str(error) != self.error:
+                logger.warning("%s: %s", self.installer.name, error)
+            self.fault = error
+        except Exception as error:  # a bug in an installer must not end the relay
+            wait_s = RETRY_S
+            logger.exception("%s failed", self.installer.name)
+            self.fault = error
+        self._leave_slot()
+        return wait_s
+
+    async def _step(self, idle: bool) -> float:
+        installer = self.installer
+        self.waits_for = None
+        if not self.started:
+            await installer.start()
+            self.started = self._reached = True
+        elif idle:
+            await self._check()
+        async with AsyncExitStack() as still:
+            shadow = await still.enter_async_context(self._shadow.held_still())
+            if shadow is None:
+                return CHECK_S
+            version, path = shadow
+            if self.holds(version):
+                self._prepared = None
+                return CHECK_S
+            if (self._prepared is None or self._prepared[0] != version) and not await self._stage(version, path):
+                return CHECK_S
+            if not self._policy.may_commit(version):
+                self.waits_for = _COMMIT
+                return CHECK_S
+            if not self._take_slot():
+                return CHECK_S
+            if not installer.commit_needs_shadow:
+                await still.aclose()
+            if (defer_s := await self._defer(version)) > 0:
+                self.waits_for = _CALLBACK
+                return defer_s
+            await self._switch()
+        return CHECK_S
+
+    async def _check(self) -> None:
+        """Whether the engine still answers, and is at its recorded version."""
+        installer, recorded = self.installer, self.installer.committed
+        if recorded is None:
+            return
+        try:
+            async with asyncio.timeout(CHECK_DEADLINE_S):
+                await installer.check()
+        except BaseException as error:
+            # An engine stays ready while the check runs.
+            self._reached = False
+            if isinstance(error, TimeoutError):
+                raise RetryableError(
+                    f"{installer.name} did not say within {CHECK_DEADLINE_S:g} s which version it holds"
+                ) from None
+            raise
+        self._reached = True
+        if installer.committed != recorded:
+            logger.warning("%s no longer holds version %s: the weights are installed anew", installer.name, recorded)
+            self.distrust()
+            self._on_changed()
+
+    async def _stage(self, version: Version, path: Path) -> bool:
+        """False when a slot is needed first: staging a whole state takes an engine out of use."""
+        self._tried = version
+        dense = self._slots.limited and self._shadow.is_dense(self.installer.committed, version)
+        if dense and not self._take_slot():
+            return False
+        self._prepared = self.staged = None
+        digests = self._shadow.digests()
+        try:
+            async with asyncio.timeout(STAGE_S):
+                await self.installer.stage(version, path)
+        except TimeoutError:
+            raise RetryableError(f"staging version {version} took longer than {STAGE_S:.0f} s") from None
+        self._prepared, self.staged = (version, digests), version
+        return True
+
+    async def _defer(self, version: Version) -> float:
+        """Seconds for which the switch is deferred: as the user's callback asks, within ``max_defer_s``."""
+        loop = asyncio.get_running_loop()
+        deferred, spent_s, until = self._deferred
+        if deferred != version:
+            spent_s = until = 0.0
+        if (left_s := until - loop.time()) > 0:
+            return left_s
+        wanted_s = min(await self._callbacks.before(str(version)), self._callbacks.max_defer_s - spent_s)
+        self._deferred = (version, spent_s + max(0.0, wanted_s), loop.time() + wanted_s)
+        return wanted_s
+
+    async def _switch(self) -> None:
+        """Commit the staged version; audit a whole state."""
+        assert self._prepared is not None
+        installer, (version, digests) = self.installer, self._prepared
+        self._prepared = None
+        try:
+            self.report = await installer.commit(version)
+            self._reached, self._digests = True, digests
+            if self.report.dense or not self._trusted:
+                self._trusted = False
+                if wrong := (await self._audit(digests)).wrong:
+                    raise IntegrityError(
+                        f"version {version} is not in use: {named(wrong)} of the engine's own weights differ"
+                    )
+        except Exception as error:
+            await self._callbacks.after(str(version), str(error) or type(error).__name__)
+            raise
+        self.versions = [*self.versions, version][-KEPT:]
+        self.commits += 1
+        logger.info("%s: version %s committed, pause %.1f ms", installer.name, version, 1e3 * self.report.pause_s)
+        await self._callbacks.after(str(version), None)
+
+    async def _audit(self, digests: VersionDigests) -> Audit:
+        try:
+            async with asyncio.timeout(STAGE_S):
+                audit = await self.installer.audit(digests.layout, digests.tensors())
+        except TimeoutError:
+            raise RetryableError(f"{self.installer.name}: the audit took longer than {STAGE_S:.0f} s") from None
+        self._trusted = not audit.wrong
+        if audit.wrong:
+            self._on_wrong_weights()
+        return audit
+
+    # -- slots
+
+    def _take_slot(self) -> bool:
+        if not self._slots.take(self):
+            self.waits_for = _TURN
+            return False
+        if self._was_ready is None:
+            self._was_ready = self.ready
+        return True
+
+    def _leave_slot(self) -> None:
+        """An engine that this switch made unready keeps its slot; an engine out of reach does not."""
+        if self._was_ready is not None and (
+            self.ready or not self._was_ready or isinstance(self.fault, RetryableError)
+        ):
+            self._was_ready = None
+            self._slots.leave(self)
+
+    def status(self) -> dict[str, Any]:
+        """For /status."""
+        installer, report, committed = self.installer, self.report, self.committed
+        return {
+            "name": installer.name,
+            "ready": self.ready,
+            "staged": None if self.staged is None else str(self.staged),
+            "committed": None if committed is None else str(committed),
+            "pause_s": None if report is None else round(report.pause_s, 6),
+            "recomputed_tokens": None if report is None else report.recomputed_tokens,
+            "detail": {} if report is None else dict(report.detail),
+            "waits_for": self.waits_for,
+            "error": self.error,
+        }
+
+
+def named(tensors: list[str]) -> str:
+    """For messages."""
+    more = f" and {len(tensors) - _SHOWN} more" if len(tensors) > _SHOWN else ""
+    return ", ".join(tensors[:_SHOWN]) + more

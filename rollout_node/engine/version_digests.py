@@ -1,0 +1,32 @@
+"""The digests of a version's weights, kept after the shadow has moved on. Digests: docs/formats/delta-format.md,
+section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.codec.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDigests:
+    """A state's layout and the digest of each of its cells (u64)."""
+
+    layout: Layout
+    cells: npt.NDArray[Any]
+
+    @property
+    def state(self) -> int:
+        """Digest of the whole state."""
+        return int(self.cells.sum(dtype=np.uint64))
+
+    def tensors(self) -> dict[int, int]:
+        """Each tensor's digest, by number: digests of parts add up."""
+        sums = np.zeros(len(self.layout.tensors), np.uint64)
+        np.add.at(sums, np.array([c.tensor for c in self.layout.cells], np.intp), self.cells)
+        return dict(enumerate(sums.tolist()))

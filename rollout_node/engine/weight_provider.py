@@ -1,0 +1,62 @@
+"""The peer's data for the engines on its host: the layout, patches or the shadow itself, and a version's small files.
+
+Promise: weights are given of the version that is staged, and of no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+from rollout_node.sync.base_folder import BaseFolder
+from rollout_node.sync.shadow_state import ShadowReader
+
+logger = logging.getLogger("p2pcast.peer")
+
+
+class WeightProvider:
+    """``before_dense`` is called before an engine gets the whole shadow; it
+    raises P2PCastError to refuse.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        base: BaseFolder | None,
+        shadow: ShadowReader,
+        before_dense: Callable[[Version], None] = lambda version: None,
+    ) -> None:
+        self.on_report: list[Callable[[Mapping[str, Any]], None]] = []
+        """Called with each report of a worker."""
+        self._store = store
+        self._base = base
+        self._shadow = shadow
+        self._before_dense = before_dense
+
+    def small_files(self, version: Version) -> Mapping[str, bytes]:
+        """By path. A version without a manifest in the store is the base folder's: its files lie there."""
+        files = self._store.small_files(version)
+        if not files and self._base is not None and self._store.manifest(version) is None:
+            return self._base.small_files()
+        return files
+
+    def layout_document(self) -> bytes:
+        return self._shadow.layout_document()
+
+    def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
+        """The patch files from ``base`` to ``to``, in order; or the shadow's file, which stays at ``to`` until the
+        prepare is over. Raises P2PCastError unless ``to`` is staged.
+        """
+        found = self._shadow.patches(base, to)
+        if isinstance(found, Path):
+            self._before_dense(to)
+        return found
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        logger.debug("engine: %s", dict(report))
+        for receive in self.on_report:
+            receive(report)

@@ -1,0 +1,1 @@
+"""Code that runs inside any engine's workers: mapping, staging, evidence, audits. It imports no engine."""

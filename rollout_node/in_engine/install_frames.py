@@ -1,0 +1,152 @@
+"""Frames on the Unix socket between a peer and the engine workers of its host.
+
+Promise: a frame is a u32 length (little-endian) and a msgpack map; file descriptors, if any, are sent with the length.
+Lengths are checked before any allocation. The worker sends requests, and the peer sends one answer to each:
+
+    {"op": "layout"}                                    -> {"layout": bin}
+    {"op": "patches", "from": "b.s" | nil, "to": "b.s"} -> {"dense": bool} and descriptors: patch files in order, or
+                                                           the shadow alone
+    {"op": "report", "engine", "rank", "phase", "version", "nonce", "error", …} -> {}
+    any request                                         -> {"error": message, "kind": wire code} if it fails
+
+This module is the worker's, blocking side; the peer's side is ``rollout_node.installers.install_socket``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgpack
+
+from p2pcast import limits
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.version import Version
+
+LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")
+
+
+def pack(message: dict[str, Any], cap: int) -> bytes:
+    """A whole frame. Raises RemoteError if it is over ``cap`` bytes."""
+    body: bytes = msgpack.packb(message)
+    if len(body) > cap:
+        raise RemoteError(f"a message of {len(body)} bytes is over the install socket's limit of {cap}")
+    return LENGTH.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    """The map in a frame's body. Raises RemoteError."""
+    try:
+        message = msgpack.unpackb(body)
+    except (ValueError, msgpack.exceptions.UnpackException):
+        raise RemoteError("a frame on the install socket is not msgpack") from None
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise RemoteError("a frame on the install socket is not a map with names as keys")
+    return message
+
+
+class Descriptors:
+    """Received file descriptors; closed when the ``with`` block ends."""
+
+    def __init__(self, fds: list[int], dense: bool) -> None:
+        self.fds, self.dense = fds, dense
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
+
+class InstallClient:
+    """A worker's client of its peer. Each request opens a new connection, so a restarted peer is found again.
+
+    Every call blocks for at most ``timeout_s`` between bytes. It raises RetryableError if the peer can't be reached, or
+    the kind of error that the peer's answer states.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = 30.0) -> None:
+        self.path, self.timeout_s = path, timeout_s
+
+    def layout_document(self) -> bytes:
+        answer, _ = self._ask({"op": "layout"}, limits.MAX_LAYOUT_BYTES + limits.KIB)
+        document = answer.get("layout")
+        if not isinstance(document, bytes):
+            raise RemoteError("the peer's answer holds no layout document")
+        return document
+
+    def patches(self, base: Version | None, to: Version) -> Descriptors:
+        """The patch files from ``base`` to ``to``, or the shadow (``dense``)."""
+        answer, fds = self._ask({"op": "patches", "from": str(base) if base else None, "to": str(to)}, limits.KIB * 64)
+        found = Descriptors(fds, bool(answer.get("dense")))
+        if not fds or (found.dense and len(fds) != 1):
+            with found:
+                raise RemoteError(f"the peer sent {len(fds)} files for {to}")
+        return found
+
+    def report(self, report: dict[str, Any]) -> None:
+        self._ask({"op": "report", **report}, limits.KIB * 64)
+
+    def _ask(self, request: dict[str, Any], cap: int) -> tuple[dict[str, Any], list[int]]:
+        frame = pack(request, limits.MAX_INSTALL_REQUEST_BYTES)
+        fds: list[int] = []
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(self.timeout_s)
+                sock.connect(str(self.path))
+                if (user := other_user(sock)) is not None:
+                    raise LocalError(
+                        f"the socket {self.path} belongs to a process of user {user}, which could serve other weights: "
+                        "start peer and engine as the same user"
+                    )
+                sock.sendall(frame)
+                head, fds, _, _ = socket.recv_fds(sock, LENGTH.size, limits.MAX_INSTALL_FILES)
+                head += _receive(sock, LENGTH.size - len(head))
+                (length,) = LENGTH.unpack(head)
+                if length > cap:
+                    raise RemoteError(f"the peer's answer of {length} bytes is over the limit of {cap}")
+                answer = unpack(_receive(sock, length))
+            if "error" in answer:
+                raise _error(answer)
+            return answer, fds
+        except BaseException as error:
+            for fd in fds:
+                os.close(fd)
+            if isinstance(error, OSError):
+                raise RetryableError(
+                    f"peer at {self.path}: {error.strerror or error}; is `p2pcast join` running with this socket?"
+                ) from None
+            raise
+
+
+def other_user(sock: socket.socket) -> int | None:
+    """The user id of the process at the other end of a Unix socket; None for this process's user and for root."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user = int(_CREDENTIALS.unpack(credentials)[1])
+    return None if user in (0, os.geteuid()) else user
+
+
+def _receive(sock: socket.socket, n: int) -> bytes:
+    data = bytearray(n)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise ConnectionResetError("it closed the connection in the middle of its answer")
+        view = view[got:]
+    return bytes(data)
+
+
+def _error(answer: dict[str, Any]) -> P2PCastError:
+    text = f"peer: {str(answer['error'])[:2000]}"
+    kinds: tuple[type[P2PCastError], ...] = (IntegrityError, RetryableError)
+    return next((kind(text) for kind in kinds if kind.wire_code == answer.get("kind")), RemoteError(text))

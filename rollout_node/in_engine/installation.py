@@ -1,0 +1,262 @@
+"""One rank's weights: their version, the version staged for them, and the switch between the two.
+
+Promise: ``held`` names a version only while the weights are exactly that version. It is None before the first install,
+during a dense install, and after a failure that couldn't be undone. Written values are read back before ``held`` is
+set. A cancelled prepare changes nothing, however late it ends. No engine is imported here; the engine's plugin passes
+``reload_all``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from p2pcast.codec.digest import MASK
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.state.patch_file import PatchFile
+from p2pcast.version import Version
+from rollout_node.in_engine.dense_install import ReloadAll, install_dense
+from rollout_node.in_engine.install_frames import Descriptors
+from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
+from rollout_node.in_engine.loader_recording import Storages, record
+from rollout_node.in_engine.shadow_reader import ShadowReader
+from rollout_node.in_engine.staged_version import Staged, stage
+from rollout_node.in_engine.weight_audit import Entry, digests, rehearsals
+from rollout_node.in_engine.weight_mapping import Mapping
+
+
+class Source(Protocol):
+    """The source of patches: the peer."""
+
+    def patches(self, base: Version | None, to: Version) -> Descriptors: ...
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A prepared version. ``shadow``: a dense install, read at commit; ``whole``: tensors for the model's loader;
+    ``mark``: the mark of a successful commit (``evidence``).
+    """
+
+    version: Version
+    base: Version | None
+    mark: int = 0
+    shadow: ShadowReader | None = None
+    staged: Staged = field(default_factory=Staged)
+    whole: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+
+class _ForeignWeightsError(IntegrityError):
+    """The live values aren't those of the version held."""
+
+
+def _text(version: Version | None) -> str | None:
+    return str(version) if version else None
+
+
+class Installation:
+    """``derived``: parts of the model that compute from derived values instead of the loaded weights. If there are any,
+    the model is always reloaded as a whole by ``reload_all``.
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: Layout, derived: list[str], reload_all: ReloadAll) -> None:
+        self._model: Any = model
+        self._reload_all = reload_all
+        self.layout = layout
+        self.derived = derived
+        self.held: Version | None = None
+        self.doubtful = False
+        """Whether the weights may match no version.
+
+        False with ``held`` None: the weights are those of the engine's start, or another run's.
+        """
+        self._lock = threading.RLock()
+        """Orders the end of a prepare against its cancellation."""
+        self._prepared: _Prepared | None = None
+        self._committed: _Prepared | None = None
+        self.mapping: Mapping = Mapping({}, {})
+        self.storages = Storages(model)
+        self._record()
+
+    def _record(self) -> None:
+        if self.derived:
+            self.mapping = Mapping({}, dict.fromkeys(range(len(self.layout.tensors)), self.derived[0]))
+            return
+        self.mapping, self.storages, unreached = record(self._model, self.layout)
+        if unreached:
+            raise IntegrityError(
+                f"no tensor of the run's layout reaches {len(unreached)} of the engine's parameters, "
+                f"first {unreached[0]}; "
+                "check that the engine serves the trained model"
+            )
+
+    def require_layout(self, layout: Layout) -> None:
+        """Raise IntegrityError if the run's layout isn't the mapped one."""
+        if layout != self.layout:
+            lines = self.layout.difference(layout) or ["its cells are cut differently"]
+            raise IntegrityError(f"the run's layout differs from this engine's ({lines[0]}); restart the engine")
+
+    def check_storages(self) -> None:
+        """If parameters were rebound, record the mapping again and forget the version, since the new storages' values
+        are unknown.
+        """
+        if self.storages.rebound(self._model):
+            self.forget()
+            self._record()
+
+    @property
+    def prepared(self) -> Version | None:
+        return self._prepared.version if self._prepared else None
+
+    def prepare(
+        self, source: Source, version: Version, cancelled: Callable[[], bool], *, whole: bool = False
+    ) -> dict[str, Any] | None:
+        """Stage ``version``. Returns the report's fields, None if cancelled. Writes no weight. Raises P2PCastError.
+
+        ``install`` states the commit's kind: ``sparse`` may be committed at any later time, ``dense`` only while the
+        shadow is frozen. ``whole`` makes the install dense whatever is held. ``grown`` and ``expected``: as in
+        ``Staged``, for ``weight_audit.compare``.
+        """
+        with self._lock:
+            if cancelled():
+                return None
+            self._committed = self._prepared = None
+        try:
+            found, details = self._stage(source, version, cancelled, whole)
+        except IntegrityError as error:
+            with self._lock:
+                if cancelled():
+                    return None
+                if isinstance(error, _ForeignWeightsError):
+                    self.forget()
+            raise
+        with self._lock:
+            if cancelled():
+                return None
+            self._prepared = found
+        grown = [(number, b.start, b.shape, b.from_stride, g & MASK) for (number, b), g in found.staged.grown.items()]
+        expected = [*found.staged.expected.items()]
+        return {**details, "from": _text(found.base), "mark": found.mark, "grown": grown, "expected": expected}
+
+    def _stage(
+        self, source: Source, version: Version, cancelled: Callable[[], bool], whole: bool
+    ) -> tuple[_Prepared, dict[str, Any]]:
+        if self.held == version and not whole:
+            return _Prepared(version, version), {"install": "sparse", "values": 0}
+        base = None if self.derived or whole else self.held
+        with source.patches(base, version) as files:
+            if files.dense:
+                found = _Prepared(version, None, mapped_elements(self.mapping), ShadowReader(files.fds[0], self.layout))
+                return found, {"install": "dense", "values": self.layout.params}
+            patches = [PatchFile.open_fd(fd, self.layout, f"on the way to {version}") for fd in files.fds]
+        at = base
+        for patch in patches:
+            if patch.base != at:
+                raise IntegrityError(f"the peer sent a patch against {patch.base}; expected one against {at}")
+            at = patch.version
+        if at != version:
+            raise IntegrityError(f"the patches end at {at}, not at {version}")
+        found = _Prepared(version, base)
+        try:
+            found.staged = stage(patches, self.layout, self.mapping, self.storages, cancelled)
+        except IntegrityError as error:
+            raise _ForeignWeightsError(str(error)) from None
+        found.mark = found.staged.mark
+        if found.staged.reload and not cancelled():
+            with source.patches(None, version) as files:
+                shadow = ShadowReader(files.fds[0], self.layout)
+                numbers = sorted(found.staged.reload)
+                found.whole = [(self.layout.tensors[n].name, shadow.tensor(n).clone()) for n in numbers]
+        return found, {"install": "sparse", "values": found.staged.values, "whole": len(found.whole)}
+
+    def commit(self, version: Version) -> int:
+        """Write the prepared version and read it back. Returns the mark of the values read back.
+
+        After an error the old values are restored, or ``held`` is None.
+        """
+        found = self._prepared
+        if found is None or found.version != version:
+            prepared = f"{found.version} is" if found else "no version is"
+            raise LocalError(f"{version} isn't prepared; {prepared}")
+        if found.shadow is None and found.base != self.held:
+            raise LocalError(f"{version} was prepared on {found.base}, but this rank holds {self.held}")
+        self._prepared, self._committed = None, found
+        self.held, self.doubtful = None, True  # until the write is verified
+        try:
+            mark = self._write_all(found.shadow) if found.shadow else self._write_changed(found)
+            if mark != found.mark:
+                raise IntegrityError(
+                    f"the values of {version} were not written: read back mark {mark:x}, expected {found.mark:x}"
+                )
+        except BaseException:
+            self.abort()
+            raise
+        found.shadow = None
+        self._hold(version)
+        return mark
+
+    def _write_all(self, shadow: ShadowReader) -> int:
+        if self.derived:
+            self._reload_all(shadow)
+        else:
+            install_dense(shadow, self.layout, self.mapping, self.storages, self._model)
+        return equal_elements(shadow, self.mapping, self.storages)
+
+    def _write_changed(self, found: _Prepared) -> int:
+        mark = found.staged.apply(self.storages)
+        if found.whole:
+            with torch.inference_mode():
+                self._model.load_weights(found.whole)
+        return mark
+
+    def abort(self) -> bool:
+        """Forget the prepared version, and undo a commit that is not finished. Returns False if it can't be undone;
+        ``held`` is then None.
+
+        A successful dense install can't be undone, and stays.
+        """
+        with self._lock:
+            self._prepared = None
+        found, self._committed = self._committed, None
+        if found is None or (found.base is None and self.held is not None):
+            return self.held is not None
+        self.held, self.doubtful = None, True
+        there = found.staged.restore(self.storages)
+        if there and not found.whole and found.base is not None:
+            self._hold(found.base)
+        return self.held is not None
+
+    def forget(self) -> None:
+        """Treat the weights as no version: the next prepare is dense."""
+        with self._lock:
+            self._prepared = self._committed = None
+        self.held, self.doubtful = None, True
+
+    def change_run(self) -> None:
+        """Another run has started: the weights are whole, but of none of its versions."""
+        with self._lock:
+            self._prepared = self._committed = None
+        self.held = None
+
+    def _hold(self, version: Version) -> None:
+        self.held, self.doubtful = version, False
+
+    def audit(self, source: Source, version: Version, cancelled: Callable[[], bool]) -> list[Entry]:
+        """Entries about the live weights, which are ``version``. Needs the shadow for tensors that only the loader
+        installs.
+        """
+        entries = digests(self.layout, self.mapping, self.storages, cancelled)
+        if self.mapping.reload and not self.derived:
+            with suppress(P2PCastError), source.patches(None, version) as files:
+                shadow = ShadowReader(files.fds[0], self.layout)
+                entries += rehearsals(self._model, shadow, self.layout, self.mapping, self.storages, cancelled)
+        return entries
+
+    def finish(self) -> None:
+        """Make the committed version permanent."""
+        self._committed = None

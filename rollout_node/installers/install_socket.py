@@ -1,0 +1,312 @@
+"""The peer's side of the install socket: engine workers fetch patches here as file descriptors and report here.
+
+Promise: only processes of the same user, or of root, are served; a worker can name versions, never paths; a stuck or
+hostile client costs one bounded connection and nothing else. Frames: ``rollout_node.in_engine.install_frames``.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from p2pcast import limits
+from p2pcast.daemon.tasks import spawn
+from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.version import Version
+from rollout_node.engine.weight_provider import WeightProvider
+from rollout_node.in_engine.install_frames import LENGTH, other_user, pack, unpack
+
+Report = Mapping[str, Any]
+
+EXHAUSTED_S = 0.5
+"""Pause in accepting, in seconds, after the process had no descriptor left."""
+
+
+class Expectation:
+    """Collects one report of each rank. ``wait`` returns when all ranks have reported."""
+
+    def __init__(self, matches: Callable[[Report], bool], ranks: int) -> None:
+        self._matches, self._ranks = matches, ranks
+        self._found: dict[int, Report] = {}
+        self._complete = asyncio.Event()
+        self._lost: P2PCastError | None = None
+        self._began_at = asyncio.get_running_loop().time()
+
+    def awaits(self, report: Report, made_at: float) -> bool:
+        return made_at >= self._began_at and self._matches(report)
+
+    def check(self, report: Report) -> None:
+        """Raises RemoteError for a rank that the engine does not have, and for ranks that count the engine's workers
+        differently.
+        """
+        rank, ranks = report["rank"], report.get("ranks")
+        if rank >= self._ranks:
+            raise RemoteError(f"a report of rank {rank}: this engine has {self._ranks} workers, and ranks count from 0")
+        others = {known.get("ranks") for known in self._found.values()}
+        if others - {ranks}:
+            raise RemoteError(
+                f"a report says that the engine has {ranks} workers, others say {', '.join(map(str, others))}"
+            )
+
+    def offer(self, report: Report, made_at: float) -> None:
+        """``made_at``, by the loop's clock: an earlier report answers an earlier question."""
+        if self.awaits(report, made_at):
+            self._found[report["rank"]] = report
+            if len(self._found) >= self._ranks:
+                self._complete.set()
+
+    async def wait(self, timeout_s: float) -> list[Report]:
+        """Reports in order of rank. Raises TimeoutError, or what ``lose`` was given."""
+        async with asyncio.timeout(timeout_s):
+            await self._complete.wait()
+        if self._lost is not None:
+            raise self._lost
+        return [self._found[rank] for rank in sorted(self._found)]
+
+    @property
+    def missing(self) -> int:
+        return max(0, self._ranks - len(self._found))
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        return [rank for rank in range(self._ranks) if rank not in self._found]
+
+    def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
+        """Reports of ``ranks`` will not come: ``wait`` raises ``error`` if one of them is missing."""
+        if not self._complete.is_set() and not self._found.keys() >= set(ranks):
+            self._lost = error
+            self._complete.set()
+
+
+class InstallSocket:
+    """An asyncio server on a Unix socket at ``path`` (mode 0600)."""
+
+    def __init__(self, path: Path, provider: WeightProvider) -> None:
+        self.path, self._provider = path, provider
+        self._sock: socket.socket | None = None
+        self._again: asyncio.TimerHandle | None = None
+        """To accept again, while no descriptor is left."""
+        self._serving: set[asyncio.Task[None]] = set()
+        self._expecting: set[Expectation] = set()
+        self.elsewhere: Callable[[], str] | None = None
+        """Names the members that forward reports from other hosts; None where there are none."""
+
+    async def start(self) -> None:
+        """Listen. A socket left behind by a dead process is replaced. Raises LocalError."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        mask = os.umask(0o177)
+        try:
+            if self._is_dead():
+                self.path.unlink()
+            sock.bind(str(self.path))
+            sock.listen(limits.MAX_INSTALL_CONNECTIONS)
+        except OSError as error:
+            sock.close()
+            raise LocalError(
+                f"install socket {self.path}: {error.strerror or error}; choose a shorter or another path with --state"
+            ) from None
+        finally:
+            os.umask(mask)
+        self._sock = sock
+        self._attend(sock)
+
+    async def close(self) -> None:
+        if self._sock is None:
+            return
+        if self._again is not None:
+            self._again.cancel()
+        asyncio.get_running_loop().remove_reader(self._sock)
+        self._sock.close()
+        self._sock = None
+        self.path.unlink(missing_ok=True)
+        tasks = tuple(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def expect(self, matches: Callable[[Report], bool], ranks: int) -> Any:
+        """Collect the reports that match, from now until the ``with`` block ends; yields an Expectation."""
+        expectation = Expectation(matches, ranks)
+        self._expecting.add(expectation)
+        try:
+            yield expectation
+        finally:
+            self._expecting.discard(expectation)
+
+    def layout_document(self) -> bytes:
+        return self._provider.layout_document()
+
+    def offer(
+        self, request: Mapping[str, Any], age_s: float = 0.0, claim: Callable[[Report], None] | None = None
+    ) -> None:
+        """A worker's report, made ``age_s`` ago, of this host or of another. Raises RemoteError when it is malformed.
+
+        ``claim`` is called first where the report answers a present question. Only the engine's own workers know the
+        question's nonce.
+        """
+        report, made_at = _checked(request), asyncio.get_running_loop().time() - age_s
+        awaited = [e for e in self._expecting if e.awaits(report, made_at)]
+        for expectation in awaited:
+            expectation.check(report)
+        if claim is not None and awaited:
+            claim(report)
+        for expectation in tuple(self._expecting):
+            expectation.offer(report, made_at)
+        self._provider.report(report)
+
+    def lose(self, ranks: Collection[int], error: P2PCastError) -> None:
+        """The reports that ``ranks`` owe now will not come."""
+        for expectation in tuple(self._expecting):
+            expectation.lose(ranks, error)
+
+    def _is_dead(self) -> bool:
+        if not self.path.is_socket():
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(str(self.path)) != 0
+
+    def _attend(self, listener: socket.socket) -> None:
+        if listener is self._sock:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection. Over the limit it is closed at once: a worker retries, a flood gains nothing."""
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # the client left before it was served
+        except OSError:
+            # No descriptor is left. The connection stays queued and the socket readable, so accepting at once would
+            # spin.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            self._again = loop.call_later(EXHAUSTED_S, self._attend, listener)
+            return
+        if len(self._serving) >= limits.MAX_INSTALL_CONNECTIONS:
+            sock.close()
+            return
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._serving.discard(task)
+            sock.close()  # here: a task that is cancelled before it starts closes nothing
+
+        task = spawn(self._serve(sock), "install-connection")
+        self._serving.add(task)
+        task.add_done_callback(done)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """One connection, until the worker closes it or breaks a rule."""
+        with contextlib.suppress(OSError, TimeoutError, EOFError):
+            sock.setblocking(False)
+            if other_user(sock) is not None:
+                return
+            while True:
+                async with asyncio.timeout(limits.INSTALL_IDLE_S):
+                    (length,) = LENGTH.unpack(await _receive(sock, LENGTH.size))
+                    if length > limits.MAX_INSTALL_REQUEST_BYTES:
+                        return
+                    body = await _receive(sock, length)
+                    fds: list[int] = []
+                    try:
+                        answer = self._answer(body, fds)
+                    except P2PCastError as error:
+                        answer = {"error": str(error), "kind": error.wire_code}
+                    try:
+                        await _send(sock, pack(answer, limits.MAX_LAYOUT_BYTES + limits.KIB), fds)
+                    finally:
+                        for fd in fds:
+                            os.close(fd)
+
+    def _answer(self, body: bytes, fds: list[int]) -> dict[str, Any]:
+        request = unpack(body)
+        op = request.get("op")
+        if op == "layout":
+            return {"layout": self._provider.layout_document()}
+        if op == "patches":
+            base, to = request.get("from"), request.get("to")
+            if not isinstance(to, str) or not (base is None or isinstance(base, str)):
+                raise RemoteError("a request for patches names versions as text")
+            found = self._provider.patches(Version.parse(base) if base else None, Version.parse(to))
+            paths = [found] if isinstance(found, Path) else found
+            if not 1 <= len(paths) <= limits.MAX_INSTALL_FILES:
+                raise LocalError(
+                    f"{len(paths)} patch files lead to {to}; at most {limits.MAX_INSTALL_FILES} go at once"
+                )
+            for path in paths:
+                fds.append(_open(path))  # noqa: PERF401 - what was opened before a failure must still be closed
+            return {"dense": isinstance(found, Path)}
+        if op == "report":
+            self.offer(request)
+            return {}
+        raise RemoteError("the install socket knows the requests layout, patches and report")
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LocalError(f"{path.name}: {error.strerror or error}; stage the version again") from None
+
+
+def _checked(request: Mapping[str, Any]) -> Report:
+    """A report with all required fields. Raises RemoteError."""
+    wanted: dict[str, type | tuple[type, ...]] = {
+        "engine": str,
+        "rank": int,
+        "phase": str,
+        "version": (str, type(None)),
+        "error": (str, type(None)),
+    }
+    for field, kinds in wanted.items():
+        if not isinstance(request.get(field), kinds):
+            raise RemoteError(f"a report's field {field!r} is missing or of another kind")
+    rank, ranks = request["rank"], request.get("ranks", 1)
+    if (
+        type(rank) is not int
+        or not 0 <= rank < limits.MAX_RANKS
+        or type(ranks) is not int
+        or not 1 <= ranks <= limits.MAX_RANKS
+    ):
+        raise RemoteError(
+            f"a report's rank must be from 0 to {limits.MAX_RANKS - 1},"
+            f" the number of ranks from 1 to {limits.MAX_RANKS}"
+        )
+    return {key: value for key, value in request.items() if key != "op"}
+
+
+async def _receive(sock: socket.socket, n: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while len(data) < n:  # grows as bytes arrive: a length alone allocates nothing
+        got = await loop.sock_recv(sock, min(n - len(data), limits.MIB))
+        if not got:
+            raise EOFError
+        data += got
+    return bytes(data)
+
+
+async def _send(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
+    """The descriptors go with the frame's first bytes."""
+    loop = asyncio.get_running_loop()
+    sent = 0
+    if fds:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        while True:
+            try:
+                sent = sock.sendmsg([frame[: LENGTH.size]], rights)
+                break
+            except BlockingIOError:
+                writable: asyncio.Future[None] = loop.create_future()
+                loop.add_writer(sock, writable.set_result, None)
+                try:
+                    await writable
+                finally:
+                    loop.remove_writer(sock)
+    await loop.sock_sendall(sock, frame[sent:])

@@ -1,0 +1,315 @@
+"""The parts of a peer that need the run's key, in three groups: relay, engines, and the way to the newest version."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from p2pcast.ordered_map import cores
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Node, NodeOwner
+from p2pcast.store.artifact_store import Store
+from p2pcast.transport.dial import Stripes
+from p2pcast.transport.socket_options import own_congestion, window_bytes
+from p2pcast.transport.stripe_count import Way, stripes
+from p2pcast.version import Version
+from rollout_node.control.activity import Activity
+from rollout_node.control.freshness import Freshness
+from rollout_node.control.run_key_source import RunKey
+from rollout_node.engine.callbacks import Callbacks
+from rollout_node.engine.commit_permission import CommitPermission, CommitRequests
+from rollout_node.engine.engines import Engines
+from rollout_node.engine.group_leader import GroupLeader
+from rollout_node.engine.group_member import GroupMember
+from rollout_node.engine.install_target import Targets
+from rollout_node.engine.rolling import SwitchSlots
+from rollout_node.engine.runner import Runner
+from rollout_node.engine.weight_provider import WeightProvider
+from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.peer_startup import Startup
+from rollout_node.sync.catchup_choice import CatchupChoice
+from rollout_node.sync.connector import Connector
+from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.downloader import Downloader
+from rollout_node.sync.ingest import Ingest
+from rollout_node.sync.mirror_catalog import NoMirror
+from rollout_node.sync.mirror_source import MirrorSource
+from rollout_node.sync.missing_versions import MissingVersions
+from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.planner import Planner
+from rollout_node.sync.requester import Requester
+from rollout_node.sync.shadow_repair import ShadowRepair
+from rollout_node.sync.shadow_state import ShadowReader
+from rollout_node.sync.shadow_updater import ShadowUpdater
+from rollout_node.sync.transfers import Transfers
+
+# -- relay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayParts:
+    store: Store
+    node: Node
+    downstream: Downstream
+    connector: Connector
+    parent_link: ParentLink
+    downloader: Downloader
+    transfers: Transfers
+
+
+def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
+    config, session, transfers = startup.config, startup.hub_session, Transfers()
+    node = Node(cast("NodeOwner", None), startup.identity.node, key)  # the owner needs the node: see build_sync
+    startup.ends.callback(node.close)
+    mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
+    catalog = startup.catalog
+
+    def is_listed(artifact: bytes) -> bool:
+        return artifact in mirrored.entries or not session.connected or catalog.get(artifact) is not None
+
+    node.is_sealed, node.is_listed = catalog.is_sealed, is_listed
+    downstream = Downstream(node)
+    startup.ends.callback(downstream.close)
+    for stored in store.artifacts.values():
+        node.add_stored(stored.assembly, store.open_log(stored))
+    connector = Connector(startup.identity, session.send, startup.dialling_tls, config.sockets)
+
+    def stripe_count(rtt_s: float) -> int:
+        congestion = config.sockets.congestion or own_congestion()
+        return stripes(Way(rtt_s, transfers.fastest_bps, congestion, window_bytes()))
+
+    links: Stripes = config.stripes or stripe_count
+    parent_link = ParentLink(node, connector, session, links, startup.timeline, startup.saved)
+    return RelayParts(
+        store=store,
+        node=node,
+        downstream=downstream,
+        connector=connector,
+        parent_link=parent_link,
+        downloader=Downloader(node, connector, session, parent_link),
+        transfers=transfers,
+    )
+
+
+# -- engines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    engines: Engines
+    shadow: ShadowReader
+    requests: CommitRequests
+    policy: CommitPermission
+    provider: WeightProvider
+    socket: InstallSocket
+    lead: GroupLeader | None
+    member: GroupMember | None
+
+    def may_leave(self, version: Version | None) -> bool:
+        """Whether the shadow may go on from ``version``, as far as an engine of several hosts goes."""
+        return self.member is None or self.member.may_leave(version)
+
+
+def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
+    """All but the runners: these need ``build_sync``."""
+    config, orders = startup.config, startup.orders
+    name, role = config.engine or ("", "")
+    engines = Engines(orders, startup.timeline, startup.hub_session.changed)
+    orders.on_target = engines.on_target
+    shadow, requests = ShadowReader(startup.shadow_state, relay.node), CommitRequests()
+    member = None
+    if role == "member":
+        member = GroupMember(name, startup.shadow_state, startup.identity, startup.dialling_tls, engines.on_changed)
+    provider = WeightProvider(
+        relay.store, startup.base, shadow, (lambda version: None) if member is None else member.give_shadow
+    )
+    socket = InstallSocket(config.state / "install.sock", provider)
+    lead = None
+    if role == "lead":
+        lead = GroupLeader(name, socket, startup.hub_session.changed)
+        if (named := startup.state_file["members"]) is not None and named[0] == name:
+            lead.set_members(bytes.fromhex(node) for node in named[1])
+        provider.on_report.append(lead.on_report)
+    if member is not None:
+        provider.on_report.append(member.report)
+    engines.lead, engines.member = lead, member
+    return EngineParts(
+        engines=engines,
+        shadow=shadow,
+        requests=requests,
+        policy=CommitPermission(orders, startup.catalog, startup.saved, config.driver, requests),
+        provider=provider,
+        socket=socket,
+        lead=lead,
+        member=member,
+    )
+
+
+def add_runners(startup: Startup, parts: EngineParts, on_wrong_weights: Callable[[], None]) -> None:
+    """Add a runner for each target. Raises UsageError."""
+    config = startup.config
+    targets = Targets(
+        parts.provider.small_files,
+        parts.socket,
+        config.state,
+        config.keep,
+        config.kv,
+        config.driver,
+        config.token.run.hex(),
+        config.wait,
+    )
+    slots, callbacks = SwitchSlots(config.rolling), Callbacks(config.callbacks, max_defer_s=config.max_defer_s)
+    for target in config.targets:
+        installer = targets.installer(target) if parts.lead is None else targets.led(target, parts.lead)
+        parts.engines.runners.append(
+            Runner(installer, parts.shadow, parts.policy, parts.engines.on_changed, on_wrong_weights, slots, callbacks)
+        )
+
+
+# -- the way to the newest version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncParts:
+    activity: Activity
+    freshness: Freshness
+    planner: Planner
+    missing_versions: MissingVersions
+    mirror_source: MirrorSource | None
+    shadow_updater: ShadowUpdater
+    requester: Requester
+
+
+def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: RunKey) -> SyncParts:
+    session, config = startup.hub_session, startup.config
+    node, store, parent_link, downloader = relay.node, relay.store, relay.parent_link, relay.downloader
+    mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
+    activity, freshness = Activity(session.changed), _known_from_disk(store)
+    disposal = Disposal(node, store, startup.staging.run, startup.tasks.later)
+    missing_versions = MissingVersions(startup.catalog, node, parent_link, startup.timeline, session)
+    planner = Planner(
+        state=startup.shadow_state,
+        orders=startup.orders,
+        catalog=startup.catalog,
+        mirror=mirrored,
+        node=node,
+        parent_link=parent_link,
+        store=store,
+        saved=startup.saved,
+        squashes=CatchupChoice(config.squashes, cores()),
+    )
+    mirror_source = _mirror_source(startup, relay, planner, activity, freshness, key)
+    repair = ShadowRepair(
+        node=node,
+        store=store,
+        planner=planner,
+        base=startup.base,
+        downloader=downloader,
+        mirror=mirror_source,
+        hub=None if config.hub is None else session,
+        disposal=disposal,
+        timeline=startup.timeline,
+        activity=activity,
+        blocking=startup.staging.run,
+    )
+    shadow_updater = ShadowUpdater(
+        state=startup.shadow_state,
+        folder=config.shadow,
+        base=startup.base,
+        resumed=key.resumed,
+        planner=planner,
+        catalog=startup.catalog,
+        repair=repair,
+        node=node,
+        store=store,
+        staging=startup.staging,
+        disposal=disposal,
+        engines=engine.engines,
+        orders=startup.orders,
+        timeline=startup.timeline,
+        activity=activity,
+        may_leave=engine.may_leave,
+        is_regression=engine.policy.is_regression,
+        remember=partial(startup.saved.keep_newest, durable=startup.mirror is not None),
+    )
+    requester = Requester(
+        planner=planner,
+        state=startup.shadow_state,
+        catalog=startup.catalog,
+        node=node,
+        parent_link=parent_link,
+        downloader=downloader,
+        missing_versions=missing_versions,
+        mirror=mirrored,
+        ask_squash=session.ask_squash,
+        give_up=disposal.give_up,
+    )
+
+    def on_transfer(size: int, took_s: float) -> None:
+        planner.squashes.transferred(size, took_s)
+        relay.transfers.received(size, took_s)
+
+    node.owner = Ingest(
+        node=node,
+        store=store,
+        freshness=freshness,
+        missing_versions=missing_versions,
+        timeline=startup.timeline,
+        planner=planner,
+        catalog=startup.catalog,
+        disposal=disposal,
+        on_transfer=on_transfer,
+        hub=session,
+        blocking=startup.staging.run,
+        background=startup.tasks.later,
+    )
+    return SyncParts(
+        activity=activity,
+        freshness=freshness,
+        planner=planner,
+        missing_versions=missing_versions,
+        mirror_source=mirror_source,
+        shadow_updater=shadow_updater,
+        requester=requester,
+    )
+
+
+def _mirror_source(
+    startup: Startup, relay: RelayParts, planner: Planner, activity: Activity, freshness: Freshness, key: RunKey
+) -> MirrorSource | None:
+    mirror, session = startup.mirror, startup.hub_session
+    if mirror is None:
+        return None
+
+    def on_listed() -> None:
+        startup.catalog.complete.set()
+        freshness.note_source("mirror", asyncio.get_running_loop().time())
+        planner.replan()
+
+    return MirrorSource(
+        mirror.objects,
+        mirror.catalog,
+        mirror.errors,
+        relay.node,
+        startup.events,
+        mirror.room,
+        swarm_lost=lambda: not session.connected and not activity.draining,
+        parent_link=relay.parent_link,
+        planner=planner,
+        on_listed=on_listed,
+        at_once=key.mirror_now,
+    )
+
+
+def _known_from_disk(store: Store) -> Freshness:
+    newest = max(store.artifacts.values(), key=lambda s: s.version, default=None)
+    kept = None
+    if newest is not None:
+        with contextlib.suppress(OSError):
+            kept = newest.version, time.time() - newest.path.stat().st_mtime
+    return Freshness(kept, asyncio.get_running_loop().time())

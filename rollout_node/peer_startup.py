@@ -1,0 +1,233 @@
+"""The first phase of a peer's start: everything that exists before the run's key is known.
+
+Order: state folder, identity, certificate, listener, connection to the hub. The key comes from the hub's WELCOME, from
+the mirror, or from the peer's state. ``rollout_node.peer`` builds the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from p2pcast.codec.kernel_warmup import warm_up
+from p2pcast.daemon.daemon_process import StateFile, node_id
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.tasks import Tasks
+from p2pcast.errors import P2PCastError
+from p2pcast.mirror.object_names import run_folder
+from p2pcast.mirror.object_store import Objects
+from p2pcast.state.staging import Staging
+from p2pcast.state.stale_shadows import claim, sweep
+from p2pcast.transport.listener import Listener
+from p2pcast.trust import bearer_tokens
+from p2pcast.trust.eviction_log import EvictionLog
+from p2pcast.trust.evictions import unsigned
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Identity
+from rollout_node.control.bearer_file import BearerFile
+from rollout_node.control.dispatcher import Dispatcher, Handler, Handlers
+from rollout_node.control.eviction_handler import EvictionHandler
+from rollout_node.control.hub_orders import HubOrders
+from rollout_node.control.hub_session import HubSession
+from rollout_node.control.peer_certificate import PeerCertificate
+from rollout_node.control.peer_link_acceptor import LinkAcceptor
+from rollout_node.control.reporter import join_body
+from rollout_node.control.run_key_source import RunKeySource
+from rollout_node.control.saved_hub_state import FACTS, SavedHubState
+from rollout_node.control.timeline import Timeline
+from rollout_node.control.welcome import Welcome
+from rollout_node.peer_config import PeerConfig
+from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.sync.base_folder import BaseFolder
+from rollout_node.sync.mirror_catalog import MirrorCatalog
+from rollout_node.sync.mirror_source import AT_ONCE, MirrorErrors, read_run_key
+from rollout_node.sync.shadow_state import ShadowState
+
+logger = logging.getLogger("p2pcast.peer")
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorAccess:
+    """The run's mirror. ``room`` bounds the requests under way."""
+
+    objects: Objects
+    catalog: MirrorCatalog
+    errors: MirrorErrors
+    room: asyncio.Semaphore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """The parts of the first phase. ``ends`` ends them, and those of the second phase, in reverse order."""
+
+    config: PeerConfig
+    events: Events
+    tasks: Tasks
+    ends: AsyncExitStack
+    timeline: Timeline
+    staging: Staging
+    state_file: StateFile
+    saved: SavedHubState
+    eviction_log: EvictionLog
+    evictions: EvictionHandler
+    welcome: Welcome
+    identity: Identity
+    bearer: BearerFile
+    certificate: PeerCertificate | None
+    acceptor: LinkAcceptor
+    listener: Listener
+    orders: HubOrders
+    catalog: Catalog
+    shadow_state: ShadowState
+    dispatcher: Dispatcher
+    hub_session: HubSession
+    mirror: MirrorAccess | None
+    base: BaseFolder | None
+    run_key: RunKeySource
+
+    @property
+    def dialling_tls(self) -> ssl.SSLContext | None:
+        return None if self.certificate is None else self.certificate.tls.client
+
+
+async def start_up(config: PeerConfig, events: Events, tasks: Tasks, ends: AsyncExitStack) -> Startup:
+    """Raises RetryableError, RefusedError, LocalError, IntegrityError."""
+    claim(config.state, config.shadow)
+    await asyncio.to_thread(sweep)
+    timeline = Timeline(events)
+    state_file = StateFile(config.state / "peer.json", {"node": "", "run": "", "evicted": [], "members": None, **FACTS})
+    eviction_log = _eviction_log(config, state_file, ends)
+    ident = node_id(state_file)
+    shadow_state = ShadowState()
+    ends.callback(shadow_state.close)
+    staging = Staging()
+    ends.callback(staging.close)
+    saved = SavedHubState(state_file, config.token.run, tasks.later, staging.run)
+    ends.callback(saved.close)
+    ends.push_async_callback(tasks.end)
+    bearer = BearerFile(_first_bearer(config, ident), config.state, staging.run, tasks.later)
+    config.token.check_links(plaintext=config.plaintext)
+    certificate = await _certificate(config, ident, staging)
+    identity = Identity(ident, config.name, config.token, eviction_log.evictions.nodes)
+    acceptor = LinkAcceptor()
+    listener = Listener(
+        acceptor, identity, None if certificate is None else certificate.tls.server, sockets=config.sockets
+    )
+    if config.hub is not None:
+        await listener.start(*config.listen)
+        ends.push_async_callback(listener.stop)
+    orders, catalog = HubOrders(saved), Catalog()
+    welcome = Welcome(config.token.run, config.name, bearer, orders, catalog, eviction_log.evictions, timeline)
+    evictions = EvictionHandler(
+        eviction_log, welcome.check_key, listener.drop, acceptor.links, staging.run, tasks.later
+    )
+    dispatcher = Dispatcher(
+        _first_handlers(welcome, evictions, certificate, tasks), welcome.refuse, partial(timeline.hub, reachable=False)
+    )
+
+    def join(own_host: str) -> messages.Join:
+        return join_body(
+            config.name,
+            config.region,
+            config.listen,
+            config.advertise,
+            listener.address[1],
+            own_host,
+            shadow_state.staged,
+            config.engine,
+        )
+
+    hub_session = HubSession(dispatcher, config.hub, identity, join, certificate)
+    ends.push_async_callback(hub_session.leave)
+    mirror = _mirror(config, events)
+    base = None if config.base is None else await BaseFolder.read(config.base, staging.run)
+    await staging.run(warm_up)
+    return Startup(
+        config=config,
+        events=events,
+        tasks=tasks,
+        ends=ends,
+        timeline=timeline,
+        staging=staging,
+        state_file=state_file,
+        saved=saved,
+        eviction_log=eviction_log,
+        evictions=evictions,
+        welcome=welcome,
+        identity=identity,
+        bearer=bearer,
+        certificate=certificate,
+        acceptor=acceptor,
+        listener=listener,
+        orders=orders,
+        catalog=catalog,
+        shadow_state=shadow_state,
+        dispatcher=dispatcher,
+        hub_session=hub_session,
+        mirror=mirror,
+        base=base,
+        run_key=RunKeySource(
+            saved,
+            None if config.hub is None else hub_session,
+            welcome,
+            None if mirror is None else partial(read_run_key, mirror.objects, config.token.run, mirror.errors),
+            config.join_timeout_s,
+        ),
+    )
+
+
+def _eviction_log(config: PeerConfig, state_file: StateFile, ends: AsyncExitStack) -> EvictionLog:
+    log = EvictionLog(config.state)
+    ends.callback(log.close)
+    for node in state_file["evicted"]:  # written by an earlier release
+        log.evictions.take(unsigned(bytes.fromhex(node)))
+    return log
+
+
+def _first_bearer(config: PeerConfig, ident: bytes) -> str:
+    """Behind TLS the hub names the token. Until then, or where there is no hub, it is random."""
+    if config.plaintext:
+        return bearer_tokens.of_node(bearer_tokens.of_run(config.token.secret), ident)
+    return secrets.token_hex(bearer_tokens.SECRET_BYTES)
+
+
+async def _certificate(config: PeerConfig, ident: bytes, staging: Staging) -> PeerCertificate | None:
+    if config.plaintext:
+        logger.warning(
+            "--plaintext: links are NOT encrypted: any node on the path can read the weights and take over connections"
+        )
+        return None
+    certificate = PeerCertificate(config.state, config.hub, config.token, ident, config.name, staging.run)
+    await certificate.load()
+    return certificate
+
+
+def _first_handlers(
+    welcome: Welcome, evictions: EvictionHandler, certificate: PeerCertificate | None, tasks: Tasks
+) -> Handlers:
+    handlers: dict[type[messages.Record], Handler] = {
+        messages.Welcome: welcome.accept,
+        messages.Evicted: lambda body: evictions.accept(body, welcome.hub_key),
+    }
+    if certificate is not None:
+        handlers[messages.Issued] = lambda body: tasks.later(_renew(certificate, body.certificate), "certificate")
+    return handlers
+
+
+async def _renew(certificate: PeerCertificate, issued: bytes) -> None:
+    try:
+        await certificate.take(issued)
+    except P2PCastError as error:
+        logger.warning("certificate: %s", error)
+
+
+def _mirror(config: PeerConfig, events: Events) -> MirrorAccess | None:
+    if config.mirror is None:
+        return None
+    objects, room = Objects(config.mirror, run_folder(config.token.run)), asyncio.Semaphore(AT_ONCE)
+    return MirrorAccess(objects, MirrorCatalog(objects, config.token.run, room), MirrorErrors(events), room)

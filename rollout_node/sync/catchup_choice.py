@@ -1,0 +1,131 @@
+"""The choice of a peer that is behind: the quickest way to the newest version, and whether to ask the hub for a squash
+from its own version. Pure: time is passed in.
+
+| mode | ways |
+|---|---|
+| ``none`` | single deltas, or a whole state |
+| ``kept`` | also squashes that the hub has |
+| ``auto`` | also a new squash, asked for and awaited while it should save time |
+| ``ask`` | also a new squash, always asked for and awaited |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Literal
+
+from p2pcast.limits import MIB
+from p2pcast.relay.catchup_path import MIN_GAIN_S, Edge, Rates, cheapest_path, expected_bytes, seconds
+from p2pcast.version import Version
+from p2pcast.wire import messages
+
+Squashes = Literal["none", "kept", "auto", "ask"]
+
+ANSWER_S = 2.0
+"""Time for the hub's answer whether it makes a squash, in seconds."""
+PATIENCE = 3.0
+"""The squash is awaited for this factor times its announced time, and ANSWER_S."""
+MEASURED_FROM_BYTES = MIB
+"""Smaller transfers are too short to measure a rate."""
+REFILL_S = 2.0
+"""Extra time for a whole state in place of a held one, in seconds: every engine is filled with it too."""
+PROMISED = b""
+"""In place of an id: the artifact of a squash that the hub has announced."""
+
+
+class CatchupChoice:
+    def __init__(self, mode: Squashes, cores: int) -> None:
+        self.mode = mode
+        self._cores = cores
+        self._took: deque[float] = deque(maxlen=8)
+        """Rates of the last transfers, in bits per second."""
+        self._asked: Version | None = None
+        """The base of the last request: one request for each staged version."""
+        self._answer_by_s = 0.0
+        self._promise: tuple[Edge, float, float] | None = None
+        """The announced squash, when it should be there, and until when it is awaited."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether the hub may be asked for squashes."""
+        return self.mode in ("auto", "ask")
+
+    def transferred(self, size: int, took_s: float) -> None:
+        """An artifact came in. Artifacts in the making come slowly, so the best of the last rates counts."""
+        if size >= MEASURED_FROM_BYTES and took_s > 0:
+            self._took.append(8 * size / took_s)
+
+    @property
+    def rates(self) -> Rates:
+        known = Rates()
+        return Rates(max(self._took, default=known.link_bps), known.stage_bytes_s * self._cores / 2, known.fill_bytes_s)
+
+    def answered(self, body: messages.Squashing, now_s: float) -> None:
+        """SQUASHING."""
+        base = body.base
+        self._answer_by_s = 0.0
+        if body.version is not None and base == self._asked:
+            wait_s = body.wait_us / 1e6
+            edge = Edge(PROMISED, base, body.version, body.bytes)
+            self._promise = edge, now_s + wait_s, now_s + PATIENCE * wait_s + ANSWER_S
+
+    def way(self, held: Version | None, edges: Collection[Edge], state_bytes: int) -> list[Edge]:
+        """The quickest way, over the artifacts that exist."""
+        rates = self.rates
+        usable = _steps(edges) if self.mode == "none" else edges
+        return cheapest_path(held, usable, cost=lambda e: rates.seconds(e, state_bytes) + self._refill_s(held, e))
+
+    def should_ask(self, held: Version | None, missing: Collection[Edge], state_bytes: int) -> Version | None:
+        """The base of a squash to ask the hub for, or None. ``missing``: the artifacts of the way that are not here, in
+        order.
+        """
+        if not self.asks or held is None or held == self._asked or len(missing) < 2:
+            return None
+        rates = self.rates
+        one = Edge(
+            PROMISED,
+            held,
+            max(e.version for e in missing),
+            expected_bytes(sum(e.bytes for e in missing), len(missing), 0.3),
+        )
+        if self.mode == "auto" and seconds(missing, rates, state_bytes) - rates.seconds(one, state_bytes) < MIN_GAIN_S:
+            return None
+        return held
+
+    def asked(self, base: Version, now_s: float) -> None:
+        self._asked, self._answer_by_s, self._promise = base, now_s + ANSWER_S, None
+
+    def waits(self, held: Version | None, edges: Collection[Edge], state_bytes: int, now_s: float) -> bool:
+        """Whether to request nothing yet, since an announced squash is worth the wait."""
+        if now_s < self._answer_by_s and held == self._asked:
+            return True
+        if self._promise is None:
+            return False
+        edge, there_s, until_s = self._promise
+        if held != edge.base or now_s > until_s or any((e.base, e.version) == (edge.base, edge.version) for e in edges):
+            self._promise = None
+            return False
+        if self.mode == "ask":
+            return True
+        promised = Edge(PROMISED, edge.base, edge.version, edge.bytes, max(0.0, there_s - now_s))
+        rates = self.rates
+        way = cheapest_path(
+            held, [*edges, promised], cost=lambda e: rates.seconds(e, state_bytes) + self._refill_s(held, e)
+        )
+        return promised in way
+
+    @staticmethod
+    def _refill_s(held: Version | None, edge: Edge) -> float:
+        """Extra seconds for a whole state in place of a held one."""
+        return REFILL_S if edge.base is None and held is not None else 0.0
+
+
+def _steps(edges: Iterable[Edge]) -> list[Edge]:
+    """Without squashes: whole states, and for each version the delta from its newest base."""
+    every = list(edges)
+    newest: dict[Version, Version] = {}
+    for edge in every:
+        if edge.base is not None:
+            newest[edge.version] = max(edge.base, newest.get(edge.version, edge.base))
+    return [e for e in every if e.base is None or e.base == newest[e.version]]

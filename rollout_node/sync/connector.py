@@ -1,0 +1,271 @@
+"""Links to other nodes: this node dials, and asks the hub to have the other node dial back; the first link counts.
+
+Promises: both attempts run side by side, so neither waits for the other to fail; a link has all its stripes or is
+dropped; a parent that this node did not ask to dial is refused. Nodes that could not be dialled are reported to the
+hub, which plans around that, even where the other attempt succeeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2pcast.addresses import Address, show_address
+from p2pcast.daemon.tasks import spawn
+from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.limits import MAX_CALLS_OF_NODE
+from p2pcast.relay.downstream import Downstream
+from p2pcast.transport.dial import DIAL_S, Stripes, UnreachableError, dial_any, probe
+from p2pcast.transport.happy_eyeballs import race
+from p2pcast.transport.link import Link, LinkOwner, QuietOwner
+from p2pcast.transport.socket_options import Sockets
+from p2pcast.transport.stripe import DEFAULT, Stripe
+from p2pcast.transport.stripe_count import STRIPES_BY_DEFAULT
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Identity
+
+logger = logging.getLogger("p2pcast.peer")
+
+CALL_S = 0.25
+"""Head start of dialling over being dialled, in seconds, where the hub expects dialling to work; else the reverse."""
+MAX_KNOWN = 4096
+"""Number of nodes whose addresses are kept, the last ones that the hub named."""
+MAX_CALLED = 16
+"""Number of children that are dialled at one time."""
+
+Place = tuple[bytes, str, int]
+"""A node, and the host and port where it listens, as the hub says."""
+Send = Callable[[messages.Record], bool]
+"""Sends a message to the hub; False while the hub is out of reach."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request to be dialled by ``node``."""
+
+    node: bytes
+    stripes: int
+    owner: LinkOwner
+    link: asyncio.Future[Link | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """The dialled-back link; None when the hub says that ``node`` cannot dial."""
+
+
+class _Coming(QuietOwner):
+    """Owns a link from a parent until all its stripes are there."""
+
+    def __init__(self, call: _Call, link: Link) -> None:
+        self._call = call
+        link.await_first_word("other stripes", DIAL_S)
+
+    def hand_over(self, link: Link) -> None:
+        if len(link.stripes) < link.expected:
+            return
+        link.introduced()
+        if self._call.link.done():
+            link.close()
+        else:
+            link.owner = self._call.owner
+            self._call.link.set_result(link)
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None:
+        self.hand_over(link)
+
+
+class Connector:
+    """``run`` until cancelled. A node of which the hub named no addresses, such as the hub itself, is dialled at the
+    caller's address alone.
+    """
+
+    def __init__(self, identity: Identity, send: Send, tls: ssl.SSLContext | None, sockets: Sockets = DEFAULT) -> None:
+        self._identity = identity
+        self._send = send
+        self._tls = tls
+        self._sockets = sockets
+        self._book: dict[bytes, tuple[bool, list[Address]]] = {}
+        """Node → whether the hub expects that this node can dial it, and its addresses."""
+        self._calls: list[_Call] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = False
+
+    async def run(self) -> None:
+        """Owns the background tasks."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._ended = True
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    # -- messages of the hub
+
+    def learn_addresses(self, body: messages.Ways) -> None:
+        """WAYS."""
+        for node, likely, ways in body.peers:
+            self._book.pop(node, None)
+            self._book[node] = likely, [(host, port) for host, port in ways]
+        while len(self._book) > MAX_KNOWN:
+            del self._book[next(iter(self._book))]
+
+    def stop_waiting(self, body: messages.Unreached) -> None:
+        """UNREACHED: the other node could not dial this one, or cannot be asked to."""
+        for call in self._calls:
+            if call.node == body.node and not call.link.done():
+                call.link.set_result(None)
+
+    def dial_child(self, body: messages.Called, downstream: Downstream) -> None:
+        """CALLED: a node wants to be a child of this one, and cannot dial it."""
+        name = f"called by {body.node.hex()}"
+        running = [task.get_name() for task in self._tasks]
+        if len(running) < MAX_CALLED and running.count(name) < MAX_CALLS_OF_NODE:
+            self._begin(self._answer(body, downstream), name)
+
+    async def _answer(self, body: messages.Called, downstream: Downstream) -> None:
+        node, addresses = body.node, list(body.ways)
+        try:
+            link = await dial_any(
+                downstream, addresses, self._identity, purpose="data", role="parent", stripes=body.stripes,
+                expect=node, tls=self._tls, sockets=self._sockets, made=downstream.accept,
+            )  # fmt: skip
+        except P2PCastError as error:
+            logger.info("cannot dial a child that called: %s", error)
+            if isinstance(error, UnreachableError):
+                self._send(messages.Unreached(node))
+        else:
+            logger.info("dialled a child that called, at %s", link.address)
+
+    # -- links
+
+    async def reach(
+        self,
+        owner: LinkOwner,
+        place: Place,
+        stripes: Stripes,
+        *,
+        call: bool = True,
+        on_dial_failed: Callable[[], None] = lambda: None,
+    ) -> Link:
+        """A link to a parent with all its stripes, before the first message. ``call``: the parent may also be asked to
+        dial. ``on_dial_failed`` is called when only that is left.
+
+        Raises P2PCastError.
+        """
+        node, host, port = place
+        known = self._book.get(node)
+        if known is None or not call:
+            return await self._dial(owner, node, [(host, port)] if known is None else known[1], stripes)
+        likely, addresses = known
+        dialled: list[P2PCastError | None] = []
+        stands, failed = asyncio.Event(), asyncio.Event()
+
+        async def dial() -> Link:
+            try:
+                link = await self._dial(owner, node, addresses, stripes, stands.set)
+            except P2PCastError as error:
+                dialled.append(error)
+                failed.set()
+                if isinstance(error, UnreachableError) and addresses:
+                    self._send(messages.Unreached(node))
+                on_dial_failed()
+                raise
+            dialled.append(None)
+            return link
+
+        async def be_dialled() -> Link:
+            if likely and stands.is_set():
+                # The node accepts connections, but is busy: being dialled by it would be no faster.
+                await failed.wait()
+            # The dialled side names the number of stripes, and has measured no round trip.
+            link = await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
+            link.reserve = not isinstance(stripes, int)
+            return link
+
+        attempts: list[Callable[[], Coroutine[Any, Any, Link]]] = [dial, be_dialled] if likely else [be_dialled, dial]
+        try:
+            outcome = await race(attempts, CALL_S, _drop)
+        finally:
+            name = f"is {node.hex()} there"
+            if (
+                not dialled
+                and not stands.is_set()
+                and addresses
+                and likely
+                and name not in {task.get_name() for task in self._tasks}
+            ):
+                self._begin(self._learn(node, addresses), name)
+        link, errors = outcome
+        if link is None:
+            raise dialled[0] or errors[0]
+        return link
+
+    async def _dial(
+        self,
+        owner: LinkOwner,
+        node: bytes,
+        addresses: list[Address],
+        stripes: Stripes,
+        stands: Callable[[], None] = lambda: None,
+    ) -> Link:
+        return await dial_any(
+            owner, addresses, self._identity, purpose="data", role="child", stripes=stripes, expect=node,
+            tls=self._tls, sockets=self._sockets, on_connect=stands,
+        )  # fmt: skip
+
+    async def _call(self, owner: LinkOwner, node: bytes, stripes: int) -> Link:
+        call = _Call(node, stripes, owner)
+        if not self._send(messages.Call(node, stripes)):
+            raise UnreachableError("the hub is out of reach, so that node cannot be asked to dial this one")
+        self._calls.append(call)
+        try:
+            async with asyncio.timeout(DIAL_S):
+                await asyncio.wait([call.link])
+        except TimeoutError:
+            pass
+        except BaseException:
+            if call.link.done() and (late := call.link.result()) is not None:
+                late.abort()
+            raise
+        finally:
+            self._calls.remove(call)
+        if not call.link.done():
+            raise UnreachableError(f"the node was asked to dial this one, and did not within {DIAL_S:.0f} s")
+        if (link := call.link.result()) is None:
+            raise UnreachableError("the node cannot dial this one either")
+        return link
+
+    def accept(self, link: Link, hello: messages.Hello) -> None:
+        """A parent dialled this node. Raises RefusedError unless it was asked to."""
+        for call in self._calls:
+            if call.node == link.remote and call.stripes == hello.stripes and not call.link.done():
+                coming = _Coming(call, link)
+                link.owner = coming
+                coming.hand_over(link)
+                return
+        raise RefusedError("this node was not asked to dial")
+
+    # -- in the background
+
+    async def _learn(self, node: bytes, addresses: list[Address]) -> None:
+        """Report a node that was reached otherwise, if none of its addresses answers."""
+        answers = await asyncio.gather(*(probe(address, self._identity, node, self._tls) for address in addresses))
+        if not any(answer is not False for answer in answers):
+            logger.info("no node answers at %s", ", ".join(show_address(*address) for address in addresses))
+            self._send(messages.Unreached(node))
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if self._ended:
+            work.close()
+            return
+        task = spawn(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _drop(link: Link) -> None:
+    link.abort()

@@ -1,0 +1,55 @@
+"""Removes artifacts from the node and from the store: those that were aborted, are of no use, or are damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
+from p2pcast.store.artifact_store import Store
+
+
+class Disposal:
+    """``blocking`` runs a function in a thread, ``background`` starts a task of the peer."""
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        blocking: Callable[..., Awaitable[Any]],
+        background: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._blocking = blocking
+        self._background = background
+
+    def remove_aborted(self, holding: Holding) -> None:
+        """The node aborted it: remove its log."""
+        if holding.excerpt:
+            self._background(self._end_excerpt(holding), f"end {holding.open.version}")
+        else:
+            self._background(self._abandon(holding), f"abandon {holding.open.version}")
+
+    def give_up(self, holding: Holding) -> None:
+        """Discard an artifact that no path needs any more."""
+        self._node.give_up(holding)
+        self._background(self._abandon(holding), f"give up {holding.open.version}")
+
+    async def end_excerpt(self, holding: Holding) -> None:
+        """The excerpt served its purpose."""
+        self._node.give_up(holding)
+        await self._end_excerpt(holding)
+
+    async def discard(self, artifact: bytes, *, contradicted: bool = False) -> None:
+        """The stored copy is damaged. ``contradicted``: it is not the run's version of that number."""
+        self._node.forget(artifact)
+        await self._blocking(partial(self._store.discard, artifact, contradicted=contradicted))
+
+    async def _abandon(self, holding: Holding) -> None:
+        await self._blocking(self._store.abandon, holding.log, holding.id)
+
+    async def _end_excerpt(self, holding: Holding) -> None:
+        await self._blocking(self._store.end_excerpt, holding.log, holding.id)

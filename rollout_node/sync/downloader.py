@@ -1,0 +1,374 @@
+"""Pulls artifacts that no parent pushes: piece by piece, from several nodes at once.
+
+Promises: an artifact is pulled or pushed, never both; a source that dies, refuses, is slow or sends garbage costs its
+own share of the time, since its pieces are asked of other sources at once; while a version is pushed here, sources are
+told to send slowly. ``p2pcast.relay.pull_schedule`` decides which source is asked for which pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from p2pcast import limits
+from p2pcast.addresses import show_address
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.relay.excerpt import Excerpt
+from p2pcast.relay.node import Node
+from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
+from p2pcast.relay.pull_source import PullSource
+from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
+from p2pcast.wakeup import Wakeup
+from rollout_node.control.hub_session import HubSession
+from rollout_node.sync.connector import Connector, Place
+from rollout_node.sync.parent_link import ParentLink
+
+logger = logging.getLogger("p2pcast.peer")
+
+SOURCES = 6
+"""Number of links at one time: enough to outweigh one or two slow ones, and few for the sources' own children."""
+ENOUGH = 2
+"""With fewer sources the hub is a source too."""
+STRIPES = 3
+"""Of a link for pulling: one for messages, the others for pieces, which are slowed at times."""
+SEEK_S = 3.0
+"""Between two requests to the hub for sources, in seconds."""
+ANSWER_S = 1.0
+"""Time for the hub's first answer, in seconds, before the hub itself becomes a source."""
+TICK_S = 0.05
+"""Between two rounds of decisions while artifacts are pulled, in seconds."""
+SHUN_S = 10.0
+"""Time for which a failed source is not dialled again, in seconds."""
+LINGER_S = 1.0
+"""Time for which idle links are kept, in seconds: a peer that is behind has more to pull in a moment."""
+HOPELESS_S = 5.0
+"""Time without any source, in seconds, after which an artifact may come from the parent or from a mirror."""
+
+
+@dataclass(slots=True)
+class _Wish:
+    since_s: float
+    anchor: bool
+    excerpt: Excerpt | None = None
+    """The wanted part; None: the whole artifact."""
+    pieces: frozenset[int] | None = None
+    """The pieces of the wanted part; None before the directory has come."""
+    begun: bool = False
+    """The parent was asked to decline the artifact."""
+    wanted: bool = False
+    """The artifact is in ``PullSchedule``."""
+    sought_s: float | None = None
+    places: list[Place] | None = None
+    """As the hub last said; None before its first answer."""
+
+
+class Downloader:
+    """``fetch`` names what is missing, in the order in which it is needed; ``run`` gets it, until cancelled. The hub
+    is asked which nodes hold an artifact; its answer comes by ``add_sources``, or not at all.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        connector: Connector,
+        hub: HubSession,
+        parent_link: ParentLink,
+    ) -> None:
+        self._node = node
+        self._connector = connector
+        self._hub = hub
+        self._parent_link = parent_link
+        self._schedule = PullSchedule()
+        self._wishes: dict[bytes, _Wish] = {}
+        self._sources: dict[bytes, PullSource] = {}
+        self._dials: dict[bytes, asyncio.Task[None]] = {}
+        self._shunned: dict[bytes, float] = {}
+        self._received = Throughput()
+        self._eased: dict[bytes, int | None] = {}
+        self._bell = Wakeup()
+        self.ended = Wakeup()
+        """Rings when an artifact is no longer pulled: it is here, or comes from another source."""
+        self._idle_since_s = 0.0
+        self.bytes_received = 0
+        """Bytes of pieces since the start."""
+        node.on_busy.append(self._ease)
+
+    @property
+    def sources(self) -> list[PullSource]:
+        return list(self._sources.values())
+
+    @property
+    def artifacts(self) -> list[bytes]:
+        return list(self._wishes)
+
+    def fetch(self, artifact: bytes, *, anchor: bool) -> None:
+        """Pull an artifact that the hub has sealed and no source sends."""
+        if artifact not in self._wishes:
+            self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor)
+            self._bell.notify()
+
+    def fetch_part(self, artifact: bytes, excerpt: Excerpt, *, anchor: bool) -> None:
+        """Pull a part of an artifact: it stays in the node, as an excerpt, until ``release``."""
+        self.announce_part(artifact)
+        self._wishes[artifact] = _Wish(asyncio.get_running_loop().time(), anchor, excerpt)
+        self._bell.notify()
+
+    def announce_part(self, artifact: bytes) -> None:
+        """A part of the artifact will come, pulled or from the mirror: as an excerpt, until ``release``."""
+        self._node.excerpts.add(artifact)
+        self._node.pulled.add(artifact)
+
+    def release(self, artifacts: Collection[bytes]) -> None:
+        """The parts of these artifacts are not needed any more. Later pieces of them belong to other requests."""
+        for artifact in artifacts:
+            self._node.excerpts.discard(artifact)
+            if artifact in self._wishes:
+                self._end(artifact)
+            self._node.pulled.discard(artifact)
+
+    def fetches(self, artifact: bytes) -> bool:
+        return artifact in self._wishes
+
+    def add_sources(self, artifact: bytes, places: list[Place]) -> None:
+        """The hub's answer."""
+        if (wish := self._wishes.get(artifact)) is not None:
+            wish.places = [place for place in places if place[0] != self._node.ident]
+            self._bell.notify()
+
+    @property
+    def sourceless(self) -> list[bytes]:
+        """Whole artifacts that have had no source for ``HOPELESS_S``."""
+        return [artifact for artifact in self._without_source() if self._wishes[artifact].excerpt is None]
+
+    @property
+    def sourceless_parts(self) -> list[bytes]:
+        """The same, of artifacts of which a part is wanted."""
+        return [artifact for artifact in self._without_source() if self._wishes[artifact].excerpt is not None]
+
+    def _without_source(self) -> list[bytes]:
+        if self._sources or self._dials:
+            return []
+        now = asyncio.get_running_loop().time()
+        return [artifact for artifact, wish in self._wishes.items() if now - wish.since_s > HOPELESS_S]
+
+    def drop(self, artifact: bytes) -> None:
+        """Stop pulling: no node has the artifact any more, or it comes from another source."""
+        if artifact in self._wishes:
+            self._end(artifact)
+
+    # -- Puller
+
+    def held(self, source: PullSource, artifact: bytes, pieces: Sequence[int], *, sealed: bool) -> None:
+        self._schedule.holds(source.link.remote, artifact, pieces, sealed=sealed)
+        self._bell.notify()
+
+    def gone(self, source: PullSource, artifact: bytes) -> None:
+        self._schedule.refused(source.link.remote, artifact, [0, limits.MAX_PIECES])
+
+    def unsent(self, source: PullSource, artifact: bytes, pieces: Sequence[int]) -> None:
+        self._schedule.unsent(source.link.remote, artifact, pieces)
+        self._bell.notify()
+
+    def expects(self, source: PullSource, artifact: bytes, piece: int) -> bool:
+        return self._schedule.expects(source.link.remote, artifact, piece)
+
+    def came(self, source: PullSource, artifact: bytes, piece: int) -> None:
+        self._schedule.got(source.link.remote, artifact, piece)
+        self._bell.notify()
+
+    def heard(self, source: PullSource, size: int) -> None:
+        self.bytes_received += size
+        self._schedule.heard(source.link.remote, size, asyncio.get_running_loop().time())
+
+    def owed(self, source: PullSource) -> bool:
+        return self._schedule.owes(source.link.remote)
+
+    # -- running
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._bell.wait(TICK_S if self._wishes else LINGER_S / 2 if self._sources else None)
+                    self._tick(group, loop.time())
+        finally:
+            for source in self.sources:
+                source.link.close()
+
+    def _tick(self, group: asyncio.TaskGroup, now: float) -> None:
+        self._node.update_busy()
+        self._received.sample(now, {None: self._node.bytes_received})
+        for artifact, wish in list(self._wishes.items()):
+            if self._ended(artifact):
+                self._end(artifact)
+            elif not wish.begun:
+                wish.begun = True
+                self._node.pulled.add(artifact)
+                group.create_task(self._begin(artifact), name=f"pull {artifact.hex()[:8]}")
+            elif wish.wanted:
+                self._know(artifact)
+        if self._wishes:
+            self._idle_since_s = now
+            self._seek(now)
+            self._find(group, now)
+            self._decide(now)
+        elif now - self._idle_since_s > LINGER_S:
+            for source in self.sources:
+                source.link.close()
+
+    def _ended(self, artifact: bytes) -> bool:
+        holding, pieces = self._node.holdings.get(artifact), self._wishes[artifact].pieces
+        if holding is None:
+            return False
+        if pieces is not None and all(piece in holding.stored for piece in pieces):
+            return True
+        return not holding.incomplete
+
+    def _end(self, artifact: bytes) -> None:
+        del self._wishes[artifact]
+        self._schedule.done(artifact)
+        if artifact not in self._node.excerpts:
+            self._node.pulled.discard(artifact)
+        self.ended.notify()
+
+    async def _begin(self, artifact: bytes) -> None:
+        """Have the parent decline the artifact first. A parent that sends it already goes on, and it is not pulled."""
+        wish = self._wishes[artifact]
+        parent = self._parent_link.feeding
+        declined = parent is None or await parent.decline(artifact)
+        if self._wishes.get(artifact) is not wish:
+            return
+        holding = self._node.holdings.get(artifact)
+        if not declined or (holding is not None and holding.source is not None):
+            self._end(artifact)
+            return
+        if holding is not None:
+            holding.want()
+        # Deltas are decoded in order. Anchors begin at a random piece, so that peers that pull at the same time have
+        # different pieces to exchange.
+        self._schedule.want(artifact, random.random() if wish.anchor else 0.0)
+        wish.wanted = True
+        self._know(artifact)
+        for source in self.sources:
+            if source.has_stale_handle(artifact):
+                source.link.close()
+            else:
+                source.ask(artifact, [], seal=False)
+        self._bell.notify()
+
+    def _know(self, artifact: bytes) -> None:
+        holding, wish = self._node.holdings.get(artifact), self._wishes[artifact]
+        if holding is not None and holding.assembly.complete_directory:
+            held = holding.artifact.held
+            if wish.excerpt is not None and wish.pieces is None:
+                wish.pieces = wish.excerpt.pieces(holding.assembly)
+            # Pieces outside the wanted part count as held.
+            needless = (
+                i
+                for i in range(holding.assembly.pieces)
+                if i in held or (wish.pieces is not None and i not in wish.pieces)
+            )
+            self._schedule.directory(artifact, holding.assembly.pieces, holding.open.piece, needless)
+
+    def _seek(self, now: float) -> None:
+        for artifact, wish in self._wishes.items():
+            if wish.sought_s is None or (now - wish.sought_s > SEEK_S and len(self._sources) < SOURCES):
+                wish.sought_s = now
+                self._hub.seek(artifact, [*self._sources, *self._shunned][: limits.MAX_SOURCES])
+
+    def _find(self, group: asyncio.TaskGroup, now: float) -> None:
+        self._shunned = {node: at for node, at in self._shunned.items() if now - at < SHUN_S}
+        places = {place[0]: place for wish in self._wishes.values() for place in wish.places or ()}
+        parent, link = self._parent_link.place, self._parent_link.feeding
+        if parent is not None and link is not None and any(artifact in link.offers for artifact in self._wishes):
+            places.setdefault(parent[0], parent)
+        hub = self._hub.place
+        places = {node: place for node, place in places.items() if node != hub[0] and not self._node.garbled[node]}
+        able = [
+            p
+            for node, p in places.items()
+            if node not in self._sources and node not in self._dials and node not in self._shunned
+        ]
+        for place in able[: max(0, SOURCES - len(self._sources) - len(self._dials))]:
+            self._dial(group, place)
+        if self._dials or hub[0] in self._sources or hub[0] in self._shunned:
+            return
+        if any(wish.places is None and now - wish.since_s < ANSWER_S for wish in self._wishes.values()):
+            return
+        wanted = {artifact: wish.since_s for artifact, wish in self._wishes.items()}
+        if any(
+            a not in source.answered and now - max(source.since_s, at) < SEEK_S
+            for source in self.sources
+            for a, at in wanted.items()
+        ):
+            return
+        # All peers share the hub's uplink: the hub is a source only for missing pieces, or where sources are few.
+        if len(self._sources) < ENOUGH or not all(self._schedule.whole(a) for a, w in self._wishes.items() if w.wanted):
+            self._dial(group, hub)
+
+    def _dial(self, group: asyncio.TaskGroup, place: Place) -> None:
+        self._dials[place[0]] = group.create_task(self._serve(place), name=f"pull from {show_address(*place[1:])}")
+
+    async def _serve(self, place: Place) -> None:
+        """Pull from one source, from dialling to its end."""
+        node = place[0]
+        loop = asyncio.get_running_loop()
+        source = PullSource(self._node, self)
+        try:
+            source.link = await self._connector.reach(source, place, STRIPES)
+        except P2PCastError as error:
+            logger.info("cannot pull from %s: %s", show_address(*place[1:]), error)
+            self._shunned[node] = loop.time()
+            return
+        finally:
+            del self._dials[node]
+            self._bell.notify()
+        self._sources[node] = source
+        self._schedule.found(node, loop.time())
+        source.start(source.link)
+        for artifact, wish in self._wishes.items():
+            if wish.wanted:
+                source.ask(artifact, [], seal=False)
+        self._ease()
+        ended: P2PCastError | None = None
+        try:
+            ended = await source.run()
+        finally:
+            del self._sources[node]
+            self._schedule.lost(node)
+            self._eased.pop(node, None)
+            self._ease()
+            self._bell.notify()
+        if self._wishes and not any(map(source.has_stale_handle, self._wishes)):
+            self._shunned[node] = loop.time()
+        if ended is not None:
+            logger.info("no longer pulling from %s: %s", source.link.name, ended)
+
+    def _decide(self, now: float) -> None:
+        if self._node.busy:
+            # The sources were told to send slowly: low rates are no reason to leave them.
+            for node in self._sources:
+                self._schedule.heard(node, 0, now)
+        for instruction in self._schedule.decide(now):
+            source = self._sources.get(instruction.source)
+            if source is None:
+                continue
+            if isinstance(instruction, Ask):
+                source.ask(instruction.artifact, instruction.pieces, seal=instruction.seal)
+            elif isinstance(instruction, Recall):
+                source.recall(instruction.artifact, instruction.pieces)
+            elif isinstance(instruction, Leave):
+                source.link.abort(RetryableError(f"{source.link.name} {instruction.why}"))
+
+    def _ease(self) -> None:
+        """Tell every source how fast it may send, where that has changed."""
+        rate = pull_bytes_s(self._received.peak_bytes_s, len(self._sources)) if self._node.busy else None
+        for node, source in self._sources.items():
+            was = self._eased.get(node)
+            if rate != was and (rate is None or was is None or not 0.5 < rate / was < 2):
+                self._eased[node] = rate
+                source.ease(rate)

@@ -1,0 +1,384 @@
+"""Fetches versions from the run's mirror, an object store, while the hub is out of reach (docs/guides/mirror.md).
+
+Promises: only records that the run's key has signed count, and the token pins that key; a piece from the mirror is
+checked like a piece from a peer, before it is written or passed on; a mirror with older versions takes no engine back;
+a failed request costs that request alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from prometheus_client.core import Metric
+
+from p2pcast import limits
+from p2pcast.artifact.artifact_file import Tail
+from p2pcast.artifact.signed_records import KEY_BYTES, run_id
+from p2pcast.backoff import Backoff
+from p2pcast.codec.layout import Layout
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_server import Document
+from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RetryableError
+from p2pcast.mirror.object_names import KEY, slice_name
+from p2pcast.mirror.object_store import MissingError, Objects
+from p2pcast.mirror.upload_plan import Span, spans
+from p2pcast.relay.excerpt import Excerpt
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
+from p2pcast.relay.verified_pieces import Offer
+from p2pcast.wakeup import Wakeup
+from rollout_node import peer_metrics
+from rollout_node.sync.artifact_catalog import Entry
+from rollout_node.sync.mirror_catalog import MirrorCatalog
+from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.planner import Planner
+from rollout_node.sync.source_choice import due_from_mirror, needs_source
+
+logger = logging.getLogger("p2pcast.mirror")
+
+AT_ONCE = 8
+"""Number of requests under way."""
+SPAN_BYTES = 2 * limits.MIB
+"""Size of one request; `AT_ONCE` of them bound the memory on the way to the disk."""
+AHEAD = 4
+"""Number of artifacts of the path that are fetched side by side."""
+POLL_MIN_S = 1.0
+POLL_MAX_S = 10.0
+"""Between listings of the mirror, in seconds: longer after each listing without news."""
+RETRY_MIN_S = 0.5
+RETRY_MAX_S = 30.0
+GONE_S = 3.0
+"""Time for which the hub is out of reach, in seconds, before the mirror is used."""
+BATCHES_AT_ONCE = 64
+"""Signatures verified before the loop serves other tasks."""
+LOOK_S = 0.25
+KEY_TRIES = 5
+SPOILT = 5
+"""Number of failed integrity checks before an artifact is left alone for `SPOILT_S` seconds."""
+SPOILT_S = 60.0
+
+
+class MirrorErrors:
+    """Failed requests to the mirror: counted, shown, and each new message reported once."""
+
+    def __init__(self, events: Events) -> None:
+        self.last: str | None = None
+        """The last failure; None after a success."""
+        self.count = 0
+        self._events = events
+
+    def note(self, error: P2PCastError) -> None:
+        self.count += 1
+        if self.last != str(error):
+            self.last = str(error)
+            self._events.emit("mirror_failed", why=self.last)
+            logger.warning("%s", error)
+
+    def clear(self) -> None:
+        """A request succeeded."""
+        self.last = None
+
+
+async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> bytes:
+    """The run's public key, from the mirror. Raises RefusedError (it is another run's), RetryableError."""
+    backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+    while True:
+        try:
+            key = await objects.get(KEY, KEY_BYTES)
+            break
+        except MissingError:
+            raise RetryableError(f"{objects.url} holds nothing of this run yet") from None
+        except RetryableError as error:
+            if backoff.attempts == KEY_TRIES - 1:
+                raise
+            errors.note(error)
+        await asyncio.sleep(backoff.next_s())
+    if len(key) != KEY_BYTES or run_id(key) != run:
+        raise RefusedError(f"{objects.url}: its key is not the one that the token names")
+    return key
+
+
+class MirrorSource:
+    """``run`` until cancelled. ``swarm_lost``: the hub is out of reach. ``on_listed`` is called when the mirror was
+    listed. ``at_once``: turn to the mirror without waiting for the hub.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        catalog: MirrorCatalog,
+        errors: MirrorErrors,
+        node: Node,
+        events: Events,
+        room: asyncio.Semaphore,
+        *,
+        swarm_lost: Callable[[], bool],
+        parent_link: ParentLink,
+        planner: Planner,
+        on_listed: Callable[[], None],
+        at_once: bool,
+    ) -> None:
+        self.bytes_received = 0
+        self.errors = errors
+        self._objects = objects
+        self._catalog = catalog
+        self._node = node
+        self._events = events
+        self._room = room
+        self._swarm_lost = swarm_lost
+        self._parent_link = parent_link
+        self._planner = planner
+        self._on_listed = on_listed
+        self._at_once = at_once
+        self._news = Wakeup()
+        self._spoilt: Counter[bytes] = Counter()
+
+    # -- p2pcast.relay.holding.Source
+
+    live = False
+
+    def pushes(self, artifact: bytes) -> bool:
+        return True
+
+    # -- for the peer
+
+    @property
+    def entries(self) -> dict[bytes, Entry]:
+        """Artifacts that are whole on the mirror, as the run's key has signed."""
+        return self._catalog.entries
+
+    @property
+    def in_use(self) -> bool:
+        return self._catalog.in_use
+
+    def status(self) -> Document:
+        newest = max((e.version for e in self.entries.values()), default=None)
+        return {
+            "url": self._objects.url,
+            "in_use": self.in_use,
+            "version": None if newest is None else str(newest),
+            "artifacts": len(self.entries),
+            "bytes_received": self.bytes_received,
+            "errors": self.errors.count,
+            "error": self.errors.last,
+        }
+
+    def families(self) -> Iterable[Metric]:
+        yield peer_metrics.MIRROR_IN_USE(float(self.in_use))
+        yield peer_metrics.MIRROR_ARTIFACTS(len(self.entries))
+        yield peer_metrics.MIRROR_RECEIVED(self.bytes_received)
+        yield peer_metrics.MIRROR_ERRORS(self.errors.count)
+
+    async def run(self) -> None:
+        """Until cancelled: follows the mirror for as long as the swarm is lost."""
+        while True:
+            await self._wait_for_swarm(lost=True)
+            self._use(True)
+            work = asyncio.create_task(self._follow(), name="mirror")
+            try:
+                await self._wait_for_swarm(lost=False, work=work)
+            finally:
+                work.cancel()
+                await asyncio.wait([work])
+            if not work.cancelled():
+                work.result()
+            self._use(False)
+
+    async def _wait_for_swarm(self, *, lost: bool, work: asyncio.Task[None] | None = None) -> None:
+        """Until the hub has been out of reach for ``GONE_S``, or is back; or until ``work`` ends."""
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while work is None or not work.done():
+            if self._swarm_lost() != lost:
+                since = loop.time()
+            elif not lost or self._at_once or loop.time() - since >= GONE_S:
+                self._at_once = False
+                return
+            await self._news.wait(LOOK_S)
+
+    def _use(self, use: bool) -> None:
+        self._catalog.in_use = use
+        self._events.emit("mirror_used" if use else "mirror_left")
+        logger.info("following %s" if use else "the swarm is back; %s is left", self._objects.url)
+        self._planner.replan()
+
+    async def _follow(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._poll(), name="mirror's versions")
+            group.create_task(self._fetch(), name="mirror's pieces")
+
+    # -- listings
+
+    async def _poll(self) -> None:
+        backoff = Backoff(POLL_MIN_S, POLL_MAX_S, random.uniform, jitter=0.25, factor=1.5)
+        while True:
+            try:
+                news = await self._list()
+            except P2PCastError as error:
+                self.errors.note(error)
+                news = False
+            else:
+                self.errors.clear()
+            if news:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _list(self) -> bool:
+        """True when the mirror lists new artifacts."""
+        news, error = await self._catalog.refresh(self._node.run_key)
+        self._on_listed()
+        self._news.notify()
+        if error is not None:
+            raise error
+        return news
+
+    # -- pieces
+
+    async def _fetch(self) -> None:
+        tasks: dict[bytes, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for artifact in [a for a, t in tasks.items() if t.done()]:
+                    tasks.pop(artifact).result()
+                for edge in self._planner.path()[:AHEAD] if self._planner.begun.is_set() else []:
+                    if len(tasks) < AHEAD and edge.artifact not in tasks and self._due(edge.artifact):
+                        tasks[edge.artifact] = asyncio.create_task(
+                            self._fetch_artifact(edge.artifact), name=f"mirror {edge.version}"
+                        )
+                        tasks[edge.artifact].add_done_callback(lambda _: self._news.notify())
+                await self._news.wait(LOOK_S if tasks else POLL_MIN_S)
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks.values())
+
+    def _due(self, artifact: bytes) -> bool:
+        """The mirror has it, and is the one to ask for it."""
+        now = asyncio.get_running_loop().time()
+        if artifact not in self.entries or self._catalog.is_shunned(artifact, now):
+            return False
+        return due_from_mirror(
+            self._node.holdings.get(artifact),
+            pulled=artifact in self._node.pulled,
+            has_parent=self._parent_link.feeding is not None,
+            listed_for_s=now - self._catalog.seen_at[artifact],
+        )
+
+    async def _fetch_artifact(self, artifact: bytes) -> None:
+        """Until the artifact is complete, has another source, or is gone from the mirror."""
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+        holding = None
+        try:
+            while artifact in self.entries and (holding is None or holding.incomplete):
+                try:
+                    holding = holding or await self._open(artifact)
+                    if holding is None:
+                        return
+                    await self._fetch_pieces(holding)
+                    self.errors.clear()
+                except P2PCastError as error:
+                    self.errors.note(error)
+                    if isinstance(error, IntegrityError) and self._shun(artifact):
+                        return
+                    await asyncio.sleep(backoff.next_s())
+        finally:
+            if holding is not None:
+                holding.lose_source(self)
+
+    def _shun(self, artifact: bytes) -> bool:
+        """Count a failed integrity check; True when the artifact is left alone from now on."""
+        self._spoilt[artifact] += 1
+        if self._spoilt[artifact] < SPOILT:
+            return False
+        self._spoilt[artifact] = 0
+        self._catalog.shun(artifact, asyncio.get_running_loop().time() + SPOILT_S)
+        self._planner.replan()
+        return True
+
+    async def _open(self, artifact: bytes) -> Holding | None:
+        """Put the verified directory into the node; None where another source sends the artifact by now."""
+        node = self._node
+
+        async def verify(tail: Tail, layout: Layout) -> None:
+            assembly = await asyncio.get_running_loop().run_in_executor(node.disk, tail.assembly, layout)
+            if not assembly.confirmed:
+                raise IntegrityError(
+                    f"mirror: the tail of {assembly.open.version} has no durable record: the hub never stored it"
+                )
+
+        tail, layout = await self._catalog.directory(artifact, node.run_key, node.layouts, verify)
+        if not needs_source(node.holdings.get(artifact)):
+            return None
+        node.add_layout(layout)
+        holding = node.open(tail.open, self)
+        holding.receive_from(self)
+        for number, signed in enumerate(tail.batches):
+            node.add_batch(holding, signed)
+            if not number % BATCHES_AT_ONCE:
+                await asyncio.sleep(0)
+        node.seal(holding, tail.manifest)
+        if tail.durable:
+            node.confirm(holding, tail.durable)
+        return holding
+
+    async def fetch_part(self, artifact: bytes, excerpt: Excerpt) -> None:
+        """Fetch a part of an artifact, for a caller that has announced it as an excerpt. Raises P2PCastError."""
+        holding = await self._open(artifact)
+        if holding is None:
+            raise RetryableError("another source sends the artifact by now")
+        try:
+            wanted = excerpt.pieces(holding.assembly)
+            await self._fetch_pieces(holding, wanted)
+            while not all(piece in holding.stored for piece in wanted):
+                holding.progress.clear()
+                await holding.progress.wait()
+        finally:
+            holding.lose_source(self)
+
+    async def _fetch_pieces(self, holding: Holding, wanted: Collection[int] | None = None) -> None:
+        """Fetch the missing ones of the wanted pieces (None: all). Raises the first error once all requests ended."""
+        assembly, held = holding.assembly, holding.artifact.held
+        assert assembly.manifest is not None
+        missing = (p for p in (range(assembly.pieces) if wanted is None else sorted(wanted)) if p not in held)
+        left = iter(spans(missing, assembly.open.piece, assembly.manifest.log, SPAN_BYTES))
+        results = await asyncio.gather(
+            *(self._fetch_spans(holding, left) for _ in range(AT_ONCE)), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _fetch_spans(self, holding: Holding, left: Iterator[Span]) -> None:
+        """Fetch one span after the other; several of these tasks share the spans."""
+        for span in left:
+            while self._node.paused:
+                await self._news.wait(LOOK_S / 10)
+            name = slice_name(holding.id, span.number)
+            with self._catalog.blaming(name):
+                async with self._room:
+                    payload = await self._objects.get_range(name, span.start, span.size)
+                if holding.aborted or holding.source is not self:
+                    return
+                self._take(holding, span, payload)
+
+    def _take(self, holding: Holding, span: Span, payload: memoryview) -> None:
+        """Take the pieces of a span. Raises IntegrityError after the others were taken, where one does not match."""
+        node, size, wrong = self._node, holding.open.piece, None
+        self.bytes_received += len(payload)
+        for index in range(span.first, span.stop):
+            at = (index - span.first) * size
+            piece = payload[at : at + size]
+            offer = holding.artifact.offer(index, piece)
+            if offer is Offer.NEW:
+                node.add_piece(holding, index, piece)
+            elif offer is Offer.CORRUPT:
+                node.pieces_corrupt += 1
+                wrong = index
+        node.forward()
+        if wrong is not None:
+            raise IntegrityError(f"mirror: piece {wrong} of {holding.open.version} does not match its hash")

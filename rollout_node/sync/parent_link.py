@@ -1,0 +1,358 @@
+"""The link to a peer's parent: the parent of the plan, a backup when that is lost, and the hub in the end. A neighbour
+(topology.fallback_neighbours) feeds a peer that reaches none of these. ``rollout_node.sync.downloader`` pulls the rest.
+
+Promises: a lost parent is replaced by the next candidate at once; the peer names the pieces that it holds, so none is
+sent twice. A candidate that does not answer delays the next one by a head start at most. A candidate that just failed
+is not tried again before the others. A parent that a new plan replaces goes on sending until its successor answers,
+unless this peer lags and slows the parent's other children. A neighbour is left as soon as a candidate answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+
+from p2pcast.addresses import show_address
+from p2pcast.backoff import Backoff
+from p2pcast.errors import P2PCastError
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.transport.dial import Stripes
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from rollout_node.control.hub_session import HubSession
+from rollout_node.control.saved_hub_state import SavedHubState
+from rollout_node.control.timeline import Timeline
+from rollout_node.sync.connector import Connector, Place
+
+logger = logging.getLogger("p2pcast.peer")
+
+RETRY_MIN_S = 0.1
+RETRY_MAX_S = 3.0
+"""Delays between rounds over all candidates, in seconds."""
+RETRY_WANTING_S = 0.5
+"""Largest delay while artifacts are half received, in seconds."""
+LOOP_RETRY_S = 0.1
+LOOP_TRIES = 20
+"""A parent that is still below this peer moves by the same plan: delay in seconds, and number of retries."""
+HEAD_START_S = 0.3
+"""Time for a candidate's answer before the next one is dialled too, in seconds, while a transfer runs: half the time
+that a link takes at a round trip of 150 ms.
+"""
+CALM_S = 1.5
+"""The same while no transfer runs: a busy parent gets its time."""
+SHUN_S = 5.0
+"""Time for which a failed candidate is the last choice, in seconds, unless a new plan names it."""
+
+Epoch = tuple[int, int]
+
+
+@dataclass(slots=True)
+class PlanOrders:
+    """This peer's part of the plan; ``parent`` None: the hub."""
+
+    epoch: Epoch = (0, 0)
+    parent: Place | None = None
+    backups: list[Place] = field(default_factory=list)
+
+
+class ParentLink:
+    def __init__(
+        self,
+        node: Node,
+        connector: Connector,
+        hub: HubSession,
+        stripes: Stripes,
+        timeline: Timeline,
+        saved: SavedHubState,
+    ) -> None:
+        """``timeline`` gets the parent whenever something about the link to it may have changed; ``saved`` keeps the
+        nodes that the hub has named.
+        """
+        self.orders = PlanOrders()
+        self.place: Place | None = None
+        """The parent that feeds this peer now, and where it listens."""
+        self.live: Upstream | None = None
+        self.beside: Upstream | None = None
+        """The link to a neighbour, while no candidate answers."""
+        self._moved_at = 0.0
+        self.settled: Epoch = (0, 0)
+        """The newest plan that was followed, or could not be: reports name this one."""
+        self._node = node
+        self._connector = connector
+        self._hub = hub
+        self._stripes = stripes
+        self._timeline = timeline
+        self._saved = saved
+        self._shunned: dict[bytes, float] = {}
+        self._moving = False
+        """The link was closed for a new plan, by no fault of the parent."""
+        self._ordered = asyncio.Event()
+        self._news = Wakeup()
+        """Rings for each new plan."""
+        self.neighbours: list[Place] = []
+        """The neighbours that the hub last named."""
+        self._introduced = Wakeup()
+        self._without_parent = asyncio.Event()
+        """Set while no candidate answers."""
+        self._dial_failures = Wakeup()
+        """Rings when dialling a candidate failed, and only being dialled by it is left."""
+
+    def order(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
+        """A plan from the hub. Older plans are ignored."""
+        if epoch <= self.orders.epoch:
+            return
+        self.orders = PlanOrders(epoch, parent, backups)
+        wanted = (parent or self._hub.place)[0]
+        self._shunned.pop(wanted, None)
+        if self.parent == wanted:
+            self.settled = epoch
+        self._ordered.set()
+        self._news.notify()
+        self._changed()
+        self._keep_places()
+
+    def recall(self, parent: Place | None, backups: list[Place], neighbours: list[Place]) -> None:
+        """The orders of an earlier process, for a start without the hub. Any plan of the hub is newer."""
+        self.orders, self.neighbours = PlanOrders((0, 0), parent, backups), neighbours
+        self._ordered.set()
+
+    def introduce(self, neighbours: list[Place]) -> None:
+        """The hub names the neighbours."""
+        self.neighbours = neighbours
+        self._introduced.notify()
+        self._keep_places()
+
+    def _changed(self) -> None:
+        self._timeline.attached(self.parent)
+        self._hub.changed()
+
+    def _keep_places(self) -> None:
+        self._saved.keep_neighbourhood(self._hub.hub, self.orders.parent, self.orders.backups, self.neighbours)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_plan(), name="parent")
+            group.create_task(self._exchange(), name="neighbours")
+
+    @property
+    def moved_at(self) -> float:
+        """When a parent was last found or lost, by the loop's clock; now, if its link has just been closed."""
+        lost = self.live is not None and self.live.link.closed
+        return asyncio.get_running_loop().time() if lost else self._moved_at
+
+    @property
+    def feeding(self) -> Upstream | None:
+        """The link to the parent, unless it has just been closed."""
+        return None if self.live is None or self.live.link.closed else self.live
+
+    @property
+    def parent(self) -> bytes | None:
+        """The node that feeds this peer now; a newer plan may name another."""
+        return None if self.place is None else self.place[0]
+
+    @property
+    def receiving(self) -> Version | None:
+        """The oldest version that the parent is sending now."""
+        live = self.feeding
+        handles = () if live is None else live.handles.values()
+        coming = (h.open.version for h in handles if h is not None and h.source is live)
+        return min(coming, default=None)
+
+    async def _follow_plan(self) -> None:
+        await self._ordered.wait()
+        loop = asyncio.get_running_loop()
+        backoff, loops = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform), 0
+        found: tuple[Place, Upstream] | None = None
+        while True:
+            if found is None:
+                if self._all_shunned():
+                    self._without_parent.set()
+                    await asyncio.sleep(backoff.next_s(RETRY_WANTING_S if self._node.wants() else None))
+                orders = self.orders
+                found = await self._first_to_answer(self._ranked())
+                if found is None:
+                    continue
+                self.settled = orders.epoch
+            place, upstream = found
+            self._without_parent.clear()
+            if self.beside is not None:
+                # First of all: the parent is asked for what the neighbour was sending.
+                self.beside.link.abort()
+            upstream.on_lag = self._changed
+            upstream.start(upstream.link)
+            self.live, self.place = upstream, place
+            self._moved_at = loop.time()
+            self._changed()
+            error, found = await self._receive(upstream)
+            self.live = self.place = None
+            attached_s, self._moved_at = loop.time() - self._moved_at, loop.time()
+            if attached_s > RETRY_MAX_S:
+                backoff.reset()
+            if found is not None or self._moving:
+                self._moving = False
+            elif upstream.looped and loops < LOOP_TRIES:
+                # The same plan moves the parent in a moment.
+                loops += 1
+                await asyncio.sleep(LOOP_RETRY_S)
+            else:
+                loops = 0
+                self._shunned[place[0]] = loop.time()
+                logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
+
+    async def _receive(self, upstream: Upstream) -> tuple[P2PCastError | None, tuple[Place, Upstream] | None]:
+        """Until the link ends: the error, and the link to the planned parent, if that replaces it."""
+        serving = asyncio.create_task(upstream.run(), name="parent's link")
+        turning = asyncio.create_task(self._next_parent(upstream), name="next parent")
+        found: tuple[Place, Upstream] | None = None
+        try:
+            await asyncio.wait({serving, turning}, return_when=asyncio.FIRST_COMPLETED)
+            if turning.done():
+                found = turning.result()
+                # The new parent sends what is still on its way: it learns only now which pieces are here.
+                upstream.link.close()
+            return await serving, found
+        finally:
+            for task in (serving, turning):
+                task.cancel()
+            await asyncio.wait({serving, turning})
+            if found is None and not turning.cancelled() and turning.exception() is None:
+                turning.result()[1].link.abort()
+
+    async def _next_parent(self, upstream: Upstream) -> tuple[Place, Upstream]:
+        """Return as soon as the plan names another parent and that parent answers. Otherwise the present parent
+        stays, and a report names it.
+        """
+        while True:
+            orders = self.orders
+            place = orders.parent or self._hub.place
+            if place[0] == self.parent or orders.epoch == self.settled:
+                # The planned parent feeds this peer already, or it was tried and lost, or is out of reach.
+                await self._news.wait()
+            elif upstream.lag.lags:
+                self._moving = True
+                upstream.link.close()
+                await self._news.wait()
+            else:
+                found = await self._before(self._news, self._attach(place, live=True))
+                if self.orders is not orders:
+                    if found is not None:
+                        found.link.abort()
+                elif found is not None:
+                    self.settled = orders.epoch
+                    return place, found
+                else:
+                    self._shunned[place[0]] = asyncio.get_running_loop().time()
+                    self.settled = orders.epoch
+                    self._changed()
+                    await self._news.wait()
+
+    @staticmethod
+    async def _before(bell: Wakeup, attaching: Coroutine[None, None, Upstream | None]) -> Upstream | None:
+        """The link; None if the bell rings first."""
+        ringing = asyncio.create_task(bell.wait(), name="new plan")
+        dialling = asyncio.create_task(attaching, name="dial the planned parent")
+        try:
+            await asyncio.wait({ringing, dialling}, return_when=asyncio.FIRST_COMPLETED)
+            return dialling.result() if dialling.done() else None
+        finally:
+            for task in (ringing, dialling):
+                task.cancel()
+            await asyncio.wait({ringing, dialling})
+
+    def _ranked(self) -> list[Place]:
+        """The planned parent, the backups and the hub without those that just failed; if all did, the one that failed
+        longest ago.
+        """
+        now = asyncio.get_running_loop().time()
+        self._shunned = {n: t for n, t in self._shunned.items() if now - t < SHUN_S}
+        every: dict[bytes, Place] = {}
+        for place in self._candidates():
+            every.setdefault(place[0], place)
+        ranked = sorted(every.values(), key=lambda c: self._shunned.get(c[0], 0.0))
+        return [c for c in ranked if c[0] not in self._shunned] or ranked[:1]
+
+    async def _first_to_answer(self, places: list[Place]) -> tuple[Place, Upstream] | None:
+        """Dial one after the other, each with a head start; return the first link that is up. Candidates that failed or
+        were slower are shunned.
+        """
+        loop = asyncio.get_running_loop()
+        left = list(places)
+        head_start_s = HEAD_START_S if self._node.wants() else CALM_S
+        dials: dict[asyncio.Task[Upstream | None], Place] = {}
+        try:
+            while left or dials:
+                if left:
+                    place = left.pop(0)
+                    dials[asyncio.create_task(self._attach(place, live=True), name=f"dial {place[1]}:{place[2]}")] = (
+                        place
+                    )
+                # The last candidate gets all the time it needs; meanwhile neighbours may feed this peer.
+                started, timeout_s = loop.time(), None if self._without_parent.is_set() and not left else head_start_s
+                failing = asyncio.create_task(self._dial_failures.wait(), name="in doubt")
+                ended, _ = await asyncio.wait({*dials, failing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                failing.cancel()
+                await asyncio.wait([failing])
+                done = [task for task in dials if task in ended]
+                if not done and not left and loop.time() - started >= head_start_s:
+                    self._without_parent.set()
+                for task in done:
+                    place, upstream = dials.pop(task), task.result()
+                    if upstream is not None:
+                        return place, upstream
+                    self._shunned[place[0]] = loop.time()
+            return None
+        finally:
+            for task, place in dials.items():
+                task.cancel()
+                self._shunned[place[0]] = loop.time()
+            if dials:
+                await asyncio.wait(dials)
+            for task in dials:
+                if not task.cancelled() and task.exception() is None and (late := task.result()) is not None:
+                    late.link.abort()
+
+    def _candidates(self) -> list[Place]:
+        hub = self._hub.place
+        return [self.orders.parent or hub, *self.orders.backups, hub]
+
+    def _all_shunned(self) -> bool:
+        """Every candidate has just failed."""
+        return all(node in self._shunned for node, _, _ in self._candidates())
+
+    async def _exchange(self) -> None:
+        """While no candidate answers: receive what a neighbour has."""
+        while True:
+            await self._without_parent.wait()
+            for place in list(self.neighbours):
+                upstream = await self._attach(place, live=True, beside=True)
+                if upstream is None:
+                    continue
+                if not self._without_parent.is_set():
+                    upstream.link.abort()
+                    break
+                self.beside = upstream
+                upstream.start(upstream.link)
+                logger.info("no parent answers; receiving what %s holds", upstream.link.name)
+                await upstream.run()
+                self.beside = None
+                if not self._without_parent.is_set():
+                    break
+            # No neighbour answered, or the one that did is gone. Candidates are dialled meanwhile.
+            await self._introduced.wait(RETRY_MIN_S)
+
+    async def _attach(self, place: Place, *, live: bool, beside: bool = False) -> Upstream | None:
+        """A link that is up and not started yet; None on failure."""
+        upstream = Upstream(self._node, live=live, beside=beside)
+        try:
+            upstream.link = await self._connector.reach(
+                upstream, place, self._stripes, call=not beside, on_dial_failed=self._dial_failures.notify
+            )
+        except P2PCastError as error:
+            logger.info("cannot attach to %s: %s", show_address(*place[1:]), error)
+            return None
+        return upstream

@@ -1,0 +1,178 @@
+"""Asks for the artifacts of the way to the newest version that no source sends (``rollout_node.sync.source_choice``).
+
+Promises: no artifact is requested twice, nor while it is on its way; a half-received artifact that is on no path any
+more is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node
+from p2pcast.relay.upstream import Upstream
+from p2pcast.version import Version
+from rollout_node.sync.artifact_catalog import Catalog, Entry
+from rollout_node.sync.downloader import Downloader
+from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
+from rollout_node.sync.missing_versions import MissingVersions
+from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.planner import Planner
+from rollout_node.sync.shadow_state import ShadowState
+from rollout_node.sync.source_choice import Ask, choose_source, needs_source
+
+logger = logging.getLogger("p2pcast.peer")
+
+PATIENCE_S = 2.0
+"""Time for which a parent may leave out an artifact that the hub has sealed, in seconds, before it is pulled."""
+
+
+class Requester:
+    """``run`` until cancelled. ``ask_squash`` asks the hub for a squash from a version; False while the hub is out of
+    reach.
+    """
+
+    def __init__(
+        self,
+        *,
+        planner: Planner,
+        state: ShadowState,
+        catalog: Catalog,
+        node: Node,
+        parent_link: ParentLink,
+        downloader: Downloader,
+        missing_versions: MissingVersions,
+        mirror: MirrorCatalog | NoMirror,
+        ask_squash: Callable[[Version], bool],
+        give_up: Callable[[Holding], None],
+    ) -> None:
+        self._planner = planner
+        self._squashes = planner.squashes
+        self._state = state
+        self._catalog = catalog
+        self._node = node
+        self._parent_link = parent_link
+        self._downloader = downloader
+        self._missing_versions = missing_versions
+        self._mirror = mirror
+        self._ask_squash = ask_squash
+        self._give_up = give_up
+
+    async def run(self) -> None:
+        await self._planner.begun.wait()
+        while True:
+            incomplete = self.request(asyncio.get_running_loop().time())
+            await self._planner.news.wait(PATIENCE_S / 4 if incomplete else None)
+
+    def request(self, now: float) -> bool:
+        """Ask for what is missing now; True when something is missing that may have to be asked for later."""
+        live = self._parent_link.feeding
+        path = self._planner.path()
+        if self._awaits_squash(path, now):
+            return True
+        self._give_up_needless()
+        incomplete = self._missing_versions.check(path, live, now)
+        self._redirect_sourceless(live)
+        first_only = self._first_only(path)
+        for edge in path:
+            entry = self._catalog.get(edge.artifact)
+            if first_only and edge is not path[0] and edge.artifact not in self._node.holdings and _is_sealed(entry):
+                incomplete = True
+                continue
+            incomplete |= self._request(edge, entry, live, now)
+        return incomplete
+
+    def _request(self, edge: Edge, entry: Entry | None, live: Upstream | None, now: float) -> bool:
+        """True while the artifact is missing, and no source was asked for all of it."""
+        artifact, holding = edge.artifact, self._node.holdings.get(edge.artifact)
+        ask = choose_source(
+            holding,
+            pulled=self._downloader.fetches(artifact),
+            offered=live is not None and artifact in live.offers,
+            sealed_bytes=entry.size if entry is not None and entry.sealed else None,
+            mirrored=self._mirror.in_use and artifact in self._mirror.entries,
+            overdue=lambda: entry is not None and self._is_overdue(artifact, entry, live, now),
+        )
+        if ask is Ask.NOBODY:
+            return False
+        if holding is not None:
+            holding.want()
+        if ask is Ask.PARENT and live is not None:
+            live.want(artifact)
+            return False
+        if ask is Ask.PEERS:
+            self._downloader.fetch(artifact, anchor=edge.base is None)
+        return True
+
+    def _redirect_sourceless(self, live: Upstream | None) -> None:
+        """Get artifacts without a pull source from the parent, or from the mirror."""
+        for artifact in self._downloader.sourceless:
+            if live is not None and artifact in live.offers:
+                self._downloader.drop(artifact)
+                live.want(artifact)
+            elif self._mirror.in_use and artifact in self._mirror.entries:
+                self._downloader.drop(artifact)
+
+    def _first_only(self, path: list[Edge]) -> bool:
+        """A whole state comes first: a squash may be smaller than the deltas behind it, by the time that it is here."""
+        return self._squashes.asks and len(path) > 2 and path[0].base is None and self._is_incomplete(path[0])
+
+    def _awaits_squash(self, path: list[Edge], now: float) -> bool:
+        """Whether a squash from exactly here is on its way, or was asked for just now: then the path is not begun.
+
+        Where the path begins with a whole state, the squash begins there, and is made while that state comes in.
+        """
+        state_bytes = self._planner.state_bytes
+        held, behind = self._state.staged, path
+        if path and path[0].base is None:
+            held, behind = path[0].version, path[1:]
+        missing = [
+            e
+            for e in behind
+            if not self._downloader.fetches(e.artifact) and needs_source(self._node.holdings.get(e.artifact))
+        ]
+        base = self._squashes.should_ask(held, missing, state_bytes)
+        if base is not None and self._ask_squash(base):
+            logger.info("%d artifacts behind version %s: asking for one in their place", len(missing), path[-1].version)
+            self._squashes.asked(base, now)
+        waits = bool(missing) and self._squashes.waits(held, self._planner.edges(), state_bytes, now)
+        return waits and not (path[0].base is None and self._is_incomplete(path[0]))
+
+    def _is_incomplete(self, edge: Edge) -> bool:
+        holding = self._node.holdings.get(edge.artifact)
+        return holding is None or holding.incomplete
+
+    def _give_up_needless(self) -> None:
+        """Give up what was half received, has no source and is on no path any more: its decoder would wait for ever."""
+        needed: frozenset[bytes] | None = None
+        for holding in list(self._node.holdings.values()):
+            if holding.excerpt:
+                continue
+            if holding.idle or (needs_source(holding) and not self._downloader.fetches(holding.id)):
+                needed = self._planner.needed() if needed is None else needed
+                if _is_sealed(self._catalog.get(holding.id)) and holding.id not in needed:
+                    self._give_up(holding)
+
+    def _is_overdue(self, artifact: bytes, entry: Entry, live: Upstream | None, now: float) -> bool:
+        """Whether the parent will not push an artifact that it does not offer yet. A lost parent is replaced in a
+        moment; a parent that still sends an earlier version comes to this one later.
+        """
+        if live is not None and artifact in live.withheld:
+            self._missing_versions.complain(artifact, live, now)
+            return True
+        receiving, moved_at = self._parent_link.receiving, self._parent_link.moved_at
+        if receiving is not None and receiving < entry.version:
+            return False
+        if live is not None and live.attached.is_set() and entry.sealed_at < moved_at:
+            return True
+        late = now - max(entry.sealed_at, moved_at) > PATIENCE_S
+        if late and live is not None and artifact not in self._node.holdings:
+            self._missing_versions.on_missed(artifact, live, now)
+        return late
+
+
+def _is_sealed(entry: Entry | None) -> bool:
+    return entry is not None and entry.sealed

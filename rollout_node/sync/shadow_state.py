@@ -1,0 +1,116 @@
+"""The shadow at its present version, and the lock between those that read it and the one that moves it.
+
+Promise: the shadow moves only while no reader holds it still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from p2pcast.errors import RetryableError
+from p2pcast.relay.node import Node
+from p2pcast.state.shadow import Shadow
+from p2pcast.version import Version
+from rollout_node.engine.version_digests import VersionDigests
+
+
+class ShadowState:
+    """``ShadowUpdater`` alone writes ``shadow`` and ``staged``."""
+
+    def __init__(self) -> None:
+        self.shadow: Shadow | None = None
+        self.staged: Version | None = None
+        """The version of the shadow; None until it is known to be right."""
+        self._lock = asyncio.Condition()
+        self._readers = 0
+
+    def close(self) -> None:
+        if self.shadow is not None:
+            self.shadow.close()
+
+    @contextlib.asynccontextmanager
+    async def held_still(self) -> AsyncIterator[tuple[Version, Path] | None]:
+        """Keeps the shadow at its version; None where there is none yet."""
+        async with self._lock:
+            self._readers += 1
+        try:
+            shadow = self.shadow
+            yield None if shadow is None or self.staged is None else (self.staged, shadow.path)
+        finally:
+            async with self._lock:
+                self._readers -= 1
+                self._lock.notify_all()
+
+    @contextlib.asynccontextmanager
+    async def moving(self, may_leave: Callable[[Version | None], bool]) -> AsyncIterator[None]:
+        """Excludes readers. Waits until none is left and ``may_leave`` allows to leave the staged version."""
+        async with self._lock:
+            await self._lock.wait_for(lambda: self._readers == 0 and may_leave(self.staged))
+            yield
+
+    async def recheck(self) -> None:
+        """``may_leave`` may have changed: ``moving`` asks it again."""
+        async with self._lock:
+            self._lock.notify_all()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until a reader lets go, or ``timeout_s`` have passed."""
+        async with self._lock:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._lock.wait()
+
+
+class ShadowReader:
+    """The installers' view of the shadow, while they hold it still."""
+
+    def __init__(self, state: ShadowState, node: Node) -> None:
+        self._state = state
+        self._node = node
+
+    @property
+    def staged(self) -> Version | None:
+        return self._state.staged
+
+    def held_still(self) -> contextlib.AbstractAsyncContextManager[tuple[Version, Path] | None]:
+        """Keeps the shadow at its version; None where there is none yet."""
+        return self._state.held_still()
+
+    def digests(self) -> VersionDigests:
+        """Of the version that is held still. Raises RetryableError."""
+        shadow = self._existing()
+        return VersionDigests(shadow.layout, shadow.digests)
+
+    def layout_document(self) -> bytes:
+        """Raises RetryableError."""
+        return self._existing().layout.document
+
+    def is_dense(self, base: Version | None, to: Version) -> bool:
+        """Whether an engine at ``base`` takes the whole state to get to ``to``. Raises RetryableError."""
+        return isinstance(self.patches(base, to), Path)
+
+    def patches(self, base: Version | None, to: Version) -> list[Path] | Path:
+        """The patch files from ``base`` to ``to``, in order; or the shadow's file where no patches lead there. Raises
+        RetryableError unless ``to`` is staged.
+        """
+        shadow = self._state.shadow
+        if shadow is None or self._state.staged != to:
+            raise RetryableError(f"version {to} is not staged here")
+        chain: list[Path] = []
+        at = to
+        while base is not None and at != base:
+            holdings = self._node.holdings.values()
+            holding = next((h for h in holdings if h.open.version == at and h.open.base is not None), None)
+            if holding is None or holding.open.base is None or at not in shadow.patches:
+                return shadow.path
+            chain.append(shadow.patch_path(at))
+            at = holding.open.base
+        return chain[::-1] if base is not None else shadow.path
+
+    def _existing(self) -> Shadow:
+        if self._state.shadow is None:
+            raise RetryableError("this peer holds no version yet")
+        return self._state.shadow

@@ -1,0 +1,70 @@
+"""Which artifact needs a source, and which source is asked. Pure: the one place where this is decided.
+
+| the artifact | is asked of |
+|---|---|
+| is complete, or a source sends it | no source |
+| is being pulled | no other source |
+| is offered by the parent; the hub has not sealed it, or it is small | the parent |
+| is offered by the parent, sealed and large | peers, the parent among them |
+| is on the mirror that is in use | the mirror, which asks ``due_from_mirror`` |
+| is sealed, and the parent will not push it | peers |
+| is none of these | no source yet: the parent may still push it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from p2pcast import limits
+from p2pcast.relay.holding import Holding
+
+SMALL_BYTES = 256 * limits.KIB
+"""A sealed artifact up to this size comes from the parent that offers it: finding other sources would take as long, and
+the transfer delays a version on its way by no more than 20 ms at 100 Mbit/s.
+"""
+MIRROR_PATIENCE_S = 5.0
+"""Time for which a connected parent may leave out an artifact that the mirror lists, in seconds."""
+
+
+class Ask(Enum):
+    NOBODY = auto()
+    """Nothing is to be done for this artifact."""
+    LATER = auto()
+    """The artifact is missing; the choice may change."""
+    PARENT = auto()
+    PEERS = auto()
+
+
+def needs_source(holding: Holding | None) -> bool:
+    """Something of the artifact is missing, and no source sends it."""
+    return holding is None or holding.needs_source
+
+
+def choose_source(
+    holding: Holding | None,
+    *,
+    pulled: bool,
+    offered: bool,
+    sealed_bytes: int | None,
+    mirrored: bool,
+    overdue: Callable[[], bool],
+) -> Ask:
+    """``pulled``: the downloader fetches the artifact already. ``offered``: by the parent. ``sealed_bytes``: the size
+    of an artifact that the hub has sealed; None for others. ``overdue``: whether the parent will not push it; asked
+    only where that decides.
+    """
+    if not needs_source(holding):
+        return Ask.NOBODY
+    if pulled:
+        return Ask.LATER
+    if offered:
+        return Ask.PARENT if sealed_bytes is None or sealed_bytes <= SMALL_BYTES else Ask.PEERS
+    if sealed_bytes is not None and not mirrored and overdue():
+        return Ask.PEERS
+    return Ask.LATER
+
+
+def due_from_mirror(holding: Holding | None, *, pulled: bool, has_parent: bool, listed_for_s: float) -> bool:
+    """Whether the mirror is asked for an artifact that it has listed for ``listed_for_s`` seconds."""
+    return needs_source(holding) and not pulled and (not has_parent or listed_for_s > MIRROR_PATIENCE_S)

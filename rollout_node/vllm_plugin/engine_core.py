@@ -1,0 +1,154 @@
+"""The switch inside vLLM's engine core: pause, commit on all ranks, resume, in one command and between two steps.
+
+Over vLLM's routes the switch takes one command for each of these, and each command waits for the API server, the engine
+and the peer in turn; ``/pause`` alone sleeps for 20 ms. On a small model these waits are nearly all of the pause.
+Inside the core, the engine stops only for one message to its workers and their answers.
+
+Promise: the engine resumes only if every rank has proved the requested version while the caller is still waiting; from
+then on the commit can't be undone. Otherwise the engine stays paused, nothing is undone here, and the caller receives
+every rank's report and decides.
+
+``POST /collective_rpc {"method": "p2pcast_switch", "kwargs": {…}}`` reaches ``switch``, since ``install`` wraps the
+engine core's own method of that route. At init the core adds ``core: true`` to the workers' information, and their
+reports repeat it, so the peer knows that this command is available. It is unavailable with data parallelism, where
+several cores would have to switch at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+COMMAND = "p2pcast_switch"
+_INIT = "init_weight_transfer_engine"
+_INSTALLED = "_p2pcast"
+
+log = logging.getLogger("vllm.p2pcast")
+
+
+def install() -> None:
+    """Wrap the engine core's method. Called in each of vLLM's processes; has an effect in the engine core only."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    if not hasattr(EngineCoreProc.collective_rpc, _INSTALLED):
+        EngineCoreProc.collective_rpc = wrap_collective_rpc(EngineCoreProc.collective_rpc)
+
+
+def wrap_collective_rpc(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper of the engine core's ``collective_rpc`` that handles ``p2pcast_switch``."""
+
+    @wraps(inner)  # vLLM inspects the signature
+    def collective_rpc(self: Any, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
+        if method == COMMAND:
+            return switch(self, Order(**kwargs))
+        if method == _INIT and self.vllm_config.parallel_config.data_parallel_size == 1:
+            kwargs = {"init_info": {**kwargs["init_info"], "core": True}}
+        return inner(self, method, timeout, args, kwargs)
+
+    setattr(collective_rpc, _INSTALLED, True)
+    return collective_rpc
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``marks``: rank (in decimal) → the mark expected from reading back. ``ours``: an existing pause may be lifted.
+    ``until_unix_s``: the caller's deadline; the caller is on this host.
+
+    ``clear_cache``: running requests recompute their keys and values, and cached ones of older weights are dropped.
+    """
+
+    version: str
+    nonce: str
+    marks: dict[str, int]
+    clear_cache: bool
+    ours: bool
+    until_unix_s: float
+
+    @property
+    def expired(self) -> bool:
+        return time.time() > self.until_unix_s
+
+
+def switch(core: Any, order: Order) -> list[dict[str, Any]] | Future[list[dict[str, Any]]]:
+    """The ranks' reports, then the core's own: ``resumed``, and ``pause_us``, the duration without scheduling.
+
+    Raises TimeoutError, and changes nothing, if the caller's deadline has passed at the start.
+    """
+    from vllm.v1.core.sched.interface import PauseState
+
+    if order.expired:
+        raise TimeoutError(f"the deadline of the switch to version {order.version} has passed; nothing was changed")
+    lift = order.ours or not core.is_scheduler_paused()
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    began = time.monotonic()
+    if not core.has_work():
+        return _commit(core, order, lift, began)
+    found: Future[list[dict[str, Any]]] = Future()  # running steps end first
+
+    def idle(_: Any) -> None:
+        try:
+            found.set_result(_commit(core, order, lift, began))
+        except Exception as error:  # noqa: BLE001  (the future passes it to the caller)
+            found.set_exception(error)
+
+    core._idle_state_callbacks.append(idle)
+    return found
+
+
+def _commit(core: Any, order: Order, lift: bool, began: float) -> list[dict[str, Any]]:
+    if order.clear_cache:
+        _clear_caches(core)
+    reports = core.model_executor.collective_rpc(commit_here, args=(order.version, order.nonce, order.clear_cache))
+    good = all(_proves_version(report, order) for report in reports) and not order.expired
+    if good:
+        core.set_weight_version(order.version)
+        core.model_executor.collective_rpc(settle_here, non_block=True)
+        if lift:
+            core.resume_scheduler()
+    pause_us = int((time.monotonic() - began) * 1e6)
+    return [*(report for report in reports if report is not None), {"resumed": good and lift, "pause_us": pause_us}]
+
+
+def _clear_caches(core: Any) -> None:
+    """As ``EngineCore._reset_caches``, except that workers clear theirs in the commit. Raises RuntimeError, before any
+    write.
+    """
+    if not core.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
+        raise RuntimeError("the KV connector's cache could not be reset")
+    core.scheduler.reset_encoder_cache()
+    if core.mm_receiver_cache is not None:
+        core.mm_receiver_cache.clear_cache()
+
+
+def _proves_version(report: dict[str, Any] | None, order: Order) -> bool:
+    if report is None or report["error"] is not None or report["held"] != order.version:
+        return False
+    mark = report.get("mark")
+    return mark is not None and mark == order.marks.get(str(report["rank"]))
+
+
+def commit_here(worker: Any, version: str, nonce: str, clear_cache: bool) -> dict[str, Any] | None:
+    """Runs in each worker. Returns its report, or None after a failure.
+
+    It must not raise: the other workers' answers would stay unread.
+    """
+    try:
+        worker.synchronize_device()
+        if clear_cache:
+            worker.reset_mm_cache()
+            worker.reset_encoder_cache()
+        report: dict[str, Any] | None = worker.weight_transfer_engine.commit_here(version, nonce)
+    except Exception:
+        log.exception("p2pcast: commit of version %s failed", version)
+        return None
+    return report
+
+
+def settle_here(worker: Any) -> None:
+    """Runs in each worker before its next step. Its result is not awaited."""
+    worker.weight_transfer_engine.settle_here()

@@ -1,0 +1,82 @@
+"""A real vLLM server beside a peer: it starts late and loads slowly, dies, returns with its first weights, and outlives
+its peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
+
+from real_server import PROMPTS, Server, complete, make_model, one_off_connections
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+async def servers(swarm) -> AsyncIterator[list[Server]]:
+    started: list[Server] = []
+    yield started
+    for server in started:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_a_server_through_its_life(swarm, states, servers, p2pcast):
+    model = await asyncio.to_thread(make_model, swarm.folder / "model")
+    state = states.read(model)
+    files = {p.name: p.read_bytes() for p in model.iterdir() if p.suffix == ".json" and "index" not in p.name}
+    (swarm.folder / "a").mkdir(0o700)
+    server = Server(model, swarm.folder / "a")
+    servers.append(server)
+
+    async def verified(version: str, peer) -> None:
+        """Live and ready, and every tensor in the engine's own memory is that version's."""
+        await swarm.until(lambda: peer.runners[0].ready and str(peer.committed) == version, f"{version} is live")
+        assert (await swarm.get(peer, "/readyz"))[0] == 200
+        done = await asyncio.to_thread(p2pcast, "verify", "--live", "--state", swarm.folder / "a")
+        assert done.returncode == 0, done.stderr
+
+    # The peer is there long before the server answers; versions come and go meanwhile.
+    await swarm.hub_up()
+    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",))
+    for step in (0, 1):
+        swarm.publish(step, state, files)
+        await swarm.until(lambda s=step: str(peer.staged) == f"0.{s}", "it is staged")
+        state = states.trained(state, step)
+    assert not peer.runners[0].started
+    assert (await swarm.get(peer, "/readyz"))[0] == 503
+    assert "is the server up" in (await swarm.status(peer))["engines"][0]["error"]
+    await asyncio.to_thread(server.wait)
+    await verified("0.1", peer)
+    assert [str(v) for v in peer.runners[0].versions] == ["0.1"]
+    async with one_off_connections() as http:
+        before = [await complete(http, server.url, prompt) for prompt in PROMPTS]
+
+    # A dead server is not ready. After its restart it holds its first folder, until it is filled again.
+    os.killpg(server.process.pid, signal.SIGKILL)
+    await asyncio.to_thread(server.process.wait)
+    await swarm.until(lambda: not peer.runners[0].ready, "it is missed")
+    assert (await swarm.get(peer, "/readyz"))[0] == 503
+    server.restart()
+    await asyncio.to_thread(server.wait)
+    await verified("0.1", peer)
+    assert [str(v) for v in peer.runners[0].versions] == ["0.1", "0.1"]
+    async with one_off_connections() as http:
+        assert [await complete(http, server.url, prompt) for prompt in PROMPTS] == before
+
+    # Another peer takes over: it verifies the weights, and does not rewrite correct weights.
+    await swarm.down(peer)
+    peer = await swarm.peer_up("a", targets=(f"vllm:{server.url}",))
+    await verified("0.1", peer)
+    assert peer.runners[0].report.pause_s == 0
+    swarm.publish(2, state, files)
+    await verified("0.2", peer)
+    async with one_off_connections() as http:
+        assert [await complete(http, server.url, prompt) for prompt in PROMPTS] != before

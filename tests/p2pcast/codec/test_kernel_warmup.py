@@ -1,0 +1,42 @@
+"""After the warm-up, no codec path compiles a kernel."""
+
+import numpy as np
+import pytest
+
+from p2pcast.codec import class_ranks, gap_coding, kernels, step_coding
+from p2pcast.codec.cell import apply, decode, encode
+from p2pcast.codec.digest import digest, digest_change, word_dtype
+from p2pcast.codec.kernel_warmup import warm_up
+from p2pcast.codec.layout import Cell
+
+
+def compiled() -> dict[str, int]:
+    every = [item for module in (kernels, class_ranks, gap_coding, step_coding) for item in vars(module).items()]
+    return {name: len(k.signatures) for name, k in every if hasattr(k, "signatures")}
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_warm_up_compiles_every_kernel(width):
+    warm_up([width])
+    before = compiled()
+    assert sum(before.values())
+    rng = np.random.default_rng(width)
+    for words, changes in ((1, 1), (300, 3), (70_000, 1), (70_000, 2_000), (5_000, 5_000)):
+        cell = Cell(3, 2, 1024 * 5 + 3, words, width, 0, 50)
+        old = rng.integers(0, 256, words * width, dtype=np.uint8).view(word_dtype(width))
+        new = old.copy()
+        new[rng.choice(words, changes, replace=False)] += np.array(
+            rng.integers(1, 1 << min(8 * width - 1, 62)), new.dtype
+        )
+        for readonly in (False, True):
+            old.flags.writeable = new.flags.writeable = not readonly
+            for codec in ("auto", "flat", "dense", "raw", "context"):
+                coded = encode(cell, old, new, codec=codec)
+                assert coded is not None
+                patch = decode(cell, coded.codec, coded.payload, old, coded.before, coded.after)
+                target = old.copy()
+                apply(patch, target)
+                assert digest(target, cell) == digest(new, cell) == coded.after
+                if patch.positions is not None:
+                    digest_change(patch.positions, old[patch.positions], patch.words, cell)
+    assert compiled() == before

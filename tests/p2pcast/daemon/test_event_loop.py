@@ -1,0 +1,63 @@
+"""Sockets given to the loop have one owner, however early their connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+
+import pytest
+
+from p2pcast.daemon import event_loop
+
+RESET_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def reset_connection() -> socket.socket:
+    """A socket after a reset of the connection by the other side."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_ONCE)
+    theirs.close()
+    ours.setblocking(False)
+    return ours
+
+
+class Greeter(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(b"hello")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+def test_a_connection_that_ends_before_its_start_keeps_no_descriptor(tls):
+    """A kept descriptor would be closed at garbage collection, when its number may belong to another file."""
+
+    async def work() -> None:
+        sock = reset_connection()
+        options = {"ssl": ssl.create_default_context(), "server_hostname": "localhost"} if tls else {}
+        try:
+            await asyncio.get_running_loop().create_connection(Greeter, sock=sock, **options)
+        except OSError:
+            assert tls
+        assert sock.fileno() == -1
+
+    event_loop.run(work())
+
+
+def test_the_socket_of_a_connection_that_is_up_is_the_loop_s():
+    async def work() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            ours = socket.create_connection(listening.getsockname())
+            theirs, _ = listening.accept()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            assert ours.fileno() == -1
+            theirs.sendall(b"word\n")
+            assert await reader.readline() == b"word\n"
+            writer.close()
+            await writer.wait_closed()
+            assert theirs.recv(1) == b""
+
+    event_loop.run(work())

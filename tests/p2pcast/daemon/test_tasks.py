@@ -1,0 +1,279 @@
+"""Failures of background tasks, callbacks, timers, futures and threads: each is reported, with the consequence that
+p2pcast.daemon.tasks states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+
+import pytest
+
+from p2pcast.daemon import event_loop
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.tasks import TaskFailedError, Tasks, spawn
+from p2pcast.errors import LocalError, RemoteError
+
+LIMIT_S = 30.0
+
+
+class Bug(Exception):
+    """An unexpected exception."""
+
+
+async def fails(error: BaseException) -> None:
+    raise error
+
+
+def raises(error: BaseException) -> None:
+    raise error
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 - conditions of all kinds
+            await asyncio.sleep(0)
+
+
+def events_of(tasks: Tasks) -> list[tuple[str, str, str]]:
+    return [(e.kind, e.facts["task"], e.facts["why"]) for e in tasks._events.after(0)[1]]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, event_loop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    """``run(coroutine)`` on a fresh loop of either kind."""
+
+    def on_loop(work) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(work)
+
+    return on_loop
+
+
+def test_a_bug_in_vital_work_ends_the_group_with_the_tasks_name(run, caplog):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+            async with tasks.group() as group:
+                group.create_task(asyncio.Event().wait(), name="a loop")
+                tasks.later(fails(Bug("oh")), "seal 0.1")
+        error = caught.value.exceptions[0]
+        assert isinstance(error, TaskFailedError)
+        assert (error.exit_code, "task 'seal 0.1' failed: Bug: oh" in str(error)) == (1, True)
+        assert events_of(tasks) == [("task_failed", "seal 0.1", "Bug: oh")]
+        assert tasks.healthy() == (
+            False,
+            "task 'seal 0.1' failed (Bug), 1 failures in all; see the log, and restart this daemon",
+        )
+
+    run(work())
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_a_bug_before_the_group_begins_ends_the_group(run):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        tasks.later(fails(Bug()), "early")
+        await until(lambda: tasks.failed)
+        with pytest.raises(ExceptionGroup, match="unhandled"):
+            async with tasks.group() as group:
+                group.create_task(asyncio.Event().wait(), name="a loop")
+
+    run(work())
+
+
+def test_a_bug_in_a_loop_of_the_daemon_is_named(run):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        with pytest.raises(ExceptionGroup) as caught:
+            async with tasks.group() as group:
+                group.create_task(fails(ExceptionGroup("inside", [Bug("oh")])), name="keepalives")
+        assert "task 'keepalives' failed" in str(caught.value.exceptions[0])
+
+    run(work())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_daemon_loop_that_ends_is_a_failure(run, ends):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        async with tasks.group() as group:
+            group.create_task(asyncio.sleep(0), name="keepalives", ends=ends)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            raise LocalError("the end of the test")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(work())
+    assert (
+        "'keepalives' failed: RuntimeError: the task ended before the daemon" in str(caught.value.exceptions)
+    ) is not ends
+
+
+def test_an_expected_error_of_a_loop_is_raised_unchanged(run):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        with pytest.raises(ExceptionGroup) as caught:
+            async with tasks.group() as group:
+                group.create_task(fails(LocalError("the disk is full")), name="node")
+        assert [str(e) for e in caught.value.exceptions] == ["the disk is full"]
+        assert tasks.failed == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "vital", "healthy"),
+    [
+        (LocalError("the disk is full"), True, False),
+        (LocalError("the disk is full"), False, True),
+        (RemoteError("it said no"), True, True),
+        (Bug("oh"), False, False),
+    ],
+)
+def test_nonfatal_failures_are_reported_and_may_make_the_daemon_unhealthy(run, error, vital, healthy):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        async with tasks.group():
+            tasks.later(fails(error), "renew b", vital=vital)
+            await until(lambda: tasks.failed)
+            await asyncio.sleep(0)
+            # The group goes on.
+            tasks.later(asyncio.sleep(0), "another")
+            await until(lambda: not tasks._running)
+            assert tasks.healthy()[0] is healthy
+            assert [(kind, task) for kind, task, _ in events_of(tasks)] == [("task_failed", "renew b")]
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run(work())
+
+
+def test_failures_of_callbacks_timers_futures_and_tasks_are_recorded(run):
+    async def work() -> None:
+        tasks, loop = Tasks(Events()), asyncio.get_running_loop()
+        with tasks.watching():
+            loop.call_soon(raises, Bug("callback"))
+            loop.call_later(0, raises, Bug("timer"))
+            done = loop.create_future()
+            done.add_done_callback(lambda _: raises(Bug("future's callback")))
+            done.set_result(None)
+            kept = spawn(fails(Bug("task")), "owned")
+            await until(lambda: tasks.failed == 4)
+            lost = loop.create_future()
+            lost.set_exception(Bug("not retrieved"))
+            del lost
+            gc.collect()
+            await until(lambda: tasks.failed == 5)
+        assert kept.done()
+        whys = {why for _, _, why in events_of(tasks)}
+        assert whys == {"Bug: callback", "Bug: timer", "Bug: future's callback", "Bug: task", "Bug: not retrieved"}
+        assert "owned" in {task for _, task, _ in events_of(tasks)}
+        assert not tasks.healthy()[0]
+
+    run(work())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failed_thread_is_recorded(run, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+    async def work() -> None:
+        tasks = Tasks(Events())
+        with tasks.watching():
+            thread = threading.Thread(target=raises, args=(Bug("oh"),), name="worker")
+            thread.start()
+            await until(lambda: tasks.failed)
+            thread.join()
+        assert events_of(tasks) == [("task_failed", "thread worker", "Bug: oh")]
+
+    run(work())
+
+
+def test_a_failed_protocol_is_recorded_with_its_address(run):
+    class Broken(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            raise Bug("oh")
+
+    async def work() -> None:
+        tasks, loop = Tasks(Events()), asyncio.get_running_loop()
+        with tasks.watching():
+            server = await loop.create_server(Broken, "127.0.0.1", 0)
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"x")
+            await until(lambda: tasks.failed)
+            writer.close()
+            server.close()
+            await server.wait_closed()
+        [(_, task, why)] = events_of(tasks)
+        assert "127.0.0.1" in task
+        assert why == "Bug: oh"
+
+    run(work())
+
+
+def test_a_broken_connection_is_no_failure(run):
+    async def work() -> None:
+        tasks, loop = Tasks(Events()), asyncio.get_running_loop()
+        with tasks.watching():
+            transport = type("T", (), {"get_extra_info": lambda self, name: None})()
+            loop.call_exception_handler(
+                {"message": "lost", "exception": ConnectionResetError(), "transport": transport}
+            )
+            loop.call_exception_handler({"message": "a warning without an exception"})
+        assert tasks.failed == 0
+
+    run(work())
+
+
+def test_all_running_daemons_of_a_loop_record_its_errors(run):
+    async def work() -> None:
+        one, two, loop = Tasks(Events()), Tasks(Events()), asyncio.get_running_loop()
+        with one.watching():
+            with two.watching():
+                loop.call_exception_handler({"message": "x", "exception": Bug()})
+            loop.call_exception_handler({"message": "x", "exception": Bug()})
+        assert (one.failed, two.failed) == (2, 1)
+        logging.getLogger("asyncio").disabled = True
+        try:
+            loop.call_exception_handler({"message": "x", "exception": Bug()})
+        finally:
+            logging.getLogger("asyncio").disabled = False
+        assert (one.failed, two.failed) == (2, 1)
+
+    run(work())
+
+
+def test_at_the_end_running_tasks_finish_and_hanging_tasks_are_cancelled(run, monkeypatch):
+    monkeypatch.setattr("p2pcast.daemon.tasks.END_S", 0.01)
+
+    async def work() -> None:
+        tasks, done = Tasks(Events()), []
+
+        async def writes() -> None:
+            await asyncio.to_thread(done.append, 1)
+
+        hangs = asyncio.Event()
+        tasks.later(writes(), "evicted")
+        tasks.later(hangs.wait(), "hangs")
+        tasks.later(fails(Bug()), "fails while it ends")
+        monkeypatch.setattr("p2pcast.daemon.tasks.END_S", 0.2)
+        await tasks.end()
+        assert done == [1]
+        assert not tasks._running
+        assert tasks.healthy()[0]
+
+    run(work())
+
+
+def test_failures_are_bounded_and_the_first_is_shown(run):
+    async def work() -> None:
+        tasks = Tasks(Events())
+        for number in range(100):
+            tasks.fail(f"task {number}", Bug())
+        assert (len(tasks.status()), tasks.failed) == (16, 100)
+        assert "'task 0'" in tasks.healthy()[1]
+
+    run(work())

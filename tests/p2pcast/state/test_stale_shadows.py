@@ -1,0 +1,191 @@
+"""Shadows that no daemon will open again are removed; shadows that may be used again stay, even if their
+process died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from p2pcast.cli.state_folder import check
+from p2pcast.codec.layout import Layout, Tensor
+from p2pcast.daemon.daemon_process import shadow_prefix
+from p2pcast.errors import LocalError
+from p2pcast.state import stale_shadows as module
+from p2pcast.state.shadow import PATCHES_NAME, Shadow, locked
+from p2pcast.state.stale_shadows import OWNER_NAME, claim, find_stale, remove, sweep
+from p2pcast.store.state_format import state_lock
+
+LAYOUT = Layout([Tensor("a", "BF16", (100,))])
+
+
+@pytest.fixture
+def tmpfs(tmp_path) -> Path:
+    (tmp_path / "tmpfs").mkdir()
+    return tmp_path / "tmpfs"
+
+
+def shadow_of(state: Path, tmpfs: Path, name: str = "0") -> Path:
+    """A killed peer's shadow, with an unfinished patch."""
+    folder = tmpfs / f"{shadow_prefix()}{name}"
+    with state_lock(state):
+        claim(state, folder)
+        Shadow.create(folder, LAYOUT).close()
+        (folder / PATCHES_NAME / "0.3.p2pp.part").write_bytes(b"x" * 9000)
+    return folder
+
+
+def test_shadow_survives_its_process(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    before = json.loads((folder / OWNER_NAME).read_text())
+    sweep(tmpfs)
+    assert folder.exists()
+    assert list(find_stale(tmpfs)) == []
+    claim(tmp_path / "a", folder)  # the next start
+    assert json.loads((folder / OWNER_NAME).read_text()) == before
+
+
+def test_shadow_of_a_missing_state_folder_is_removed(tmp_path, tmpfs):
+    folder, other = shadow_of(tmp_path / "a", tmpfs), shadow_of(tmp_path / "b", tmpfs, "1")
+    shutil.rmtree(tmp_path / "a")
+    [left] = find_stale(tmpfs)
+    assert (left.folder, left.proved) == (folder, True)
+    assert left.nbytes >= 9000
+    sweep(tmpfs)
+    assert list(tmpfs.iterdir()) == [other]
+
+
+def test_shadow_replaced_by_another_is_removed(tmp_path, tmpfs):
+    first = shadow_of(tmp_path / "a", tmpfs)
+    second = shadow_of(tmp_path / "a", tmpfs, "1")
+    sweep(tmpfs)
+    assert (first.exists(), second.exists()) == (False, True)
+
+
+def test_shadow_of_a_recreated_state_folder_is_removed(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    shutil.rmtree(tmp_path / "a")
+    shadow_of(tmp_path / "a", tmpfs, "1")
+    sweep(tmpfs)
+    assert not folder.exists()
+
+
+def test_locked_shadow_is_kept(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    shutil.rmtree(tmp_path / "a")
+    [left] = find_stale(tmpfs)
+    with Shadow.create(folder, LAYOUT):
+        sweep(tmpfs)
+        assert not remove(left)
+    assert folder.exists()
+    assert remove(left)
+
+
+def test_shadow_claimed_after_the_search_is_kept(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    shutil.rmtree(tmp_path / "a")
+    [left] = find_stale(tmpfs)
+    shadow_of(tmp_path / "b", tmpfs)
+    assert not remove(left)
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("changed", [{"device": -1}, {"root": [-1, -1]}])
+def test_shadow_of_an_unreachable_state_folder_is_kept(tmp_path, tmpfs, changed):
+    """The state folder's file system is not mounted, or its path is in another container."""
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    record = json.loads((folder / OWNER_NAME).read_text())
+    (folder / OWNER_NAME).write_text(json.dumps(record | changed))
+    shutil.rmtree(tmp_path / "a")
+    sweep(tmpfs)
+    assert folder.exists()
+    assert list(find_stale(tmpfs)) == []
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", '{"state": 1}'])
+def test_folder_without_an_owner_is_listed_and_kept(tmp_path, tmpfs, text):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    shutil.rmtree(tmp_path / "a")
+    (folder / OWNER_NAME).unlink()
+    if text is not None:
+        (folder / OWNER_NAME).write_text(text)
+    sweep(tmpfs)
+    [left] = find_stale(tmpfs)
+    assert not left.proved
+    assert not remove(left)
+    assert folder.exists()
+
+
+def test_links_are_kept_and_partial_folders_removed(tmp_path, tmpfs):
+    target = tmp_path / "mine"
+    target.mkdir()
+    (target / "file").touch()
+    (tmpfs / f"{shadow_prefix()}9").symlink_to(target)
+    half = tmpfs / f".{shadow_prefix()}gone-00"
+    half.mkdir()
+    (half / "model.safetensors").touch()
+    sweep(tmpfs)
+    assert not half.exists()
+    assert (target / "file").exists()
+
+
+@pytest.mark.root
+def test_another_users_folder_is_kept(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    shutil.rmtree(tmp_path / "a")
+    os.chown(folder, 65534, 65534)
+    sweep(tmpfs)
+    assert folder.exists()
+
+
+def test_shadow_in_use_is_not_claimed(tmp_path, tmpfs):
+    folder = shadow_of(tmp_path / "a", tmpfs)
+    before = (folder / OWNER_NAME).read_bytes()
+    with (
+        state_lock(tmp_path / "b"),
+        Shadow.create(folder, LAYOUT),
+        pytest.raises(LocalError, match="in use by another process"),
+    ):
+        claim(tmp_path / "b", folder)
+    assert (folder / OWNER_NAME).read_bytes() == before
+
+
+def test_folder_removed_during_locking_is_recreated(tmpfs, monkeypatch):
+    folder = tmpfs / "x"
+    real, calls = module.private_folders.own_folder, []
+
+    def own_folder(path, marks, *, make=True):
+        fd = real(path, marks, make=make)
+        calls.append(path)
+        if len(calls) == 1:
+            path.rmdir()  # as ``remove`` does in another process
+        return fd
+
+    monkeypatch.setattr(module.private_folders, "own_folder", own_folder)
+    fd = locked(folder, make=True)
+    assert os.path.samestat(os.stat(folder), os.fstat(fd))
+    os.close(fd)
+
+
+def test_check_command_lists_and_removes_stale_shadows(tmp_path, tmpfs, monkeypatch):
+    state = tmp_path / "b"
+    kept = shadow_of(state, tmpfs, "1")
+    for name in ("deltas", "anchors"):
+        (state / name).mkdir()
+    (state / "peer.json").write_text('{"node": "00", "run": "", "newest": null, "evicted": []}')
+    gone = shadow_of(tmp_path / "a", tmpfs)
+    shutil.rmtree(tmp_path / "a")
+    monkeypatch.setattr(find_stale, "__defaults__", (tmpfs,))
+    for options, removed in (((), False), (("--repair",), True)):
+        done = CliRunner().invoke(
+            check, [str(state), "--shadow", str(kept), "--json", *options], catch_exceptions=False
+        )
+        [item] = json.loads(done.stdout)["leftovers"]
+        assert (item["path"], item["proved"], item["removed"]) == (str(gone), True, removed)
+        assert gone.exists() != removed
+    assert kept.exists()

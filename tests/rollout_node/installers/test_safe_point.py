@@ -1,0 +1,126 @@
+"""Switches that wait for the end of running requests, at a played vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from installer_host import ONE, SHADOW, TWO, Host
+
+from p2pcast.errors import P2PCastError, RetryableError
+
+
+async def test_a_drain_lets_requests_end_before_the_weights_change(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    await installer.stage(TWO, SHADOW)
+    host.engine.take_calls()
+    host.engine.idle.clear()
+    committing = asyncio.ensure_future(installer.commit(TWO))
+    await host.engine.draining.wait()
+    assert host.engine.take_calls() == ["note a pause", "drain"]
+    assert (host.held(), installer.ready) == (["0.1", "0.1"], True)
+    host.engine.idle.set()
+    report = await committing
+    assert host.engine.take_calls() == ["pause", "commit", "resume"]
+    assert (host.held(), host.engine.paused, "drained_s" in report.detail) == (["0.2", "0.2"], False, True)
+
+
+async def test_the_engine_core_switches_after_a_drain(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    host.engine.core = True
+    await installer.stage(TWO, SHADOW)
+    await installer.commit(TWO)
+    assert host.engine.take_calls() == ["prepare", "note a pause", "drain", "switch"]
+    assert (installer.committed, host.engine.paused) == (TWO, False)
+
+
+async def test_an_endless_request_leaves_the_engine_at_its_old_version(host: Host) -> None:
+    host.drain_s = 0.05
+    installer = await host.installed(safe_point="drain")
+    await installer.stage(TWO, SHADOW)
+    host.engine.take_calls()
+    host.engine.idle.clear()
+    stretch = installer.stretch
+    with pytest.raises(RetryableError, match=r"did not end within 0\.05 s \(--drain-timeout\)"):
+        await installer.commit(TWO)
+    assert host.engine.take_calls() == ["note a pause", "drain", "resume"]
+    assert (installer.committed, installer.ready, host.held()) == (ONE, True, ["0.1", "0.1"])
+    assert installer.stretch == stretch, "nothing was written"
+    host.engine.idle.set()
+    await installer.stage(TWO, SHADOW)
+    await installer.commit(TWO)
+    assert (installer.committed, host.engine.paused) == (TWO, False)
+
+
+async def test_a_cancelled_drain_resumes_the_engine(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    await installer.stage(TWO, SHADOW)
+    host.engine.idle.clear()
+    committing = asyncio.ensure_future(installer.commit(TWO))
+    await host.engine.draining.wait()
+    committing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await committing
+    assert (host.engine.paused, host.held()) == (False, ["0.1", "0.1"])
+
+
+async def test_a_successor_ends_the_drain_of_a_peer_that_died(host: Host) -> None:
+    await host.installed(safe_point="drain")
+    host.engine.paused = True
+    for rank in host.engine.ranks:
+        rank.pausing = True
+    successor = host.installer(safe_point="drain")
+    await successor.start()
+    await successor.stage(TWO, SHADOW)
+    assert (host.engine.paused, host.held()) == (False, ["0.1", "0.1"])
+
+
+async def test_a_drain_never_begins_under_another_programs_pause(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    await installer.stage(TWO, SHADOW)
+    host.engine.paused = True
+    host.engine.take_calls()
+    with pytest.raises(RetryableError, match="paused by another program"):
+        await installer.commit(TWO)
+    assert host.engine.take_calls() == []
+    assert (host.engine.paused, host.held()) == (True, ["0.1", "0.1"])
+
+
+async def test_a_repair_waits_for_no_request(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    host.engine.ranks[1].held = "0.7"
+    host.engine.idle.clear()
+    await installer.stage(TWO, SHADOW)
+    assert "drain" not in host.engine.take_calls()
+    assert host.held() == ["0.2", "0.2"]
+
+
+async def test_a_stretch_names_the_time_between_two_writes(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    first = installer.stretch
+    await installer.stage(TWO, SHADOW)
+    host.engine.idle.clear()
+    committing = asyncio.ensure_future(installer.commit(TWO))
+    await host.engine.draining.wait()
+    assert installer.stretch == first is not None, "requests end with the old weights"
+    host.engine.before_commit = lambda: stretches.append(installer.stretch)
+    stretches: list[str | None] = []
+    host.engine.idle.set()
+    await committing
+    assert stretches == [None, None], "at each rank"
+    assert installer.stretch not in (None, first)
+
+
+async def test_a_commit_that_was_taken_back_begins_a_new_stretch(host: Host) -> None:
+    installer = await host.installed(safe_point="drain")
+    first = installer.stretch
+    await installer.stage(TWO, SHADOW)
+    host.engine.ranks[1].answers["commit"] = {"error": "by a test", "kind": "retryable"}
+    with pytest.raises(P2PCastError, match="by a test"):
+        await installer.commit(TWO)
+    assert host.held() == ["0.1", "0.1"]
+    assert installer.stretch not in (None, first)
+
+
+async def test_between_two_steps_no_stretch_is_named(host: Host) -> None:
+    assert (await host.installed()).stretch is None

@@ -1,0 +1,391 @@
+"""Installing into a vLLM server that an HTTP server plays, with ranks that report over the install socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from installer_host import ONE, SHADOW, TWO, Host
+from played_vllm import LAYOUT, Engine, digest_of
+
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from rollout_node.installers.installer import Audit
+
+Setup = Callable[[Engine], None]
+
+
+def everywhere(phase: str, **found: Any) -> Setup:
+    def setup(engine: Engine) -> None:
+        for rank in engine.ranks:
+            rank.answers[phase] = found
+
+    return setup
+
+
+def at_rank_1(phase: str, **found: Any) -> Setup:
+    return lambda engine: engine.ranks[1].answers.update({phase: found})
+
+
+async def test_the_whole_state_is_written_under_a_pause_while_staging(host: Host) -> None:
+    installer = host.installer()
+    await installer.start()
+    await installer.stage(ONE, SHADOW)
+    assert host.engine.take_calls() == ["prepare", "note a pause", "pause", "commit", "resume"]
+    assert not installer.ready
+    assert not installer.commit_needs_shadow, "it is written already"
+    report = await installer.commit(ONE)
+    assert report.dense
+    assert (installer.committed, installer.ready, host.engine.label) == (ONE, True, "0.1")
+    assert host.engine.take_calls() == []
+
+
+async def test_a_delta_is_prepared_while_the_engine_runs(host: Host) -> None:
+    installer = await host.installed()
+    await installer.stage(TWO, SHADOW)
+    assert host.engine.take_calls() == ["prepare"]
+    assert (installer.committed, installer.ready) == (ONE, True)
+    report = await installer.commit(TWO)
+    assert host.engine.take_calls() == ["note a pause", "pause", "commit", "resume"]
+    assert (report.dense, host.held(), host.engine.label) == (False, ["0.2", "0.2"], "0.2")
+
+
+async def test_the_engine_core_switches_in_one_command(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.core = True
+    await installer.stage(TWO, SHADOW)
+    report = await installer.commit(TWO)
+    assert host.engine.take_calls() == ["prepare", "note a pause", "switch"]
+    assert report.pause_s == 7e-6
+    assert installer.committed == TWO
+
+
+async def test_an_engine_that_is_written_whole_is_not_ready_before_the_commit(host: Host) -> None:
+    installer = await host.installed()
+    everywhere("prepare", install="dense")(host.engine)
+    await installer.stage(TWO, SHADOW)
+    assert not installer.ready
+    await installer.commit(TWO)
+    assert installer.ready
+
+
+async def test_a_version_that_the_ranks_hold_is_not_written_again(host: Host) -> None:
+    await host.installed()
+    host.engine.label = "default"
+    successor = host.installer()
+    await successor.start()
+    await successor.stage(ONE, SHADOW)
+    await successor.commit(ONE)
+    assert host.engine.take_calls() == []
+    assert (successor.committed, successor.ready, host.engine.label) == (ONE, True, "0.1")
+
+
+async def test_only_a_staged_version_is_committed(host: Host) -> None:
+    installer = await host.installed()
+    await installer.stage(TWO, SHADOW)
+    with pytest.raises(LocalError, match=r"0\.1 isn't staged, 0\.2 is"):
+        await installer.commit(ONE)
+
+
+async def test_a_rank_that_lost_its_preparation_is_staged_again(host: Host) -> None:
+    installer = await host.installed()
+    await installer.stage(TWO, SHADOW)
+    host.engine.ranks[1].prepared = None
+    with pytest.raises(RetryableError, match=r"rank 1 isn't prepared for 0\.2"):
+        await installer.commit(TWO)
+    assert host.held() == ["0.1", "0.1"]
+    assert not host.engine.paused
+
+
+# -- versions that fail
+
+
+@pytest.mark.parametrize("core", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (IntegrityError.wire_code, IntegrityError),
+        (RetryableError.wire_code, RetryableError),
+        (LocalError.wire_code, LocalError),
+        (None, LocalError),
+    ],
+)
+async def test_a_failed_commit_is_taken_back_on_all_ranks(
+    host: Host, core: bool, kind: str | None, error: type[P2PCastError]
+) -> None:
+    installer = await host.installed()
+    host.engine.core = core
+    await installer.stage(TWO, SHADOW)
+    at_rank_1("commit", error="by a test", kind=kind)(host.engine)
+    with pytest.raises(error, match="e: rank 1, commit: by a test"):
+        await installer.commit(TWO)
+    assert host.held() == ["0.1", "0.1"]
+    assert host.engine.take_calls()[-2:] == ["abort", "resume"]
+    assert (installer.committed, installer.ready) == (ONE, False)
+    assert not host.engine.paused
+    with pytest.raises(LocalError, match="nothing is"):
+        await installer.commit(TWO)
+
+
+async def test_a_core_that_came_back_too_late_is_undone(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.core, host.engine.resumes = True, False
+    await installer.stage(TWO, SHADOW)
+    with pytest.raises(RetryableError, match="took longer than"):
+        await installer.commit(TWO)
+    assert host.held() == ["0.1", "0.1"]
+    assert host.engine.take_calls()[-2:] == ["abort", "resume"]
+
+
+async def test_a_core_with_a_missing_report_is_undone(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.core = True
+    host.engine.ranks[1].silent.add("commit")
+    await installer.stage(TWO, SHADOW)
+    with pytest.raises(RetryableError, match="1 workers gave no report of the commit"):
+        await installer.commit(TWO)
+    assert host.held() == ["0.1", "0.1"]
+
+
+@pytest.mark.parametrize(("core", "switch"), [(False, ["pause", "commit"]), (True, ["switch"])])
+@pytest.mark.parametrize("wrong", [{"mark": 7}, {"mark": None}, {"held": "0.1"}])
+async def test_ranks_without_the_prepared_values_keep_the_engine_paused(
+    host: Host, wrong: dict[str, Any], core: bool, switch: list[str]
+) -> None:
+    installer = await host.installed()
+    host.engine.core = core
+    await installer.stage(TWO, SHADOW)
+    everywhere("commit", **wrong)(host.engine)
+    everywhere("abort", held="0.2")(host.engine)
+    with pytest.raises(IntegrityError, match=r"the values prepared for 0\.2 are not there"):
+        await installer.commit(TWO)
+    assert host.engine.take_calls() == ["prepare", "note a pause", *switch, "abort", "forget", "pause"]
+    assert host.engine.paused
+    assert (installer.committed, installer.ready) == (None, False)
+    for rank in host.engine.ranks:
+        rank.answers.clear()
+    await installer.stage(TWO, SHADOW)
+    await installer.commit(TWO)
+    assert "prepare whole" in host.engine.take_calls()
+    assert (installer.committed, host.engine.paused) == (TWO, False)
+
+
+async def test_doubts_about_an_engine_end_with_its_restart(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.ranks[0].live = host.engine.ranks[1].live = 7
+    assert (await installer.audit(LAYOUT, {0: digest_of("0.1")})).wrong == ["w"]
+    host.engine.restart()
+    host.engine.take_calls()
+    await installer.stage(TWO, SHADOW)
+    assert host.engine.take_calls() == ["prepare", "note a pause", "pause", "commit", "resume"]
+
+
+async def test_ranks_with_different_versions_keep_the_engine_paused(host: Host, caplog: Any) -> None:
+    installer = await host.installed()
+    await installer.stage(TWO, SHADOW)
+    at_rank_1("commit", error="by a test")(host.engine)
+    at_rank_1("abort", held="0.2")(host.engine)
+    with pytest.raises(LocalError):
+        await installer.commit(TWO)
+    assert "it stays paused until it is repaired" in caplog.text
+    assert host.engine.paused
+    assert installer.committed is None
+
+
+async def test_a_server_that_fails_to_undo_keeps_its_pause(host: Host, caplog: Any) -> None:
+    installer = await host.installed(driver="external")
+    await installer.stage(TWO, SHADOW)
+    host.engine.fails.add("update_weights")
+    with pytest.raises(RetryableError):
+        await installer.commit(TWO)
+    assert "it must stay paused until it is repaired" in caplog.text
+    assert (installer.committed, installer.ready, host.engine.paused) == (None, False, True)
+
+
+async def test_foreign_changes_of_the_weights_are_overwritten(host: Host, caplog: Any) -> None:
+    installer = await host.installed()
+    host.engine.ranks[0].live = host.engine.ranks[1].live = 7
+    await installer.stage(TWO, SHADOW)
+    await installer.commit(TWO)
+    assert "the ranks' live values differ from 0.1" in caplog.text
+    assert host.engine.take_calls()[:4] == ["prepare", "forget", "note a pause", "pause"]
+    assert (installer.committed, host.engine.paused) == (TWO, False)
+    assert [rank.live for rank in host.engine.ranks] == [digest_of("0.2")] * 2
+
+
+async def test_ranks_that_build_on_different_versions_are_overwritten(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.ranks[1].answers["prepare"] = {"from": "0.0"}
+    await installer.stage(TWO, SHADOW)
+    assert "prepare whole" in host.engine.take_calls()
+    await installer.commit(TWO)
+    assert installer.committed == TWO
+
+
+async def test_a_damaged_version_leaves_the_engine_at_its_present_one(host: Host) -> None:
+    installer = await host.installed()
+    at_rank_1("prepare", error="a patch is damaged", kind="integrity")(host.engine)
+    with pytest.raises(IntegrityError, match="a patch is damaged"):
+        await installer.stage(TWO, SHADOW)
+    assert host.engine.take_calls() == ["prepare"]
+    assert (installer.committed, host.held()) == (ONE, ["0.1", "0.1"])
+
+
+async def test_a_stage_notices_an_engine_that_lost_its_version(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.restart()
+    at_rank_1("prepare", error="no memory")(host.engine)
+    with pytest.raises(LocalError, match="no memory"):
+        await installer.stage(TWO, SHADOW)
+    assert installer.committed is None
+
+
+async def test_a_rank_that_does_not_report_is_named(host: Host) -> None:
+    host.socket.elsewhere = lambda: "member m"
+    host.engine.ranks[1].silent.add("init")
+    with pytest.raises(RetryableError, match=r"1 of 2 workers did not report init within .* ranks 1 \(member m\)"):
+        await host.installer().start()
+
+
+async def test_workers_that_disagree_about_an_update_are_refused(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.ranks[1].open = True
+    with pytest.raises(LocalError, match="disagree whether an update is under way"):
+        await installer.stage(TWO, SHADOW)
+
+
+async def test_an_open_session_is_continued(host: Host) -> None:
+    await host.installed()
+    for rank in host.engine.ranks:
+        rank.open = True
+    host.engine.fails.add("start_weight_update")
+    successor = host.installer()
+    await successor.start()
+    await successor.stage(TWO, SHADOW)
+    await successor.commit(TWO)
+    assert successor.committed == TWO
+
+
+# -- pauses of others
+
+
+async def test_a_successor_ends_the_pause_of_a_peer_that_died(host: Host) -> None:
+    await host.installed()
+    host.engine.paused = True
+    for rank in host.engine.ranks:
+        rank.pausing = True
+    successor = host.installer()
+    await successor.start()
+    await successor.stage(TWO, SHADOW)
+    assert host.engine.take_calls() == ["resume", "prepare"]
+    assert not host.engine.paused
+
+
+async def test_a_pause_by_another_process_is_not_ended(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.paused = True
+    await installer.stage(TWO, SHADOW)
+    await installer.commit(TWO)
+    assert "resume" not in host.engine.take_calls()
+    assert (installer.committed, host.engine.paused) == (TWO, True)
+
+
+async def test_doubtful_ranks_are_paused_and_written_whole(host: Host) -> None:
+    await host.installed()
+    host.engine.ranks[1].doubtful = True
+    successor = host.installer()
+    await successor.start()
+    await successor.stage(TWO, SHADOW)
+    assert host.engine.take_calls()[:3] == ["note a pause", "pause", "prepare whole"]
+    await successor.commit(TWO)
+    assert not host.engine.paused
+
+
+async def test_with_an_external_driver_a_commit_needs_the_drivers_pause(host: Host) -> None:
+    installer = await host.installed(driver="external", kv="recompute")
+    host.engine.paused = False
+    await installer.stage(TWO, SHADOW)
+    with pytest.raises(RetryableError, match="pause the engine around the commit"):
+        await installer.commit(TWO)
+    host.engine.paused = True
+    await installer.commit(TWO)
+    assert host.engine.take_calls() == ["prepare", "clear caches", "commit"]
+    assert host.engine.paused
+
+
+async def test_with_an_external_driver_the_whole_state_waits_for_the_commit(host: Host) -> None:
+    installer = host.installer(driver="external", kv="keep")
+    await installer.start()
+    await installer.stage(ONE, SHADOW)
+    assert installer.commit_needs_shadow
+    assert host.engine.take_calls() == ["prepare"]
+    host.engine.paused = True
+    assert (await installer.commit(ONE)).dense
+    assert host.engine.take_calls() == ["commit"]
+
+
+# -- checks and audits
+
+
+async def test_a_check_finds_a_restarted_engine(host: Host) -> None:
+    installer = await host.installed()
+    await installer.check()
+    assert installer.ready
+    host.engine.restart()
+    await installer.check()
+    assert (installer.committed, installer.ready) == (None, False)
+    await installer.check()
+    assert installer.committed is None
+
+
+async def test_a_check_restores_a_changed_label(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.label = "mine"
+    await installer.check()
+    assert (installer.ready, host.engine.label) == (True, "0.1")
+
+
+async def test_an_engine_out_of_reach_is_ready_again_after_a_check(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.fails.add("weight_info")
+    with pytest.raises(RetryableError):
+        await installer.check()
+    assert not installer.ready
+    host.engine.fails.clear()
+    await installer.check()
+    assert (installer.ready, installer.committed) == (True, ONE)
+
+
+async def test_an_audit_compares_the_live_weights(host: Host) -> None:
+    installer = await host.installed()
+    assert await installer.audit(LAYOUT, {0: digest_of("0.1")}) == Audit(ONE, [], [])
+    assert installer.ready
+    host.engine.ranks[0].live = host.engine.ranks[1].live = 7
+    assert await installer.audit(LAYOUT, {0: digest_of("0.1")}) == Audit(ONE, ["w"], [])
+    assert (installer.committed, installer.ready, host.engine.paused) == (None, False, True)
+    with pytest.raises(LocalError, match="nothing to audit"):
+        await installer.audit(LAYOUT, {})
+
+
+async def test_an_audit_of_an_engine_that_lost_its_version_is_refused(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.ranks[1].held = "0.0"
+    with pytest.raises(RetryableError, match=r"no longer holds 0\.1"):
+        await installer.audit(LAYOUT, {})
+    assert installer.committed is None
+
+
+async def test_a_cancelled_stage_leaves_nothing_staged(host: Host) -> None:
+    installer = await host.installed()
+    host.engine.ranks[1].silent.add("prepare")
+    staging = asyncio.create_task(installer.stage(TWO, SHADOW))
+    async with asyncio.timeout(60):
+        while "prepare" not in host.engine.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    staging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await staging
+    assert (installer.committed, installer.ready) == (ONE, False)
+    with pytest.raises(LocalError, match="isn't staged"):
+        await installer.commit(TWO)

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[2]
+
+sys.path.append(str(Path(__file__).parent))  # fake_holding
+sys.path.append(str(TESTS / "p2pcast" / "relay"))  # artifact_maker

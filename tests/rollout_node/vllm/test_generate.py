@@ -1,0 +1,275 @@
+"""Samples of a real vLLM through its generate route: spans and log-probabilities are those of the weights that made
+the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from real_server import Server, make_model, one_off_connections
+
+from p2pcast.errors import LocalError, RetryableError
+from p2pcast.rollouts.job import Group, Job, job_of
+from p2pcast.rollouts.result import Span, fault
+from p2pcast.tasks.play import result_of
+from p2pcast.tasks.sums import Sums
+from p2pcast.tasks.task import Trajectory
+from p2pcast.version import Version
+from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.worker.completions_sampler import CompletionsSampler
+from rollout_node.worker.engine_versions import Stretch
+from rollout_node.worker.generate_sampler import GenerateSampler
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+VOCABULARY = 500
+TEMPERATURE = 0.7
+ATTEMPTS = 8
+FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+
+
+class Labels:
+    """Versions by the engine's labels alone."""
+
+    salt: str | None = None
+
+    async def span(self, label: str) -> Span:
+        return Span(Version.parse(label), 0, 0, label.encode().ljust(32, b"-"), "recompute")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
+    folder = tmp_path_factory.mktemp("vllm")
+    found = Server(make_model(folder / "model"), folder, *FLAGS)
+    try:
+        found.wait()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def run(server: Server, make_run: Callable[..., Any], read_state: Callable[..., Any]) -> Any:
+    return make_run(*read_state(server.model))
+
+
+class Stretches:
+    """Versions by the installer alone."""
+
+    def __init__(self, installer: VllmInstaller) -> None:
+        self._installer = installer
+
+    async def stretch(self) -> Stretch:
+        name, version = self._installer.stretch, self._installer.committed
+        if name is None or version is None:
+            raise RetryableError("weights are written")
+        return Stretch(name, Span(version, 0, 0, bytes(32), "drain"))
+
+
+@pytest.fixture
+async def installer(server: Server, run: Any, request: pytest.FixtureRequest) -> AsyncIterator[VllmInstaller]:
+    install = InstallSocket(server.install, run)
+    await install.start()
+    found = VllmInstaller(server.url, install, run=str(run.folder), safe_point=getattr(request, "param", "step"))
+    try:
+        await found.start()
+        yield found
+    finally:
+        await found.close()
+        await install.close()
+
+
+class LongSums(Sums):
+    """Plays go on to their limit, among the tokens of a larger model."""
+
+    vocabulary = VOCABULARY
+    stop_token_ids = ()  # type: ignore[assignment]
+
+
+TASK = LongSums()
+
+
+def job(seed: int, max_tokens: int) -> Job:
+    group = Group(
+        id=bytes(16),
+        size=1,
+        purpose="train",
+        task=TASK.name,
+        task_hash=TASK.hash,
+        prompt=next(TASK.jobs(seed)).prompt,
+        seed=seed,
+        temperature=TEMPERATURE,
+        max_tokens=max_tokens,
+    )
+    return job_of(group, 0, bytes(16), Version(0, 0))
+
+
+def reference(folders: list[Path], plays: list[Trajectory]) -> list[list[np.ndarray]]:
+    """For each folder and play, the log-probability of every token; the first token's is 0."""
+    command = [sys.executable, str(Path(__file__).with_name("reference_logprobs.py")), *map(str, folders)]
+    asked = json.dumps([[play.token_ids.tolist(), TEMPERATURE] for play in plays])
+    done = subprocess.run(command, input=asked, text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [[np.array([0.0, *row]) for row in rows] for rows in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
+async def test_spans_and_logprobs_belong_to_the_weights_that_made_the_tokens(
+    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
+) -> None:
+    async with one_off_connections() as http:
+        sampler = GenerateSampler(http, server.url, Labels())
+        await installer.stage(run.version, run.shadow.path)
+        await installer.commit(run.version)
+        assert await sampler.check() == str(run.version)
+        for attempt in range(ATTEMPTS):
+            folders = {run.version: run.save(server.model, tmp_path / f"old{attempt}")}
+            run.step(attempt + 50, share=0.05, bits=0x0180)
+            folders[run.version] = run.save(server.model, tmp_path / f"new{attempt}")
+            await installer.stage(run.version, run.shadow.path)
+            plays = await played_across(sampler, installer, run.version)
+            if any(len(play.spans) == 2 for play in plays):
+                break
+        else:
+            raise AssertionError("the switch came after the plays in every attempt")
+        plays += [await TASK.play(sampler, job(seed, 40)) for seed in range(10, 13)]  # by the new version alone
+    found = dict(zip(folders, await asyncio.to_thread(reference, list(folders.values()), plays), strict=True))
+    for number, play in enumerate(plays):
+        result = result_of(job(number, 200), bytes(16), play, 0.0)
+        assert fault(result, VOCABULARY) is None
+        assert [span.version for span in play.spans] == sorted({span.version for span in play.spans})
+        for span in play.spans:
+            said = play.logprobs[span.start : span.end]
+            (other,) = set(folders) - {span.version}
+            off = np.abs(said - found[span.version][number][span.start : span.end]).mean()
+            others = np.abs(said - found[other][number][span.start : span.end]).mean()
+            assert off < 0.2 * others, (number, span, off, others)
+    assert all(play.spans[-1].version == run.version for play in plays[-3:])
+
+
+async def played_across(sampler: GenerateSampler, installer: VllmInstaller, version: Version) -> list[Trajectory]:
+    """Plays during which the engine switches to ``version``, once tokens come."""
+    began = asyncio.Event()
+    counting = sampler.of_play(lambda count: began.set())
+    async with asyncio.TaskGroup() as group:
+        plays = [group.create_task(TASK.play(counting, job(seed, 200))) for seed in range(2)]
+        await began.wait()
+        await installer.commit(version)
+    return [play.result() for play in plays]
+
+
+@pytest.mark.parametrize("installer", ["drain"], indirect=True)
+async def test_each_request_of_a_draining_engine_has_one_version(
+    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path
+) -> None:
+    """Requests run on while two versions are committed. The engine's own spans, of its other route, say the same."""
+    plays: list[Trajectory] = []
+    began, enough = asyncio.Event(), asyncio.Event()
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    folders = {run.version: run.save(server.model, tmp_path / "v0")}
+    async with one_off_connections() as http, asyncio.TaskGroup() as group:
+        completions = CompletionsSampler(http, server.url, Stretches(installer))
+        assert await completions.check() == str(run.version)
+        for number, sampler in enumerate([completions, completions, GenerateSampler(http, server.url, Labels())] * 2):
+            counting = sampler.of_play(lambda count: began.set())
+            group.create_task(play_until(enough, counting, 100 * number, plays))
+        for step in (60, 61):
+            run.step(step, share=0.05, bits=0x0180)
+            folders[run.version] = run.save(server.model, tmp_path / f"v{step}")
+            await installer.stage(run.version, run.shadow.path)
+            began.clear()
+            await began.wait()
+            report = await installer.commit(run.version)
+            assert report.detail["drained_s"] > 0
+        began.clear()
+        await began.wait()
+        enough.set()
+    assert {span.version for play in plays for span in play.spans} == set(folders)
+    found = dict(zip(folders, await asyncio.to_thread(reference, list(folders.values()), plays), strict=True))
+    for number, play in enumerate(plays):
+        (span,) = play.spans
+        said = play.logprobs[span.start : span.end]
+        off = {v: np.abs(said - rows[number][span.start : span.end]).mean() for v, rows in found.items()}
+        named = off.pop(span.version)
+        assert named < 0.2 * min(off.values()), (number, span, named, off)
+
+
+async def play_until(
+    enough: asyncio.Event, sampler: CompletionsSampler | GenerateSampler, seed: int, plays: list[Trajectory]
+) -> None:
+    while not enough.is_set():
+        plays.append(await TASK.play(sampler, job(seed, 60)))
+        seed += 1
+
+
+@pytest.mark.parametrize("installer", ["drain"], indirect=True)
+async def test_an_endless_request_costs_the_commit_and_not_the_engine(
+    server: Server, run: Any, installer: VllmInstaller
+) -> None:
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    old, began = run.version, asyncio.Event()
+    run.step(70, share=0.05, bits=0x0180)
+    await installer.stage(run.version, run.shadow.path)
+    installer._point._limit_s = 0.01
+    async with one_off_connections() as http, asyncio.TaskGroup() as group:
+        counting = GenerateSampler(http, server.url, Labels()).of_play(lambda count: began.set())
+        playing = group.create_task(TASK.play(counting, job(1, 200)))
+        await began.wait()
+        with pytest.raises(RetryableError, match="did not end within"):
+            await installer.commit(run.version)
+        assert (installer.committed, installer.ready) == (old, True)
+    assert [span.version for span in playing.result().spans] == [old]
+    installer._point._limit_s = 60.0
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    assert installer.committed == run.version
+
+
+async def test_equal_seeds_give_equal_plays(server: Server, run: Any, installer: VllmInstaller) -> None:
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    async with one_off_connections() as http:
+        sampler = GenerateSampler(http, server.url, Labels())
+        first, second, other = [(await TASK.play(sampler, job(seed, 30))).token_ids.tolist() for seed in (1, 1, 2)]
+    assert first == second
+    assert first != other
+
+
+async def test_a_stop_token_ends_the_sample_at_the_engine(server: Server, run: Any, installer: VllmInstaller) -> None:
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    async with one_off_connections() as http:
+        sampler = GenerateSampler(http, server.url, Labels())
+        free = await sampler.sample([1, 2], seed=3, temperature=1.0, max_tokens=20, stop_token_ids=())
+        stop = free.token_ids[7]
+        found = await sampler.sample([1, 2], seed=3, temperature=1.0, max_tokens=20, stop_token_ids=[stop])
+    assert found.stop == "end"
+    assert found.token_ids == free.token_ids[: list(free.token_ids).index(stop) + 1]
+
+
+async def test_a_server_without_the_flags_is_refused_with_the_flag_to_set(server: Server, tmp_path: Path) -> None:
+    """The last test: it restarts the server."""
+    async with one_off_connections() as http:
+        sampler = GenerateSampler(http, server.url, Labels())
+        for flags, why in (
+            (["--enable-scale-out"], "--logprobs-mode processed_logprobs"),
+            (["--logprobs-mode", "processed_logprobs"], "--enable-scale-out"),
+        ):
+            server.restart(*flags)
+            await asyncio.to_thread(server.wait)
+            with pytest.raises(LocalError, match=why):
+                await sampler.check()
+        server.stop()
+        with pytest.raises(RetryableError, match="does not answer"):
+            await sampler.check()

@@ -1,0 +1,533 @@
+"""The barrier's rounds, without sockets or clocks; and a whole fleet with delays, deaths and a trainer that never
+waits, in simulated time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2pcast.version import Version
+from trainer_node.commit.barrier import (
+    NOBODY,
+    Aborted,
+    Barrier,
+    Commit,
+    Decision,
+    Engine,
+    Failed,
+    Hold,
+    Left,
+    Opened,
+    Phase,
+    Reported,
+    Sealed,
+    Superseded,
+    Switched,
+    Tick,
+)
+
+ONE, TWO, THREE, FOUR = (Version(0, n) for n in (1, 2, 3, 4))
+TIMEOUT_S = 30.0
+DECODE_S = 0.02
+
+
+def at(committed: Version | None, staged: Version | None = None, ready: bool | None = None) -> dict[str, Engine]:
+    return {"e": Engine(staged, committed, committed is not None if ready is None else ready)}
+
+
+def in_service(peers: str, quorum: float = 0.9) -> Barrier:
+    """All of ``peers`` serve version 0.1, which was committed; 0.2 has opened and is sealed at 0 s."""
+    barrier = Barrier(TIMEOUT_S, quorum, ONE)
+    barrier.handle(Sealed(ONE), 0.0)
+    for name in peers:
+        barrier.handle(Reported(name, at(ONE)), 0.0)
+    assert barrier.handle(Opened(TWO), 0.0) == [Hold(TWO)]
+    assert barrier.handle(Sealed(TWO), 0.0) == []
+    return barrier
+
+
+def staged(barrier: Barrier, peers: str, version: Version = TWO, now: float = 1.0) -> list[Decision]:
+    return [d for name in peers for d in barrier.handle(Reported(name, at(ONE, version)), now)]
+
+
+def switched(barrier: Barrier, peers: str, version: Version = TWO, now: float = 2.0) -> list[Decision]:
+    return [d for name in peers for d in barrier.handle(Reported(name, at(version, version)), now)]
+
+
+def test_all_switch_when_all_have_staged():
+    barrier = in_service("abc")
+    assert staged(barrier, "ab") == []
+    assert barrier.counts == (2, 3, 3)
+    assert barrier.phase is Phase.GATHERING
+    assert staged(barrier, "c") == [Commit(TWO, 3, 3, ())]
+    assert barrier.target == TWO
+    assert barrier.phase is Phase.SWITCHING
+    assert switched(barrier, "ab") == []
+    assert switched(barrier, "c") == [Switched(TWO, ())]
+    assert barrier.phase is Phase.IDLE
+    assert barrier.hold == TWO
+
+
+def test_no_version_is_committed_before_its_seal():
+    barrier = Barrier(TIMEOUT_S, 0.9)
+    barrier.handle(Reported("a", at(None)), 0.0)
+    assert barrier.handle(Opened(ONE), 0.0) == [Hold(ONE)]
+    assert barrier.handle(Reported("a", at(None, ONE)), 1.0) == []
+    assert barrier.handle(Sealed(ONE), 2.0) == [Commit(ONE, 1, 1, ())]
+
+
+def test_the_quorum_switches_when_the_time_is_up():
+    barrier = in_service("abcdefghij")
+    assert staged(barrier, "abcdefghi", now=5.0) == []
+    assert barrier.deadline == 35.0
+    assert barrier.handle(Tick(), 34.9) == []
+    assert barrier.handle(Tick(), 35.0) == [Commit(TWO, 9, 10, ("j",))]
+    # The late one is not waited for while the others switch, nor in the next round.
+    assert switched(barrier, "abcdefghi", now=36.0) == [Switched(TWO, ())]
+    barrier.handle(Sealed(THREE), 37.0)
+    assert barrier.counts == (0, 9, 9)
+    # The late peer reaches the fleet's version, and is waited for from the next round on.
+    switched(barrier, "j", now=38.0)
+    assert barrier.counts == (0, 9, 9)
+    for name in "abcdefghi":
+        last = barrier.handle(Reported(name, at(TWO, THREE)), 39.0)
+    assert last == [Commit(THREE, 9, 9, ())]
+    switched(barrier, "abcdefghi", THREE, 40.0)
+    switched(barrier, "j", THREE, 40.0)
+    barrier.handle(Sealed(FOUR), 41.0)
+    assert barrier.counts == (0, 10, 9)
+
+
+def test_the_time_runs_from_the_first_that_has_staged():
+    barrier = in_service("ab")
+    assert barrier.handle(Tick(), 200.0) == []
+    staged(barrier, "a", now=250.0)
+    assert barrier.deadline == 280.0
+
+
+def test_below_quorum_no_engine_switches_and_the_failure_is_reported_once():
+    barrier = in_service("abc")
+    staged(barrier, "a", now=0.0)
+    assert barrier.handle(Tick(), 30.0) == [Failed(TWO, 1, 3, 3, ("b", "c"))]
+    assert barrier.phase is Phase.FAILED
+    assert barrier.handle(Tick(), 31.0) == []
+    assert barrier.target == ONE
+
+
+def test_after_a_failure_the_quorum_may_still_come_together():
+    barrier = in_service("abc")
+    staged(barrier, "a", now=0.0)
+    barrier.handle(Tick(), 30.0)
+    assert staged(barrier, "b", now=40.0) == []
+    assert staged(barrier, "c", now=50.0) == [Commit(TWO, 3, 3, ())]
+
+
+def test_after_a_failure_a_newer_version_takes_over():
+    barrier = in_service("abc")
+    staged(barrier, "a", now=0.0)
+    barrier.handle(Tick(), 30.0)
+    assert barrier.handle(Opened(THREE), 31.0) == []
+    assert barrier.handle(Sealed(THREE), 32.0) == [Superseded(TWO, THREE), Hold(THREE)]
+    assert barrier.counts == (0, 3, 3)
+    assert barrier.deadline is None
+
+
+def test_a_newer_version_does_not_end_a_round_that_may_succeed():
+    barrier = in_service("ab")
+    staged(barrier, "a", now=0.0)
+    for version in (THREE, FOUR):
+        assert barrier.handle(Opened(version), 1.0) == []
+        assert barrier.handle(Sealed(version), 1.0) == []
+    assert staged(barrier, "b", now=2.0) == [Commit(TWO, 2, 2, ())]
+    assert switched(barrier, "a", now=3.0) == []
+    # Of those that went by, the newest is next.
+    assert switched(barrier, "b", now=3.0) == [Switched(TWO, ()), Hold(FOUR)]
+
+
+def test_an_open_version_is_held_at_when_no_newer_is_sealed():
+    barrier = in_service("a")
+    barrier.handle(Opened(THREE), 1.0)
+    staged(barrier, "a")
+    assert switched(barrier, "a") == [Switched(TWO, ()), Hold(THREE)]
+    assert barrier.handle(Aborted(THREE), 3.0) == []
+    assert barrier.phase is Phase.IDLE
+    assert barrier.hold == TWO
+    assert barrier.handle(Opened(THREE), 4.0) == [Hold(THREE)]
+
+
+def test_an_aborted_target_gives_way_to_a_sealed_version():
+    barrier = Barrier(TIMEOUT_S, 0.9)
+    assert barrier.handle(Opened(ONE), 0.0) == [Hold(ONE)]
+    assert barrier.handle(Aborted(ONE), 1.0) == []
+    assert barrier.hold is None
+    assert barrier.handle(Sealed(TWO), 2.0) == [Hold(TWO)]
+
+
+@pytest.mark.parametrize("how", ["left", "died", "engine gone"])
+def test_a_lost_peer_is_not_waited_for(how):
+    barrier = in_service("abc")
+    staged(barrier, "ab")
+    event = {"left": Left("c"), "died": Reported("c", at(None, ready=False)), "engine gone": Reported("c", {})}[how]
+    assert barrier.handle(event, 2.0) == [Commit(TWO, 2, 2, ())]
+
+
+def test_an_engine_that_is_out_of_reach_is_waited_for_until_the_time_is_up():
+    """The engine may return soon, and still serves its present version."""
+    barrier = in_service("ab", quorum=0.5)
+    staged(barrier, "a", now=0.0)
+    assert barrier.handle(Reported("b", at(ONE, ready=False)), 1.0) == []
+    assert barrier.handle(Tick(), 30.0) == [Commit(TWO, 1, 2, ("b",))]
+
+
+def test_an_engine_that_joins_in_mid_round_is_not_waited_for():
+    barrier = in_service("ab")
+    staged(barrier, "a")
+    barrier.handle(Reported("c", at(ONE)), 1.0)
+    assert barrier.counts == (1, 2, 2)
+    assert staged(barrier, "b") == [Commit(TWO, 2, 2, ())]
+
+
+def test_engines_out_of_service_are_not_waited_for():
+    barrier = Barrier(TIMEOUT_S, 0.9, TWO)
+    barrier.handle(Sealed(TWO), 0.0)
+    barrier.handle(Reported("a", at(TWO)), 0.0)
+    barrier.handle(Reported("late", at(ONE)), 0.0)
+    barrier.handle(Reported("empty", at(None)), 0.0)
+    barrier.handle(Reported("unready", at(TWO, ready=False)), 0.0)
+    barrier.handle(Reported("idle", {}), 0.0)
+    barrier.handle(Sealed(THREE), 0.0)
+    assert barrier.counts == (0, 1, 1)
+
+
+def test_a_peer_has_staged_when_all_its_engines_have():
+    barrier = Barrier(TIMEOUT_S, 0.9, ONE)
+    barrier.handle(Sealed(ONE), 0.0)
+    two = {"e": Engine(ONE, ONE, True), "f": Engine(ONE, ONE, True), "starting": Engine()}
+    barrier.handle(Reported("a", two), 0.0)
+    barrier.handle(Sealed(TWO), 0.0)
+    assert barrier.handle(Reported("a", two | {"e": Engine(TWO, ONE, True)}), 1.0) == []
+    both = {"e": Engine(TWO, ONE, True), "f": Engine(TWO, ONE, True), "starting": Engine()}
+    assert barrier.handle(Reported("a", both), 1.0) == [Commit(TWO, 1, 1, ())]
+
+
+def test_without_a_peer_nothing_is_committed_and_the_newest_is_followed():
+    barrier = Barrier(TIMEOUT_S, 0.9)
+    assert barrier.handle(Sealed(ONE), 0.0) == [Hold(ONE)]
+    assert barrier.handle(Tick(), 1000.0) == []
+    assert barrier.handle(Sealed(TWO), 1000.0) == [Superseded(ONE, TWO), Hold(TWO)]
+    assert barrier.handle(Reported("a", at(None)), 1001.0) == []
+    assert barrier.handle(Reported("a", at(None, TWO)), 1002.0) == [Commit(TWO, 1, 1, ())]
+
+
+def test_an_engine_past_the_version_supersedes_the_round():
+    barrier = in_service("ab")
+    barrier.handle(Sealed(THREE), 1.0)
+    assert barrier.handle(Reported("a", at(ONE, THREE)), 1.0) == [Superseded(TWO, THREE), Hold(THREE)]
+
+
+def test_a_report_of_an_unsealed_version_ends_no_round():
+    barrier = in_service("ab")
+    barrier.handle(Sealed(THREE), 1.0)
+    assert barrier.handle(Reported("a", at(ONE, Version(9, 9))), 1.0) == []
+    assert staged(barrier, "b") == [Commit(TWO, 1, 1, ())]
+
+
+def test_an_engine_past_all_known_versions_is_not_waited_for():
+    barrier = in_service("ab")
+    assert barrier.handle(Reported("a", at(ONE, THREE)), 1.0) == []
+    assert barrier.counts == (0, 1, 1)
+    assert staged(barrier, "b") == [Commit(TWO, 1, 1, ())]
+
+
+def test_a_version_that_no_peer_can_stage_is_superseded_at_last():
+    barrier = in_service("ab")
+    assert barrier.handle(Sealed(THREE), 1.0) == []
+    assert barrier.handle(Tick(), NOBODY * TIMEOUT_S - 1) == []
+    assert barrier.handle(Tick(), NOBODY * TIMEOUT_S) == [Superseded(TWO, THREE), Hold(THREE)]
+
+
+def test_an_engine_that_does_not_switch_delays_the_next_round_by_one_time_out():
+    barrier = in_service("ab")
+    staged(barrier, "ab", now=0.0)
+    switched(barrier, "a", now=1.0)
+    barrier.handle(Sealed(THREE), 2.0)
+    assert barrier.handle(Tick(), 29.0) == []
+    assert barrier.handle(Tick(), 30.0) == [Switched(TWO, (("b", "e"),)), Hold(THREE)]
+    assert barrier.counts == (0, 1, 1)
+
+
+def test_an_engine_may_have_no_weights_during_a_switch():
+    barrier = in_service("ab")
+    staged(barrier, "ab", now=0.0)
+    switched(barrier, "a", now=1.0)
+    barrier.handle(Sealed(THREE), 1.0)
+    assert barrier.handle(Reported("b", at(None, TWO)), 2.0) == []
+    assert barrier.handle(Reported("b", at(TWO, TWO, ready=False)), 3.0) == []
+    assert switched(barrier, "b", now=4.0) == [Switched(TWO, ()), Hold(THREE)]
+    assert barrier.counts == (0, 2, 2)
+
+
+def test_a_hub_that_is_back_waits_for_its_peers_first():
+    barrier = Barrier(TIMEOUT_S, 0.9, ONE, settled_at=10.0)
+    assert barrier.handle(Sealed(TWO), 0.0) == [Hold(TWO)]
+    for name, now in (("a", 1.0), ("b", 4.0)):
+        assert barrier.handle(Reported(name, at(ONE, TWO)), now) == []
+    barrier.handle(Reported("c", at(ONE)), 9.0)
+    assert barrier.handle(Tick(), 10.0) == []
+    assert barrier.counts == (2, 3, 3)
+    assert staged(barrier, "c", now=11.0) == [Commit(TWO, 3, 3, ())]
+
+
+def test_a_fleet_that_commits_independently_is_taken_over():
+    """No version was ever committed by the hub, but all are at the newest."""
+    barrier = Barrier(TIMEOUT_S, 0.9)
+    for name in "ab":
+        barrier.handle(Reported(name, at(TWO)), 0.0)
+    assert barrier.handle(Sealed(TWO), 0.0) == [Hold(TWO), Commit(TWO, 2, 2, ()), Switched(TWO, ())]
+
+
+@pytest.mark.parametrize(
+    ("quorum", "peers", "needed"), [(0.9, 10, 9), (0.9, 9, 9), (0.7, 10, 7), (0.5, 3, 2), (0.0, 5, 1), (1.0, 7, 7)]
+)
+def test_how_many_a_quorum_is(quorum, peers, needed):
+    barrier = in_service("abcdefghij"[:peers], quorum)
+    assert barrier.counts == (0, peers, needed)
+
+
+# -- a fleet in simulated time
+
+
+class SimulatedPeer:
+    """Keeps a real peer's rules: takes versions in order, holds at the ordered version, switches to a commanded version
+    that it has staged.
+    """
+
+    def __init__(self, fleet: Fleet, name: str, stage_s: float) -> None:
+        self.fleet = fleet
+        self.name = name
+        self.stage_s = stage_s
+        self.staged: Version | None = None
+        self.committed: Version | None = None
+        self.target: Version | None = None
+        self.hold: Version | None = None
+        self.alive = True
+        self.busy = False
+        self.stuck = False
+        self.history: list[Version] = []
+
+    def told(self, message: Decision) -> None:
+        if not self.alive:
+            return
+        if isinstance(message, Hold):
+            self.hold = message.version
+        elif isinstance(message, Commit):
+            self.target = message.version
+        self.go_on()
+
+    def go_on(self) -> None:
+        if self.staged is not None and self.staged == self.target and self.committed != self.target:
+            self.committed = self.target
+            self.history.append(self.committed)
+        self.report()
+        sealed = self.fleet.sealed
+        ahead = sealed[bisect.bisect(sealed, self.staged or Version(0, 0)) :]
+        following = [] if self.hold is None else ahead[: bisect.bisect(ahead, self.hold)]
+        if following and not (self.busy or self.stuck):
+            self.busy = True
+            # Only the last of several is installed; those on the way there are decoded.
+            self.fleet.later(self.stage_s if len(following) == 1 else DECODE_S, lambda: self.arrive(following[0]))
+
+    def arrive(self, version: Version) -> None:
+        self.busy = False
+        if self.alive:
+            self.staged = version
+            self.go_on()
+
+    def report(self) -> None:
+        engine = Engine(self.staged, self.committed, self.committed is not None and self.committed == self.target)
+        self.fleet.to_hub(self, Reported(self.name, {"e": engine}))
+
+
+class Fleet:
+    def __init__(self, seed: int, quorum: float, timeout_s: float) -> None:
+        self.draw = random.Random(seed)
+        self.now = 0.0
+        self.barrier = Barrier(timeout_s, quorum)
+        self.quorum = quorum
+        self.peers: dict[str, SimulatedPeer] = {}
+        self.sealed: list[Version] = []
+        self.log: list[Decision] = []
+        self._queue: list[tuple[float, int, Callable[[], Any]]] = []
+        self._order = itertools.count()
+        self.counted: dict[Version, set[str]] = {}
+        """Committed version → the peers that were counted as having staged it."""
+        self._clear: dict[tuple[str, str], float] = {}
+
+    def later(self, delay_s: float, what: Callable[[], Any]) -> None:
+        heapq.heappush(self._queue, (self.now + delay_s, next(self._order), what))
+
+    def carry(self, way: tuple[str, str], what: Callable[[], Any]) -> None:
+        """A message with its own delay, but never past an earlier one on the same path."""
+        arrives = max(self.now + self.draw.uniform(0.0, 0.3), self._clear.get(way, 0.0))
+        self._clear[way] = arrives
+        self.later(arrives - self.now, what)
+
+    def to_hub(self, peer: SimulatedPeer, event: Reported) -> None:
+        self.carry((peer.name, "hub"), lambda: self.happen(event) if peer.alive else None)
+
+    def happen(self, event: Any) -> None:
+        for decision in self.barrier.handle(event, self.now):
+            self.check(decision)
+            self.log.append(decision)
+            if isinstance(decision, Hold | Commit):
+                for peer in list(self.peers.values()):
+                    self.carry(("hub", peer.name), lambda p=peer, d=decision: p.told(d))
+
+    def check(self, decision: Decision) -> None:
+        if isinstance(decision, Commit):
+            assert decision.version in self.sealed
+            before = [d.version for d in self.log if isinstance(d, Commit)]
+            assert all(v < decision.version for v in before)
+            assert decision.staged == decision.ready - len(decision.late)
+            assert decision.staged >= max(1, self.quorum * decision.ready - 1e-9)
+            if self.barrier.phase is Phase.SWITCHING:
+                self.counted[decision.version] = {name for name, _ in self.barrier._round.waited}
+                assert len(self.counted[decision.version]) <= decision.staged
+        if isinstance(decision, Failed):
+            assert decision.staged < decision.needed <= decision.ready
+
+    def join(self, name: str, stage_s: float) -> SimulatedPeer:
+        peer = self.peers[name] = SimulatedPeer(self, name, stage_s)
+        peer.target, peer.hold = self.barrier.target, self.barrier.hold
+        peer.go_on()
+        return peer
+
+    def die(self, name: str) -> None:
+        peer = self.peers.pop(name)
+        peer.alive = False
+        self.happen(Left(name))
+
+    def publish(self, version: Version) -> None:
+        self.happen(Opened(version))
+
+        def seal() -> None:
+            self.sealed.append(version)
+            self.happen(Sealed(version))
+            for peer in list(self.peers.values()):
+                peer.go_on()
+
+        self.later(0.2, seal)
+
+    def run(self, until_s: float) -> None:
+        while self._queue and self._queue[0][0] <= until_s:
+            self.now, _, what = heapq.heappop(self._queue)
+            what()
+        self.now = until_s
+
+    def every(self, period_s: float, what: Callable[[], Any], until_s: float) -> None:
+        at_s = self.now + period_s
+        while at_s < until_s:
+            self.later(at_s - self.now, what)
+            at_s += period_s
+
+
+def fast_trainer(fleet: Fleet, period_s: float, until_s: float) -> None:
+    steps = itertools.count(1)
+    fleet.every(period_s, lambda: fleet.publish(Version(0, next(steps))), until_s)
+    fleet.every(1.0, lambda: fleet.happen(Tick()), until_s + 1000)
+
+
+def commits(fleet: Fleet) -> list[Version]:
+    return [d.version for d in fleet.log if isinstance(d, Commit)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_trainer_that_never_waits_starves_no_peer(seed):
+    """Versions come ten times as fast as the fleet stages: rounds go on being committed, whole, and every peer goes
+    through the very same versions.
+    """
+    fleet = Fleet(seed, 0.9, TIMEOUT_S)
+    for name in "abcde":
+        fleet.join(name, stage_s=fleet.draw.uniform(0.5, 3.0))
+    fleet.run(1.0)
+    fast_trainer(fleet, 0.3, 200.0)
+    fleet.run(200.0)
+    assert len(commits(fleet)) > 5
+    assert not [d for d in fleet.log if isinstance(d, Failed)]
+    fleet.run(1000.0)
+    assert {tuple(p.history) for p in fleet.peers.values()} == {tuple(commits(fleet))}
+    assert commits(fleet)[-1] == fleet.sealed[-1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_peer_that_cannot_keep_up_does_not_delay_the_others(seed):
+    fleet = Fleet(seed, 0.7, 5.0)
+    for name in "abcd":
+        fleet.join(name, stage_s=0.5)
+    fleet.run(1.0)
+    fast_trainer(fleet, 1.0, 300.0)
+    fleet.run(20.0)
+    fleet.peers["d"].stage_s = 40.0
+    fleet.run(350.0)
+    assert len(commits(fleet)) > 30
+    for name in "abc":
+        assert fleet.peers[name].history == commits(fleet)
+    late = fleet.peers["d"].history
+    assert late == [v for v in commits(fleet) if v in late]
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    quorum=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    period_s=st.sampled_from([0.25, 1.0, 7.0]),
+    happenings=st.lists(
+        st.tuples(st.sampled_from(["join", "die", "stick", "free", "abort"]), st.floats(0.0, 120.0)), max_size=25
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_rounds_are_sound_and_the_newest_version_is_committed_in_any_history(seed, quorum, period_s, happenings):
+    """The invariants are in ``Fleet.check``; and a peer that was counted as having staged a version switches to that
+    one, never past it.
+    """
+    fleet = Fleet(seed, quorum, 10.0)
+    names = (f"p{n}" for n in itertools.count())
+    for _ in range(3):
+        fleet.join(next(names), fleet.draw.uniform(0.1, 4.0))
+
+    def happen(what: str) -> None:
+        chosen = fleet.draw.choice(sorted(fleet.peers)) if fleet.peers else None
+        if what == "join":
+            fleet.join(next(names), fleet.draw.uniform(0.1, 30.0))
+        elif what == "abort" and fleet.barrier._opening is not None:
+            fleet.happen(Aborted(fleet.barrier._opening))
+        elif chosen is not None and what == "die":
+            fleet.die(chosen)
+        elif chosen is not None and what in ("stick", "free"):
+            fleet.peers[chosen].stuck = what == "stick"
+            fleet.peers[chosen].go_on()
+
+    fast_trainer(fleet, period_s, 120.0)
+    for what, when_s in happenings:
+        fleet.later(when_s, lambda w=what: happen(w))
+    fleet.run(130.0)
+    for peer in fleet.peers.values():
+        peer.stuck, peer.stage_s = False, 0.1
+        peer.go_on()
+    if not fleet.peers:
+        fleet.join(next(names), 0.1)
+    fleet.run(1000.0)
+    done = commits(fleet)
+    assert done[-1] == fleet.sealed[-1]
+    for peer in fleet.peers.values():
+        assert peer.committed == done[-1]
+        assert peer.history == [v for v in done if v in peer.history]
+        assert [v for v, names in fleet.counted.items() if peer.name in names and v not in peer.history] == []

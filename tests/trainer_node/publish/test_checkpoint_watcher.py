@@ -1,0 +1,392 @@
+"""The watcher: its decisions with a given clock, then real folders on a real disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from p2pcast.checkpoint import Checkpoint
+from p2pcast.errors import IntegrityError, LocalError
+from trainer_node.publish import checkpoint_watcher
+from trainer_node.publish.checkpoint_watcher import SETTLE_S, Damaged, Folder, Found, Watch, fingerprint_of, scan
+
+ROOT = Path("/checkpoints")
+
+
+def folder(step: int, content: str = "a", *, stable: bool = True, last: bool | None = None) -> Folder:
+    return Folder(step, ROOT / f"step_{step}", content, stable, stable if last is None else last)
+
+
+class Disk:
+    """Which folders are sound, and how often each was checked."""
+
+    def __init__(self) -> None:
+        self.broken: dict[int, Exception] = {}
+        self.checks: list[int] = []
+
+    def __call__(self, path: Path) -> Path:
+        step = int(path.name.removeprefix("step_"))
+        self.checks.append(step)
+        if step in self.broken:
+            raise self.broken[step]
+        return path
+
+
+def found(step: int, content: str) -> Found[Path]:
+    return Found(step, ROOT / f"step_{step}", content, ROOT / f"step_{step}")
+
+
+def observed(watch: Watch[Any], now: float, listing: list[Folder]) -> list[Found[Any] | Damaged]:
+    return list(watch.observe(now, listing))
+
+
+def steps(events: list[Found[Any] | Damaged]) -> list[int]:
+    return [event.step for event in events]
+
+
+# -- decisions
+
+
+def test_existing_folders_are_reported_once_in_step_order() -> None:
+    watch = Watch(Disk())
+    listing = [folder(10), folder(9), folder(2)]
+    assert steps(observed(watch, 0.0, listing)) == [2, 9, 10]
+    assert observed(watch, 0.2, listing) == []
+    assert observed(watch, 0.4, [*listing, folder(11)]) == [found(11, "a")]
+
+
+def test_without_stable_a_folder_must_settle() -> None:
+    disk = Disk()
+    watch = Watch(disk)
+    assert observed(watch, 0.0, [folder(1, "a", stable=False)]) == []
+    assert observed(watch, 0.5, [folder(1, "b", stable=False)]) == []
+    assert observed(watch, SETTLE_S + 0.25, [folder(1, "b", stable=False)]) == []
+    assert disk.checks == []
+    assert steps(observed(watch, SETTLE_S + 0.5, [folder(1, "b", stable=False)])) == [1]
+    assert observed(watch, 9.0, [folder(1, "b", stable=True)]) == [], "a late STABLE is no new content"
+
+
+def test_half_written_waits_in_silence_and_is_checked_once_per_content() -> None:
+    disk = Disk()
+    disk.broken[1] = IntegrityError("shard 2 of 3 is missing")
+    watch = Watch(disk)
+    for tick in range(20):
+        assert observed(watch, tick * 0.5, [folder(1, "a", stable=False)]) == []
+    assert disk.checks == [1]
+    disk.broken.clear()
+    assert observed(watch, 10.0, [folder(1, "b", stable=True)]) == [found(1, "b")]
+
+
+def test_damaged_is_reported_once_skipped_and_taken_when_mended() -> None:
+    disk = Disk()
+    disk.broken[1] = IntegrityError("model.safetensors: 8 bytes short")
+    watch = Watch(disk)
+    events = [observed(watch, t * 0.2, [folder(1), folder(2)]) for t in range(20)]
+    assert [event for batch in events for event in batch] == [
+        found(2, "a"),
+        Damaged(1, ROOT / "step_1", "model.safetensors: 8 bytes short"),
+    ]
+    assert disk.checks == [1, 2]
+    assert observed(watch, 5.0, [folder(1, "still bad"), folder(2)]) == []
+    assert steps(observed(watch, 5.2, [folder(1, "still bad"), folder(2)])) == [1]
+    disk.broken.clear()
+    assert observed(watch, 6.0, [folder(1, "good"), folder(2)]) == [found(1, "good")]
+
+
+def test_deleted_while_read_is_forgotten_and_the_next_taken() -> None:
+    disk = Disk()
+    disk.broken[1] = LocalError("step_1/model.safetensors: gone")
+    watch = Watch(disk)
+    assert steps(observed(watch, 0.0, [folder(1), folder(2)])) == [2]
+    assert observed(watch, 0.2, [folder(2)]) == []
+    disk.broken.clear()
+    assert steps(observed(watch, 0.4, [folder(1), folder(2)])) == [1]
+
+
+def test_local_trouble_is_reported_once_and_tried_again() -> None:
+    disk = Disk()
+    disk.broken[1] = OSError(24, "Too many open files")
+    watch = Watch(disk)
+    observed(watch, 0.0, [folder(1)])
+    told = observed(watch, 0.2, [folder(1)])
+    assert len(told) == 1
+    assert isinstance(told[0], Damaged)
+    assert observed(watch, checkpoint_watcher.RETRY_S + 0.1, [folder(1)]) == []
+    assert disk.checks == [1, 1]
+    disk.broken.clear()
+    assert observed(watch, 2 * checkpoint_watcher.RETRY_S + 0.2, [folder(1)]) == [found(1, "a")]
+
+
+def test_rewritten_and_lower_steps_are_reported_again() -> None:
+    watch = Watch(Disk())
+    observed(watch, 0.0, [folder(5), folder(6)])
+    assert observed(watch, 1.0, [folder(5), folder(6, "other")]) == [found(6, "other")]
+    assert observed(watch, 2.0, [folder(4), folder(5)]) == [found(4, "a")]
+    assert observed(watch, 3.0, [folder(6, "other")]) == [], "it only vanished for a moment"
+    assert observed(watch, 4.0, [folder(6, "a")]) == [found(6, "a")]
+
+
+def test_an_old_stable_over_new_files_must_settle() -> None:
+    watch = Watch(Disk())
+    observed(watch, 0.0, [folder(1, "a")])
+    assert observed(watch, 1.0, [folder(1, "b", last=False)]) == []
+    assert observed(watch, 1.5, [folder(1, "c", last=False)]) == []
+    assert observed(watch, 1.5 + SETTLE_S, [folder(1, "c", last=False)]) == [found(1, "c")]
+
+
+def test_a_ready_step_waits_briefly_for_a_settling_lower_step() -> None:
+    watch = Watch(Disk())
+    assert observed(watch, 0.0, [folder(1, stable=False), folder(2)]) == []
+    assert steps(observed(watch, SETTLE_S, [folder(1, stable=False), folder(2)])) == [1, 2]
+    watch = Watch(Disk())
+    for tick in range(4):
+        assert observed(watch, tick * 0.3, [folder(1, str(tick), stable=False), folder(2)]) == []
+    assert steps(observed(watch, 1.1, [folder(1, "later", stable=False), folder(2)])) == [2]
+
+
+def test_memory_of_deleted_folders_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_watcher, "KEPT_GONE", 3)
+    watch = Watch(Disk())
+    for step in range(10):
+        assert steps(observed(watch, float(step), [folder(step)])) == [step]
+    assert observed(watch, 20.0, [folder(7)]) == []
+    assert steps(observed(watch, 21.0, [folder(1)])) == [1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 5), st.tuples(st.sampled_from("abc"), st.booleans()), max_size=5),
+        min_size=1,
+        max_size=12,
+    ),
+    st.sets(st.sampled_from("abc")),
+)
+def test_any_folder_history_yields_sound_steps_in_order(
+    history: list[dict[int, tuple[str, bool]]], sound: set[str]
+) -> None:
+    """Any history of folders: only sound content is found, in order, never twice in a row; content that stays sound is
+    found in the end.
+    """
+    current: dict[str, str] = {}
+
+    def check(path: Path) -> Path:
+        if current[path.name] not in sound:
+            raise IntegrityError("damaged")
+        return path
+
+    watch = Watch(check)
+    reported: dict[int, str] = {}
+    damaged: list[tuple[int, str]] = []
+    ticks = [*history, history[-1], history[-1], history[-1]]
+    for number, state in enumerate(ticks):
+        listing = [folder(step, content, stable=stable) for step, (content, stable) in state.items()]
+        current = {f.path.name: f.fingerprint for f in listing}
+        events = observed(watch, number * 0.6, listing)
+        assert steps(events) == sorted(steps(events))
+        for event in events:
+            if isinstance(event, Found):
+                assert event.fingerprint in sound
+                assert reported.get(event.step) != event.fingerprint
+                reported[event.step] = event.fingerprint
+            else:
+                assert state[event.step][1]
+                damaged.append((event.step, state[event.step][0]))
+    for step, (content, stable) in history[-1].items():
+        if content in sound:
+            assert reported[step] == content
+        elif stable:
+            assert (step, content) in damaged
+
+
+def test_a_folder_is_opened_when_its_event_is_asked_for() -> None:
+    disk = Disk()
+    events = Watch(disk).observe(0.0, [folder(1), folder(2), folder(3)])
+    assert next(events).step == 1
+    assert disk.checks == [1]
+    assert next(events).step == 2
+    assert disk.checks == [1, 2]
+
+
+def test_known_content_is_neither_opened_nor_reported() -> None:
+    disk = Disk()
+    known = {(1, "a")}
+    watch = Watch(disk, lambda step, fingerprint: (step, fingerprint) in known)
+    assert steps(observed(watch, 0.0, [folder(1), folder(2)])) == [2]
+    assert disk.checks == [2]
+    assert steps(observed(watch, 1.0, [folder(1, "b"), folder(2)])) == [1]
+    known.clear()
+    assert observed(watch, 2.0, [folder(1, "b"), folder(2)]) == []
+
+
+def test_the_opened_content_of_a_waiting_folder_is_reported() -> None:
+    opened: list[object] = []
+
+    def open_(path: Path) -> object:
+        opened.append(object())
+        return opened[-1]
+
+    watch = Watch(open_)
+    assert observed(watch, 0.0, [folder(1, stable=False), folder(2)]) == []
+    first, second = observed(watch, SETTLE_S, [folder(1, stable=False), folder(2)])
+    assert (second.checkpoint, first.checkpoint) == tuple(opened)
+
+
+# -- real folders
+
+
+def write_checkpoint(path: Path, value: int = 0, *, stable: bool = True) -> Path:
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.mkdir(parents=True)
+    (draft / "config.json").write_text("{}")
+    save_file({"w": np.full((8, 8), value, np.float32)}, draft / "model.safetensors")
+    if stable:
+        (draft / "STABLE").touch()
+    draft.rename(path)
+    return path
+
+
+def test_scan_takes_step_folders_alone(tmp_path: Path) -> None:
+    elsewhere = write_checkpoint(tmp_path / "elsewhere" / "step_1")
+    run = tmp_path / "run"
+    for name in (
+        "step_12",
+        "step_3",
+        "step_5.tmp",
+        ".step_6",
+        "step_",
+        "step_x",
+        "step_-1",
+        "base",
+        "step_٣",
+        "step_" + "9" * 19,
+    ):
+        (run / name).mkdir(parents=True)
+    (run / "step_4").write_text("a file")
+    (run / "step_7").symlink_to(elsewhere, target_is_directory=True)
+    (run / "step_8").symlink_to(run / "nowhere")
+    assert [f.step for f in scan(run)] == [3, 7, 12]
+    assert scan(tmp_path / "not made yet") == []
+    with pytest.raises(LocalError, match="step_4"):
+        scan(run / "step_4")
+
+
+def test_fingerprint_follows_content_and_not_stable(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "step_1", stable=False)
+    seen = [scan(tmp_path)[0]]
+
+    def changed(act: Callable[[], object]) -> bool:
+        act()
+        seen.append(scan(tmp_path)[0])
+        return seen[-1].fingerprint != seen[-2].fingerprint
+
+    weights = path / "model.safetensors"
+    assert not changed(lambda: None)
+    assert not changed((path / "STABLE").touch)
+    assert seen[-1].stable
+    assert seen[-1].stable_last
+    assert changed(lambda: os.utime(weights, ns=(0, seen[0].step + (1 << 62))))
+    assert seen[-1].stable
+    assert not seen[-1].stable_last
+    assert changed(lambda: weights.write_bytes(weights.read_bytes() + b"x"))
+    assert changed(lambda: (path / "sub").mkdir() or (path / "sub" / "vocab.txt").touch())
+    assert changed(lambda: (path / "dangling").symlink_to("nothing"))
+    assert changed(lambda: weights.rename(path / "other.safetensors"))
+
+
+def test_check_refuses_every_truncation(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "step_1")
+    Checkpoint.open(path)
+    whole = (path / "model.safetensors").read_bytes()
+    for size in (*range(0, len(whole), 7), len(whole) - 1):
+        (path / "model.safetensors").write_bytes(whole[:size])
+        with pytest.raises((IntegrityError, LocalError)):
+            Checkpoint.open(path)
+    shutil.rmtree(path)
+    with pytest.raises((IntegrityError, LocalError)):
+        Checkpoint.open(path)
+
+
+async def test_watch_follows_a_trainer(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    async with contextlib.aclosing(checkpoint_watcher.watch(run, poll_s=0.01)) as events, asyncio.timeout(30):
+        write_checkpoint(run / "step_2", 2)
+        first = await anext(events)
+        assert isinstance(first, Found)
+        assert first.step == 2
+        assert first.path == run / "step_2"
+
+        write_checkpoint(run / "step_3", 3, stable=False)
+        assert (await anext(events)).step == 3
+
+        broken = write_checkpoint(tmp_path / "step_4", 4)
+        (broken / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ....")
+        broken.rename(run / "step_4")
+        damaged = await anext(events)
+        assert isinstance(damaged, Damaged)
+        assert damaged.step == 4
+        assert damaged.reason
+
+        shutil.rmtree(run / "step_2")
+        write_checkpoint(run / "step_2", 20)
+        again = await anext(events)
+        assert isinstance(again, Found)
+        assert again.step == 2
+        assert again.fingerprint != first.fingerprint
+
+
+async def test_watch_stops_when_cancelled_in_mid_check(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step_1")
+    loop = asyncio.get_running_loop()
+    entered, release = asyncio.Event(), threading.Event()
+
+    def check(path: Path) -> None:
+        loop.call_soon_threadsafe(entered.set)
+        assert release.wait(30)
+
+    async def follow() -> None:
+        async with contextlib.aclosing(checkpoint_watcher.watch(tmp_path, open_=check)) as events:
+            await anext(events)
+
+    task = asyncio.create_task(follow(), name="follow")
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+
+
+async def test_the_watcher_keeps_no_reported_checkpoint_open(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step_1")
+    async with contextlib.aclosing(checkpoint_watcher.watch(tmp_path, poll_s=0.01)) as events, asyncio.timeout(30):
+        found = await anext(events)
+        reference = weakref.ref(found.checkpoint)
+        del found
+        waiting = asyncio.ensure_future(anext(events))
+        while reference() is not None:  # noqa: ASYNC110 - a finalizer sets no event
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+def test_a_fingerprint_changes_with_the_folder(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "step_1")
+    before = fingerprint_of(1, path)
+    assert [f.fingerprint for f in scan(tmp_path)] == [before]
+    (path / "config.json").write_text("{}")
+    assert fingerprint_of(1, path) not in (before, None)
+    shutil.rmtree(path)
+    assert fingerprint_of(1, path) is None

@@ -1,0 +1,219 @@
+"""One rank, a real hub and a real peer: bases, small files, folders in between, restarts, snapshots that are not
+torn.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from p2pcast.errors import RefusedError, RetryableError, UsageError
+from trainer_node import Publisher
+from trainer_node.sdk import publisher as publisher_module
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "embed.weight": torch.randn(211, 33, generator=draw),
+        "norm.weight": torch.ones(33),
+        "ids": torch.arange(7),
+        "scalar": torch.tensor(0.5),
+        "nothing": torch.zeros(0, 4),
+    }
+
+
+def as_published(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n: (t.to(torch.bfloat16) if t.is_floating_point() else t.clone()) for n, t in tensors.items()}
+
+
+def step(tensors: dict[str, torch.Tensor], seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            tensor.add_(torch.randn(tensor.shape, generator=draw), alpha=1e-3)
+
+
+def test_a_plain_loop(run, states, checkpoints):
+    """Every version has the tensors' values at its publishing, though they change as soon as the snapshot is
+    taken.
+    """
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    torch.manual_seed(0)
+    model = torch.compile(
+        torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 7)), backend="eager"
+    )
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    truth = {}
+    with Publisher(run.address, token_file=run.token) as publisher:
+        handle = None
+        for number in range(1, 8):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            if handle is not None:
+                handle.wait_snapshot()
+            optimiser.step()
+            if handle is not None:
+                handle.wait_live(1.0)  # a peer that falls behind skips versions, and here every one is looked at
+            truth[number] = {
+                n.removeprefix("_orig_mod."): p.detach().to(torch.bfloat16) for n, p in model.named_parameters()
+            }
+            handle = publisher.publish(number, model.named_parameters())
+        assert str(handle.wait_durable()) == "0.7"
+        assert handle.durable.params == sum(p.numel() for p in model.parameters())
+        assert 0 < handle.durable.changed < handle.durable.params
+        assert {str(v) for v in handle.wait_live(1.0).values()} == {"0.7"}
+    for number, expected in truth.items():
+        assert states.differing(run.installed(number), expected) == []
+
+
+def test_with_the_hubs_base_the_first_version_is_a_delta(run, states, checkpoints, tmp_path):
+    live = weights()
+    base = states.folder(tmp_path / "base", as_published(live), **{"tokenizer.json": b"[1]"})
+    run.hub_up(checkpoints, "--base", base)
+    run.peer_up("peer")
+    with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        live["embed.weight"][3, 3] += 1
+        handle = publisher.publish(1, live)
+        handle.wait_durable()
+    assert handle.durable.changed == 1
+    assert states.differing(run.installed(1), as_published(live)) == []
+    assert (run.out() / "step_1" / "tokenizer.json").read_bytes() == b"[1]"
+
+
+def test_another_base_than_the_hubs_is_exact_too(run, states, checkpoints, tmp_path):
+    """The hub holds other weights of the same shapes: it gets all words, and codes them itself."""
+    live = weights()
+    run.hub_up(checkpoints, "--base", states.folder(tmp_path / "base", as_published(weights(1))))
+    run.peer_up("peer")
+    with Publisher(
+        run.address, token_file=run.token, base=states.folder(tmp_path / "other", as_published(live))
+    ) as publisher:
+        handle = publisher.publish(1, live)
+        assert str(handle.wait_durable()) == "0.1"
+    assert run.status()["last"]["kind"] == "delta"
+    assert states.differing(run.installed(1), as_published(live)) == []
+
+
+def test_the_bases_dtypes_and_files_go_with_the_first_version(run, states, checkpoints, tmp_path):
+    live = weights()
+    kept = {n: t.to(torch.float16) if n == "embed.weight" else t.clone() for n, t in live.items()}
+    base = states.folder(tmp_path / "base", kept, **{"config.json": b'{"b": 2}'})
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    with Publisher(run.address, token_file=run.token, base=base) as publisher:
+        publisher.publish(1, live).wait_live(1.0)
+        step(live, 1)
+        expected = {n: t.to(kept[n].dtype) for n, t in live.items()}
+        publisher.publish(2, live).wait_durable()
+    assert states.differing(run.installed(1), kept) == []
+    assert states.differing(run.installed(2), expected) == []
+    for number in (1, 2):
+        assert (run.out() / f"step_{number}" / "config.json").read_bytes() == b'{"b": 2}'
+
+
+def test_all_mismatches_are_one_error(run, states, checkpoints, tmp_path):
+    live = weights()
+    run.hub_up(checkpoints)
+    with Publisher(
+        run.address, token_file=run.token, base=states.folder(tmp_path / "base", as_published(live))
+    ) as publisher:
+        wrong = {**live, "embed.weight": torch.zeros(3), "more": torch.zeros(1)}
+        del wrong["ids"]
+        with pytest.raises(UsageError) as error:
+            publisher.publish(1, wrong)
+        assert [line.strip() for line in str(error.value).splitlines()[1:]] == [
+            "missing: ids",
+            "unexpected: more",
+            "embed.weight: F32[3] here, BF16[211, 33] there",
+        ]
+        assert str(publisher.publish(1, live).wait_durable()) == "0.1"
+    with (
+        Publisher(run.address, token_file=run.token) as publisher,
+        pytest.raises(UsageError, match=r"(?s)not those of the hub's newest version 0\.1:.*missing: ids"),
+    ):
+        publisher.publish(2, wrong)
+
+
+def test_folders_and_tensors_take_turns(run, states, checkpoints):
+    live = weights()
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    with Publisher(run.address, token_file=run.token) as publisher:
+        publisher.publish(1, live).wait_durable()
+        step(live, 1)
+        publisher.publish(2, live).wait_durable()
+        states.folder(tmp := checkpoints / "part", as_published(weights(5)))
+        tmp.rename(checkpoints / "step_3")
+        assert states.differing(run.installed(3), as_published(weights(5))) == []
+        step(live, 2)
+        assert str(publisher.publish(4, live).wait_durable()) == "0.4"
+        assert states.differing(run.installed(4), as_published(live)) == []
+        # An older step is a branch, by itself or because it was asked for.
+        assert str(publisher.publish(4, live).wait_durable()) == "1.4"
+        assert str(publisher.resume(9, live).wait_durable()) == "2.9"
+    assert states.differing(run.installed(9), as_published(live)) == []
+
+
+def test_a_hub_that_was_restarted(run, states, checkpoints, monkeypatch):
+    live = weights()
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    with Publisher(run.address, token_file=run.token) as publisher:
+        publisher.publish(1, live).wait_durable()
+        run.down("hub")
+        step(live, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher_module, "GATHER_S", 1.0)
+            lost = publisher.publish(2, live)
+            lost.wait_snapshot()
+            with pytest.raises(RetryableError):
+                lost.wait_durable()
+        run.hub_up(checkpoints)
+        step(live, 2)
+        assert str(publisher.publish(3, live).wait_durable()) == "0.3"
+    assert states.differing(run.installed(3), as_published(live)) == []
+    assert not (run.out() / "step_2").exists()
+
+
+def test_max_lag_holds_back(run, states, checkpoints):
+    """With manual commits the fleet does not move without a command."""
+    live = weights()
+    run.hub_up(checkpoints, "--max-lag", 1, "--commit", "manual")
+    run.peer_up("peer")
+    with Publisher(run.address, token_file=run.token) as publisher:
+        publisher.publish(1, live).wait_durable()
+        run.commit("0.1")
+        run.installed(1)
+        held = None
+        for number in range(2, 6):
+            step(live, number)
+            held = publisher.publish(number, live)
+            held.wait_snapshot()
+            try:
+                held.wait_durable(2.0)
+            except RetryableError:
+                break
+        assert held.version is None, "nothing held it back"
+        assert held.step > 2
+        run.commit(f"0.{held.step - 1}")
+        assert held.wait_durable().step == held.step
+        run.commit(f"0.{held.step}")
+    assert states.differing(run.installed(held.step), as_published(live)) == []
+
+
+def test_a_wrong_token_is_refused(run, checkpoints, monkeypatch):
+    run.hub_up(checkpoints)
+    text = run.token.read_text().strip()
+    prefix, ident, _ = text.split("-")
+    monkeypatch.setenv("P2PCAST_TOKEN", f"{prefix}-{ident}-{'a' * 32}")
+    with pytest.raises(RefusedError):
+        Publisher(run.address)

@@ -1,0 +1,187 @@
+"""The time of a broadcast: the model that compares plans.
+
+Every peer stores a piece and then forwards it, so a chain is a pipeline. With equal pieces of s bytes, hops of rate
+r_1 … r_k and a payload P, the last peer is done after
+
+    (P - s) / min r  +  sum over hops (s / r_i + rtt_i / 2)
+
+which is exact for such a pipeline. `Network.hop_s` is added to each half of a round trip. In a tree, the children of a
+sender share its rate, max-min fairly: a child that wants less than an equal share leaves the rest to the others. The
+model assumes that a peer receives and sends at up to its own rate, each.
+
+Rates are in bits per second, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from topology.plan_tree import ROOT, Member, Plan, PlanError, by_id
+
+DEFAULT_PEER_BPS: Final = 100e6
+"""Rate for a fleet without any measurement: the per-worker cap of ECHO-2's experiments (section 5.5.1)."""
+MIN_PEER_BPS: Final = 8e3
+"""Lowest rate, 1 kB/s, near the rate at which a score's Speed is 0. The bound keeps every predicted time finite."""
+TYPICAL_PAYLOAD_BYTES: Final = 64 << 20
+"""About one step's delta of an 8B model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The model's assumptions about links: piece size, and round-trip times inside a region and between regions."""
+
+    piece_bytes: int = 64 << 10
+    near_rtt_s: float = 0.005
+    far_rtt_s: float = 0.1
+    root_region: str = ""
+    hop_s: float = 0.0
+    """Time in seconds until a peer forwards a piece, besides the piece's transfer: scheduling and verification."""
+
+    def rtt_s(self, a: str, b: str) -> float:
+        """Round-trip time in seconds between two regions, by label."""
+        return self.near_rtt_s if a == b else self.far_rtt_s
+
+
+DEFAULT_NETWORK: Final = Network()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A plan's predicted broadcast. `stretch` is the largest ratio of a peer's time to its floor: the payload at its
+    own rate or the fleet's median, whichever is less.
+    """
+
+    times_s: Mapping[str, float]
+    last_s: float
+    stretch: float
+
+    @property
+    def cost_s(self) -> float:
+        """The figure that compares plans. Among equal peers it is a constant times the time to the last peer. If one
+        peer is so slow that it is last in any plan, `last_s` hides how many others wait for it; `stretch` shows that.
+        """
+        return math.sqrt(self.last_s * self.stretch)
+
+
+def median_bps(rates_bps: Iterable[float | None]) -> float:
+    """The median of the known rates in bits/s; `DEFAULT_PEER_BPS` when none is known."""
+    known = [max(rate, MIN_PEER_BPS) for rate in rates_bps if rate is not None]
+    return median(known) if known else DEFAULT_PEER_BPS
+
+
+def member_rates(members: Mapping[str, Member]) -> dict[str, float]:
+    """Each member's rate in bits/s; unknown rates count as the median."""
+    middle = median_bps(m.bps for m in members.values())
+    return {id_: middle if m.bps is None else max(m.bps, MIN_PEER_BPS) for id_, m in members.items()}
+
+
+def number_of_chains(uplink_bps: float, peer_bps: Iterable[float | None], n: int) -> int:
+    """Chains that the hub's uplink can feed at a peer's full rate: floor(uplink / median peer rate), within 1…n (0 when
+    n is 0).
+
+    ECHO-2, section 4.2 and appendix C.3. Raises PlanError when the uplink is not above 0.
+    """
+    if not uplink_bps > 0:
+        raise PlanError(f"uplink of {uplink_bps!r} bits/s: it must be above 0")
+    ratio = uplink_bps / median_bps(peer_bps)
+    return min(n, max(1, int(min(ratio, float(n)))))
+
+
+def ideal_s(payload_bytes: float, peer_bps: float) -> float:
+    """Seconds for the payload at the peer's own rate, the lower bound for any plan."""
+    return 8.0 * payload_bytes / peer_bps
+
+
+def chain_times_s(
+    payload_bytes: float, rates_bps: Sequence[float], piece_bytes: float, rtts_s: Sequence[float]
+) -> list[float]:
+    """Seconds until each peer of one chain holds the payload. One rate (bits/s) and one round-trip time (s) per hop,
+    from the hub on. Raises ValueError when their numbers differ.
+    """
+    piece = min(piece_bytes, payload_bytes)
+    slowest, hops_s = float("inf"), 0.0
+    times_s: list[float] = []
+    for rate, rtt in zip(rates_bps, rtts_s, strict=True):
+        slowest = min(slowest, rate)
+        hops_s += 8.0 * piece / rate + rtt / 2
+        times_s.append(8.0 * (payload_bytes - piece) / slowest + hops_s)
+    return times_s
+
+
+def chain_time_s(
+    payload_bytes: float, rates_bps: Sequence[float], piece_bytes: float, rtts_s: Sequence[float]
+) -> float:
+    """Seconds until the last peer of one chain holds the payload, 0 for an empty one; see `chain_times_s`."""
+    return max(chain_times_s(payload_bytes, rates_bps, piece_bytes, rtts_s), default=0.0)
+
+
+def fair_shares(capacity: float, demands: Sequence[float]) -> list[float]:
+    """Max-min fair shares of `capacity`: no share exceeds its demand, and what one demand leaves goes to the others."""
+    shares = [0.0] * len(demands)
+    left, waiting = capacity, len(demands)
+    for index in sorted(range(len(demands)), key=lambda i: (demands[i], i)):
+        shares[index] = min(demands[index], left / waiting)
+        left -= shares[index]
+        waiting -= 1
+    return shares
+
+
+def predict(
+    plan: Plan, members: Iterable[Member], payload_bytes: float, uplink_bps: float, network: Network = DEFAULT_NETWORK
+) -> Prediction:
+    """Every peer's predicted time in seconds, the last one's, and the worst stretch.
+
+    Raises PlanError when a peer of the plan is not among the members.
+    """
+    table = by_id(members)
+    if strangers := plan.parent.keys() - table.keys():
+        raise PlanError(f"peer {min(strangers)!r} is in the plan but not among the members")
+    return predict_at(plan, table, member_rates(table), payload_bytes, uplink_bps, network)
+
+
+def predict_at(
+    plan: Plan,
+    table: Mapping[str, Member],
+    rates: Mapping[str, float],
+    payload_bytes: float,
+    uplink_bps: float,
+    network: Network = DEFAULT_NETWORK,
+) -> Prediction:
+    """`predict` with members and rates given by id: one pass, one or two microseconds a peer."""
+    middle = median(rates.values()) if rates else DEFAULT_PEER_BPS
+    piece_bits = 8.0 * min(network.piece_bytes, payload_bytes)
+    rest_bits = 8.0 * payload_bytes - piece_bits
+    payload_bits = 8.0 * payload_bytes
+    near_s, far_s = network.near_rtt_s / 2 + network.hop_s, network.far_rtt_s / 2 + network.hop_s
+    times_s: dict[str, float] = {}
+    stretch = 1.0
+    waiting: list[tuple[str, str, float, float, float]] = [(ROOT, network.root_region, uplink_bps, math.inf, 0.0)]
+    for sender, region, capacity, slowest, hops_s in waiting:  # the loop appends to the list
+        below = plan.children(sender)
+        if len(below) == 1:
+            shares = [min(capacity, rates[below[0]])]
+        elif below:
+            shares = fair_shares(capacity, [rates[child] for child in below])
+        else:
+            continue
+        for child, share in zip(below, shares, strict=True):
+            there, rate = table[child].region, rates[child]
+            narrow = share if share < slowest else slowest
+            hops = hops_s + piece_bits / share + (near_s if there == region else far_s)
+            time_s = times_s[child] = rest_bits / narrow + hops
+            ratio = time_s * (rate if rate < middle else middle)
+            if ratio > stretch * payload_bits and payload_bits > 0:
+                stretch = ratio / payload_bits
+            waiting.append((child, there, rate, narrow, hops))
+    return Prediction(times_s, max(times_s.values(), default=0.0), stretch)
+
+
+def time_to_last_s(
+    plan: Plan, members: Iterable[Member], payload_bytes: float, uplink_bps: float, network: Network = DEFAULT_NETWORK
+) -> float:
+    """Seconds until every peer holds the payload; see `predict`."""
+    return predict(plan, members, payload_bytes, uplink_bps, network).last_s

@@ -1,0 +1,1 @@
+"""Which nodes the hub admits: tokens, certificates, names, evictions."""

@@ -1,0 +1,47 @@
+"""Reads the hub's secrets and its token ledger from the state folder."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Container
+from pathlib import Path
+
+from p2pcast.errors import LocalError
+from p2pcast.store.atomic_files import atomic_write, explained
+from p2pcast.trust.key_files import check_private
+from p2pcast.trust.token_ledger import TokenLedger
+from p2pcast.wire.join_token import SECRET_BYTES
+
+REMEDY = "restore it from a copy, or remove it (then tokens are lost; peers stay in the run, and bring back evictions)"
+
+
+def read_ledger(path: Path, evicted: Container[bytes]) -> TokenLedger:
+    """An empty ledger if the file is missing. Raises LocalError."""
+    if not path.exists():
+        return TokenLedger(evicted)
+    check_private(path)
+    try:
+        with explained("read", path):
+            document = json.loads(path.read_text())
+        return TokenLedger.of(document, evicted)
+    except (ValueError, TypeError) as error:
+        raise LocalError(f"{path} is damaged: {REMEDY}") from error
+    except LocalError as error:
+        raise LocalError(f"{path}: {error}; {REMEDY}") from error
+
+
+def secret_of(path: Path) -> bytes:
+    """The secret in a file; made if the file is missing. Raises LocalError."""
+    if not path.exists():
+        secret = secrets.token_bytes(SECRET_BYTES)
+        atomic_write(path, secret, 0o600)
+        return secret
+    check_private(path)
+    with explained("read", path):
+        secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise LocalError(
+            f"{path} is damaged: restore it from a copy, or remove it (then every peer needs the new token)"
+        )
+    return secret

@@ -1,0 +1,99 @@
+"""The run's token ledger and evictions, in the hub's state folder.
+
+Promises: an eviction is in force at once, and stays in force when ``trust.json`` is lost or an older copy comes back:
+evictions are in a file that only grows. Secrets lie in files of mode 0600.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import run_id
+from p2pcast.store.atomic_files import atomic_write
+from p2pcast.trust.eviction_log import EvictionLog
+from p2pcast.trust.evictions import NO_TOKEN, Statement
+from trainer_node.admission.trust_files import read_ledger
+
+LEDGER = "trust.json"
+
+EvictionObserver = Callable[[frozenset[bytes], list[bytes]], None]
+"""Takes all evicted nodes, and the new signed statements."""
+InThread = Callable[..., Coroutine[Any, Any, Any]]
+"""Runs a blocking call."""
+
+
+class TrustState:
+    """``key``: the run's; it signs evictions."""
+
+    def __init__(self, folder: Path, key: RunKey, in_thread: InThread) -> None:
+        """Raises LocalError."""
+        self.run = run_id(key.public)
+        self.changing = asyncio.Lock()
+        """Held from a change to its ``save``."""
+        self.observers: list[EvictionObserver] = []
+        """Called with each eviction before it is on disk."""
+        self._folder = folder
+        self._key = key
+        self._in_thread = in_thread
+        self._log = EvictionLog(folder)
+        self.evictions = self._log.evictions
+        self.evicted = self.evictions.nodes
+        """The same set for as long as this lives."""
+        self.ledger = read_ledger(folder / LEDGER, self.evicted)
+        self._reconcile(time.time())
+
+    def _reconcile(self, now: float) -> None:
+        """Make the files agree, each of which may be an older copy."""
+        for node, name in self.ledger.legacy.items():
+            if not self.evictions.knows(bytes.fromhex(node)):
+                # The earlier release has decided on the node's token.
+                self.evictions.decide(
+                    bytes.fromhex(node), NO_TOKEN, evicted=True, name=name, now=now, sign=self._key.sign
+                )
+        self._log.save()
+        self.ledger.strike(self.evictions.tokens)
+
+    def decide(self, node: bytes, token: bytes, *, evicted: bool, name: str) -> None:
+        """Evict a node or undo that: at once, here and at every connected peer; on disk with the next ``save``. Raises
+        RefusedError.
+        """
+        made = self.evictions.decide(node, token, evicted=evicted, name=name, now=time.time(), sign=self._key.sign)
+        self.enforce([made.packed])
+
+    def accept(self, signed: Sequence[bytes]) -> list[Statement]:
+        """Statements that this hub had lost. ``enforce`` follows. Raises IntegrityError for a forged one."""
+        news = self.evictions.accept(signed, self._key.public)
+        if news:
+            self.ledger.strike(self.evictions.tokens)
+        return news
+
+    def enforce(self, signed: list[bytes]) -> None:
+        """When it returns, no connection of an evicted node is left."""
+        for observer in self.observers:
+            observer(frozenset(self.evicted), signed)
+
+    async def save(self) -> None:
+        """Raises LocalError."""
+        # Evictions first: the file that only grows may be newer than the ledger, never older.
+        await self._in_thread(self._log.save)
+        await self._in_thread(write_document, self._folder / LEDGER, self.ledger.document)
+
+    def save_ledger(self) -> None:
+        """Blocks. Raises LocalError."""
+        write_document(self._folder / LEDGER, self.ledger.document)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def write_document(path: Path, document: dict[str, Any]) -> None:
+    """Row by row: one call of the encoder for tens of thousands of rows would block the loop from any thread."""
+    holders = ", ".join(f"{json.dumps(node)}: {json.dumps(row)}" for node, row in document["holders"].items())
+    rest = json.dumps({name: part for name, part in document.items() if name != "holders"})
+    atomic_write(path, f'{rest[:-1]}, "holders": {{{holders}}}}}'.encode(), 0o600)

@@ -1,0 +1,320 @@
+"""Artifacts that a hub makes beside the newest version, off the hot path: anchors every so often, the ladder of
+squashes, and squashes for late peers on request.
+
+Promises: publishing waits for none of them. One thread makes one artifact at a time, in gaps of live traffic and for a
+twentieth of the time without gaps (``trainer_node.background.background_throttle``); anchors are made from a frozen
+view of the shadow. A failure is logged, and costs that artifact alone. Each artifact is signed, sealed in the store,
+announced, and never pushed: peers that need it ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from p2pcast import limits
+from p2pcast.artifact.run_key import RunKey
+from p2pcast.codec.layout import Cell
+from p2pcast.daemon.events import Events
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.relay.catchup_path import Edge, cheapest_path, expected_bytes, fitted_exponent
+from p2pcast.relay.holding import Holding
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.squash_artifact import make_squash
+from p2pcast.state.version_reader import Words, replay_to
+from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.retention import ANCHOR_EVERY
+from p2pcast.store.squash_ladder import RUNGS, Span, missing_rungs
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from trainer_node.background.background_throttle import BackgroundThrottle
+from trainer_node.publish.hub_shadow import HubShadow
+
+logger = logging.getLogger("p2pcast.hub")
+
+T = TypeVar("T")
+
+MAX_WAITING = 16
+"""Requested squashes that are not made yet; later requests take the ladder."""
+SQUASH_BYTES_S = 0.5e9
+"""Assumed speed of one core, in bytes of the state a second and link, until the first squash has been made here."""
+RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A squash that is being made, or is ready. ``bytes``: expected size; ``wait_s``: expected delay in seconds."""
+
+    base: Version
+    version: Version
+    bytes: int
+    wait_s: float
+
+
+class AnchorsAndSquashes:
+    """``run`` until cancelled. ``rungs`` empty: no squashes at all. ``anchor_every``: versions between anchors; None:
+    ANCHOR_EVERY.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        holdings: Mapping[bytes, Holding],
+        key: RunKey,
+        source: HubShadow,
+        events: Events,
+        *,
+        live_traffic: Callable[[], bool],
+        add: Callable[[Stored], None],
+        rungs: Sequence[int] = RUNGS,
+        anchor_every: int | None = None,
+    ) -> None:
+        """``holdings``: the node's artifacts, by id. ``live_traffic``: whether a version is being made or sent. ``add``
+        takes each artifact that lies in the store.
+        """
+        self.made_bytes = 0
+        """Size of the squashes and anchors of this process."""
+        self.busy: str | None = None
+        self._store = store
+        self._holdings = holdings
+        self._events = events
+        self._add = add
+        self._key = key
+        self._source = source
+        self._rungs = rungs
+        self._anchor_every = anchor_every
+        self._wakeup = Wakeup()
+        self._asked: dict[Version, Promise] = {}
+        self._askers: dict[Version, bytes] = {}
+        """Base → the node that asked first."""
+        self._speed_bytes_s = SQUASH_BYTES_S
+        self._failed: set[Span] = set()
+        self._stopped = threading.Event()
+        self._throttle = BackgroundThrottle(live_traffic)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-keeping")
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._throttle.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def wake(self) -> None:
+        """A version was published: there may be something to make."""
+        self._wakeup.notify()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                done = await self._next()
+            except P2PCastError as error:
+                logger.warning("%s: %s", self.busy, error)
+                done = False
+            finally:
+                self.busy = None
+            if not done:
+                await self._wakeup.wait(RETRY_S if self._asked or self._anchor_due() else None)
+
+    async def _next(self) -> bool:
+        """Make the most urgent artifact. False when there is none to make."""
+        if self._asked:
+            promise = next(iter(self._asked.values()))
+            self.busy = f"squash {promise.base} to {promise.version}"
+            try:
+                await self._squash(self._way(promise.base, promise.version))
+            finally:
+                del self._asked[promise.base], self._askers[promise.base]
+        elif self._anchor_due():
+            await self._anchor()
+        elif (rung := self._rung()) is not None:
+            self.busy = f"squash {rung[0]} to {rung[1]}"
+            self._failed.add(rung)
+            if await self._squash(self._way(*rung)):
+                self._failed.discard(rung)
+        else:
+            return False
+        return True
+
+    # -- anchors
+
+    def _anchor_due(self) -> bool:
+        """True ``anchor_every`` versions after the newest whole state of this branch and layout."""
+        head = self._store.newest()
+        if head is None or self._source.shadow is None:
+            return False
+        stored = self._store.artifacts.values()
+        since = max((s.version for s in stored if s.base is None), default=None)
+        every = ANCHOR_EVERY if self._anchor_every is None else self._anchor_every
+        return since is not None and len({s.version for s in stored if s.version > since}) >= every
+
+    async def _anchor(self) -> None:
+        store = self._store
+
+        def make(shadow: Shadow) -> Stored:
+            with shadow.frozen() as frozen:
+
+                def words(cell: Cell) -> Words:
+                    self._wait_for_turn(pressed=frozen.nearly_full)
+                    return frozen.words(cell)
+
+                self.busy = f"anchor of {frozen.version}"
+                files = store.small_files(frozen.version)
+                return store.write_anchor(
+                    self._key, secrets.token_bytes(16), frozen.version, shadow.layout, words, frozen.digests, files,
+                    store.identity(frozen.version),
+                )  # fmt: skip
+
+        async with self._source.reading:
+            shadow = self._source.shadow
+            if shadow is None:
+                return
+            started = time.monotonic()
+            stored = await self._in_thread(lambda: make(shadow))
+            took_s = time.monotonic() - started
+        logger.info("version %s is kept whole: %.1f MB", stored.version, stored.manifest.log / 1e6)
+        self._keep(stored, took_s)
+
+    # -- squashes
+
+    def ask(self, base: Version, node: bytes = b"") -> Promise | None:
+        """A squash from ``base`` to the newest version, for a late peer (``node``); None if there will be none."""
+        head = self._store.newest()
+        if head is None or not self._rungs:
+            return None
+        edges = self._edges()
+        there = next((e for e in edges if e.base == base and e.version == head), None)
+        if there is not None:
+            return Promise(base, head, there.bytes, 0.0)
+        if base in self._asked:
+            return self._asked[base]
+        steps = self._chain(base, head)
+        if len(steps) < 2 or len(self._asked) >= MAX_WAITING:
+            return None
+        if node and list(self._askers.values()).count(node) >= limits.MAX_SQUASHES_OF_NODE:
+            return None
+        layout = next(s.assembly.layout for s in self._store.artifacts.values() if s.version == head)
+        size = expected_bytes(sum(e.bytes for e in steps), len(steps), self.exponent())
+        links = len(self._fewest(base, head))
+        ahead_s = sum(p.wait_s for p in self._asked.values())
+        promise = Promise(base, head, size, ahead_s + links * layout.nbytes / self._speed_bytes_s)
+        self._asked[base], self._askers[base] = promise, node
+        self.wake()
+        return promise
+
+    def exponent(self) -> float:
+        """How squashes of this run shrink with their length."""
+        return fitted_exponent(self._ratios())
+
+    def _ratios(self) -> list[tuple[int, float]]:
+        found = []
+        edges = self._edges()
+        for edge in edges:
+            if edge.base is not None:
+                steps = self._chain(edge.base, edge.version)
+                if len(steps) > 1:
+                    found.append((len(steps), edge.bytes / max(1, sum(e.bytes for e in steps))))
+        return found
+
+    def _edges(self) -> list[Edge]:
+        return [Edge(s.id, s.base, s.version, s.manifest.log) for s in self._store.artifacts.values()]
+
+    def _chain(self, base: Version, version: Version) -> list[Edge]:
+        """Every single step between the two versions."""
+        newest: dict[Version, Edge] = {}
+        for edge in self._edges():
+            if edge.base is not None and (
+                edge.version not in newest or edge.base > (newest[edge.version].base or base)
+            ):
+                newest[edge.version] = edge
+        path: list[Edge] = []
+        at = version
+        while at != base:
+            step = newest.get(at)
+            if step is None or step.base is None or step.base < base:
+                return []
+            path.append(step)
+            at = step.base
+        return path[::-1]
+
+    def _path(self) -> list[Version]:
+        """Versions to the newest, each the base of the next, as far back as single steps go."""
+        steps = {
+            s.version: s.base
+            for s in sorted(self._store.artifacts.values(), key=lambda s: s.base or Version(0, 0))
+            if s.base
+        }
+        at = self._store.newest()
+        path: list[Version] = [] if at is None else [at]
+        while at is not None and (at := steps.get(at)) is not None:
+            path.append(at)
+        return path[::-1]
+
+    def _rung(self) -> Span | None:
+        if not self._rungs:
+            return None
+        path = self._path()
+        made = [(e.base, e.version) for e in self._edges() if e.base is not None]
+        self._failed = {span for span in self._failed if span[0] in path}
+        return next(
+            (
+                (r.base, r.version)
+                for r in missing_rungs(path, made, self._rungs)
+                if (r.base, r.version) not in self._failed
+            ),
+            None,
+        )
+
+    def _way(self, base: Version, version: Version) -> list[Holding]:
+        """The fewest artifacts that lead from ``base`` to ``version``."""
+        return [self._holdings[e.artifact] for e in self._fewest(base, version)]
+
+    def _fewest(self, base: Version, version: Version) -> list[Edge]:
+        deltas = [e for e in self._edges() if e.base is not None]
+        return cheapest_path(base, deltas, cost=lambda e: 1, target=version)
+
+    async def _squash(self, parts: Sequence[Holding]) -> bool:
+        """False if there is nothing to join."""
+        if len(parts) < 2:
+            return False
+        base = parts[0].open.base
+        assert base is not None
+        held = [h for h in self._holdings.values() if h.finished]
+        before = replay_to(base, held)
+        started = time.monotonic()
+        stored = await self._in_thread(lambda: make_squash(self._store, self._key, parts, before, self._wait_for_turn))
+        took_s = max(1e-3, time.monotonic() - started)
+        links = len(parts) + (0 if before is None else before.links)
+        self._speed_bytes_s = links * stored.assembly.layout.nbytes / took_s
+        logger.info(
+            "squash %s to %s: %.1f kB instead of %.1f kB, made in %.2f s", base, stored.version,
+            stored.manifest.log / 1e3,
+            sum(p.assembly.manifest.log for p in parts if p.assembly.manifest is not None) / 1e3, took_s,
+        )  # fmt: skip
+        self._keep(stored, took_s)
+        return True
+
+    # -- both
+
+    def _keep(self, stored: Stored, took_s: float) -> None:
+        self.made_bytes += stored.manifest.log
+        self._add(stored)
+        base = None if stored.base is None else str(stored.base)
+        self._events.emit(
+            "kept", version=str(stored.version), base=base, bytes=stored.manifest.log, took_s=round(took_s, 3)
+        )
+
+    def _wait_for_turn(self, *, pressed: bool = False) -> None:
+        """Called before each cell, in the thread. Raises RetryableError when the hub ends."""
+        self._throttle.take(pressed=pressed)
+        if self._stopped.is_set():
+            raise RetryableError("the hub ends")
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        async with self._throttle.watched():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -1,0 +1,68 @@
+"""When work beside live traffic may continue: at once while there is no traffic, else for a small share of the time,
+one part at a time, so that the work ends however busy a run is.
+
+A low thread priority would not do: the interpreter's lock goes to a waiting thread in turn, and all others wait until
+that thread has really run. At the lowest priority on busy cores that takes long (docs/notes/measurements.md, anchors).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+from p2pcast.daemon.tasks import spawn
+
+LOOK_S = 0.01
+SHARE = 0.05
+"""Share of the time for such work during live traffic."""
+LEAST_WAIT_S, MOST_WAIT_S = 0.25, 1.0
+
+
+class BackgroundThrottle:
+    """``live``: whether there is live traffic; asked on the loop. ``clock``: monotonic, in seconds."""
+
+    def __init__(self, live: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._live = live
+        self._clock = clock
+        self._free = threading.Event()
+        self._began: float | None = None
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """One piece of work: ``take`` follows live traffic for as long as the block runs."""
+        self._began = None
+        self._look()
+        task = spawn(self._watch(), "background throttle")
+        try:
+            yield
+        finally:
+            task.cancel()
+            self._free.set()
+
+    def take(self, *, pressed: bool = False) -> None:
+        """Called in the working thread before each part; returns when the part may be done. ``pressed``: waiting would
+        cost more than it saves.
+        """
+        if self._began is not None and not pressed:
+            worked_s = self._clock() - self._began
+            self._free.wait(min(MOST_WAIT_S, max(LEAST_WAIT_S, worked_s * (1 / SHARE - 1))))
+        self._began = self._clock()
+
+    def close(self) -> None:
+        """No call of ``take`` waits any more."""
+        self._live = lambda: False
+        self._free.set()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        if self._live():
+            self._free.clear()
+        else:
+            self._free.set()

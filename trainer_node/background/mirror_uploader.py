@@ -1,0 +1,332 @@
+"""Keeps a copy of the run in an object store (docs/guides/mirror.md): uploads missing objects, markers last, removes
+artifacts that retention removed, and rewrites wrong objects.
+
+Promises: publishing and peers never wait for the mirror, whatever its state. At most AT_ONCE slices are in memory.
+After a crash no object is uploaded again. A piece that does not match its hash never leaves. A peer's report never
+makes the hub write anything but its own contents. Slices are uploaded and checked in the gaps of live traffic, and
+given up when traffic begins (but one is uploaded every STARVED_S), or at a stated rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from p2pcast.backoff import Backoff
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_server import Document
+from p2pcast.daemon.metrics import lag
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.mirror.object_names import KEY, SLICE_BYTES, Marker, slice_name, tail_name
+from p2pcast.mirror.object_store import MissingError, Objects, TooLargeError
+from p2pcast.mirror.suspect_objects import SuspectObject, SuspectObjects, artifact_of
+from p2pcast.mirror.upload_plan import Inventory, head, removals, uploads
+from p2pcast.relay.catchup_path import Edge
+from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.store.retention import DEFAULT, Counts
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from trainer_node import hub_metrics
+from trainer_node.background.mirror_contents import MirrorContents
+
+logger = logging.getLogger("p2pcast.mirror")
+
+AT_ONCE = 4
+"""Slices that are uploaded at one time while no live traffic wants the uplink."""
+STARVED_S = 30.0
+"""A slice is uploaded after so many seconds even without a gap."""
+LOOK_S = 0.05
+RETRY_MIN_S = 0.5
+RETRY_MAX_S = 60.0
+RESCAN_S = 1800.0
+"""Interval between two listings of the mirror, in seconds: other programs may have changed it."""
+LOOK_AGAIN_S = 10.0
+"""Delay after an object could not be read back, in seconds."""
+REMOVE_AT_ONCE = 64
+
+
+class MirrorUploader:
+    """``run`` until cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        objects: Objects,
+        events: Events,
+        live_traffic: Callable[[], bool],
+        store_changed: Wakeup,
+        *,
+        rate_bps: float | None = None,
+        counts: Counts = DEFAULT,
+    ) -> None:
+        """``live_traffic``: whether peers want the uplink at this moment. ``store_changed`` rings whenever the store
+        has changed. ``rate_bps``: upload rate in bit/s; None: the rate that live traffic leaves.
+        """
+        self.error: str | None = None
+        self.errors = 0
+        self.bytes_uploaded = 0
+        self.mended = 0
+        """Wrong objects that were written again."""
+        self._store = store
+        self._objects = objects
+        self._events = events
+        self._live_traffic = live_traffic
+        self._wakeup = store_changed
+        self._rate_bps = rate_bps
+        self._counts = counts
+        self._contents = MirrorContents(store)
+        self._mirror = Inventory()
+        self._suspects = SuspectObjects()
+        self._scanned_at: float | None = None
+        self._check_at = 0.0
+        """When, by the loop's clock, the next suspect may be checked."""
+        self._damaged: set[bytes] = set()
+        self._logged: str | None = None
+        self._at_once = 1
+        self._slice_at = 0.0
+        """When, by the loop's clock, slices last began to be uploaded."""
+        self._free_at = 0.0
+        """When, by the loop's clock, a stated rate allows the next slice."""
+
+    # -- status
+
+    def status(self) -> Document:
+        """As in /status."""
+        here, mirror = self._stored_edges(), self._mirror
+        newest = None if self._scanned_at is None else head(here, mirror)
+        lacking = uploads(here, mirror, self._counts)
+        return {
+            "url": self._objects.url,
+            "version": None if newest is None else str(newest),
+            "lag_versions": self._lag(newest),
+            "current": self._current(here),
+            "artifacts": len(mirror.ready(here)),
+            "pending_bytes": sum(mirror.missing_bytes(e) for e in lacking),
+            "uploaded_bytes": self.bytes_uploaded,
+            "damaged": len(self._damaged),
+            "mended": self.mended,
+            "errors": self.errors,
+            "error": self.error,
+        }
+
+    def _current(self, here: Mapping[bytes, Edge]) -> bool:
+        """The mirror holds what the store keeps and nothing else, and no object is suspect."""
+        waits = (
+            uploads(here, self._mirror, self._counts)
+            or removals(here, self._mirror, self._counts)
+            or self._next_suspect(here) is not None
+        )
+        return self._scanned_at is not None and not waits
+
+    def _lag(self, newest: Version | None) -> int:
+        return lag(newest, sorted(self._store.versions()))
+
+    def families(self) -> Iterable[Metric]:
+        status = self.status()
+        yield hub_metrics.MIRROR_LAG(status["lag_versions"])
+        yield hub_metrics.MIRROR_ARTIFACTS(status["artifacts"])
+        yield hub_metrics.MIRROR_PENDING(status["pending_bytes"])
+        yield hub_metrics.MIRROR_UPLOADED(self.bytes_uploaded)
+        yield hub_metrics.MIRROR_MENDED(self.mended)
+        yield hub_metrics.MIRROR_ERRORS(self.errors)
+
+    def report_wrong(self, names: Iterable[str]) -> None:
+        """A peer reports that these objects are wrong, or missing."""
+        self._suspects.complain(names)
+        self._wakeup.notify()
+
+    # -- work
+
+    async def run(self) -> None:
+        """Until cancelled; no failure ends it."""
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+        self._slice_at = asyncio.get_running_loop().time()
+        try:
+            while True:
+                try:
+                    await self._step()
+                    backoff.reset()
+                    self._recovered()
+                except P2PCastError as error:
+                    self._failed(error)
+                    await asyncio.sleep(backoff.next_s())
+        finally:
+            self._contents.close()
+
+    async def _step(self) -> None:
+        """Find what is to be done, and do a little of the first. Raises P2PCastError."""
+        now = asyncio.get_running_loop().time()
+        if self._scanned_at is None or now - self._scanned_at > RESCAN_S:
+            listing = await self._objects.list()
+            self._mirror = Inventory.of(listing)
+            self._suspects.listed(listing)
+            self._scanned_at = now
+        here = self._stored_edges()
+        if lacking := uploads(here, self._mirror, self._counts):
+            await self._upload(lacking[0])
+        elif names := removals(here, self._mirror, self._counts)[:REMOVE_AT_ONCE]:
+            await self._objects.remove(names)
+            self._mirror.gone(names)
+            self._suspects.gone(names)
+        elif now >= self._check_at and (suspect := self._next_suspect(here)) is not None:
+            await self._until_gap()
+            await self._round([self._check_object(suspect)])
+        else:
+            until = self._check_at if self._next_suspect(here) is not None else self._scanned_at + RESCAN_S
+            await self._wakeup.wait(until - now)
+
+    def _next_suspect(self, here: Mapping[bytes, Edge]) -> SuspectObject | None:
+        return self._suspects.next({a: here[a] for a in self._mirror.ready(here) if a in here})
+
+    def _stored_edges(self) -> Mapping[bytes, Edge]:
+        every = self._store.artifacts.values()
+        return {s.id: Edge(s.id, s.base, s.version, s.manifest.log) for s in every if s.id not in self._damaged}
+
+    async def _upload(self, edge: Edge) -> None:
+        """A few slices of an artifact, or the objects that complete it."""
+        stored = self._store.artifacts.get(edge.artifact)
+        if stored is None:
+            return  # retention was faster
+        if missing := self._mirror.missing(edge):
+            await self._until_gap()
+            await self._round([self._upload_slice(stored, number) for number in missing[: self._at_once]])
+        else:
+            await self._complete(stored)
+
+    async def _until_gap(self) -> None:
+        """Returns when slices may be uploaded."""
+        loop = asyncio.get_running_loop()
+        if self._rate_bps is not None:
+            self._at_once = 1
+            await asyncio.sleep(self._free_at - loop.time())
+            self._free_at = max(self._free_at, loop.time()) + 8 * SLICE_BYTES / self._rate_bps
+        while self._must_wait():
+            await self._wakeup.wait(LOOK_S)
+
+    def _must_wait(self) -> bool:
+        """Live traffic comes first, but a slice is uploaded every STARVED_S."""
+        if self._rate_bps is not None or not self._live_traffic():
+            return False
+        return asyncio.get_running_loop().time() - self._slice_at < STARVED_S
+
+    async def _round(self, work: list[Coroutine[Any, Any, None]]) -> None:
+        """Run ``work`` side by side until live traffic wants the uplink; then unfinished parts are given up. Raises the
+        first error, once all parts have ended.
+        """
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(part, name="upload to the mirror") for part in work]
+        starved, pending = self._live_traffic(), set(tasks)
+        self._slice_at = loop.time()
+        try:
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=LOOK_S)
+                if pending and not starved and self._must_wait():
+                    break
+        finally:
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        # In a short gap, few slices are completed sooner than many at once.
+        self._at_once = 1 if pending or starved else min(AT_ONCE, 2 * self._at_once)
+        errors = [task.exception() for task in tasks if not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    async def _upload_slice(self, stored: Stored, number: int) -> None:
+        try:
+            data = await self._contents.slice(stored, number)
+        except (IntegrityError, LocalError) as error:
+            self._found_damaged(stored.id, error)
+            return
+        await self._put(slice_name(stored.id, number), data)
+        self._mirror.wrote_slice(stored.id, number, len(data))
+
+    async def _complete(self, stored: Stored) -> None:
+        """All slices are on the mirror: upload the tail, then the marker."""
+        if not self._mirror.keyed:
+            await self._put(KEY, self._store.run_key)
+            self._mirror.keyed = True
+        if stored.id not in self._mirror.tails:
+            await self._put(tail_name(stored.id), self._contents.tail(stored))
+            self._mirror.wrote_tail(stored.id)
+        marker = Marker(stored.version, stored.base, stored.id)
+        await self._put(str(marker), self._contents.marker(stored))
+        self._mirror.wrote_marker(marker)
+        self._events.emit(
+            "mirrored", version=str(stored.version), base=stored.base and str(stored.base), bytes=stored.manifest.log
+        )
+        logger.info("version %s (%s) is on the mirror", stored.version, stored.kind)
+
+    async def _put(self, name: str, data: bytes) -> None:
+        self._suspects.wrote(name, await self._objects.put(name, data))
+        self.bytes_uploaded += len(data)
+
+    # -- objects that are on the mirror
+
+    async def _check_object(self, suspect: SuspectObject) -> None:
+        """One object: confirm its contents, or write them again."""
+        try:
+            data = await self._contents.of(suspect.name)
+        except (IntegrityError, LocalError) as error:
+            self._found_damaged(artifact_of(suspect.name) or b"", error)
+            return
+        if data is None:
+            self._suspects.gone([suspect.name])
+            return
+        try:
+            right = await self._holds(suspect, data)
+        except RetryableError as error:
+            # Uploads go on meanwhile.
+            self._check_at = asyncio.get_running_loop().time() + LOOK_AGAIN_S
+            self._failed(error)
+            return
+        if right:
+            self._suspects.right(suspect)
+        else:
+            await self._put(suspect.name, data)
+            self.mended += 1
+            self._events.emit("mirror_mended", name=suspect.name)
+            logger.warning("mirror: the object %s was wrong, and was written again", suspect.name)
+
+    async def _holds(self, suspect: SuspectObject, data: bytes) -> bool:
+        if suspect.found is not None and suspect.found.size != len(data):
+            return False
+        # Most stores use the MD5 of an object that came in one request as its tag: then it need not be read. Another
+        # tag proves nothing.
+        if (
+            suspect.found is not None
+            and not suspect.asked
+            and suspect.found.tag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+        ):
+            return True
+        try:
+            return await self._objects.get(suspect.name, len(data)) == data
+        except (MissingError, TooLargeError):
+            return False
+
+    def _found_damaged(self, artifact: bytes, error: P2PCastError) -> None:
+        """The artifact is not uploaded any more, unless retention removed it meanwhile."""
+        if (stored := self._store.artifacts.get(artifact)) is not None:
+            self._damaged.add(artifact)
+            logger.error("version %s does not go to the mirror: %s", stored.version, error)
+
+    # -- failures
+
+    def _failed(self, error: P2PCastError) -> None:
+        self.errors += 1
+        self.error = str(error)
+        if self._logged != self.error:
+            self._logged = self.error
+            self._events.emit("mirror_failed", why=self.error)
+            logger.warning("%s", error)
+
+    def _recovered(self) -> None:
+        self.error = self._logged = None

@@ -1,0 +1,1 @@
+"""When engines switch to a version."""

@@ -1,0 +1,193 @@
+"""When engines switch: by themselves (``auto``), on command (``manual``), or all at once (``barrier``).
+
+Promises: a version is durable before peers are told to switch to it. Decisions of the barrier are carried out in the
+order in which they were made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from typing import Any
+
+from p2pcast.daemon.daemon_process import StateFile
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_server import Document
+from p2pcast.errors import P2PCastError, RefusedError, UsageError
+from p2pcast.version import Version
+from p2pcast.wire import messages
+from trainer_node.commit.barrier import (
+    Barrier,
+    Commit,
+    Decision,
+    Engine,
+    Event,
+    Failed,
+    Hold,
+    Reported,
+    Sealed,
+    Superseded,
+    Switched,
+)
+from trainer_node.membership.peer_record import PeerRecord
+from trainer_node.membership.peer_session import Sessions
+
+logger = logging.getLogger("p2pcast.hub")
+
+REJOIN_S = 10.0
+"""Peers of a restarted hub rejoin within 7.5 s (rollout_node.control.hub_session); the barrier waits for them until
+this many seconds have passed.
+"""
+OUTCOMES = ("committed", "quorum", "failed", "superseded")
+
+
+class Commits:
+    """``mode``: auto, manual or barrier. ``timeout_s`` and ``quorum``: the barrier's."""
+
+    def __init__(
+        self,
+        memory: StateFile,
+        fleet: Sessions,
+        events: Events,
+        *,
+        mode: str,
+        timeout_s: float,
+        quorum: float,
+        versions: Callable[[], Collection[Version]],
+        later: Callable[[Coroutine[Any, Any, None], str], None],
+        in_thread: Callable[..., Awaitable[Any]],
+        fail: Callable[[P2PCastError], None],
+    ) -> None:
+        """``versions``: those in this hub's store. ``later`` starts a background task; ``in_thread`` runs a
+        blocking call. ``fail`` ends the hub.
+        """
+        self.mode = mode
+        self.barrier: Barrier | None = None
+        self.outcomes: Counter[str] = Counter()
+        self._fleet = fleet
+        self._versions = versions
+        self._later = later
+        self._in_thread = in_thread
+        self._fail = fail
+        self._memory = memory
+        self._events = events
+        self._timeout_s = timeout_s
+        self._quorum = quorum
+        self._last: Document | None = None
+        self._order = asyncio.Lock()
+
+    @property
+    def target(self) -> Version | None:
+        """The version that engines were last told to switch to; meaningless with ``auto``."""
+        remembered = self._memory["target"]
+        return None if remembered is None else Version.of(remembered)
+
+    def start(self, newest: Version | None) -> None:
+        """Call before peers may join. ``newest``: the newest sealed version."""
+        if self.mode == "barrier":
+            now = time.monotonic()
+            settled_at = now if newest is None else now + REJOIN_S
+            self.barrier = Barrier(self._timeout_s, self._quorum, self.target, settled_at)
+            if newest is not None:
+                self.handle(Sealed(newest))
+
+    def greeting(self) -> list[messages.Record]:
+        """Messages to a peer after its catalog."""
+        hold = None if self.barrier is None else self.barrier.hold
+        return [] if hold is None else [messages.Hold(hold)]
+
+    def reported(self, peer: PeerRecord) -> None:
+        engines = {r.name: Engine(r.staged, r.committed, r.ready) for r in peer.engines if r.started}
+        self.handle(Reported(peer.ident, engines))
+
+    def handle(self, event: Event) -> None:
+        """Pass an event to the barrier, and carry out what the barrier decides."""
+        if self.barrier is None:
+            return
+        for decision in self.barrier.handle(event, time.monotonic()):
+            self._announce(decision)
+            self._later(self._carry_out(decision), "barrier")
+
+    async def command(self, body: Document) -> Document:
+        """POST /commit. Raises UsageError, RefusedError, LocalError."""
+        if self.mode != "manual":
+            raise UsageError("this hub commits automatically: start the hub with --commit manual for this command")
+        version = Version.parse(str(body.get("version", "")))
+        if version not in self._versions():
+            raise RefusedError(f"version {version} is not one of this run's; see `p2pcast status`")
+        await self._commit(version)
+        return {"target": str(version)}
+
+    def status(self) -> Document | None:
+        """The barrier, for /status."""
+        barrier = self.barrier
+        if barrier is None:
+            return None
+        staged, ready, needed = barrier.counts
+        deadline = barrier.deadline
+        return {
+            "phase": barrier.phase.value,
+            "version": None if barrier.version is None else str(barrier.version),
+            "staged": staged,
+            "ready": ready,
+            "needed": needed,
+            "waiting_for": self._names(barrier.late),
+            "deadline_s": None if deadline is None else round(max(0.0, deadline - time.monotonic()), 3),
+            "timeout_s": self._timeout_s,
+            "quorum": self._quorum,
+            "last": self._last,
+        }
+
+    # -- carrying it out
+
+    async def _carry_out(self, decision: Decision) -> None:
+        async with self._order:
+            try:
+                if isinstance(decision, Hold):
+                    self._fleet.send_all(messages.Hold(decision.version))
+                elif isinstance(decision, Commit):
+                    await self._commit(decision.version)
+            except P2PCastError as error:
+                self._fail(error)
+
+    async def _commit(self, version: Version) -> None:
+        await self._in_thread(self._memory.update, target=list(version))
+        self._fleet.send_all(messages.Commit(version))
+
+    # -- announcing it
+
+    def _announce(self, decision: Decision) -> None:
+        match decision:
+            case Commit(version, staged, ready, ()):
+                logger.info("version %s: all %d peers have staged it and switch", version, ready)
+                self._say("committed", version, staged=staged, ready=ready)
+            case Commit(version, staged, ready, late):
+                names = self._names(late)
+                logger.warning("version %s: %d of %d peers switch; late: %s", version, staged, ready, ", ".join(names))
+                self._say("quorum", version, staged=staged, ready=ready, late=names)
+            case Failed(version, staged, ready, needed, late):
+                names = self._names(late)
+                logger.warning(
+                    "version %s: no engine switches, %d of %d peers have staged it and %d are needed; late: %s",
+                    version, staged, ready, needed, ", ".join(names),
+                )  # fmt: skip
+                self._say("failed", version, staged=staged, ready=ready, needed=needed, late=names)
+            case Superseded(version, by):
+                logger.info("version %s was never switched to: %s takes its place", version, by)
+                self._say("superseded", version, by=str(by))
+            case Switched(version, missing):
+                if missing:
+                    logger.warning("version %s: %d engines were told to switch and have not", version, len(missing))
+            case Hold():
+                pass
+
+    def _say(self, outcome: str, version: Version, **facts: Any) -> None:
+        self.outcomes[outcome] += 1
+        self._last = {"version": str(version), "outcome": outcome, "time": round(time.time(), 3), **facts}
+        self._events.emit("barrier", outcome=outcome, version=str(version), **facts)
+
+    def _names(self, idents: Iterable[str]) -> list[str]:
+        return [self._fleet.name_of(ident) for ident in idents]

@@ -1,0 +1,356 @@
+"""Builds the parts of a hub, in four stages, and connects them. Each part gets the few things that it needs.
+
+Parts that announce something to parts built after them have a list of observers; it is filled here, before anything
+runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from p2pcast.artifact.run_key import RunKey
+from p2pcast.daemon import metrics
+from p2pcast.daemon.daemon_process import StateFile, node_id
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_server import HttpServer
+from p2pcast.daemon.tasks import Tasks
+from p2pcast.errors import UsageError
+from p2pcast.mirror.object_names import run_folder
+from p2pcast.mirror.object_store import Objects
+from p2pcast.relay.downstream import Downstream
+from p2pcast.relay.node import Node
+from p2pcast.state.staging import Staging
+from p2pcast.state.stale_shadows import claim, sweep
+from p2pcast.store.artifact_store import Store
+from p2pcast.store.squash_ladder import RUNGS
+from p2pcast.transport.link import Link
+from p2pcast.transport.listener import Listener
+from p2pcast.trust import bearer_tokens
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from topology.pull_sources import Sources
+from topology.version_sizes import Sizes, of_steps
+from trainer_node.admission.admission import Admission
+from trainer_node.admission.eviction_enforcer import EvictionEnforcer
+from trainer_node.admission.hub_link_acceptor import LinkAcceptor
+from trainer_node.background.anchors_and_squashes import AnchorsAndSquashes
+from trainer_node.background.live_traffic import live_traffic
+from trainer_node.background.mirror_uploader import MirrorUploader
+from trainer_node.commit.commits import Commits
+from trainer_node.hub_config import HubConfig
+from trainer_node.hub_view import HubView
+from trainer_node.membership.broadcast_planner import BroadcastPlanner
+from trainer_node.membership.broadcast_progress import BroadcastProgress
+from trainer_node.membership.engine_reports import live_rows
+from trainer_node.membership.fleet_timeline import FleetTimeline
+from trainer_node.membership.fleet_view import FleetView
+from trainer_node.membership.lead_directory import LEADS, LeadDirectory
+from trainer_node.membership.membership import DEFAULT_UPLINK_BPS, Membership
+from trainer_node.membership.peer_session import PeerSession, Sessions
+from trainer_node.membership.plan_distributor import PlanDistributor
+from trainer_node.membership.report_handler import ReportHandler
+from trainer_node.membership.restart_recovery import ROSTER, Recovery, Roster
+from trainer_node.membership.uplink_meter import UplinkMeter
+from trainer_node.membership.welcome_message import WelcomeMessages
+from trainer_node.publish import version_numbers
+from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
+from trainer_node.publish.backpressure import Backpressure, laggards
+from trainer_node.publish.checkpoint_watcher import steps_there
+from trainer_node.publish.codec_choice import CodecChoice
+from trainer_node.publish.delta_publisher import DeltaPublisher
+from trainer_node.publish.hub_shadow import HubShadow
+from trainer_node.publish.pipeline import Pipeline
+from trainer_node.publish.publish_history import FILE as PUBLISHED
+from trainer_node.publish.publish_history import PublishHistory
+from trainer_node.publish.sealed_artifacts import SealedArtifacts
+from trainer_node.publish.version_lifecycle import VersionLifecycle
+from trainer_node.publish.version_numbers import VersionNumbers
+from trainer_node.publish.version_sealer import VersionSealer
+from trainer_node.publish.version_view import VersionView
+from trainer_node.ranks.rank_intake import RankIntake
+from trainer_node.rollout_summary import RolloutSummary
+
+logger = logging.getLogger("p2pcast.hub")
+
+PULLS = 64
+"""Peers that may pull from the hub at one time, for artifacts that no other peer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Stage 1: the contents of the state folder. ``admission`` needs the joined peers, hence ``sessions``."""
+
+    config: HubConfig
+    events: Events
+    tasks: Tasks
+    staging: Staging
+    key: RunKey
+    state_file: StateFile
+    history: PublishHistory
+    ident: bytes
+    sessions: Sessions
+    admission: Admission
+    store: Store
+    numbers: VersionNumbers
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Stage 2: the peers, and the plan that they follow."""
+
+    membership: Membership
+    timeline: FleetTimeline
+    progress: BroadcastProgress
+    broadcasts: BroadcastPlanner
+    leads: LeadDirectory
+    sources: Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """Stage 3: versions, from their source to the store, the peers and the mirror."""
+
+    node: Node
+    downstream: Downstream
+    announcer: ArtifactAnnouncer
+    sealer: VersionSealer
+    sealed_artifacts: SealedArtifacts
+    codec_choice: CodecChoice
+    hub_shadow: HubShadow
+    pipeline: Pipeline
+    commits: Commits
+    backpressure: Backpressure
+    anchors_and_squashes: AnchorsAndSquashes
+    mirror_uploader: MirrorUploader | None
+    lifecycle: VersionLifecycle
+    rank_intake: RankIntake
+    live_changed: asyncio.Event
+    """Set when the contents of LIVE may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Stage 4: connections, and what peers and users say."""
+
+    plan_distributor: PlanDistributor
+    report_handler: ReportHandler
+    link_acceptor: LinkAcceptor
+    listener: Listener
+    uplink_meter: UplinkMeter
+    view: HubView
+    http: HttpServer
+
+
+async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> State:
+    """Raises LocalError, UsageError."""
+    checkpoints, folder = config.checkpoints, config.state
+    if checkpoints is not None and not checkpoints.is_dir():
+        raise UsageError(
+            f"{checkpoints}: there is no such folder; the trainer's checkpoints (step_N/) are expected in it"
+        )
+    claim(folder, config.shadow)
+    await asyncio.to_thread(sweep)
+    key = RunKey.load_or_create(folder / "run.key")
+    state_file = StateFile(folder / "hub.json", {"node": "", "incarnation": 0, "target": None, LEADS: {}})
+    history = PublishHistory(folder / PUBLISHED, lambda: set() if checkpoints is None else steps_there(checkpoints))
+    history.move_from(state_file)
+    state_file.update(incarnation=state_file["incarnation"] + 1)
+    ident, sessions, staging = node_id(state_file), Sessions(), Staging()
+    admission = Admission(
+        folder,
+        key,
+        ident,
+        plaintext=config.plaintext,
+        lifetime_s=config.certificate_s,
+        token_ttl_s=config.token_ttl_s,
+        token_file=config.token_file,
+        events=events,
+        is_joined=sessions.__contains__,
+        later=tasks.later,
+        in_thread=staging.run,
+    )
+    store = Store(folder, key.public, counts=config.counts)
+    for path, why in store.damaged:
+        logger.warning("not used: %s (%s)", path, why)
+    numbers = VersionNumbers(folder / version_numbers.FILE, version_numbers.this_boot())
+    recovery = Recovery(
+        store,
+        numbers,
+        Roster(folder / ROSTER, tasks.later),
+        restarted=state_file["incarnation"] > 1,
+        unlike=lambda peer, version: _report_unlike(events, numbers, peer, version),
+    )
+    return State(
+        config, events, tasks, staging, key, state_file, history, ident, sessions, admission, store, numbers, recovery
+    )
+
+
+def _report_unlike(events: Events, numbers: VersionNumbers, peer: str, version: Version) -> None:
+    logger.error(
+        "%s proves a version %s that this hub does not hold: this hub's state may be an older copy; the next version"
+        " opens branch %d",
+        peer, version, numbers.floor,
+    )  # fmt: skip
+    events.emit("unlike", peer=peer, version=str(version), branch=numbers.floor)
+
+
+def build_fleet(state: State) -> Fleet:
+    config = state.config
+    membership = Membership(
+        state.state_file["incarnation"],
+        config.uplink_bps or DEFAULT_UPLINK_BPS,
+        config.chains,
+        config.region,
+        config.peer_cap_bps,
+    )
+    _recall_sizes(membership.sizes, state.store)
+    timeline, progress = FleetTimeline(state.events), BroadcastProgress()
+    leads = LeadDirectory(
+        state.sessions,
+        membership.reach,
+        state.state_file,
+        later=state.tasks.later,
+        in_thread=state.staging.run,
+    )
+    leads.recall()
+    broadcasts = BroadcastPlanner(membership, progress, timeline, state.sessions)
+    return Fleet(membership, timeline, progress, broadcasts, leads, Sources())
+
+
+def _recall_sizes(sizes: Sizes, store: Store) -> None:
+    """Sizes of the state and of its deltas, from what an earlier process stored."""
+    stored = store.artifacts.values()
+    if stored:
+        sizes.state(max(stored, key=lambda s: s.version).assembly.layout.nbytes)
+    sizes.published(*of_steps((s.base, s.version, s.manifest.log) for s in stored if s.base is not None))
+
+
+def build_publishing(state: State, fleet: Fleet) -> Publishing:
+    config, store, staging, events, key = state.config, state.store, state.staging, state.events, state.key
+    sessions, membership, later = state.sessions, fleet.membership, state.tasks.later
+    store_changed, live_changed = Wakeup(), asyncio.Event()
+    announcer = ArtifactAnnouncer(store.holds, fleet.sources, sessions.send_all)
+    sealer = VersionSealer(
+        state.ident, key, store, staging, membership.sizes, events, announcer,
+        store_changed=store_changed.notify, later=later,
+    )  # fmt: skip
+    node = sealer.node
+    downstream = Downstream(node, PULLS)
+    for stored in store.artifacts.values():
+        node.add_stored(stored.assembly, store.open_log(stored))
+    sealed_artifacts = SealedArtifacts(
+        node, store, staging, announcer,
+        staged=lambda: [peer.staged for peer in membership.peers.values()],
+        children=downstream.children.values, store_changed=store_changed.notify, later=later,
+    )  # fmt: skip
+
+    def is_live() -> bool:
+        return live_traffic(node.holdings.values(), downstream.children.values())
+
+    codec_choice = CodecChoice(config.codec, lambda: membership.way(time.monotonic(), staging.workers))
+    hub_shadow = HubShadow(node, store, staging, config.shadow, state.numbers.seen)
+    deltas = DeltaPublisher(node, store, key, staging, membership.sizes, state.numbers)
+    pipeline = Pipeline(node, store, key, staging, hub_shadow, deltas, codec_choice, state.numbers)
+    anchors_and_squashes = AnchorsAndSquashes(
+        store, node.holdings, key, hub_shadow, events, live_traffic=is_live, add=sealed_artifacts.add,
+        rungs=RUNGS if config.squashes else (), anchor_every=config.anchor_every,
+    )  # fmt: skip
+    mirror_uploader = None
+    if config.mirror is not None:
+        mirror_uploader = MirrorUploader(
+            store, Objects(config.mirror, run_folder(state.admission.token.run)), events, is_live, store_changed,
+            rate_bps=config.mirror_bps, counts=config.counts,
+        )  # fmt: skip
+    commits = Commits(
+        state.state_file, sessions, events,
+        mode=config.commit, timeout_s=config.barrier_timeout_s, quorum=config.barrier_quorum,
+        versions=store.versions, later=later, in_thread=staging.run, fail=sealer.fail,
+    )  # fmt: skip
+    sealer.observers.append(commits.handle)
+    commits.start(store.newest())
+    backpressure = Backpressure(
+        config.max_lag,
+        lambda most: laggards(membership.peers.values(), store.versions(), most, membership.detached),
+        config.max_lag_wait_s,
+        events,
+    )
+    lifecycle = VersionLifecycle(
+        pipeline, state.history, staging, membership.sizes, events, fleet.broadcasts, sealer,
+        holdings=node.holdings, recovered=state.recovery.done, until_near=backpressure.until_near,
+        announce=announcer.announce, retain=sealed_artifacts.retain,
+        on_published=(live_changed.set, anchors_and_squashes.wake),
+    )  # fmt: skip
+    rank_intake = RankIntake(
+        lifecycle, pipeline, node.layouts, store.manifest, staging,
+        engines=lambda: live_rows(membership.peers.values()), changed=live_changed, wait_s=config.rank_timeout_s,
+    )  # fmt: skip
+    return Publishing(
+        node, downstream, announcer, sealer, sealed_artifacts, codec_choice, hub_shadow, pipeline, commits,
+        backpressure, anchors_and_squashes, mirror_uploader, lifecycle, rank_intake, live_changed,
+    )  # fmt: skip
+
+
+def build_control(state: State, fleet: Fleet, publishing: Publishing) -> Control:
+    config, store, admission, sessions = state.config, state.store, state.admission, state.sessions
+    membership, node, downstream = fleet.membership, publishing.node, publishing.downstream
+    mirror, tls = publishing.mirror_uploader, admission.tls
+    plan_distributor = PlanDistributor(
+        membership, sessions, fleet.timeline, state.events, admission.identity, None if tls is None else tls.client,
+        fleet.sources, node.holdings.__contains__,
+    )  # fmt: skip
+    welcome = WelcomeMessages(
+        state.key.public, publishing.commits, admission,
+        epoch=lambda: membership.plan.epoch, catalog=lambda: publishing.announcer.catalog(node.holdings.values()),
+        plaintext=config.plaintext,
+    )  # fmt: skip
+
+    def fleet_changed() -> None:
+        publishing.backpressure.recheck()
+        publishing.live_changed.set()
+
+    report_handler = ReportHandler(
+        state.ident, sessions, membership, plan_distributor, fleet.broadcasts, fleet.timeline, fleet.leads,
+        publishing.commits, state.recovery, admission,
+        welcome=welcome.messages, promise=publishing.anchors_and_squashes.ask,
+        is_sealed=store.holds, fleet_changed=fleet_changed,
+        mirror_is_wrong=mirror.report_wrong if mirror is not None else lambda names: None,
+    )  # fmt: skip
+
+    def session(link: Link, token: bytes) -> PeerSession:
+        return PeerSession(link, report_handler, plan_distributor, token)
+
+    acceptor = LinkAcceptor(downstream, publishing.rank_intake, admission, session)
+    listener = Listener(acceptor, admission.identity, None if tls is None else tls.server, sockets=config.sockets)
+    enforcer = EvictionEnforcer(sessions, fleet.leads, listener, downstream.children)
+    admission.trust.observers.append(enforcer.enforce)
+
+    def measured(bps: float) -> None:
+        if config.uplink_bps is None:
+            membership.uplink_bps = bps
+
+    meter, rollouts = UplinkMeter(downstream.children, measured), RolloutSummary()
+    view = HubView(
+        config, state.tasks, state.events, node, downstream.children, admission, membership, meter.uplink,
+        FleetView(membership, store.versions), fleet.timeline, report_handler,
+        publishing.commits, VersionView(publishing.pipeline, publishing.lifecycle, store, fleet.progress),
+        publishing.rank_intake, publishing.backpressure, publishing.anchors_and_squashes, mirror,
+        rollouts,
+    )  # fmt: skip
+    http = HttpServer(
+        view.status,
+        view.ready,
+        metrics.registry(view.families),
+        {"commit": publishing.commits.command, "rollouts": rollouts.command, **admission.commands.routes},
+        admission.bearer,
+        state.events,
+        view.waits(),
+        bearer_file=config.state.resolve() / bearer_tokens.FILE,
+        local_only=frozenset({"token/create"}),
+        healthy=state.tasks.healthy,
+        documents={"versions": view.weights},
+    )
+    return Control(plan_distributor, report_handler, acceptor, listener, meter, view, http)

@@ -1,0 +1,461 @@
+"""The peers of the run and the plan that they follow: topology's decisions applied to live sessions.
+
+Promises: epochs only grow, across restarts too. The loss of a peer moves only its own children. A peer that re-attached
+by itself keeps its new place if it knew the plan that it left. A plan is replaced only for a lasting gain; a slow peer
+is moved, never dropped. No peer is planned below a peer that it is known not to reach (`topology.reachability`). No
+I/O; time is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
+
+from p2pcast.artifact.piece_size import piece_bytes
+from p2pcast.backoff import Backoff
+from p2pcast.codec.soonest_codec import PEER_CORES, Way
+from p2pcast.relay.child_lag import Inflow
+from p2pcast.transport.stripe_count import FEWEST
+from topology.blame import Blame
+from topology.broadcast_time import DEFAULT_PEER_BPS, Network, median_bps, number_of_chains, predict
+from topology.fallback_neighbours import affected_peers
+from topology.link_repair import Links, repair_links
+from topology.peer_rates import Rate, assumed_bps, update_rates
+from topology.plan import make_plan
+from topology.plan_changes import admit, adopt, excise, lower, straighten
+from topology.plan_tree import ROOT, Epoch, Member, Plan, PlanError
+from topology.reachability import Reach
+from topology.score import Score, Transfers, reliability, score, speed_cap_bps
+from topology.score_demotion import Standing, Standings
+from topology.slow_peers import Laggards, Patience, Stragglers
+from topology.version_sizes import Sizes
+from topology.withholding import Withholding
+from trainer_node.membership.peer_record import PeerRecord
+
+DEFAULT_UPLINK_BPS = 1e9
+LARGE_BYTES = 1 << 30
+"""Size, in bytes, at which the narrowest link alone sets a broadcast's time, and round trips do not count."""
+REPAIR_S = 2.0
+"""Delay between the first two repairs of the plan without a broadcast, in seconds."""
+RATED_BYTES = 1 << 20
+"""Smaller transfers count for a peer's reliability, but not for its rate."""
+MAX_HISTORY = 4096
+"""Number of peers that are remembered after they left; the longest gone are forgotten first."""
+
+
+class Membership:
+    """``incarnation``: number of starts of this hub. ``chains``: a fixed number of chains; None: chosen by rule.
+    ``region``: the hub's own label; peers without a label are taken to share no link. ``cap_bps``: rate that counts as
+    full speed in scores, in bit/s; None: the fastest peer's.
+    """
+
+    def __init__(
+        self,
+        incarnation: int,
+        uplink_bps: float,
+        chains: int | None = None,
+        region: str = "",
+        cap_bps: float | None = None,
+    ) -> None:
+        self._stated_cap_bps = cap_bps
+        self._cap_bps: float | None = None
+        """Cached; None after a new measurement."""
+        self._region = region
+        self._incarnation = incarnation
+        self._counter = 0
+        self._uplink_bps = uplink_bps
+        self._chains = chains
+        self.peers: dict[str, PeerRecord] = {}
+        self.sizes = Sizes()
+        """Sizes of the run's versions; plans are made for them."""
+        self.reach = Reach()
+        self.plan = Plan(self._epoch(), {})
+        self._told = self.plan
+        self._touched: set[str] | None = set()
+        """Peers whose place changed since ``take_changes`` was last called; None: found by comparison of the plans."""
+        self._history: dict[str, tuple[Transfers, Rate]] = {}
+        """Measurements of peers that have left: a peer that reconnects often does not start anew."""
+        self._rates: dict[str, Rate] = {}
+        self._samples: dict[str, tuple[float, float]] = {}
+        """Peer → bytes and bit/s of its last transfer, until the broadcast ends and all can be compared."""
+        self._middle_bps: float | None = None
+        """Median of the peers' rates; None after a new measurement."""
+        self._began: Plan | None = None
+        """The plan in force when the version under way began."""
+        self._patience = Patience()
+        self._laggards = Laggards()
+        self._stragglers = Stragglers()
+        self._standings = Standings()
+        self._fed: dict[str, set[str]] = {}
+        """Parent → its children, by the children's own reports."""
+        self._suspects: set[str] = set()
+        """Peers that a child left by itself and that have not reported since: they get no new children."""
+        self._outrun: set[str] = set()
+        """Parents whose children fell behind in this broadcast."""
+        self._strayed = False
+        """A peer has moved by itself since the last planning: the next planning, or ``repair``, restores the order."""
+        self._repair_at, self._repair_backoff = 0.0, Backoff(REPAIR_S, math.inf, None)
+        self.blame = Blame()
+        self.withholding = Withholding()
+
+    @property
+    def _network(self) -> Network:
+        """A hop carries a piece on each stripe in use. Pieces have the size that belongs to the planned version size,
+        and the number of stripes is the usual one (`relay.active_stripes`). On slow links two stripes are in use, and
+        hops are shorter than assumed here.
+        """
+        return Network(piece_bytes=FEWEST * piece_bytes(self.sizes.bytes), root_region=self._region)
+
+    @property
+    def uplink_bps(self) -> float:
+        """The hub's own rate, as stated or measured."""
+        return self._uplink_bps
+
+    @uplink_bps.setter
+    def uplink_bps(self, bps: float) -> None:
+        self._uplink_bps = bps
+
+    @property
+    def detached(self) -> frozenset[str]:
+        """Peers too slow for the others: each is the last of a chain, feeds no peer, and is not waited for."""
+        return self._laggards.detached
+
+    def rate(self, ident: str) -> Rate:
+        """Rate at which a peer is known to receive and pass on."""
+        return self._rates.get(ident, Rate())
+
+    def join(self, peer: PeerRecord, now: float) -> None:
+        """Put a new peer at the tail of a chain. No other peer moves or is looked at, so thousands may join at once."""
+        if peer.ident in self.plan:
+            self.leave(peer.ident, now)
+        peer.transfers, rate = self._history.get(peer.ident, (peer.transfers, Rate()))
+        if rate.bps is not None:
+            self._rates[peer.ident] = rate
+        self.peers[peer.ident] = peer
+        self._fed.setdefault(peer.parent, set()).add(peer.ident)
+        self._cap_bps = None
+        leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.muted(now)
+        member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
+        if peer.ways:
+            self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
+        plan = admit(
+            self.plan, member, chains=self._number_of_chains(), region_of=self._region_of,
+            apart=self._chains is None and peer.region not in ("", self._region), epoch=self._next(),
+        )  # fmt: skip
+        self._touch(peer.ident)
+        self.plan = self._mended(plan, now)
+
+    def leave(self, ident: str, now: float, *, failed: bool = False) -> None:
+        peer = self.peers.pop(ident, None)
+        if peer is None:
+            return
+        if failed:
+            peer.transfers = peer.transfers.record(now, 0, 0.0, False)
+        self._is_fed(peer, None)
+        self._fed.pop(ident, None)
+        self._history.pop(ident, None)
+        self._history[ident] = (peer.transfers, self._rates.pop(ident, Rate()))
+        self._cap_bps = None
+        if len(self._history) > MAX_HISTORY:
+            longest = next(iter(self._history))
+            del self._history[longest]
+            self._standings.forget(longest)
+        self._samples.pop(ident, None)
+        self._stragglers.forget(ident)
+        self._suspects.discard(ident)
+        self.reach.leave(ident)
+        self._touch(ident, *self.plan.children(ident))
+        self.plan = self._mended(excise(self.plan, [ident], epoch=self._next()), now)
+
+    def note_parent(self, ident: str, parent: str, epoch: Epoch) -> bool:
+        """A peer reports its parent. True when that made a new plan."""
+        peer = self.peers.get(ident)
+        if peer is None:
+            return False
+        self._is_fed(peer, parent)
+        # A peer that has not seen its newest plan yet is still moving there.
+        if epoch < peer.sent_epoch or ident not in self.plan or self.plan.parent[ident] == parent:
+            return False
+        if parent != ROOT and parent not in self.plan:
+            return False
+        left = self.plan.parent[ident]
+        try:
+            self.plan = adopt(self.plan, ident, parent, epoch=self._next())
+        except PlanError:
+            return False
+        self._strayed = True
+        self._touch(ident, left)
+        if left != ROOT and not self.plan.children(left) and left not in self.plan.leaves:
+            self._suspects.add(left)
+            self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves | {left})
+        return True
+
+    def note_report(self, ident: str, now: float) -> None:
+        """A report has come: the peer is alive."""
+        if ident in self._suspects:
+            self._suspects.discard(ident)
+            if ident in self.plan.leaves and ident not in self._leaves(now):
+                self._touch(ident)
+                self.plan = self.plan.changed(self._next(), {}, leaves=self.plan.leaves - {ident})
+
+    def _is_fed(self, peer: PeerRecord, parent: str | None) -> None:
+        if (others := self._fed.get(peer.parent)) is not None:
+            others.discard(peer.ident)
+            if not others:
+                del self._fed[peer.parent]
+        if parent is not None:
+            peer.parent = parent
+            self._fed.setdefault(parent, set()).add(peer.ident)
+
+    def note_transfer(self, ident: str, now: float, size: int, seconds: float) -> None:
+        peer = self.peers.get(ident)
+        if peer is not None:
+            self._cap_bps = None
+            rated = size if size >= RATED_BYTES else 0
+            peer.transfers = peer.transfers.record(now, rated, seconds, True)
+            if rated and seconds > 0:
+                self._samples[ident] = (float(size), 8.0 * size / seconds)
+
+    def begin_version(self) -> None:
+        """A version begins."""
+        self._repair_at = 0.0
+        self._repair_backoff.reset()
+        self._stragglers.begin()
+        self._outrun.clear()
+        self._samples.clear()
+        self._began = self.plan
+
+    def note_inflow(self, ident: str, now: float, inflow: Inflow) -> bool:
+        """A peer reports its rate during a broadcast. True when that made a new plan: the peer fell behind its parent,
+        and was moved out of the way of its children.
+        """
+        above = self.plan.parent[ident]
+        if self.peers[ident].parent != above:
+            return False  # the report is about another parent
+        bps = inflow.bps
+        if not self._stragglers.found(self.plan, ident, now, bps, inflow.behind_bytes, self._uplink_bps, inflow.span_s):
+            return False
+        if above != ROOT and max(len(self._fed.get(above, ())), len(self.plan.children(above))) > 1:
+            # The parent feeds two children, by the plan or because one has not left yet: each gets a part of its rate.
+            straight = straighten(self.plan, self._number_of_chains())
+            if straight is self.plan:
+                return False
+            self._touched = None
+            self.plan = self._mended(straight.under(self._next()), now)
+            return True
+        if above != ROOT and above in self._outrun:
+            # Another child of the same parent was slow too: the parent is the cause.
+            ident = above
+        else:
+            self._outrun.add(above)
+        self._stragglers.forget(ident)
+        self._rates[ident] = self.rate(ident).own(bps)
+        self._middle_bps = None
+        member = Member(ident, self.peers[ident].region, leaf=ident in self._leaves(now))
+        self._touch(ident, *self.plan.children(ident))
+        self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
+        return True
+
+    def note_garbled(self, witness: str, rows: Collection[tuple[str, int]], now: float) -> list[str]:
+        """A peer reports how many corrupt pieces each peer has sent. Returns the joined peers that are newly blamed;
+        they feed no other peer.
+        """
+        anew = [ident for ident in self.blame.heard(witness, rows, now) if ident in self.peers]
+        self._made_leaves(anew, now)
+        return anew
+
+    def note_lacking(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now: float) -> None:
+        """A peer reports the sealed artifacts that it lacks, and from which parent. The report counts against the
+        peer's planned parent alone.
+        """
+        above = self.plan.parent[witness] if witness in self.plan else ROOT
+        self.withholding.heard(
+            witness, ((artifact, parent if parent == above else None) for artifact, parent in rows), now
+        )
+
+    def judge_withholding(self, now: float) -> list[tuple[str, str]]:
+        """Peers that are found to withhold versions, each with its witness. Such peers feed no other peer."""
+        anew = self.withholding.judge(now, lambda ident: ident in self.peers)
+        self._made_leaves([ident for ident, _ in anew], now)
+        return anew
+
+    def _made_leaves(self, idents: Iterable[str], now: float) -> None:
+        for ident in idents:
+            if ident in self.plan and ident not in self.plan.leaves:
+                member = Member(ident, self._region_of(ident), leaf=True)
+                self._touch(ident, *self.plan.children(ident))
+                self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
+
+    def reach_changed(self, now: float) -> bool:
+        """``reach`` has learnt which peers can dial which. True when that made a new plan."""
+        plan = self._mended(self.plan, now)
+        return self._follow(plan.under(self._epoch(1)) if plan is not self.plan else plan)
+
+    def replan(self, now: float) -> bool:
+        """Between broadcasts: take a better plan if it has been better for long enough and the gain is worth the moves.
+        Peers that have become hopeless, or have recovered, change place at once. Damage by peers that moved by
+        themselves is repaired. True when that made a new plan.
+        """
+        self._settle()
+        strayed, self._strayed = self._strayed, False
+        bps = self._bps()
+        was = self._laggards.detached | self._standings.leaves
+        self._laggards.look(bps)
+        self._standings.look({ident: reliability(peer.transfers) for ident, peer in self.peers.items()})
+        plan = self._made(now)
+        if not self._patience.wanted(plan is not self.plan):
+            if not strayed and was == self._laggards.detached | self._standings.leaves:
+                return False
+            plan = self._made(now, anew=False)
+        return self._follow(plan)
+
+    def repair(self, now: float) -> bool:
+        """While no version is on its way: repair damage by peers that moved by themselves, or that the plan moved
+        because of attempts to dial that no longer count as failed. Each repair doubles the delay before the next one,
+        until a version begins: a peer that cannot reach its parent would otherwise be sent there for ever. True when
+        that made a new plan.
+        """
+        self._strayed |= self.reach.forgot(now)
+        if not self._strayed or now < self._repair_at:
+            return False
+        self._repair_at = now + self._repair_backoff.next_s()
+        self._strayed = False
+        return self._follow(self._made(now, anew=False))
+
+    def _made(self, now: float, *, anew: bool = True) -> Plan:
+        """``anew``: more than repairs alone."""
+        return make_plan(
+            self._members(now),
+            self._uplink(),
+            epoch=self._epoch(1),
+            previous=self.plan,
+            payload_bytes=self.sizes.bytes,
+            network=self._network,
+            anew=anew,
+            links=self._links(now),
+            most=self._chains,
+        )
+
+    def _links(self, now: float) -> Links | None:
+        """None when every pair of peers can be linked."""
+        return None if self.reach.plain else lambda above, below: self.reach.links(above, below, now)
+
+    def _mended(self, plan: Plan, now: float) -> Plan:
+        """``plan`` without unreachable links, under its own epoch."""
+        links = self._links(now)
+        mended = plan if links is None else repair_links(plan, links, self._number_of_chains())
+        if mended is not plan:
+            self._touched = None
+        return mended
+
+    def take_changes(self) -> tuple[dict[str, str], set[str]]:
+        """Since the last call: the peers with a new parent, and the peers whose place, ancestors or neighbours may have
+        changed.
+        """
+        before, after, touched = self._told, self.plan, self._touched
+        self._told, self._touched = after, set()
+        if before is after:
+            return {}, set()
+        if touched is None:
+            touched = {peer for peer, _ in before.parent.items() ^ after.parent.items()} | (
+                before.leaves ^ after.leaves
+            )
+        places = {peer: after.parent[peer] for peer in sorted(touched) if peer in after}
+        moved = {peer: above for peer, above in places.items() if before.parent.get(peer) != above}
+        return moved, affected_peers(before, after, touched)
+
+    def _touch(self, *idents: str) -> None:
+        if self._touched is not None:
+            self._touched.update(idents)
+
+    def _follow(self, plan: Plan) -> bool:
+        """Take ``plan``; True when it is another one."""
+        if plan is self.plan:
+            return False
+        self._counter += 1
+        self._touched = None
+        self.plan = plan
+        return True
+
+    def way(self, now: float, cores: int) -> Way:
+        """The path of a large payload to the last peer, by the plan and by measurements. ``cores``: of this machine.
+
+        A peer that has not reported its cores counts as an ordinary one, and so does an empty fleet. Detached peers are
+        not waited for.
+        """
+        self._settle()
+        members = self._members(now)
+        once, twice = (self._last_s(members, n * LARGE_BYTES) for n in (1, 2))
+        link_bps = 8 * LARGE_BYTES / (twice - once) if twice > once else DEFAULT_PEER_BPS
+        return Way(link_bps, cores, min((peer.cores for peer in self.peers.values()), default=PEER_CORES))
+
+    def _last_s(self, members: list[Member], payload_bytes: float) -> float:
+        times_s = predict(self.plan, members, payload_bytes, self._uplink_bps, self._network).times_s
+        return max((s for ident, s in times_s.items() if ident not in self._laggards.detached), default=0.0)
+
+    def score(self, ident: str, now: float) -> Score | None:
+        return score(self.peers[ident].transfers, now, self.speed_cap_bps)
+
+    def standing(self, ident: str) -> Standing:
+        """How far a peer may feed others."""
+        return self._standings.of(ident)
+
+    @property
+    def speed_cap_bps(self) -> float:
+        """The rate that counts as full speed in scores."""
+        if self._cap_bps is None:
+            self._cap_bps = speed_cap_bps((peer.transfers.bps for peer in self.peers.values()), self._stated_cap_bps)
+        return self._cap_bps
+
+    def _members(self, now: float) -> list[Member]:
+        bps, leaves = self._bps(), self._leaves(now)
+        return [self._member(p, bps[p.ident], p.ident in leaves, now) for p in self.peers.values()]
+
+    def _leaves(self, now: float) -> AbstractSet[str]:
+        """All peers that must feed no other peer."""
+        return self._laggards.detached | self._standings.leaves | self._suspects | self.muted(now)
+
+    def muted(self, now: float) -> frozenset[str]:
+        """Peers that must feed no other peer because of what others report of them."""
+        return self.blame.muted(now) | self.withholding.muted(now)
+
+    def _member(self, peer: PeerRecord, bps: float | None, leaf: bool, now: float) -> Member:
+        rated = self.score(peer.ident, now)
+        return Member(
+            peer.ident, peer.region, bps, None if rated is None else rated.total, leaf, self._standings.of(peer.ident)
+        )
+
+    def _bps(self) -> dict[str, float | None]:
+        return assumed_bps({ident: self._rates.get(ident, Rate()) for ident in self.peers}, self.plan.depth)
+
+    def _settle(self) -> None:
+        """Charge the slowness of the last broadcast to the peer where it began."""
+        if self._samples:
+            self._rates |= update_rates(
+                self.plan, self._began or self.plan, self._rates, self._samples, self._uplink_bps
+            )
+            self._samples.clear()
+            self._middle_bps = None
+
+    def _middle(self) -> float:
+        if self._middle_bps is None:
+            self._middle_bps = median_bps(self._bps().values())
+        return self._middle_bps
+
+    def _uplink(self) -> float:
+        return self._uplink_bps if self._chains is None else (self._chains + 0.5) * median_bps(self._bps().values())
+
+    def _number_of_chains(self) -> int:
+        return self._chains or number_of_chains(self._uplink_bps, [self._middle()], len(self.peers))
+
+    def _region_of(self, ident: str) -> str:
+        peer = self.peers.get(ident)
+        return "" if peer is None else peer.region
+
+    def _epoch(self, ahead: int = 0) -> Epoch:
+        return (self._incarnation, self._counter + ahead)
+
+    def _next(self) -> Epoch:
+        self._counter += 1
+        return self._epoch()

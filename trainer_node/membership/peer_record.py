@@ -1,0 +1,60 @@
+"""A peer as the hub knows it: its JOIN, its last report, and the measurements of it. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2pcast.codec.soonest_codec import PEER_CORES
+from p2pcast.version import Version
+from p2pcast.wire.messages import Report
+from topology.plan_tree import ROOT, Epoch
+from topology.reachability import Contact
+from topology.score import Transfers
+from trainer_node.membership.engine_reports import EngineRow
+
+NO_REPORT: Final = Report(None, None, None, transfer=None, inflow=None, link=None, progress=None, error=None)
+"""Stands for the report of a peer that has sent none yet."""
+
+
+@dataclass(slots=True)
+class PeerRecord:
+    """``ident``: its node in hex, the planner's id. ``joined_at``: by the hub's monotonic clock, in seconds."""
+
+    ident: str
+    name: str
+    region: str
+    host: str
+    port: int
+    joined_at: float
+    transfers: Transfers = field(default_factory=Transfers)
+    staged: Version | None = None
+    committed: Version | None = None
+    parent: str = ROOT
+    report: Report = field(default_factory=lambda: NO_REPORT)
+    engines: list[EngineRow] = field(default_factory=list)
+    """From its last report."""
+    sent_epoch: Epoch = (0, 0)
+    """Epoch of the newest plan that changed something for this peer."""
+    site: str = ""
+    ways: tuple[Contact, ...] = ()
+    """The peer's addresses; empty: its reachability is unknown."""
+    families: tuple[int, ...] = (4, 6)
+    """IP versions of the addresses that it can dial."""
+    beside_hub: bool = False
+    """The peer runs on the hub's machine."""
+
+    @property
+    def dialled_by_parent(self) -> bool:
+        """By its last report."""
+        return self.report.link is not None and self.report.link.get("dialled_by") == "parent"
+
+    @property
+    def place(self) -> tuple[bytes, str, int]:
+        """The peer's node and address."""
+        return bytes.fromhex(self.ident), self.host, self.port
+
+    @property
+    def cores(self) -> int:
+        """Cores with which it decodes; assumed while it has not reported them."""
+        return PEER_CORES if self.report.cores is None else self.report.cores

@@ -1,0 +1,183 @@
+"""A peer's control connection at the hub, and the table of all joined peers' sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from p2pcast.errors import P2PCastError, RemoteError, RetryableError
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Event, Message
+from topology.plan_tree import Epoch
+from trainer_node.membership.peer_record import PeerRecord
+
+Place = tuple[bytes, str, int]
+"""A node and its address."""
+
+
+class RouteHandler(Protocol):
+    """Handles requests about other peers; see ``trainer_node.membership.plan_distributor``."""
+
+    def on_dial_request(self, session: PeerSession, body: messages.Call) -> None:
+        """CALL: another peer is to dial this one."""
+
+    def on_unreached(self, session: PeerSession, node: bytes) -> None:
+        """UNREACHED: this peer could not dial ``node``."""
+
+    def on_source_request(self, session: PeerSession, body: messages.Seek) -> None:
+        """SEEK: this peer asks which peers hold an artifact."""
+
+
+class SessionHandler(Protocol):
+    """Handles what a peer says of itself; see ``trainer_node.membership.report_handler``."""
+
+    def on_join(self, session: PeerSession, body: messages.Join) -> None: ...
+    def on_report(self, session: PeerSession, body: messages.Report) -> None:
+        """Raises P2PCastError: then the session ends."""
+
+    def on_invalid_values(self, session: PeerSession, keys: tuple[str, ...], *, first: bool) -> None:
+        """The decoder removed these values from a report. ``first``: for the first time in this session."""
+
+    def on_squash_request(self, session: PeerSession, body: messages.Squash) -> None: ...
+    def on_renewal_request(self, session: PeerSession, body: messages.Enrol) -> None: ...
+    def on_closed(self, session: PeerSession, error: P2PCastError | None) -> None: ...
+
+
+class PeerSession:
+    """Owns the link. ``peer`` is set once the peer has joined. ``token``: ident of the token that the peer was started
+    with; behind TLS it has not proved to know the token's secret.
+    """
+
+    def __init__(self, link: Link, handler: SessionHandler, routes: RouteHandler, token: bytes = b"") -> None:
+        self.link = link
+        self.token = token
+        self.peer: PeerRecord | None = None
+        self.farewell = False
+        """The peer said LEAVE, or was evicted: the end of its session is no failure."""
+        self._handler = handler
+        self._routes = routes
+        self._renewing = False
+        self._odd = False
+        """A report of this session had invalid values."""
+        self._heard_at = asyncio.get_running_loop().time()
+        self._sent: tuple[Place | None, list[Place]] | None = None
+        self._neighbours: list[Place] = []
+        self._known: tuple[int, tuple[Place, ...]] = (-1, ())
+        self._ways: dict[bytes, messages.Route] = {}
+        """The addresses that this peer was sent, by node."""
+
+    def is_news(self, turn: int, places: tuple[Place, ...]) -> bool:
+        """True if this peer has not been told, as of ``turn``, how to reach ``places``; then they count as told."""
+        news, self._known = self._known != (turn, places), (turn, places)
+        return news
+
+    def send_ways(self, ways: list[messages.Route]) -> None:
+        """``ways``: rows of node, whether it can be dialled, and addresses, for each peer that this one may have to
+        reach. Only new rows are sent.
+        """
+        told, self._ways = self._ways, {row[0]: row for row in ways}
+        if news := [row for row in ways if told.get(row[0]) != row]:
+            self.link.send(messages.Ways(news))
+
+    def send_plan(self, epoch: Epoch, parent: Place | None, backups: list[Place]) -> None:
+        """Sent only if it is new to this peer. ``parent`` None: the hub."""
+        if self._sent == (parent, backups) or self.peer is None:
+            return
+        self._sent = (parent, backups)
+        self.peer.sent_epoch = epoch
+        node, host, port = parent or (None, "", 0)
+        self.link.send(messages.Plan(epoch, node, host, port, backups))
+
+    def send_neighbours(self, neighbours: list[Place]) -> None:
+        """Send neighbours that are new to this peer. Neighbours are no part of the plan: they change more often, and
+        no peer moves because of them.
+        """
+        if self._neighbours != neighbours:
+            self._neighbours = neighbours
+            self.link.send(messages.Neighbours(neighbours))
+
+    def renewed(self) -> None:
+        """The peer's ENROL has been answered."""
+        self._renewing = False
+
+    def beat(self, now: float, silence_s: float) -> None:
+        if now - self._heard_at > silence_s:
+            self.link.abort(RetryableError(f"silent for {silence_s:.0f} s"))
+        else:
+            self.link.send(messages.Ping(int(now * 1e6)))
+
+    # -- LinkOwner
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        if not isinstance(event, Message):
+            return
+        body = event.body
+        match body:
+            case messages.Join():
+                self._on_join(body)
+            case messages.Ping():
+                link.send(messages.Pong(body.t))
+            case messages.Pong():
+                pass
+            case _ if self.peer is None:
+                link.close(RemoteError(f"{event.type.name} before JOIN"))
+            case messages.Report():
+                self._on_report(body, event.odd)
+            case messages.Enrol():
+                self._on_enrol(body)
+            case messages.Call():
+                self._routes.on_dial_request(self, body)
+            case messages.Unreached():
+                self._routes.on_unreached(self, body.node)
+            case messages.Seek():
+                self._routes.on_source_request(self, body)
+            case messages.Squash():
+                self._handler.on_squash_request(self, body)
+            case messages.Leave():
+                self.farewell = True
+                link.close()
+
+    def _on_join(self, body: messages.Join) -> None:
+        if self.peer is not None:
+            self.link.close(RemoteError("JOIN came twice"))
+        else:
+            self.link.introduced()
+            self._handler.on_join(self, body)
+
+    def _on_enrol(self, body: messages.Enrol) -> None:
+        if self._renewing:
+            raise RemoteError("ENROL while the one before is not answered")
+        self._renewing = True
+        self._handler.on_renewal_request(self, body)
+
+    def _on_report(self, body: messages.Report, odd: tuple[str, ...]) -> None:
+        if odd:
+            self._handler.on_invalid_values(self, odd, first=not self._odd)
+            self._odd = True
+        try:
+            self._handler.on_report(self, body)
+        except P2PCastError as error:
+            self.link.close(error)
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self._handler.on_closed(self, error)
+
+
+class Sessions(dict[str, PeerSession]):
+    """The sessions of all joined peers, by the peer's node in hex. ``ReportHandler`` alone changes it."""
+
+    def send_all(self, record: messages.Record) -> None:
+        for session in self.values():
+            session.link.send(record)
+
+    def name_of(self, ident: str) -> str:
+        """The peer's name; for a peer that is not joined, ``ident``."""
+        session = self.get(ident)
+        return ident if session is None or session.peer is None else session.peer.name

@@ -1,0 +1,166 @@
+"""Tells each peer about others: its parent and backups, how to reach them, dial requests, and sources to pull from.
+
+Promises: a peer is told only what is new to it. A change of the plan is sent to the peers near the change, or to all
+after a change of reachability. A peer that sends garbage feeds no other peer; each verdict is reported once, however
+often its witness repeats the report.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from p2pcast.daemon.events import Events
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Identity
+from topology.fallback_neighbours import fallback_parents
+from topology.plan_tree import ROOT
+from topology.pull_sources import Sources
+from trainer_node.membership.fleet_timeline import FleetTimeline
+from trainer_node.membership.membership import Membership
+from trainer_node.membership.peer_record import PeerRecord
+from trainer_node.membership.peer_session import PeerSession
+from trainer_node.membership.reachability_prober import ReachabilityProber
+
+logger = logging.getLogger("p2pcast.hub")
+
+BACKUPS = 8
+"""Ancestors that a peer is told of; a peer that loses all of them turns to the hub."""
+
+
+class PlanDistributor:
+    """``sessions``: by peer. ``sources``: which peers hold which artifacts. The owner runs ``prober``."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        sessions: Mapping[str, PeerSession],
+        fleet: FleetTimeline,
+        events: Events,
+        identity: Identity,
+        tls: ssl.SSLContext | None,
+        sources: Sources,
+        knows: Callable[[bytes], bool] = lambda artifact: True,
+    ) -> None:
+        self.sources = sources
+        self.knows = knows
+        """Whether the hub has an artifact. Reports about other artifacts are not remembered."""
+        self.prober = ReachabilityProber(membership.reach, identity, tls, self._reach_changed)
+        self._membership = membership
+        self._sessions = sessions
+        self._fleet = fleet
+        self._events = events
+        self._known_reach: tuple[int, bool] = (-1, True)
+
+    # -- places
+
+    def send_plans(self) -> None:
+        """Send the newest plan to the peers near its changes, or to all peers after a change of reachability."""
+        plan, reach, now = self._membership.plan, self._membership.reach, time.monotonic()
+        peers = self._membership.peers
+        moved, near = self._membership.take_changes()
+        self._fleet.plan_changed(
+            plan.epoch, [[peers[p].name, "hub" if above == ROOT else peers[above].name] for p, above in moved.items()]
+        )
+        known, self._known_reach = self._known_reach, (reach.turn, reach.plain)
+        for ident in near if known == self._known_reach and reach.plain else self._sessions:
+            session = self._sessions[ident]
+            parent = peers.get(plan.parent[ident])
+            # Reverse dialling needs the hub. Neighbours matter when the hub is gone, so they must be dialled directly.
+            backups = [
+                peers[b]
+                for b in plan.backups(ident, BACKUPS)
+                if b in peers and (reach.plain or reach.links(b, ident, now))
+            ]
+            neighbours = [peers[n] for n in fallback_parents(plan, ident) if reach.plain or reach.dials(ident, n, now)]
+            named = [p for p in (parent, *backups, *neighbours) if p is not None]
+            if session.is_news(reach.turn, tuple(p.place for p in named)):
+                session.send_ways([self._ways(ident, p, now) for p in named])
+            session.send_plan(plan.epoch, None if parent is None else parent.place, [b.place for b in backups])
+            session.send_neighbours([n.place for n in neighbours])
+
+    def _ways(self, ident: str, peer: PeerRecord, now: float) -> messages.Route:
+        reach = self._membership.reach
+        ways = reach.ways(ident, peer.ident)
+        return bytes.fromhex(peer.ident), bool(ways) and reach.dials(ident, peer.ident, now), ways
+
+    # -- reachability
+
+    def _reach_changed(self) -> None:
+        """The prober has learnt which peers can be reached."""
+        self._membership.reach_changed(time.monotonic())
+        self.send_plans()
+
+    def note_link(self, peer: PeerRecord, above: str) -> None:
+        """A peer reports that another peer feeds it: one of the two could dial the other."""
+        made = (above, peer.ident) if peer.dialled_by_parent else (peer.ident, above)
+        self._membership.reach.reached(*made)
+        self.prober.wake()
+
+    def on_dial_request(self, session: PeerSession, body: messages.Call) -> None:
+        """CALL: the peer wants to be dialled by another peer."""
+        peer, target = session.peer, body.node.hex()
+        assert peer is not None
+        ways, other = self._membership.reach.ways(target, peer.ident), self._sessions.get(target)
+        if other is None or not ways:
+            session.link.send(messages.Unreached(body.node))
+        else:
+            other.link.send(messages.Called(session.link.remote, body.stripes, ways))
+
+    def on_unreached(self, session: PeerSession, node: bytes) -> None:
+        """UNREACHED: the peer could not dial another peer."""
+        peer = session.peer
+        assert peer is not None
+        self._membership.reach.unreached(peer.ident, node.hex(), time.monotonic())
+        if (other := self._sessions.get(node.hex())) is not None:
+            other.link.send(messages.Unreached(session.link.remote))
+        self.prober.probe(node.hex())
+        self.prober.wake()
+
+    # -- sources, garbage and withholding
+
+    def on_source_request(self, session: PeerSession, body: messages.Seek) -> None:
+        """SEEK: the peer asks which peers hold an artifact."""
+        peer, peers, reach, now = session.peer, self._membership.peers, self._membership.reach, time.monotonic()
+        assert peer is not None
+        ident, region = peer.ident, peer.region
+        unfit = {node.hex() for node in body.without} | self._membership.detached | self._membership.muted(now)
+        holders: list[str] = []
+        if self.knows(body.artifact):
+            holders = self.sources.seek(ident, body.artifact, unfit, lambda p: peers[p].region == region)
+        found = [peers[p] for p in holders if p in peers]
+        found = [p for p in found if reach.plain or reach.links(p.ident, ident, now)]
+        session.link.send(messages.Ways([self._ways(ident, p, now) for p in found]))
+        session.link.send(messages.Sources(body.artifact, [p.place for p in found]))
+
+    def note_garbled(self, witness: PeerRecord, rows: Iterable[tuple[bytes, int]], now: float) -> None:
+        """A peer reports how many corrupt pieces each peer has sent."""
+        blame = self._membership.blame
+        named = [(node.hex(), pieces) for node, pieces in rows]
+        muted, given_up = blame.muted(now), {ident for ident, _ in named if blame.quarantined(ident)}
+        for ident in self._membership.note_garbled(witness.ident, named, now):
+            name, quarantined = self._membership.peers[ident].name, blame.quarantined(ident)
+            if ident in (given_up if quarantined else muted):
+                continue
+            self._events.emit("garbled", peer=name, node=ident, witness=witness.name, quarantined=quarantined)
+            logger.warning(
+                "%s sent %s pieces that do not match: it feeds no other peer %s",
+                name, witness.name, "any more" if quarantined else "for a while",
+            )  # fmt: skip
+        self.send_plans()
+
+    def judge_withholding(self, now: float) -> None:
+        """Judge the reports of peers that lack sealed artifacts."""
+        anew = self._membership.judge_withholding(now)
+        for ident, witness in anew:
+            quarantined = self._membership.withholding.quarantined(ident)
+            names = [self._membership.peers[i].name if i in self._membership.peers else i for i in (ident, witness)]
+            self._events.emit("withheld", peer=names[0], node=ident, witness=names[1], quarantined=quarantined)
+            logger.warning(
+                "peer %s did not pass on to %s what was sealed: it feeds no other peer %s",
+                names[0], names[1], "any more" if quarantined else "for a while",
+            )  # fmt: skip
+        if anew:
+            self.send_plans()

@@ -1,0 +1,32 @@
+"""Measures the hub's uplink from the bytes that children acknowledge, for the planner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from p2pcast.relay.child import Child
+from p2pcast.transport.link import Link
+from topology.hub_uplink import WINDOW_S, Uplink
+
+
+class UplinkMeter:
+    """``run`` until cancelled. ``measured(bps)`` is called with each new estimate, in bit/s."""
+
+    def __init__(self, children: Mapping[Link, Child], measured: Callable[[float], None]) -> None:
+        self.uplink = Uplink()
+        self._children = children
+        self._measured = measured
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(WINDOW_S)
+            self.measure(asyncio.get_running_loop().time())
+
+    def measure(self, now: float) -> None:
+        """One window, which ends at ``now``, by the loop's clock."""
+        attached = {str(id(link)): child for link, child in self._children.items() if child.attached}
+        sent = {name: sum(s.acked_bytes for s in child.link.stripes.values()) for name, child in attached.items()}
+        waiting = {name for name, child in attached.items() if child.schedules.waiting}
+        if self.uplink.look(now, sent, waiting) and self.uplink.bps is not None:
+            self._measured(self.uplink.bps)

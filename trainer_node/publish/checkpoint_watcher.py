@@ -1,0 +1,286 @@
+"""Watches a folder of checkpoints and reports the versions that can be published.
+
+Promise: a folder ``step_<digits>`` is reported once it is complete, in step order, and again each time its content
+changes. A folder is complete when it validates and either holds ``STABLE``, written last, or has not changed for
+SETTLE_S (it was renamed into place). A half-written folder waits in silence. A folder that claims to be complete and is
+damaged is reported once, then skipped until it changes. A folder that is deleted while it is read is forgotten. The hub
+decides by the bytes whether a step that comes back opens a branch.
+
+``Watch`` decides; it has no clock, and touches files only through the ``open_`` that it is given. ``scan`` reads names,
+sizes and times. ``watch`` runs both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import blake3
+
+from p2pcast import limits
+from p2pcast.checkpoint import Checkpoint
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+
+T = TypeVar("T")
+
+STABLE = "STABLE"
+"""The file that a trainer writes last into a folder."""
+SETTLE_S = 1.0
+"""A folder without a trustworthy STABLE must not change for so many seconds."""
+POLL_S = 0.2
+"""Interval between two scans, in seconds. Polling, not inotify: network file systems report no events."""
+MAX_POLL_S = 2.0
+SCAN_SHARE = 0.1
+"""Largest share of one core that scans may take: with thousands of folders, or a slow file system, polls are rarer."""
+RETRY_S = 5.0
+"""Delay after a local error (too many open files, no permission) before a folder is tried again, in seconds."""
+KEPT_GONE = 4096
+"""Deleted folders that are remembered, so that no version is published twice after a hiccup of a network file system.
+"""
+
+_NAME = re.compile(r"step_(\d{1,19})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[T]):
+    """A complete checkpoint. ``fingerprint`` changes whenever a file of it does. ``checkpoint``: the result of the
+    ``open_`` that validated the folder.
+    """
+
+    step: int
+    path: Path
+    fingerprint: str
+    checkpoint: T
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A folder that claims to be complete but cannot be read; it is skipped until it changes."""
+
+    step: int
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One step folder in a scan.
+
+    ``fingerprint`` covers names, sizes, times and inodes of all files but STABLE, which says nothing about the content.
+    ``stable``: STABLE is there. ``stable_last``: and no file is newer, so STABLE belongs to this content. ``error``:
+    why the folder could not be listed.
+    """
+
+    step: int
+    path: Path
+    fingerprint: str
+    stable: bool
+    stable_last: bool
+    error: str | None = None
+
+
+def scan(path: Path) -> list[Folder]:
+    """Every step folder under ``path``, by step; none while ``path`` is missing. Raises LocalError when it cannot be
+    listed.
+    """
+    found = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match and int(match[1]) <= limits.MAX_STEP and entry.is_dir():
+                    folder = _scan_folder(int(match[1]), path / entry.name)
+                    if folder is not None:
+                        found.append(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LocalError(f"{path}: can't list the checkpoints folder: {error.strerror}") from None
+    return sorted(found, key=lambda folder: (folder.step, folder.path.name))
+
+
+def steps_there(path: Path) -> set[int]:
+    """The steps that have a folder under ``path``, whatever its content. Raises LocalError."""
+    try:
+        with os.scandir(path) as entries:
+            return {int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.name)) and entry.is_dir()}
+    except OSError as error:
+        raise LocalError(f"{path}: can't list the checkpoints folder: {error.strerror}") from None
+
+
+def fingerprint_of(step: int, path: Path) -> str | None:
+    """The fingerprint of one step folder at this moment; None when the folder is gone."""
+    folder = _scan_folder(step, path)
+    return None if folder is None else folder.fingerprint
+
+
+def _scan_folder(step: int, path: Path) -> Folder | None:
+    """One step folder; None when it is gone."""
+    digest = blake3.blake3()
+    stable_ns, newest_ns = None, 0
+    try:
+        for name, info in sorted(_files(path, "")):
+            if name == STABLE:
+                stable_ns = info.st_mtime_ns
+            else:
+                newest_ns = max(newest_ns, info.st_mtime_ns)
+                digest.update(f"{name!r} {info.st_size} {info.st_mtime_ns} {info.st_ino}\n".encode())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Folder(
+            step, path, f"unreadable: {error.errno}", False, False, f"{path}: can't list it: {error.strerror}"
+        )
+    last = stable_ns is not None and stable_ns >= newest_ns
+    return Folder(step, path, digest.hexdigest()[:32], stable_ns is not None, last)
+
+
+def _files(folder: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    """All files below ``folder``. Links to files are followed; links to folders are not, as they may loop."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(folder / entry.name, f"{prefix}{entry.name}/")
+                continue
+            try:
+                info = entry.stat()
+            except FileNotFoundError:
+                info = entry.stat(follow_symlinks=False)  # a broken link: its name may change too
+            if not stat.S_ISDIR(info.st_mode):
+                yield prefix + entry.name, info
+
+
+@dataclass(slots=True)
+class _State(Generic[T]):
+    """Known facts of a folder's present content."""
+
+    fingerprint: str
+    since: float
+    """When this content was first seen."""
+    opened: T | None = None
+    """The result of ``open_``: the content is valid, and has not been reported yet."""
+    ready_since: float = 0.0
+    reason: str | None = None
+    reported: bool = False
+    retry_at: float = field(default=float("inf"))
+
+
+class Watch(Generic[T]):
+    """Decides which folders to report. Call ``observe`` with each new scan."""
+
+    def __init__(
+        self, open_: Callable[[Path], T], known: Callable[[int, str], bool] = lambda step, fingerprint: False
+    ) -> None:
+        """``open_(path)`` validates and opens a folder. It raises IntegrityError when the folder is damaged, LocalError
+        or OSError when the folder could not be read. ``known(step, fingerprint)``: content that is neither opened nor
+        reported.
+        """
+        self._open = open_
+        self._known = known
+        self._states: dict[str, _State[T]] = {}
+        self._reported: dict[str, str] = {}
+        """Folder name → fingerprint of its last Found, also for deleted folders."""
+
+    def observe(self, now: float, listing: Iterable[Folder]) -> Iterator[Found[T] | Damaged]:
+        """Events by ascending step. ``now`` in seconds, of any steady clock; ``listing`` from ``scan``.
+
+        A folder is opened only when its event is asked for, so that few folders are open at one time. Take all events
+        before the next call.
+        """
+        folders = sorted(listing, key=lambda folder: (folder.step, folder.path.name))
+        states: dict[str, _State[T]] = {}
+        settling = False
+        for folder in folders:
+            name = folder.path.name
+            state = self._states.get(name)
+            if state is None or state.fingerprint != folder.fingerprint:
+                state = _State(folder.fingerprint, now)
+            states[name] = state
+            if self._reported.get(name) == folder.fingerprint:
+                continue
+            if self._known(folder.step, folder.fingerprint):
+                self._note_reported(folder)
+                continue
+            event = self._judge(now, folder, state, settling)
+            if event is not None:
+                yield event
+            elif state.opened is None and not state.reason:
+                settling |= now - state.since < SETTLE_S
+        self._states = states
+        self._forget()
+
+    def _judge(self, now: float, folder: Folder, state: _State[T], settling: bool) -> Found[T] | Damaged | None:
+        """``settling``: a lower step may be complete in a moment. It is waited for, but no longer than SETTLE_S."""
+        if state.reason is not None and not state.reported and (folder.stable or folder.error):
+            # Only in a second scan: a folder that was deleted during the first is gone by now.
+            state.reported = True
+            return Damaged(folder.step, folder.path, state.reason)
+        complete = folder.stable_last or now - state.since >= SETTLE_S
+        if state.opened is None and (complete or folder.error) and (state.reason is None or now >= state.retry_at):
+            self._validate(now, folder, state)
+        if state.opened is None or (settling and now - state.ready_since < SETTLE_S):
+            return None
+        self._note_reported(folder)
+        opened, state.opened = state.opened, None
+        return Found(folder.step, folder.path, folder.fingerprint, opened)
+
+    def _note_reported(self, folder: Folder) -> None:
+        # Removed first, so that the order is that of noting.
+        self._reported.pop(folder.path.name, None)
+        self._reported[folder.path.name] = folder.fingerprint
+
+    def _validate(self, now: float, folder: Folder, state: _State[T]) -> None:
+        state.retry_at = float("inf")
+        if folder.error is not None:
+            state.reason = folder.error
+            return
+        try:
+            state.opened = self._open(folder.path)
+        except IntegrityError as error:
+            state.reason = str(error)
+        except (P2PCastError, OSError) as error:
+            state.reason = str(error)
+            state.retry_at = now + RETRY_S
+        else:
+            state.ready_since, state.reason = now, None
+
+    def _forget(self) -> None:
+        gone = [name for name in self._reported if name not in self._states]
+        for name in gone[: max(0, len(gone) - KEPT_GONE)]:
+            del self._reported[name]
+
+
+async def watch(
+    path: Path,
+    *,
+    poll_s: float = POLL_S,
+    open_: Callable[[Path], Checkpoint] = Checkpoint.open,
+    known: Callable[[int, str], bool] = lambda step, fingerprint: False,
+) -> AsyncGenerator[Found[Checkpoint] | Damaged, None]:
+    """Events for ever; existing folders come first, ascending. Close it (``contextlib.aclosing``) to stop.
+
+    ``path`` may be made later. Raises LocalError when it cannot be listed. Disk work runs in a thread of its own, and
+    so does ``known``.
+    """
+    loop = asyncio.get_running_loop()
+    core = Watch(open_, known)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="p2pcast-watch")
+    try:
+        while True:
+            begun = loop.time()
+            listing = await loop.run_in_executor(pool, scan, path)
+            scan_s = loop.time() - begun
+            events = core.observe(loop.time(), listing)
+            while (event := await loop.run_in_executor(pool, next, events, None)) is not None:
+                yield event
+                del event  # closes the files of a checkpoint that was published
+            await asyncio.sleep(max(poll_s, min(scan_s / SCAN_SHARE, MAX_POLL_S)))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,115 @@
+"""CodecChoice: which codec the next version goes out in, by what is measured here and what is known of the fleet.
+
+Promises: a configured codec is used. Otherwise the codec that ``codec.soonest_codec`` predicts to be soonest, at costs
+measured in this process on samples of a version that went out (on one thread, digests taken and checked, as for a
+version), and until then at those that were measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.codec.cell import decode, digest, encode
+from p2pcast.codec.join_parts import within
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.codec.soonest_codec import MEASURED_BEFORE, Choice, Cost, State, Way, choose
+from p2pcast.state.patch_file import PatchFile
+from p2pcast.state.shadow import Shadow
+
+AUTO = "auto"
+SAMPLED_BYTES = 16 << 20
+PART_WORDS = 1 << 19
+"""Of a cell at a time: samples come from more places."""
+AGAIN_AFTER = 50
+"""Versions until costs are measured again."""
+SOONER_AFTER = 10
+"""Versions until then if payloads are twice or half as large as the sample's."""
+
+Words = npt.NDArray[Any]
+Sample = tuple[Cell, Words, Words]
+"""A part of a cell, its words before and after."""
+
+
+class CodecChoice:
+    """``told``: a codec, or ``auto``. ``way`` returns the present path to the last peer."""
+
+    def __init__(self, told: str, way: Callable[[], Way]) -> None:
+        self.costs: Mapping[str, Cost] = MEASURED_BEFORE
+        self._told = told
+        self._way = way
+        self._since: int | None = None
+        """Versions since costs were measured."""
+
+    def next(self, layout: Layout) -> Choice:
+        """For a version of this layout."""
+        if self._told != AUTO:
+            return Choice(self._told)
+        largest = max((cell.nbytes for cell in layout.cells), default=1)
+        return choose(self.costs, self._way(), State(layout.nbytes, largest))
+
+    def is_lesson(self, codec: str, payload_bytes: int, state_bytes: int) -> bool:
+        """Called for each published version; True when costs should be measured on it."""
+        if self._told != AUTO or not payload_bytes:
+            return False
+        if self._since is None:
+            return True
+        self._since += 1
+        moved = abs(math.log2(payload_bytes / (state_bytes * self.costs[codec].share)))
+        return self._since >= (AGAIN_AFTER if moved < 1 else SOONER_AFTER)
+
+    def learn(self, shadow: Shadow, patch: Path) -> None:
+        """Measure costs on a patch that is not applied to the shadow yet. Blocks for some tenths of a second. Raises
+        IntegrityError, LocalError.
+        """
+        found = samples(shadow, PatchFile.open(patch, shadow.layout))
+        if any(bool((old != new).any()) for _, old, new in found):
+            self.costs = {codec: measured(codec, found) for codec in MEASURED_BEFORE}
+        self._since = 0
+
+
+def samples(shadow: Shadow, patch: PatchFile) -> list[Sample]:
+    """Parts of cells, evenly through the state's bytes."""
+    layout = shadow.layout
+    changes = {change.cell: change for change in patch.cells}
+    parts = [(cell, at) for cell in layout.cells for at in range(0, cell.words, PART_WORDS)]
+    ends = np.cumsum([min(PART_WORDS, cell.words - at) * cell.word_bytes for cell, at in parts])
+    wanted = max(1, SAMPLED_BYTES // (PART_WORDS * max(cell.word_bytes for cell in layout.cells)))
+    places = (np.arange(wanted) + 0.5) * (layout.nbytes / wanted)
+    out: list[Sample] = []
+    for number in np.unique(np.searchsorted(ends, places)).tolist():
+        cell, at = parts[number]
+        part = within(cell, at, min(PART_WORDS, cell.words - at))
+        old = shadow.words(cell)[at : at + part.words]
+        new = old.copy()
+        change = changes.get(cell.index)
+        if change is not None and change.positions is None:
+            new[:] = change.words[at : at + part.words]
+        elif change is not None and change.positions is not None:
+            first, last = np.searchsorted(change.positions, [at, at + part.words])
+            new[change.positions[first:last] - np.uint32(at)] = change.words[first:last]
+        out.append((part, old, new))
+    return out
+
+
+def measured(codec: str, found: list[Sample]) -> Cost:
+    """A codec's cost on samples: CPU time of one thread, in a second round."""
+    known = [digest(old, cell) for cell, old, _ in found]
+    encode_s = decode_s = 0.0
+    for _ in range(2):
+        begun = time.thread_time()
+        coded = [encode(c, old, new, before=b, codec=codec) for (c, old, new), b in zip(found, known, strict=True)]
+        encoded = time.thread_time()
+        for (cell, old, _new), one in zip(found, coded, strict=True):
+            if one is not None:
+                decode(cell, one.codec, one.payload, old, one.before, one.after)
+        encode_s, decode_s = encoded - begun, time.thread_time() - encoded
+    nbytes = sum(old.nbytes for _, old, _ in found)
+    payload = sum(len(one.payload) for one in coded if one is not None)
+    return Cost(nbytes / max(encode_s, 1e-9), nbytes / max(decode_s, 1e-9), payload / nbytes)

@@ -1,0 +1,114 @@
+"""The hub's shadow: the newest state, against which the next delta is coded.
+
+Promises: after a restart the shadow is at the newest sealed version, or there is none; rotten cells are repaired from
+the artifacts on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from p2pcast.errors import P2PCastError
+from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.node import Node
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from p2pcast.state.version_reader import heal, replay_to
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.hub")
+
+T = TypeVar("T")
+
+
+class HubShadow:
+    """``folder``: where the shadow lies, on tmpfs. ``seen`` takes the version of a shadow that was found there."""
+
+    def __init__(
+        self, node: Node, store: Store, staging: Staging, folder: Path, seen: Callable[[Version], None]
+    ) -> None:
+        self.folder = folder
+        self.shadow: Shadow | None = None
+        self.reading = asyncio.Lock()
+        """Held while the shadow is read beside live traffic: until then no other shadow takes its place."""
+        self._node = node
+        self._store = store
+        self._staging = staging
+        self._seen = seen
+
+    def close(self) -> None:
+        if self.shadow is not None:
+            self.shadow.close()
+            self.shadow = None
+
+    async def replace(self, filled: Callable[[], Awaitable[tuple[Shadow, T]]]) -> T:
+        """Close the shadow and put a new one in its place; there is none when ``filled`` fails."""
+        async with self.reading:
+            self.close()
+            self.shadow, rest = await filled()
+        return rest
+
+    async def restore(self) -> None:
+        """Take the shadow of an earlier process, or rebuild one from the store's newest anchor and its deltas."""
+        newest = self._store.newest()
+        if newest is None:
+            return
+        manifest = self._store.manifest(newest)
+        layout = next(s.assembly.layout for s in self._store.artifacts.values() if s.version == newest)
+        assert manifest is not None
+        try:
+            shadow = await self._staging.run(Shadow.open, self.folder, layout)
+        except P2PCastError:
+            shadow = None
+        if shadow is not None:
+            self._seen(shadow.version)
+            if shadow.version == newest and shadow.state_digest == manifest.state:
+                rotten = await self._staging.run(shadow.verify, self._staging.workers)
+                if not rotten or await self._repair(shadow):
+                    self.shadow = shadow
+                    return
+                shadow.close()
+                shadow = None
+        self.shadow = await self._rebuild(shadow)
+
+    async def repair(self) -> bool:
+        """True when cells had rotted and all of them are right again."""
+        return self.shadow is not None and await self._repair(self.shadow)
+
+    async def _repair(self, shadow: Shadow) -> bool:
+        rotten = await self._staging.run(shadow.verify, self._staging.workers)
+        if not rotten:
+            return False
+        logger.error("%d cells of the shadow have rotted", len(rotten))
+        replay = replay_to(shadow.version, [h for h in self._node.holdings.values() if h.finished])
+        if replay is None:
+            return False
+        if left := await self._staging.run(heal, shadow, rotten, replay):
+            logger.error("%d of them could not be repaired: %s", len(left), left[0][1])
+            return False
+        logger.warning("%d cells of the shadow were repaired from the artifacts on disk", len(rotten))
+        return True
+
+    async def _rebuild(self, shadow: Shadow | None) -> Shadow | None:
+        """Along the cheapest path to the newest version, from ``shadow`` where its state is known."""
+        held = None
+        if shadow is not None:
+            known = self._store.manifest(shadow.version)
+            held = shadow.version if known is not None and known.state == shadow.state_digest else None
+        edges = [Edge(s.id, s.base, s.version, s.manifest.log) for s in self._store.artifacts.values()]
+        for edge in cheapest_path(held, edges):
+            holding = self._node.holdings[edge.artifact]
+            if edge.base is None:
+                if shadow is not None:
+                    shadow.close()
+                shadow = await self._staging.fill(holding, self.folder)
+            else:
+                assert shadow is not None
+                await self._staging.apply(shadow, await self._staging.patch(holding, shadow))
+                shadow.drop_patches(edge.version)
+        return shadow

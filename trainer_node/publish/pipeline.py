@@ -1,0 +1,160 @@
+"""Publishes versions, one at a time: a delta against the hub's shadow, or a whole state where there is no base.
+
+Promises: a published version decodes to exactly the bytes of its source; a version that fails half-way leaves nothing
+behind; a step whose weights have not changed is not published again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import OWN
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.layout import Layout
+from p2pcast.codec.soonest_codec import Choice
+from p2pcast.offline import state_digest
+from p2pcast.relay.node import Node
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+from trainer_node.publish.codec_choice import CodecChoice
+from trainer_node.publish.delta_publisher import DeltaPublisher
+from trainer_node.publish.hub_shadow import HubShadow
+from trainer_node.publish.published import Published
+from trainer_node.publish.version_numbers import VersionNumbers
+from trainer_node.publish.version_source import Files, VersionSource
+
+
+class Pipeline:
+    """A publisher holds ``turn`` from ``version_for`` to the end of ``publish``."""
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        key: RunKey,
+        staging: Staging,
+        hub_shadow: HubShadow,
+        deltas: DeltaPublisher,
+        choosing: CodecChoice,
+        numbers: VersionNumbers,
+    ) -> None:
+        self.head: Version | None = None
+        """The newest published version."""
+        self.turn = asyncio.Lock()
+        self._node = node
+        self._store = store
+        self._key = key
+        self._staging = staging
+        self._hub_shadow = hub_shadow
+        self._deltas = deltas
+        self._choosing = choosing
+        self._numbers = numbers
+
+    @property
+    def shadow(self) -> Shadow | None:
+        return self._hub_shadow.shadow
+
+    async def restore(self) -> None:
+        """Continue where an earlier process stopped."""
+        await self._hub_shadow.restore()
+        self.head = None if self.shadow is None else self.shadow.version
+
+    def version_for(self, step: int, *, resume: bool = False) -> Version:
+        """The version that new bytes of ``step`` become: the next of its branch, or the first of a new branch when the
+        trainer has gone back, or says that it resumes.
+        """
+        return self._numbers.next(self.head, step, resume=resume)
+
+    def reserve(self) -> None:
+        """Reserve numbers ahead of the newest version. Blocks. Raises LocalError."""
+        if self.head is not None:
+            self._numbers.reserve(self.head)
+
+    async def base_for(self, layout: Layout) -> Version | None:
+        """The base of the next version of this layout; None: that version will be a whole state."""
+        if self.shadow is None and self.head is not None:
+            # An anchor that failed has closed the shadow.
+            await self._hub_shadow.restore()
+        return self.shadow.version if self.shadow is not None and self.shadow.layout == layout else None
+
+    def choice_for(self, layout: Layout) -> Choice:
+        """The codec of the next version of this layout."""
+        return self._choosing.next(layout)
+
+    def mark_of(self, version: Version) -> str | None:
+        """Layout and state digest of a stored version, as text."""
+        manifest = self._store.manifest(version)
+        return None if manifest is None else _mark(manifest.layout, manifest.state)
+
+    async def unchanged(self, step: int, checkpoint: Checkpoint, remembered: str | None = None) -> Version | None:
+        """The newest version of this step, if it has exactly these weights. ``remembered``: its mark, if retention has
+        removed it.
+        """
+        newest = max((s.version for s in self._store.artifacts.values() if s.version.step == step), default=None)
+        mark = remembered if newest is None else self.mark_of(newest)
+        layout = checkpoint.layout()
+        if mark is None or not mark.startswith(layout.layout_id.hex()):
+            return None
+        state = await self._staging.run(state_digest, checkpoint, layout)
+        return (newest or Version(0, step)) if _mark(layout.layout_id, state) == mark else None
+
+    async def publish(
+        self, version: Version, layout: Layout, source: VersionSource, choice: Choice | None = None
+    ) -> Published:
+        """Returns once the version is durable. ``choice``: the codec of a delta, if it was chosen before.
+
+        Raises LocalError, IntegrityError, and what ``source`` raises; then the version was never sealed, and its number
+        is used.
+        """
+        shadow = self.shadow
+        if shadow is None or shadow.layout != layout:
+            return await self._publish_anchor(version, layout, source)
+        return await self._publish_delta(version, shadow, source, choice or self.choice_for(layout))
+
+    async def repair(self) -> bool:
+        """True when the shadow had rotten cells and all are right again: a failed delta may be tried again."""
+        return await self._hub_shadow.repair()
+
+    def base_files(self) -> Files:
+        """Small files of the newest version. Blocks. Raises LocalError."""
+        return {} if self.head is None else self._store.small_files(self.head)
+
+    async def _publish_delta(
+        self, version: Version, shadow: Shadow, source: VersionSource, choice: Choice
+    ) -> Published:
+        delta = await self._deltas.publish(version, shadow, choice, source)
+        if self._choosing.is_lesson(choice.codec, delta.payload_bytes, shadow.layout.nbytes):
+            await self._staging.run(self._choosing.learn, shadow, delta.patch)
+        await self._staging.apply(shadow, delta.patch)
+        shadow.drop_patches(version)
+        self.head = version
+        return delta.published
+
+    async def _publish_anchor(self, version: Version, layout: Layout, source: VersionSource) -> Published:
+        """The number is not noted first: peers learn of the version only once the store holds it."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        files = await self._hub_shadow.replace(lambda: source.fill(self._hub_shadow.folder, layout, version))
+        shadow = self.shadow
+        assert shadow is not None
+        try:
+            stored = await self._staging.run(
+                self._store.write_anchor, self._key, secrets.token_bytes(16), version, layout, shadow.words,
+                shadow.digests, files, OWN,
+            )  # fmt: skip
+            self._node.add_stored(stored.assembly, self._store.open_log(stored), push=True)
+        except BaseException:
+            # No peer could read a delta against a version that was never published.
+            self._hub_shadow.close()
+            raise
+        self.head = version
+        size, params = stored.manifest.log, layout.params
+        return Published(version, "anchor", size, layout.nbytes, params, params, loop.time() - began)
+
+
+def _mark(layout: bytes, state: int) -> str:
+    return f"{layout.hex()} {state:016x}"

@@ -1,0 +1,139 @@
+"""The hub's memory of published steps: for each, the fingerprint of its folder and the mark of its weights.
+
+Promises: a folder that still exists is never forgotten, so no restart publishes it again. A step whose folder is gone
+is remembered until KEPT_GONE newer steps are. A version costs one record and one fsync, however many there are: the
+file is rewritten only after GROWTH records, and as many more as folders exist.
+
+``settled`` decides what stays and is pure; ``PublishHistory`` is the shell around an ``AppendLog``, one record a line:
+
+{"step": 7, "folder": "<fingerprint>", "mark": "<layout and state>", "gone": true}     all but ``step`` are optional
+
+A later record of a step adds to an earlier one. ``gone``: the folder was missing at the last rewrite.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from p2pcast.daemon.daemon_process import StateFile
+from p2pcast.errors import LocalError
+from p2pcast.store.append_log import AppendLog
+
+FILE = "published.log"
+KEPT_GONE = 4096
+"""Steps that are remembered without a folder: as many as the watcher remembers, and far more than the store keeps."""
+GROWTH = 4096
+"""Least number of records between two rewrites of the file: about half a MiB."""
+_MOVED = ("published", "marks")
+"""Keys of the same facts in ``hub.json`` of version 0.1.0, by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """``folder``: its fingerprint; None for a step from ranks. ``mark``: layout and state, as by
+    ``Pipeline.mark_of``.
+    """
+
+    folder: str | None = None
+    mark: str | None = None
+    gone: bool = False
+
+
+def settled(known: Mapping[int, Known], there: Container[int] | None, kept_gone: int) -> dict[int, Known]:
+    """The part of ``known``, which is in the order of noting, that stays. ``there``: steps that have a folder at this
+    moment; None: the folder could not be listed.
+
+    A folder is forgotten only if it was gone the time before, too: a network file system may show an empty folder for a
+    moment.
+    """
+    newest = set(list(known)[-kept_gone:])
+    out: dict[int, Known] = {}
+    for step, one in known.items():
+        absent = one.folder is None or (there is not None and step not in there)
+        if step in newest or not absent or not (one.folder is None or one.gone):
+            out[step] = replace(one, gone=one.gone if there is None else one.folder is not None and absent)
+    return out
+
+
+class PublishHistory:
+    """``there`` lists the steps that have a folder at this moment; it may raise LocalError. Thread-safe; ``note``
+    blocks.
+    """
+
+    def __init__(self, path: Path, there: Callable[[], Container[int]]) -> None:
+        """Raises LocalError: the file is damaged or unreadable."""
+        self._log = AppendLog(path)
+        self._there = there
+        self._changing = threading.Lock()
+        self._known: dict[int, Known] = {}
+        self._full_at = GROWTH
+        """Number of records at which the file is rewritten."""
+        for record in self._log.records:
+            self._take(record)
+
+    def move_from(self, memory: StateFile) -> None:
+        """Take over the facts that version 0.1.0 kept in ``hub.json``. Raises LocalError."""
+        if not any(memory.facts.get(name) for name in _MOVED):
+            return
+        folders, marks = (memory.facts.get(name) or {} for name in _MOVED)
+        try:
+            found = [_record(int(step), folders.get(step), marks.get(step)) for step in {**marks, **folders}]
+        except (AttributeError, TypeError, ValueError):
+            raise LocalError(
+                f"{memory.path}: the list of published steps is damaged; restore the file from a copy"
+            ) from None
+        with self._changing:
+            self._log.append(*found)
+            for record in found:
+                self._take(record)
+        memory.forget(*_MOVED)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __getitem__(self, step: int) -> Known:
+        """An empty record for an unknown step."""
+        return self._known.get(step, Known())
+
+    def note(self, step: int, *, folder: str | None = None, mark: str | None = None) -> None:
+        """Durable when it returns; None leaves a fact as it was. Raises LocalError."""
+        record = _record(step, folder, mark)
+        with self._changing:
+            self._log.append(record)
+            self._take(record)
+            if len(self._log.records) >= self._full_at:
+                self._write_anew()
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        match record:
+            case {"step": int(step)}:
+                folder, mark = record.get("folder"), record.get("mark")
+            case _:
+                raise LocalError(f"{self._log.path}: a record has no step; restore the file from a copy")
+        # Removed first, so that the order is that of noting.
+        before = self._known.pop(step, Known())
+        folder = before.folder if folder is None else str(folder)
+        self._known[step] = Known(folder, before.mark if mark is None else str(mark), bool(record.get("gone")))
+
+    def _write_anew(self) -> None:
+        try:
+            there = self._there()
+        except LocalError:
+            there = None
+        kept = settled(self._known, there, KEPT_GONE)
+        self._log.rewrite(
+            _record(step, one.folder, one.mark) | ({"gone": True} if one.gone else {}) for step, one in kept.items()
+        )
+        self._known = kept
+        self._full_at = len(kept) + GROWTH + sum(one.folder is not None and not one.gone for one in kept.values())
+
+
+def _record(step: int, folder: str | None, mark: str | None) -> dict[str, Any]:
+    return {"step": step} | ({} if folder is None else {"folder": folder}) | ({} if mark is None else {"mark": mark})

@@ -1,0 +1,24 @@
+"""The facts of a sealed version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2pcast.codec.soonest_codec import Choice
+from p2pcast.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A sealed version. ``encode_s``: seconds from the first cell to the last. Sizes are in bytes; ``changed`` and
+    ``params`` count words. ``choice``: its codec; None for a whole state.
+    """
+
+    version: Version
+    kind: str
+    bytes: int
+    dense_bytes: int
+    changed: int
+    params: int
+    encode_s: float
+    choice: Choice | None = None

@@ -1,0 +1,65 @@
+"""Artifacts in the hub's store, beside the versions on their way: added to the node, and removed by retention.
+
+Promise: retention removes no artifact that a joined peer needs to reach the newest version, or that is being sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.child import Child
+from p2pcast.relay.node import Node
+from p2pcast.state.staging import Staging
+from p2pcast.store.artifact_store import Store, Stored
+from p2pcast.version import Version
+from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
+
+
+class SealedArtifacts:
+    """``staged``: the version that each joined peer has. ``children``: the peers that the hub feeds."""
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        staging: Staging,
+        announcer: ArtifactAnnouncer,
+        *,
+        staged: Callable[[], Iterable[Version | None]],
+        children: Callable[[], Iterable[Child]],
+        store_changed: Callable[[], None],
+        later: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
+        """``later`` starts a background task."""
+        self._node = node
+        self._store = store
+        self._staging = staging
+        self._announcer = announcer
+        self._staged = staged
+        self._children = children
+        self._store_changed = store_changed
+        self._later = later
+
+    def add(self, stored: Stored) -> None:
+        """Announce an artifact that was made beside live traffic, then apply retention."""
+        self._announcer.announce([self._node.add_stored(stored.assembly, self._store.open_log(stored))])
+        self._later(self.retain(), f"retention after {stored.version}")
+        self._store_changed()
+
+    async def retain(self) -> None:
+        """Remove what retention no longer keeps. Raises LocalError."""
+        removed = await self._staging.run(self._store.retain, self.needed())
+        for stored in removed:
+            self._node.forget(stored.id)
+        if removed:
+            self._announcer.withdraw([stored.id for stored in removed])
+        self._store_changed()
+
+    def needed(self) -> frozenset[bytes]:
+        """Artifacts on the paths of joined peers to the newest version, and artifacts that are being sent."""
+        edges = [Edge(s.id, s.base, s.version, s.manifest.log) for s in self._store.artifacts.values()]
+        paths = [cheapest_path(version, edges) for version in set(self._staged())]
+        sent = (schedule.artifact.id for child in self._children() for schedule in child.schedules)
+        return frozenset(edge.artifact for path in paths for edge in path) | frozenset(sent)

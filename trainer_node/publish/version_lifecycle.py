@@ -1,0 +1,172 @@
+"""Effects beside the encoding when a version begins, is published, or fails; for folders and for ranks.
+
+Promises: a published version is announced, and remembered by its mark; a step that was not published is listed with the
+reason until it is published after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from p2pcast import limits
+from p2pcast.artifact.signed_records import ANCHOR
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.daemon.events import Events
+from p2pcast.errors import P2PCastError
+from p2pcast.relay.holding import Holding
+from p2pcast.state.staging import Staging
+from p2pcast.version import Version
+from topology.version_sizes import Sizes
+from trainer_node.membership.broadcast_planner import BroadcastPlanner
+from trainer_node.publish.pipeline import Pipeline
+from trainer_node.publish.publish_history import PublishHistory
+from trainer_node.publish.published import Published
+from trainer_node.publish.version_sealer import VersionSealer
+from trainer_node.publish.version_source import FolderSource
+
+logger = logging.getLogger("p2pcast.hub")
+
+FROM_RANKS = " from ranks"
+
+
+class VersionLifecycle:
+    """``CheckpointSource`` and ``RankIntake`` call it."""
+
+    def __init__(
+        self,
+        publishing: Pipeline,
+        history: PublishHistory,
+        staging: Staging,
+        sizes: Sizes,
+        events: Events,
+        broadcasts: BroadcastPlanner,
+        sealer: VersionSealer,
+        *,
+        holdings: Mapping[bytes, Holding],
+        recovered: asyncio.Event,
+        until_near: Callable[[], Awaitable[None]],
+        announce: Callable[[Iterable[Holding]], None],
+        retain: Callable[[], Awaitable[None]],
+        on_published: Sequence[Callable[[], None]],
+    ) -> None:
+        """``holdings``: the node's artifacts. ``recovered``: the hub has heard from its peers after a restart.
+        ``until_near`` returns once no peer is too far behind. ``retain`` applies retention. ``on_published`` is called
+        after each version.
+        """
+        self.published: Published | None = None
+        """The newest version that this process published."""
+        self.skipped: dict[str, str] = {}
+        """Folder (``step_N from ranks`` for ranks) → why it was not published; the newest ones."""
+        self._publishing = publishing
+        self._history = history
+        self._staging = staging
+        self._sizes = sizes
+        self._events = events
+        self._broadcasts = broadcasts
+        self._sealer = sealer
+        self._holdings = holdings
+        self._recovered = recovered
+        self._until_near = until_near
+        self._announce = announce
+        self._retain = retain
+        self._on_published = on_published
+
+    @property
+    def failed(self) -> bool:
+        """The hub's own disk has failed: nothing more can be published."""
+        return self._sealer.failed
+
+    async def publish_base(self, base: Path | None) -> None:
+        """Publish the state in this folder as the first version, unless there is a version already."""
+        if base is None or self._publishing.shadow is not None:
+            return
+        await self._recovered.wait()
+        checkpoint = await self._staging.run(Checkpoint.open, base)
+        source = FolderSource(checkpoint, await self._staging.run(checkpoint.small_files), self._staging)
+        done = await self._publishing.publish(self._publishing.version_for(0), checkpoint.layout(), source)
+        self.published = done
+        self._sizes.state(done.dense_bytes)
+        self._sealer.sealed(done.version, done.bytes)
+        logger.info("version %s is %s: %.1f MB", done.version, base, done.dense_bytes / 1e6)
+        self._announce(self._holdings.values())
+
+    # -- a version, from folders or from ranks
+
+    async def until_may_begin(self) -> None:
+        """Returns once the hub has recovered and no peer is too far behind."""
+        await self._recovered.wait()
+        await self._until_near()
+
+    def begin(self, version: Version) -> None:
+        """The first cells of ``version`` are about to leave."""
+        head = self._publishing.head
+        if head is not None and version.branch > head.branch:
+            logger.info("step %d begins branch %d: the newest version was %s", version.step, version.branch, head)
+            self._events.emit("branch", version=str(version), after=str(head))
+        self._events.emit("opened", version=str(version))
+        self._broadcasts.begin(version)
+
+    async def finish(self, done: Published) -> None:
+        """``done`` is sealed: announce it, and prepare for the next version. Raises LocalError."""
+        self.published = done
+        self._sizes.state(done.dense_bytes)
+        # Deltas are announced as they open and seal; an anchor is whole in the store at once.
+        if done.kind == ANCHOR:
+            self._sealer.sealed(done.version, done.bytes)
+        whole = (h for h in self._holdings.values() if h.open.base is None and h.open.version == done.version)
+        self._announce(whole)
+        _log(done)
+        for published in self._on_published:
+            published()
+        await self._staging.run(self._publishing.reserve)
+        await self._retain()
+
+    def skip(self, name: str, why: str) -> None:
+        """Report why a folder, or a step from ranks, was not published."""
+        why = why[: limits.MAX_EVENT_TEXT]
+        if self.skipped.get(name) == why:
+            return
+        # Removed first: with a new reason the name is among the newest.
+        self.skipped.pop(name, None)
+        self.skipped[name] = why
+        if len(self.skipped) > limits.MAX_SKIPPED:
+            del self.skipped[next(iter(self.skipped))]
+        self._events.emit("skipped", folder=name, why=why)
+        logger.warning("skipped %s: %s", name, why)
+
+    def unskip(self, name: str) -> None:
+        self.skipped.pop(name, None)
+
+    # -- a version from ranks
+
+    async def finish_from_ranks(self, done: Published) -> None:
+        """``finish``, and remember the weights: a folder may bring the same ones later."""
+        try:
+            await self.finish(done)
+            self.skipped = {name: why for name, why in self.skipped.items() if not name.endswith(FROM_RANKS)}
+            mark = self._publishing.mark_of(done.version)
+            await self._staging.run(self._history.note, done.version.step, mark=mark)
+        except P2PCastError as error:
+            logger.warning("after version %s: %s", done.version, error)
+
+    def fail_from_ranks(self, step: int, why: str) -> None:
+        self._broadcasts.end()
+        self.skip(f"step_{step}{FROM_RANKS}", why)
+
+    def ranks_overdue(self, ranks: str, why: str) -> None:
+        """``ranks`` keep the other ranks of their group waiting, and their version is given up."""
+        self._events.emit("ranks_overdue", ranks=ranks, why=why)
+        logger.warning("%s", why)
+
+
+def _log(done: Published) -> None:
+    logger.info(
+        "version %s: %s of %.1f kB, %.0f times smaller than dense; %.2f %% of %d values changed; encoded in %.2f s",
+        done.version, done.kind, done.bytes / 1e3, done.dense_bytes / max(1, done.bytes),
+        100 * done.changed / max(1, done.params), done.params, done.encode_s,
+    )  # fmt: skip
+    if done.choice is not None:
+        logger.info("version %s was sent in codec %s: %s", done.version, done.choice.codec, done.choice.why)

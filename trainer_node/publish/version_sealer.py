@@ -1,0 +1,127 @@
+"""Owns the hub's node: makes each version that the hub encodes durable, and announces it.
+
+Promise: a version is announced as sealed only once it is durable in the hub's store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from p2pcast import limits
+from p2pcast.artifact.run_key import RunKey
+from p2pcast.artifact.signed_records import Durable, Open
+from p2pcast.codec.layout import Layout
+from p2pcast.daemon.events import Events
+from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.relay.holding import Holding
+from p2pcast.relay.node import Node, Parent
+from p2pcast.state.staging import Staging
+from p2pcast.store.artifact_log import Log
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+from topology.version_sizes import Sizes
+from trainer_node.commit.barrier import Aborted, Opened, Sealed
+from trainer_node.publish.artifact_announcer import ArtifactAnnouncer
+
+logger = logging.getLogger("p2pcast.hub")
+
+Observer = Callable[[Opened | Sealed | Aborted], None]
+
+
+class VersionSealer:
+    """A ``NodeOwner``. ``node``: made here, since a node needs its owner."""
+
+    def __init__(
+        self,
+        ident: bytes,
+        key: RunKey,
+        store: Store,
+        staging: Staging,
+        sizes: Sizes,
+        events: Events,
+        announcer: ArtifactAnnouncer,
+        *,
+        store_changed: Callable[[], None],
+        later: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
+        """``sizes``: of the run's versions, for the planner. ``later`` starts a background task."""
+        self.node = Node(self, ident, key.public)
+        self.observers: list[Observer] = []
+        """Called when a version is opened, sealed or aborted."""
+        self._key = key
+        self._store = store
+        self._staging = staging
+        self._sizes = sizes
+        self._events = events
+        self._announcer = announcer
+        self._store_changed = store_changed
+        self._later = later
+
+    def fail(self, error: P2PCastError) -> None:
+        """End the hub with this error; only the first error counts."""
+        if not self.node.error.done():
+            self.node.error.set_exception(error)
+
+    @property
+    def failed(self) -> bool:
+        """The hub's own disk has failed: nothing more can be published."""
+        return self.node.error.done()
+
+    def sealed(self, version: Version, size_bytes: int) -> None:
+        """``version`` is durable in the store."""
+        self._events.emit("sealed", version=str(version), bytes=size_bytes)
+        self._notify(Sealed(version))
+
+    # -- NodeOwner
+
+    def make_log(self, open_: Open, layout: Layout) -> Log:
+        raise RemoteError("a hub takes no artifacts from others")
+
+    def on_opened(self, holding: Holding) -> None:
+        self._notify(Opened(holding.open.version))
+        self._announcer.announce([holding])
+
+    def on_complete(self, holding: Holding) -> None:
+        self._later(self._seal(holding), f"seal {holding.open.version}")
+
+    def on_aborted(self, holding: Holding) -> None:
+        version = holding.open.version
+        self._events.emit("aborted", version=str(version))
+        self._notify(Aborted(version))
+        self._later(self._staging.run(self._store.abandon, holding.log, holding.id), f"abandon {version}")
+        self._announcer.withdraw([holding.id])
+
+    def on_offered(self, upstream: Parent) -> None: ...
+
+    def on_upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None: ...
+
+    # -- sealing
+
+    async def _seal(self, holding: Holding) -> None:
+        if not await holding.until_proved():
+            return
+        manifest, version = holding.assembly.manifest, holding.open.version
+        assert manifest is not None
+        durable = Durable(holding.id, manifest.body_hash, manifest.run, manifest.version).to_signed(self._key)
+        try:
+            await self._staging.run(self._store.seal, holding.log, holding.assembly, durable)
+        except P2PCastError as error:
+            self.fail(error)
+            holding.fail_seal(error)
+            return
+        except Exception as error:
+            holding.fail_seal(LocalError(f"version {version} could not be sealed: {type(error).__name__}"))
+            raise
+        self.node.confirm(holding, durable)
+        holding.seal()
+        self._store_changed()
+        if self._sizes.published(manifest.log):
+            logger.info("plans are made for versions of about %.3g MiB now", self._sizes.bytes / limits.MIB)
+        self._announcer.announce([holding])
+        self.sealed(version, manifest.log)
+
+    def _notify(self, event: Opened | Sealed | Aborted) -> None:
+        for observer in self.observers:
+            observer(event)

@@ -1,0 +1,83 @@
+"""Where the weights of a version come from: a checkpoint folder, or a trainer's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.join_parts import assemble
+from p2pcast.codec.kernel_warmup import warm_up_for
+from p2pcast.codec.layout import Layout
+from p2pcast.codec.soonest_codec import Choice
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from p2pcast.version import Version
+from trainer_node.publish.delta_builder import DeltaBuilder, Incoming, each, encode_folder, join_incoming
+
+Files = dict[str, bytes]
+"""Small files of a version: path → contents."""
+
+
+class VersionSource(Protocol):
+    async def encode(self, shadow: Shadow, builder: DeltaBuilder, choice: Choice) -> Files | None:
+        """Add all cells to ``builder``, coded against ``shadow``. None: the small files of the base stay. Raises
+        IntegrityError, LocalError, and whatever ended the version.
+        """
+        ...
+
+    async def fill(self, folder: Path, layout: Layout, version: Version) -> tuple[Shadow, Files]:
+        """A new shadow in ``folder`` with the whole state. Raises as ``encode`` does."""
+        ...
+
+
+class FolderSource:
+    """An open checkpoint. ``files``: its small files, as they were read."""
+
+    def __init__(self, checkpoint: Checkpoint, files: Files, staging: Staging) -> None:
+        self._checkpoint = checkpoint
+        self._files = files
+        self._staging = staging
+
+    async def encode(self, shadow: Shadow, builder: DeltaBuilder, choice: Choice) -> Files | None:
+        await self._staging.run(encode_folder, self._checkpoint, shadow, builder, choice)
+        return self._files
+
+    async def fill(self, folder: Path, layout: Layout, version: Version) -> tuple[Shadow, Files]:
+        return await self._staging.new_shadow(folder, layout, version, self._checkpoint.lent, None), self._files
+
+
+class RankSource:
+    """Cells from ranks. ``base_files``: the small files of the newest version; blocks."""
+
+    def __init__(self, incoming: Incoming, staging: Staging, base_files: Callable[[], Files]) -> None:
+        self._incoming = incoming
+        self._staging = staging
+        self._base_files = base_files
+
+    async def encode(self, shadow: Shadow, builder: DeltaBuilder, choice: Choice) -> Files | None:
+        await join_incoming(self._incoming, shadow, builder, choice, self._staging)
+        return self._incoming.files
+
+    async def fill(self, folder: Path, layout: Layout, version: Version) -> tuple[Shadow, Files]:
+        shadow = await self._staging.run(_empty_shadow, folder, layout)
+        try:
+            with shadow.filling(version) as put:
+                await each(
+                    self._incoming,
+                    lambda c: put(c.cell, assemble(c.cell, c.parts)),
+                    lambda row, idle: None,
+                    self._staging,
+                )
+            if self._incoming.files is not None:
+                return shadow, self._incoming.files
+            return shadow, await self._staging.run(self._base_files)
+        except BaseException:
+            shadow.close()
+            raise
+
+
+def _empty_shadow(folder: Path, layout: Layout) -> Shadow:
+    warm_up_for(layout)
+    return Shadow.create(folder, layout)

@@ -1,0 +1,87 @@
+"""How the hub shows its versions: parts of /status, /wait, and metrics. Reads, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from p2pcast.daemon.http_server import Document
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+from trainer_node import hub_metrics
+from trainer_node.membership.broadcast_progress import BroadcastProgress
+from trainer_node.publish.pipeline import Pipeline
+from trainer_node.publish.version_lifecycle import VersionLifecycle
+
+
+@dataclass(eq=False, repr=False)
+class VersionView:
+    publishing: Pipeline
+    lifecycle: VersionLifecycle
+    store: Store
+    progress: BroadcastProgress
+
+    @property
+    def head(self) -> str | None:
+        head = self.publishing.head
+        return None if head is None else str(head)
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        return self.lifecycle.skipped
+
+    def status(self) -> Document:
+        shadow, stored = self.publishing.shadow, self.store.artifacts.values()
+        return {
+            "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
+            "digests": {str(s.version): f"{s.manifest.state:016x}" for s in stored},
+            "artifacts": [
+                {
+                    "version": str(s.version),
+                    "base": None if s.base is None else str(s.base),
+                    "kind": s.kind,
+                    "bytes": s.manifest.log,
+                }
+                for s in sorted(stored, key=lambda s: (s.version, s.kind))
+            ],
+            "last": self._last(),
+            "skipped": self.skipped,
+        }
+
+    def manifests(self) -> Document:
+        """Version → hash of its signed manifest, for the stored versions."""
+        known = {s.version: s.manifest.identity for s in self.store.artifacts.values()}
+        return {str(version): identity.hex() for version in sorted(known) if (identity := self.store.identity(version))}
+
+    def _last(self) -> Document | None:
+        done, last_s = self.lifecycle.published, self.progress.time_to_last_s
+        if done is None:
+            return None
+        return {
+            "version": str(done.version),
+            "kind": done.kind,
+            "bytes": done.bytes,
+            "dense_bytes": done.dense_bytes,
+            "changed": done.changed,
+            "params": done.params,
+            "encode_s": round(done.encode_s, 4),
+            "codec": None if done.choice is None else done.choice.codec,
+            "codec_why": None if done.choice is None else done.choice.why,
+            "time_to_last_s": None if last_s is None else round(last_s, 4),
+        }
+
+    def published(self, version: Version, fraction: float | None) -> tuple[bool, Document]:
+        """For /wait: whether the store holds ``version`` or a newer one."""
+        newest = self.store.newest()
+        return newest is not None and newest >= version, {"newest": None if newest is None else str(newest)}
+
+    def families(self) -> Iterable[Metric]:
+        """Of the newest version; without a sample while there is none."""
+        done, last_s = self.lifecycle.published, self.progress.time_to_last_s
+        yield hub_metrics.VERSION_STEP(None if done is None else done.version.step)
+        yield hub_metrics.DELTA_BYTES(None if done is None else done.bytes)
+        yield hub_metrics.DELTA_RATIO(None if done is None else done.dense_bytes / max(1, done.bytes))
+        yield hub_metrics.ENCODE_SECONDS(None if done is None else done.encode_s)
+        yield hub_metrics.TIME_TO_LAST(last_s)

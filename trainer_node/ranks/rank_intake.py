@@ -1,0 +1,399 @@
+"""The hub's side of a trainer's ranks: one connection each, one group at a time, one version after the other
+(docs/formats/wire-protocol.md, section 6).
+
+Promises: a rank that dies before all ranks have said DONE undoes the version everywhere, and the other ranks are told.
+After that the version is published without the ranks. A version that fails leaves the head as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2pcast import limits
+from p2pcast.artifact.signed_records import Manifest
+from p2pcast.codec.layout import Layout
+from p2pcast.daemon.tasks import report_bug
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.state.staging import Staging
+from p2pcast.transport.link import Link
+from p2pcast.version import Version
+from p2pcast.wire import messages
+from trainer_node.publish.pipeline import Pipeline
+from trainer_node.publish.published import Published
+from trainer_node.publish.version_lifecycle import VersionLifecycle
+from trainer_node.publish.version_source import RankSource
+from trainer_node.ranks.rank_parts import Disagreement, Group, Terms
+from trainer_node.ranks.rank_session import PendingVersion, RankSession
+from trainer_node.ranks.rank_timeouts import RankTimeouts
+
+logger = logging.getLogger("p2pcast.hub")
+
+LIVE_S = 0.05
+"""Least interval between two LIVE, in seconds: short for a waiting trainer, and bearable for a thousand ranks."""
+RETIRED = 256
+"""Ended groups that a late RANK must not bring back."""
+
+Part = messages.Cell | messages.Passed | messages.File | messages.Done
+"""A message about the contents of a version from ranks."""
+
+
+class RankIntake:
+    """All ranks. Ranks may come before ``run``, and wait; ``run`` publishes their versions."""
+
+    def __init__(
+        self,
+        versions: VersionLifecycle,
+        publishing: Pipeline,
+        layouts: Mapping[bytes, Layout],
+        manifest: Callable[[Version], Manifest | None],
+        staging: Staging,
+        *,
+        engines: Callable[[], list[messages.LiveEngine]],
+        changed: asyncio.Event,
+        wait_s: float,
+    ) -> None:
+        """``layouts``: the layouts that the hub knows, by id. ``manifest``: of a stored version. ``engines``: rows of
+        LIVE; ``changed`` is set when they may have changed. ``wait_s``: longest time for which one rank may keep the
+        others of its group waiting, in seconds.
+        """
+        self._versions = versions
+        self._publishing = publishing
+        self._layouts = layouts
+        self._manifest = manifest
+        self._staging = staging
+        self._engines = engines
+        self._changed = changed
+        self._links: set[RankSession] = set()
+        self._group: Group | None = None
+        self._ranks: dict[int, RankSession] = {}
+        """Of the group."""
+        self._rank_left = ""
+        """Which rank left the group in peace: the group begins no more versions, but its other ranks may still want
+        LIVE.
+        """
+        self._retired: deque[bytes] = deque(maxlen=RETIRED)
+        self._document: bytes | None = None
+        """Of the layout that rank 0 sent last."""
+        self._pending: PendingVersion | None = None
+        """The group's version, from the last BEGIN to its end."""
+        self._agreed: asyncio.Queue[PendingVersion] = asyncio.Queue()
+        self._why = ""
+        """Why the group's last version was aborted."""
+        self._overdue = RankTimeouts(wait_s)
+        self._serving = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._serving = True
+        if self._group is not None and self._group.complete:
+            self._answer()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publish_all(), name="versions from ranks")
+            tasks.create_task(self._tell_live(), name="live")
+
+    @property
+    def present(self) -> str | None:
+        """``3 of 4``; None without ranks."""
+        return None if self._group is None else f"{len(self._ranks)} of {self._group.ranks}"
+
+    def close(self) -> None:
+        for session in list(self._links):
+            session.link.close(RetryableError("the hub is shutting down"))
+
+    def accept(self, link: Link, hello: messages.Hello) -> None:
+        """A new connection of a rank. Raises RemoteError."""
+        if hello.stripes != 1:
+            raise RemoteError("a rank has one connection")
+        session = RankSession(link, self)
+        link.owner = session
+        self._links.add(session)
+
+    def beat(self, now: float) -> None:
+        """Every second; ``now`` by the loop's clock."""
+        for session in list(self._links):
+            session.beat(now)
+        self._look_for_overdue(now)
+
+    def _look_for_overdue(self, now: float) -> None:
+        """A rank that hangs still answers PINGs, from another thread."""
+        group, pending = self._group, self._pending
+        if group is None:
+            return
+        if pending is not None and pending.open and not pending.all_received and pending.parts is not None:
+            parts = pending.parts
+            awaited: dict[int, Any] = {r: parts.progress(r) for r in parts.behind if not pending.sessions[r].paused}
+        else:
+            awaited = dict.fromkeys(group.silent)
+        late = self._overdue.overdue(awaited, now)
+        if not late:
+            return
+        error = RetryableError(
+            f"{group.names(late)} kept the others waiting for {self._overdue.wait_s:g} s (--rank-timeout)"
+        )
+        self._versions.ranks_overdue(group.names(late), str(error))
+        if not group.complete:
+            self._disband(error)
+        elif pending is None:
+            self._abort(group, str(error))
+        else:
+            pending.fail(error)
+
+    def changed(self) -> None:
+        """The contents of LIVE may have changed."""
+        self._changed.set()
+
+    # -- what ranks say
+
+    def on_message(self, session: RankSession, body: messages.Record) -> None:
+        """Raises RemoteError, RetryableError: then the rank's connection ends, and with it its group."""
+        if isinstance(body, messages.Rank):
+            self._rank(session, body)
+            return
+        group = session.group
+        if group is None:
+            raise RemoteError(f"{body.type.name} before RANK")
+        if group is not self._group:
+            return
+        if isinstance(body, messages.Layout):
+            self._layout(session, body)
+        elif isinstance(body, messages.Begin):
+            self._begin(group, session, body)
+        elif isinstance(body, messages.Aborted):
+            self._gave_up(group, session, body)
+        elif isinstance(body, Part) and not group.late(body.serial):
+            self._part(group, session.rank, body)
+
+    def _rank(self, session: RankSession, body: messages.Rank) -> None:
+        if session.group is not None:
+            raise RemoteError("RANK came twice")
+        ident, rank, ranks = body.group, body.rank, body.ranks
+        if ident in self._retired:
+            raise RetryableError("that group of ranks is over: all ranks have to begin a new one")
+        group = self._group
+        if group is None or group.ident != ident:
+            group = Group(ident, ranks)
+            group.enter(rank, ranks)
+            self._disband(RetryableError("another group of ranks has taken this one's place"))
+            self._group = group
+        else:
+            group.enter(rank, ranks)
+        session.group, session.rank = group, rank
+        session.link.introduced()
+        self._ranks[rank] = session
+        if group.complete:
+            logger.info("%d ranks of a trainer are here", ranks)
+            if self._serving:
+                self._answer()
+
+    def _answer(self) -> None:
+        head = self._publishing.head
+        manifest = None if head is None else self._manifest(head)
+        layout = None if manifest is None else manifest.layout
+        for session in self._ranks.values():
+            if layout is not None:
+                session.link.send(messages.Layout(layout, self._layouts[layout].document))
+            session.link.send(messages.Ranked(head, layout, None if manifest is None else manifest.state))
+        self.changed()
+
+    def _layout(self, session: RankSession, body: messages.Layout) -> None:
+        if session.rank != 0 or self._pending is not None:
+            raise RemoteError("LAYOUT is for rank 0 to send, before its BEGIN")
+        self._document = body.document
+
+    def _begin(self, group: Group, session: RankSession, body: messages.Begin) -> None:
+        terms = Terms.of(body)
+        if self._rank_left:
+            raise RetryableError(self._rank_left)
+        if group.late(terms.serial):
+            session.link.send(messages.Aborted(terms.serial, self._why))
+            return
+        try:
+            agreed = group.begin(session.rank, terms)
+        except Disagreement as error:
+            self._versions.fail_from_ranks(terms.step, str(error))
+            self._abort(group, str(error))
+            return
+        if agreed:
+            row = [self._ranks[rank] for rank in range(group.ranks)]
+            self._pending = PendingVersion(group, terms, row, self._document)
+            self._agreed.put_nowait(self._pending)
+
+    def _gave_up(self, group: Group, session: RankSession, body: messages.Aborted) -> None:
+        serial, pending = body.serial, self._pending
+        if group.late(serial):
+            return
+        error = RetryableError(f"{group.name(session.rank)} gave up: {body.reason}")
+        if pending is None:
+            self._abort(group, str(error), serial)
+        elif serial == pending.terms.serial:
+            pending.fail(error)
+        else:
+            raise RemoteError(f"ABORTED of serial {serial}, which was not begun")
+
+    def _part(self, group: Group, rank: int, body: Part) -> None:
+        parts = group.receiving(body.serial, body.type.name)
+        pending = self._pending
+        if pending is None or not pending.open:
+            return
+        try:
+            if isinstance(body, messages.Cell):
+                parts.add(rank, body)
+            elif isinstance(body, messages.Passed):
+                parts.passed(rank, body.cell)
+            elif isinstance(body, messages.File):
+                parts.file(rank, body.path, body.contents)
+            else:
+                parts.done(rank, body.parts)
+        except RemoteError as error:
+            pending.fail(error)
+            return
+        pending.notify()
+        pending.balance()
+
+    def on_closed(self, session: RankSession, error: P2PCastError | None) -> None:
+        self._links.discard(session)
+        group = session.group
+        if group is None or group is not self._group:
+            return
+        del self._ranks[session.rank]
+        begun = self._pending is not None or any(group.terms_of(rank) for rank in range(group.ranks))
+        if session.farewell and self._ranks and not begun:
+            self._rank_left = f"{group.name(session.rank)} has left"
+            logger.info("%s", self._rank_left)
+            return
+        reason = f"{group.name(session.rank)} is gone{'' if error is None else f': {error}'}"
+        logger.info("%s", reason)
+        self._disband(RetryableError(reason))
+
+    def _disband(self, error: P2PCastError) -> None:
+        """The group is over."""
+        group, pending, ranks = self._group, self._pending, self._ranks
+        self._group, self._pending, self._ranks, self._document, self._rank_left = None, None, {}, None, ""
+        if group is None:
+            return
+        self._retired.append(group.ident)
+        if pending is not None and pending.all_received:
+            pending.farewell = error
+            return
+        if pending is not None:
+            pending.fail(error)
+        if pending is not None or any(group.terms_of(rank) for rank in ranks):
+            self._say_aborted(group, list(ranks.values()), str(error), None)
+        for session in list(ranks.values()):
+            session.link.close(error)
+
+    # -- versions
+
+    def _abort(self, group: Group, reason: str, serial: int | None = None) -> None:
+        """Of a version before its encoding."""
+        self._say_aborted(group, list(self._ranks.values()), reason, serial)
+
+    def _say_aborted(self, group: Group, sessions: list[RankSession], reason: str, serial: int | None) -> None:
+        """Tell each rank the serial of its own BEGIN; a rank without a BEGIN, the serial that is over."""
+        said = {session.rank: group.terms_of(session.rank) for session in sessions}
+        over = group.end(serial)
+        self._why = _text(reason)
+        for session in sessions:
+            terms = said[session.rank]
+            session.link.send(messages.Aborted(over if terms is None else terms.serial, self._why))
+
+    async def _publish_all(self) -> None:
+        while True:
+            pending = await self._agreed.get()
+            try:
+                await self._publish(pending)
+            except P2PCastError as error:
+                if self._versions.failed:
+                    raise
+                self._failed(pending, error)
+            except Exception as error:  # noqa: BLE001 - what ranks send must not end the hub
+                report_bug("a version from ranks", error)
+                self._failed(pending, LocalError(f"internal error at the hub ({type(error).__name__})"))
+
+    async def _publish(self, pending: PendingVersion) -> None:
+        """Raises the error that made the version fail."""
+        publishing, terms = self._publishing, pending.terms
+        await pending.unless_failed(publishing.turn.acquire())
+        try:
+            await pending.unless_failed(self._versions.until_may_begin())
+            layout = await self._layout_of(pending)
+            base = await publishing.base_for(layout)
+            version = publishing.version_for(terms.step, resume=terms.resume)
+            if pending.failure.done():
+                pending.failure.result()
+            pending.parts = pending.group.begun(layout, whole=base is None)
+            choice = publishing.choice_for(layout)
+            for session in pending.sessions:
+                session.link.send(messages.Begun(terms.serial, version, base, choice.codec))
+            self._versions.begin(version)
+            source = RankSource(pending, self._staging, publishing.base_files)
+            done = await publishing.publish(version, layout, source, choice)
+            self._finished(pending, done)
+            await self._versions.finish_from_ranks(done)
+        finally:
+            publishing.turn.release()
+
+    async def _layout_of(self, pending: PendingVersion) -> Layout:
+        ident = pending.terms.layout
+        known = self._layouts.get(ident)
+        if known is not None:
+            return known
+        if pending.document is None:
+            raise RemoteError(f"layout {ident.hex()[:8]} is not known here: rank 0 has to send it before its BEGIN")
+        return await self._staging.run(_parsed, pending.document, ident)
+
+    def _failed(self, pending: PendingVersion, error: P2PCastError) -> None:
+        self._versions.fail_from_ranks(pending.terms.step, str(error))
+        pending.release()
+        if pending.group is self._group:
+            self._pending = None
+            self._say_aborted(pending.group, pending.sessions, str(error), None)
+        self._say_farewell(pending)
+
+    def _finished(self, pending: PendingVersion, done: Published) -> None:
+        pending.release()
+        pending.group.end()
+        if self._pending is pending:
+            self._pending = None
+        durable = messages.Durable(pending.terms.serial, done.version, done.bytes, done.changed, done.params)
+        for session in pending.sessions:
+            session.link.send(durable)
+        self._say_farewell(pending)
+        self.changed()
+
+    @staticmethod
+    def _say_farewell(pending: PendingVersion) -> None:
+        if pending.farewell is not None:
+            for session in pending.sessions:
+                session.link.close(pending.farewell)
+
+    async def _tell_live(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._group is not None and self._group.complete:
+                live = messages.Live(self._engines(), self._publishing.head)
+                for session in self._ranks.values():
+                    session.tell_live(live)
+            await asyncio.sleep(LIVE_S)
+
+
+def _parsed(document: bytes, ident: bytes) -> Layout:
+    """Raises IntegrityError. Cuts the cells too, because this runs in a thread and there may be many."""
+    layout = Layout.from_document(document, ident)
+    most = sum(-(-t.words // layout.cell_words) + len(layout.cuts.get(n, ())) for n, t in enumerate(layout.tensors))
+    if most > limits.MAX_CELLS:
+        raise IntegrityError(
+            f"layout {ident.hex()[:8]} has {most} cells, more than {limits.MAX_CELLS}: use larger ones"
+        )
+    assert layout.cells is not None
+    return layout
+
+
+def _text(reason: str) -> str:
+    """Short, and only what UTF-8 can carry."""
+    return reason[:1000].encode("utf-8", "replace").decode()

@@ -1,0 +1,32 @@
+"""Which of a trainer's ranks keep the others waiting for too long. Pure: time is passed in, in seconds of one monotonic
+clock.
+
+Promises: a rank must make progress with the version; a live connection alone does not count. No limit runs for a rank
+that the hub does not read from, or that no other rank waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class RankTimeouts:
+    """``wait_s``: 0 disables the limit."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+        self._marks: dict[int, tuple[Any, float]] = {}
+
+    def overdue(self, awaited: Mapping[int, Any], now: float) -> list[int]:
+        """``awaited``: the ranks that the others wait for → their progress. Returns the ranks without progress for too
+        long.
+        """
+        marks = {}
+        for rank, progress in awaited.items():
+            known = self._marks.get(rank)
+            marks[rank] = known if known is not None and known[0] == progress else (progress, now)
+        self._marks = marks
+        return (
+            [] if not self.wait_s else sorted(rank for rank, (_, since) in marks.items() if now - since >= self.wait_s)
+        )

@@ -1,0 +1,1 @@
+"""``Publisher`` and its parts: they run inside a training process."""

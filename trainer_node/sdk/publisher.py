@@ -1,0 +1,384 @@
+"""``Publisher``: a training process publishes its live tensors, each rank its own share.
+
+    with Publisher("hub:7077", token_file="token", base="Qwen3-8B") as publisher:
+        for step in range(1, steps):
+            …                                                            # forward, backward
+            handle = publisher.publish(step, model.named_parameters())   # on all ranks, in the same order
+            …                                                            # work that does not change the weights
+            handle.wait_snapshot()
+            optimiser.step()
+
+Promises: ``publish`` copies and returns. Once ``wait_snapshot`` has returned the tensors may change; the version has
+their contents at the call of ``publish``. Comparing, encoding and sending go on in threads; a cell leaves while later
+ones are still being compared. A version is at the hub whole, or not at all. No rank waits for a dead one: the hub tells
+the others, whose waits raise RetryableError, and the next ``publish`` begins a new group. torch.distributed is used
+when a Publisher is made, and to gather tensors with an unusual placement; for nothing else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import blake3
+import torch
+from torch.distributed.tensor import DTensor
+
+from p2pcast.addresses import is_loopback
+from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.cell import digest
+from p2pcast.codec.kernel_warmup import warm_up, warm_up_for
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.limits import MAX_STEP
+from p2pcast.offline import state_digest
+from p2pcast.ordered_map import cores, ordered_map
+from p2pcast.version import Version
+from p2pcast.wire import messages
+from p2pcast.wire.join_token import JoinToken
+from trainer_node.sdk.handle import Handle
+from trainer_node.sdk.hub_connection import Heard, HubConnection, Ranked
+from trainer_node.sdk.process_group import ProcessGroup
+from trainer_node.sdk.send import Plan, send_parts
+from trainer_node.sdk.shards import Holding, dealt, holding
+from trainer_node.sdk.snapshot import Copy, Rooms, slots_for
+from trainer_node.sdk.tensors import TORCH_DTYPES, Known, Live, NamedTensors, Rename, fit, named
+from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
+
+logger = logging.getLogger("p2pcast.publisher")
+
+GROUP_BYTES = 16
+GATHER_S = 60.0
+"""Time for all ranks to reach the hub, in seconds."""
+Found = TypeVar("Found")
+
+
+class Publisher:
+    """Publishes versions. All ranks of ``group`` make one and call ``publish`` in the same order. ``group`` None: the
+    default process group, or one rank without torch.distributed.
+
+    ``hub``: HOST:PORT. The token comes from ``token_file``, else from ``$P2PCAST_TOKEN``. ``base``: a Hugging Face
+    folder; it decides names, shapes and dtypes, and its small files go with the first version. If the hub's newest
+    version is that state, the first version is a delta against it. ``dtype``: of floating tensors, if neither base nor
+    hub decides. ``rename``: from the model's names (without wrappers' parts) to names of the checkpoint. ``previous``:
+    where the last version's words are kept for tensors on a GPU, which takes twice this rank's share; for tensors on
+    the CPU they are on the CPU. ``plaintext``: True for a hub that was started with --plaintext and is not on this
+    machine; other links are encrypted. From another machine a trainer's token is needed (`p2pcast token create --role
+    trainer`); a token for peers admits no publisher.
+
+    To publish from one rank of several, in a loop that gathers by itself, give ``group`` a group of that rank alone.
+
+    Raises UsageError, LocalError and IntegrityError (the base), RefusedError (the token), RetryableError (the hub is
+    out of reach, or not all ranks came).
+    """
+
+    def __init__(
+        self,
+        hub: str,
+        *,
+        token_file: str | os.PathLike[str] | None = None,
+        base: str | os.PathLike[str] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        group: Any = None,
+        rename: Rename | None = None,
+        previous: Literal["gpu", "pinned"] = "gpu",
+        plaintext: bool = False,
+    ) -> None:
+        # Collective work first: a later error on one rank must not leave the others waiting in it.
+        self._world = ProcessGroup.of(group)
+        self._drawn = self._world.draw(group, GROUP_BYTES)
+        if previous not in ("gpu", "pinned"):
+            raise UsageError(f"previous={previous!r}: it is 'gpu' or 'pinned'")
+        if not dtype.is_floating_point:
+            raise UsageError(
+                f"dtype={dtype}: floating tensors stay floating; give torch.bfloat16 or another floating dtype"
+            )
+        self._address = hub_address(hub)
+        token = join_token(token_file)
+        _check_links(token, self._address[0], plaintext)
+        self._badge = TrainerCertificate(token)
+        self._dtype = dtype
+        self._rename = rename
+        self._on_device = previous == "gpu"
+        self._base = None if base is None else Checkpoint.open(Path(base))
+        self._workers = max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        warm_up()
+        self._calls = 0
+        """Number of calls of ``publish``: the same on all ranks, so the group of a new connection gets a name without
+        communication.
+        """
+        self._serial = 0
+        """Of the next version on this connection."""
+        self._told: bytes | None = None
+        """The layout that was sent over this connection."""
+        self._plan: Plan | None = None
+        self._version: Version | None = None
+        """The version in ``plan.rooms.previous``; ``marks`` are its digests."""
+        self._marks: list[int] = []
+        self._last: Handle | None = None
+        self._closed = False
+        self._uplink, ranked = self._connect()
+        self._known = self._tables(ranked)
+        atexit.register(self._hang_up)
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._hang_up()
+
+    def publish(self, step: int, named_tensors: NamedTensors) -> Handle:
+        """Begin a version: ``model.named_parameters()``, a state dict, or any names and tensors.
+
+        Waits until the version before is stored or aborted, takes the snapshot (see ``Handle.wait_snapshot``) and
+        returns. ``step`` not greater than the newest version's opens a branch. Raises UsageError listing every
+        difference of names and shapes.
+        """
+        return self._begin(step, named_tensors, resume=False)
+
+    def resume(self, step: int, named_tensors: NamedTensors) -> Handle:
+        """``publish`` after a crash: always opens a branch, so that versions published after the restored checkpoint
+        are left behind.
+        """
+        return self._begin(step, named_tensors, resume=True)
+
+    def close(self) -> None:
+        """Wait until the last version is stored or aborted, and end the connection."""
+        if self._last is not None and not self._closed:
+            self._last.wait_over()
+        self._hang_up(in_peace=True)
+
+    def _hang_up(self, *, in_peace: bool = False) -> None:
+        """At once: a version that is not stored yet is aborted."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self._hang_up)
+            self._uplink.close(in_peace=in_peace)
+
+    # -- in the caller's thread
+
+    def _begin(self, step: int, named_tensors: NamedTensors, *, resume: bool) -> Handle:
+        if self._closed:
+            raise UsageError("this publisher is closed")
+        if self._last is not None:
+            self._last.wait_over()
+        self._calls += 1
+        handle = self._last = Handle(step)
+        try:
+            if not 0 <= step <= MAX_STEP:
+                raise UsageError(f"step {step} is out of range")
+            plan = self._prepare(named(named_tensors, self._rename))
+        except BaseException as error:
+            self._give_up(handle, error)
+            raise
+        # A daemon thread, so that a training process that fails elsewhere can end; its version is then aborted.
+        threading.Thread(
+            target=self._work, args=(handle, plan, resume), name=f"p2pcast publish {step}", daemon=True
+        ).start()
+        return handle
+
+    def _prepare(self, live: list[Live]) -> Plan:
+        """The plan for these tensors, with the snapshot begun."""
+        pairs = fit(live, self._known, self._dtype)
+        cuda = next((one.tensor.device for one, _ in pairs if one.tensor.device.type == "cuda"), None)
+        key = (cuda, sorted((tensor.name, tensor.dtype, tensor.shape, _placing(one.tensor)) for one, tensor in pairs))
+        tensors = {tensor.name: one for one, tensor in pairs}
+        if self._plan is None or self._plan.key != key:
+            # Words kept for another plan do not fit.
+            self._plan, self._version, self._marks = None, None, []
+            layout = self._layout(Layout(tensor for _, tensor in pairs))
+            holdings = [holding(tensors[t.name].tensor, self._world.numbers) for t in layout.tensors]
+            self._plan = self._planned(key, layout, holdings, cuda)
+        plan = self._plan
+        pieces: dict[int, list[tuple[int, int]]] = {}
+        for number, part in enumerate(plan.parts):
+            pieces.setdefault(part.cell.tensor, []).append((number, part.source))
+        copies: list[Copy] = []
+        for number, held in enumerate(plan.holdings):
+            one = tensors[plan.layout.tensors[number].name]
+            if held.gather and self._world.rank in held.holders:
+                copies.append(Copy(_gatherer(one.tensor), pieces.get(number, []), at_once=True))
+            elif number in pieces:
+                copies.append(Copy(one.local, pieces[number]))
+        plan.rooms.begin(copies, cuda)
+        return plan
+
+    def _planned(self, key: Any, layout: Layout, holdings: list[Holding], cuda: torch.device | None) -> Plan:
+        parts = dealt(layout, holdings, self._world.rank)
+        dtypes = [TORCH_DTYPES[t.dtype] for t in layout.tensors]
+        slots, segments = slots_for([(p.cell.words, p.cell.word_bytes, dtypes[p.cell.tensor]) for p in parts])
+        rooms = Rooms(
+            slots, segments, cuda if self._on_device else None, pinned=cuda is not None and not self._on_device
+        )
+        return Plan(key, layout, holdings, parts, rooms)
+
+    def _layout(self, layout: Layout) -> Layout:
+        """Cut into cells as the hub's is, where the tensors are the same."""
+        return (
+            self._hub_layout if self._hub_layout is not None and self._hub_layout.tensors == layout.tensors else layout
+        )
+
+    def _tables(self, ranked: Ranked) -> list[Known]:
+        """The tables that live tensors have to match; the first decides dtypes."""
+        self._hub_layout = None
+        out: list[Known] = []
+        if self._base is not None:
+            out.append(Known.of(f"the base {self._base.folder}", self._base.layout().tensors))
+        if ranked.document is not None:
+            self._hub_layout = Layout.from_document(ranked.document, ranked.layout)
+            out.append(Known.of(f"the hub's newest version {ranked.head}", self._hub_layout.tensors))
+        return out
+
+    # -- connection
+
+    def _connect(self) -> tuple[HubConnection, Ranked]:
+        world = self._world
+        group = blake3.blake3(self._drawn + self._calls.to_bytes(8, "little")).digest(length=GROUP_BYTES)
+        uplink = HubConnection(self._address, self._badge, f"{socket.gethostname()} rank {world.rank}")
+        ranked = uplink.open(group, world.rank, world.ranks, GATHER_S)
+        self._serial, self._told = 0, ranked.layout
+        return uplink, ranked
+
+    def _connected(self) -> HubConnection:
+        """The connection; a new one if the last is over, because the hub was restarted or a rank was lost."""
+        if self._uplink.over and not self._closed:
+            self._uplink.close()
+            self._uplink, _ = self._connect()
+        return self._uplink
+
+    def _give_up(self, handle: Handle, error: BaseException) -> None:
+        """This rank sends nothing for this version: the others must not wait for it."""
+        _abandon(self._uplink, self._serial, error)
+        self._serial += 1
+        handle.finish(error)
+
+    # -- in a thread
+
+    def _work(self, handle: Handle, plan: Plan, resume: bool) -> None:
+        try:
+            plan.rooms.finish()
+            handle.taken()
+        except BaseException as error:  # noqa: BLE001 - the handle raises it in the waiting thread
+            self._give_up(handle, error)
+            return
+        try:
+            uplink = handle.uplink = self._connected()
+        except BaseException as error:  # noqa: BLE001
+            handle.finish(error)
+            return
+        serial = self._serial
+        self._serial += 1
+        try:
+            self._deliver(handle, uplink, serial, plan, resume)
+        except BaseException as error:  # noqa: BLE001
+            if serial not in uplink.heard.aborted:
+                _abandon(uplink, serial, error)
+            handle.finish(error)
+        else:
+            handle.finish()
+
+    def _deliver(self, handle: Handle, uplink: HubConnection, serial: int, plan: Plan, resume: bool) -> None:
+        layout = plan.layout
+        first = self._world.rank == 0
+        if self._told != layout.layout_id:
+            warm_up_for(layout)
+            if first:
+                uplink.send(messages.Layout(layout.layout_id, layout.document))
+            self._told = layout.layout_id
+        uplink.send(messages.Begin(serial=serial, step=handle.step, layout=layout.layout_id, resume=resume))
+        self._take_base(plan, uplink)
+        begun = self._answer(handle, uplink, serial, lambda heard: heard.begun.get(serial))
+        handle.version = begun.version
+        coded = begun.base is not None and begun.base == self._version
+        marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
+        if first and begun.base is None and self._base is not None:
+            for path, contents in self._base.small_files().items():
+                uplink.send(messages.File(serial=serial, path=path, contents=contents), len(contents))
+        uplink.send(messages.Done(serial, sent))
+        handle.durable = self._answer(handle, uplink, serial, lambda heard: heard.durable.get(serial))
+        plan.rooms.keep()
+        self._version, self._marks = handle.durable.version, marks
+        # Later versions must have the tensors of the first: a forgotten tensor does not begin another model.
+        self._known = self._known or [Known.of(f"version {self._version}", layout.tensors)]
+
+    def _answer(
+        self, handle: Handle, uplink: HubConnection, serial: int, look: Callable[[Heard], Found | None]
+    ) -> Found:
+        """The hub's next message about this version. Raises RetryableError when the version was aborted."""
+
+        def heard_of(heard: Heard) -> tuple[Found | None, str] | None:
+            if serial in heard.aborted:
+                return None, heard.aborted[serial]
+            found = look(heard)
+            return None if found is None else (found, "")
+
+        answer = uplink.wait(heard_of)
+        assert answer is not None
+        found, reason = answer
+        if found is None:
+            raise RetryableError(f"step {handle.step} was not published: {reason}")
+        return found
+
+    def _take_base(self, plan: Plan, uplink: HubConnection) -> None:
+        """If the hub's newest version is the base folder's state, this rank's share of it is the previous state."""
+        ranked = uplink.heard.ranked
+        if self._base is None or self._version is not None or ranked is None or ranked.state is None:
+            return
+        base = self._base
+        if base.layout().tensors != plan.layout.tensors or state_digest(base, plan.layout) != ranked.state:
+            return
+        cells = [part.cell for part in plan.parts]
+        plan.rooms.fill_previous(lambda number: base.lent(cells[number]))
+        self._marks = list(
+            ordered_map(lambda cell: digest(base.lent(cell), cell), cells, workers=self._workers, name="base")
+        )
+        self._version = ranked.head
+
+
+def _placing(tensor: torch.Tensor) -> str:
+    return f"{tensor.device_mesh} {tensor.placements}" if isinstance(tensor, DTensor) else ""
+
+
+def _gatherer(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Collective, on all ranks that hold a shard of it."""
+
+    def gather() -> torch.Tensor:
+        assert isinstance(tensor, DTensor)
+        return tensor.full_tensor()
+
+    return gather
+
+
+def _abandon(uplink: HubConnection, serial: int, error: BaseException) -> None:
+    """Never fails: another thread waits for the version's handle."""
+    try:
+        uplink.abandon(serial, _reason(error))
+    except Exception:
+        logger.exception("the hub could not be told of an abandoned version")
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, P2PCastError) else f"{type(error).__name__}: {error}"
+
+
+def _check_links(token: JoinToken, host: str, plaintext: bool) -> None:
+    """Raises UsageError."""
+    if token.authority and plaintext:
+        raise UsageError("this token's hub encrypts its links: leave plaintext=True out")
+    if not token.authority and not plaintext and not (is_loopback(host) or host == "localhost"):
+        raise UsageError(
+            f"this token's hub was started with --plaintext: say plaintext=True if the network to {host} is closed to"
+            " others, or start it without"
+        )

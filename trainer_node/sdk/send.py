@@ -1,0 +1,123 @@
+"""Sends this rank's parts of a version to the hub.
+
+Promise: parts leave in order, each as soon as it is encoded, while later ones are still being compared. In a stretch
+without changes the hub is told how far this rank is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from p2pcast.codec.cell import RAW, Encoded, digest
+from p2pcast.codec.encode_cell import encode_as_chosen
+from p2pcast.codec.layout import Layout
+from p2pcast.codec.soonest_codec import Choice
+from p2pcast.ordered_map import ordered_map
+from p2pcast.wire import messages
+from trainer_node.sdk.encode import Compared, codec_of
+from trainer_node.sdk.hub_connection import HubConnection
+from trainer_node.sdk.shards import Holding, Part
+from trainer_node.sdk.snapshot import Rooms
+
+PASSED_S = 0.02
+PASSED_CELLS = 64
+"""Cells between two such messages: the hub publishes a cell once all ranks have passed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that follows from names, shapes, dtypes and placements (the ``key``); made again only when one of them
+    changes.
+    """
+
+    key: Any
+    layout: Layout
+    holdings: list[Holding]
+    parts: list[Part]
+    rooms: Rooms
+
+
+def send_parts(
+    uplink: HubConnection, serial: int, plan: Plan, codec: str | None, before: Sequence[int], workers: int
+) -> tuple[list[int], int]:
+    """Send every changed part, in order, for a version of codec ``codec``; with None all parts, uncoded. ``before``:
+    digests of all parts in the previous state. Returns the digests of this state, and the number of sent parts.
+    """
+    parts, cells = plan.parts, len(plan.layout.cells)
+    marks = list(before) if codec is not None else [0] * len(parts)
+    sent = told = 0
+    told_at = time.monotonic()
+
+    rooms, compared = plan.rooms, None
+    if codec is not None and rooms.device is not None:
+        assert rooms.previous is not None
+        compared = Compared(rooms.slots, rooms.previous, rooms.next)
+
+    def cell_of(number: int) -> messages.Cell | None:
+        if codec is None:
+            return _whole(plan, serial, number)
+        return _coded(plan, serial, number, codec, before[number], compared)
+
+    for number, cell in enumerate(ordered_map(cell_of, range(len(parts)), workers=workers, name="p2pcast encode")):
+        now = time.monotonic()
+        if serial in uplink.heard.aborted:
+            break  # the next question to the hub raises
+        if cell is not None:
+            uplink.send(cell, len(cell.payload))
+            marks[number] = cell.after
+            sent += 1
+            told, told_at = parts[number].cell.index, now
+            continue
+        reached = parts[number + 1].cell.index if number + 1 < len(parts) else cells
+        if reached > told and (now - told_at > PASSED_S or reached - told >= PASSED_CELLS):
+            uplink.send(messages.Passed(serial, reached))
+            told, told_at = reached, now
+    return marks, sent
+
+
+def _coded(
+    plan: Plan, serial: int, number: int, told: str, before: int, compared: Compared | None
+) -> messages.Cell | None:
+    """A part against the previous state, for a version of codec ``told``; None without a change. ``compared``: for
+    rooms on a device.
+    """
+    part, rooms, slot = plan.parts[number], plan.rooms, plan.rooms.slots[number]
+    assert rooms.previous is not None
+    codec = codec_of(told, part.cell, plan.layout.cells[part.cell.index])
+    found: Encoded | None
+    if compared is None:
+        found = encode_as_chosen(part.cell, rooms.previous.words(slot), rooms.next.words(slot), before, Choice(codec))
+    else:
+        with rooms.on_stream():
+            found = compared.encode(part.cell, number, before, codec)
+    if found is None:
+        return None
+    return _cell(serial, part, found.codec, found.before, found.after, found.changed, found.payload)
+
+
+def _whole(plan: Plan, serial: int, number: int) -> messages.Cell:
+    """A part, uncoded."""
+    part, rooms = plan.parts[number], plan.rooms
+    with rooms.on_stream():
+        words = rooms.next.words(rooms.slots[number])
+    return _cell(serial, part, RAW, None, digest(words, part.cell), part.cell.words, words.data.cast("B"))
+
+
+def _cell(
+    serial: int, part: Part, codec: int, before: int | None, after: int, changed: int, payload: bytes | memoryview
+) -> messages.Cell:
+    cell = part.cell
+    return messages.Cell(
+        serial=serial,
+        cell=cell.index,
+        start=part.at,
+        words=cell.words,
+        codec=codec,
+        before=before,
+        after=after,
+        changed=changed,
+        payload=cast(bytes, payload),  # msgpack takes any buffer
+    )

@@ -1,0 +1,109 @@
+"""Which elements of the state this rank sends: every element of every tensor has exactly one owner among the ranks.
+
+Plain and replicated tensors are dealt cell by cell, in turn, to the ranks that hold them. Shards of rows (FSDP2) are
+sent by their holders; of several replicas (HSDP, or meshes side by side) by the first. Tensors with any other placement
+are gathered, and dealt. ``dealt`` is pure; ``holding`` asks torch for a tensor's placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from p2pcast import limits
+from p2pcast.codec.join_parts import within
+from p2pcast.codec.layout import Cell, Layout
+from p2pcast.errors import UsageError
+
+MAX_PART_WORDS = limits.CELL_WORDS
+"""Larger cells are sent in several parts: a message holds 32 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The part of a tensor on this rank. ``holders``: the ranks with all of it (once gathered); empty where each rank
+    has its own rows, and then this rank sends ``elements`` of them from ``first`` on.
+    """
+
+    holders: tuple[int, ...]
+    first: int = 0
+    elements: int = 0
+    gather: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Words of one cell that this rank sends. ``cell``: the part in the form of a cell (same index, ``start`` in the
+    tensor, ``words``), so that it can be encoded alone; ``at``: words from the cell's start; ``source``: words from the
+    start of the rank's holding of the tensor.
+    """
+
+    cell: Cell
+    at: int
+    source: int
+
+
+def holding(tensor: torch.Tensor, numbers: Sequence[int]) -> Holding:
+    """``numbers``: the global ranks of the group, in the group's order. Raises UsageError for a tensor that lies
+    outside of it.
+    """
+    everybody = tuple(range(len(numbers)))
+    if not isinstance(tensor, DTensor):
+        return Holding(everybody)
+    mesh, placements = tensor.device_mesh, tensor.placements
+    members = {number: rank for rank, number in enumerate(numbers)}
+    on_mesh = [int(number) for number in mesh.mesh.flatten().tolist()]
+    if any(number not in members for number in on_mesh):
+        raise UsageError(
+            f"a tensor lies on ranks {on_mesh}, the publisher's group has ranks {list(numbers)}:"
+            " give it the group of all"
+        )
+    holders = tuple(sorted(members[number] for number in on_mesh))
+    if 0 not in holders:
+        # A part of a larger mesh: beside it the same tensor lies on the ranks of the first.
+        return Holding(())
+    if all(type(p) is Replicate for p in placements):
+        return Holding(holders)
+    if not all(type(p) is Replicate or (type(p) is Shard and p.dim == 0) for p in placements):
+        return Holding(holders, gather=True)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(type(p) is Replicate and at for p, at in zip(placements, coordinate, strict=True)):
+        return Holding(())
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    row = tensor.shape[1:].numel()
+    return Holding((), first=int(offset[0]) * row, elements=int(shape[0]) * row)
+
+
+def dealt(layout: Layout, holdings: Sequence[Holding], rank: int) -> list[Part]:
+    """The parts that ``rank`` sends, in the order of cells. ``holdings``: one for each tensor of the layout, by number,
+    as this rank sees it.
+    """
+    out: list[Part] = []
+    for cell in layout.cells:
+        held = holdings[cell.tensor]
+        if held.holders:
+            if held.holders[cell.index % len(held.holders)] == rank:
+                out += _parts(cell, cell.start, cell.start + cell.words, 0)
+            continue
+        tensor = layout.tensors[cell.tensor]
+        scale = tensor.words // tensor.elements
+        begin, end = held.first * scale, (held.first + held.elements) * scale
+        out += _parts(cell, max(begin, cell.start), min(end, cell.start + cell.words), begin)
+    return out
+
+
+def _parts(cell: Cell, begin: int, end: int, origin: int) -> list[Part]:
+    """Words ``begin`` to ``end`` of the tensor, all inside ``cell``; ``origin``: where in the tensor the rank's own
+    words begin.
+    """
+    out: list[Part] = []
+    while begin < end:
+        words = min(MAX_PART_WORDS, end - begin)
+        at = begin - cell.start
+        out.append(Part(within(cell, at, words), at, begin - origin))
+        begin += words
+    return out

@@ -1,0 +1,174 @@
+"""The publisher's memory: the state that was last stored at the hub, and the snapshot that is being sent.
+
+Promise: a snapshot has the tensors' contents at the call of ``begin``, provided that they are not changed before
+``finish`` has returned. Casts round as ``Tensor.to`` does; tensors without a cast keep their bits. Two rooms take
+turns: the snapshot becomes the previous state by ``keep``, and only then.
+
+On a CUDA device copies go through a stream of their own, into the device's memory or into pinned memory of the host. On
+the CPU they run in the thread that calls ``finish``, on torch's own threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from p2pcast import limits
+from p2pcast.codec.digest import word_dtype
+from p2pcast.device import words_of
+
+SEGMENT_BYTES = limits.GIB
+"""A room is allocated in segments of at most so many bytes: torch rounds pinned memory up to a power of two."""
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of a part's words in every room: segment, first byte, number and dtype."""
+
+    segment: int
+    offset: int
+    words: int
+    word_bytes: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One source and the slots that are filled from it. ``source`` returns the rank's holding of a tensor; ``pieces``:
+    (slot, first word in it). ``at_once``: copied before ``begin`` returns, because a gathered tensor should not stay in
+    memory.
+    """
+
+    source: Callable[[], torch.Tensor]
+    pieces: Sequence[tuple[int, int]]
+    at_once: bool = False
+
+
+def slots_for(sizes: Sequence[tuple[int, int, torch.dtype]]) -> tuple[list[Slot], list[int]]:
+    """Slots for parts of (words, bytes a word, dtype), and the bytes of each segment."""
+    slots: list[Slot] = []
+    segments = [0]
+    for words, word_bytes, dtype in sizes:
+        nbytes = words * word_bytes
+        if segments[-1] and segments[-1] + nbytes > SEGMENT_BYTES:
+            segments.append(0)
+        slots.append(Slot(len(segments) - 1, segments[-1], words, word_bytes, dtype))
+        segments[-1] += -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return slots, segments
+
+
+class Room:
+    """Memory for all parts of this rank."""
+
+    def __init__(self, segments: Sequence[int], device: torch.device, *, pinned: bool) -> None:
+        self._segments = [torch.empty(size, dtype=torch.uint8, device=device, pin_memory=pinned) for size in segments]
+
+    def tensor(self, slot: Slot) -> torch.Tensor:
+        """The part's words, 1-D, as its dtype (complex numbers as pairs of floats)."""
+        dtype = torch.float32 if slot.dtype == torch.complex64 else slot.dtype
+        whole = self._segments[slot.segment]
+        return whole[slot.offset : slot.offset + slot.words * slot.word_bytes].view(dtype)
+
+    def span(self, first: Slot, last: Slot) -> torch.Tensor:
+        """All bytes from one part to another of the same segment and width, including those between parts, as unsigned
+        bytes or signed words.
+        """
+        whole = self._segments[first.segment]
+        return words_of(whole[first.offset : last.offset + last.words * last.word_bytes], first.word_bytes)
+
+    def words(self, slot: Slot) -> npt.NDArray[Any]:
+        """The part's words, unsigned; a view where the room is in the host's memory, else a copy."""
+        whole = self._segments[slot.segment]
+        part = whole[slot.offset : slot.offset + slot.words * slot.word_bytes].cpu()
+        words: npt.NDArray[Any] = part.numpy().view(word_dtype(slot.word_bytes))
+        return words
+
+
+class Rooms:
+    """Two rooms, made when they are first needed. ``device``: where they are; None: the host."""
+
+    def __init__(
+        self, slots: Sequence[Slot], segments: Sequence[int], device: torch.device | None, *, pinned: bool
+    ) -> None:
+        self.slots = slots
+        self.device = device
+        self._segments = segments
+        self._pinned = pinned
+        self.previous: Room | None = None
+        self._next: Room | None = None
+        self._waiting: list[Copy] = []
+        self._read: Sequence[Copy] = ()
+        """Sources that the device still reads: they must not be freed."""
+        self._stream: Any = None
+        self._event: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._segments)
+
+    @property
+    def next(self) -> Room:
+        if self._next is None:
+            self._next = self._room()
+        return self._next
+
+    def _room(self) -> Room:
+        return Room(self._segments, self.device or torch.device("cpu"), pinned=self._pinned)
+
+    def begin(self, copies: Sequence[Copy], cuda: torch.device | None) -> None:
+        """Start a snapshot in the free room. ``cuda``: the device that the tensors are on, if it is one."""
+        room = self.next
+        if cuda is None:
+            for copy in copies:
+                if copy.at_once:
+                    self._copy(room, copy)
+            self._waiting = [copy for copy in copies if not copy.at_once]
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(cuda)
+        self._stream.wait_stream(torch.cuda.current_stream(cuda))
+        with torch.cuda.stream(self._stream):
+            for copy in copies:
+                self._copy(room, copy)
+            self._event = self._stream.record_event()
+        self._read = copies
+
+    def finish(self) -> None:
+        """Returns when the tensors may change again."""
+        waiting, self._waiting = self._waiting, []
+        for copy in waiting:
+            self._copy(self.next, copy)
+        if self._event is not None:
+            self._event.synchronize()
+            self._event, self._read = None, ()
+
+    def on_stream(self) -> Any:
+        """Context in which work on the device neither waits for the training's work nor delays it."""
+        return torch.cuda.stream(self._stream)
+
+    def keep(self) -> None:
+        """The hub has the snapshot: it becomes the previous state."""
+        self.previous, self._next = self.next, self.previous
+
+    def fill_previous(self, words_of: Callable[[int], npt.NDArray[Any]]) -> None:
+        """Take the previous state from elsewhere: ``words_of(slot number)``."""
+        room = self._room()
+        for number, slot in enumerate(self.slots):
+            flat = torch.from_numpy(words_of(number).copy()).view(torch.uint8)
+            room.tensor(slot).view(torch.uint8).copy_(flat)
+        self.previous = room
+
+    def _copy(self, room: Room, copy: Copy) -> None:
+        with torch.no_grad():
+            source = copy.source()
+            if source.is_complex():
+                source = torch.view_as_real(source.resolve_conj())
+            flat = source.reshape(-1)
+            for number, first in copy.pieces:
+                slot = self.slots[number]
+                room.tensor(slot).copy_(flat[first : first + slot.words], non_blocking=True)

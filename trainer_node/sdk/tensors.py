@@ -1,0 +1,220 @@
+"""Live tensors under the names of a checkpoint: which of them make the state, and as which dtype each is published.
+
+Promise: either every tensor of the base (and of the hub's newest version) is there under its name with its shape, and
+no other tensor is, or one UsageError lists every difference. The answer depends on names, shapes, dtypes and storages
+alone, so all ranks come to the same one. Nothing is copied; no I/O.
+
+Wrappers add their own parts to names (``module.``, ``_orig_mod.`` …); these are removed wherever they stand. A tensor
+that is missing from the base is dropped only if it equals one of the base (a tied ``lm_head.weight``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from p2pcast.codec.layout import Tensor
+from p2pcast.errors import UsageError
+
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of a name that DDP, ``torch.compile``, FSDP and activation checkpointing add."""
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+}
+"""torch's dtypes by the names that safetensors gives them."""
+TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in DTYPES.items()}
+
+Rename = Mapping[str, str] | Callable[[str], str]
+NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A tensor of the trainer under its checkpoint name; ``tensor`` is detached, perhaps a DTensor."""
+
+    name: str
+    tensor: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(d) for d in self.tensor.shape)
+
+    def local(self) -> torch.Tensor:
+        """The part of the tensor on this rank."""
+        return local_of(self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A table of tensors that the live ones have to match; ``where`` names it in messages."""
+
+    where: str
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, where: str, tensors: Iterable[Tensor]) -> Known:
+        return cls(where, {t.name: t for t in tensors})
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return tensor.to_local()
+    return tensor
+
+
+def checkpoint_name(name: str, rename: Rename | None = None) -> str:
+    """``name`` without wrappers' parts, then renamed: by a mapping (missing names stay) or a function."""
+    kept = [part for part in name.split(".") if part not in WRAPPERS]
+    plain = ".".join(kept)
+    if rename is None:
+        return plain
+    if isinstance(rename, Mapping):
+        return rename.get(plain, plain)
+    return rename(plain)
+
+
+def named(tensors: NamedTensors, rename: Rename | None = None) -> list[Live]:
+    """Raises UsageError for an entry that is no tensor."""
+    out: list[Live] = []
+    for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise UsageError(
+                f"{name!r} is {type(tensor).__name__}: publish takes names and tensors, as by model.named_parameters()"
+            )
+        out.append(Live(checkpoint_name(name, rename), tensor.detach()))
+    return out
+
+
+def fit(live: Sequence[Live], known: Sequence[Known], dtype: torch.dtype) -> list[tuple[Live, Tensor]]:
+    """The tensors that make the state, each with its published dtype. ``known``: the tables to match, the first of
+    which decides dtypes; without a table, floating tensors become ``dtype`` and others keep theirs. Raises UsageError
+    with every difference.
+    """
+    kept, faults = _without_aliases(live, known)
+    table = known[0].tensors if known else {}
+    blocks = [_block("these tensors cannot be published", faults)] if faults else []
+    for other in known:
+        blocks += [
+            _block(f"these tensors are not those of {other.where}", lines)
+            for lines in [_differences(kept, other)]
+            if lines
+        ]
+    if blocks:
+        raise UsageError("\n".join(blocks))
+    out: list[tuple[Live, Tensor]] = []
+    for one in kept:
+        as_known = table.get(one.name)
+        target = dtype if one.tensor.is_floating_point() else one.tensor.dtype
+        out.append((one, as_known or Tensor(one.name, DTYPES[target], one.shape)))
+    return out
+
+
+def _block(title: str, lines: Sequence[str]) -> str:
+    return "\n  ".join([f"{title}:", *lines])
+
+
+def _without_aliases(live: Sequence[Live], known: Sequence[Known]) -> tuple[list[Live], list[str]]:
+    """The tensors without duplicates, and one line for each that cannot be published."""
+    kept: dict[str, Live] = {}
+    faults: list[str] = []
+    seen: set[Any] = set()
+    expected = {name for other in known for name in other.tensors}
+    extra: list[Live] = []
+    for one in live:
+        if one.tensor.is_meta:
+            faults.append(f"{one.name}: is on the meta device, it has no values")
+        elif one.tensor.dtype not in DTYPES or one.tensor.layout is not torch.strided:
+            faults.append(f"{one.name}: {one.tensor.dtype}, {one.tensor.layout} cannot be in a safetensors file")
+        elif one.name in kept:
+            if not same(one.tensor, kept[one.name].tensor):
+                faults.append(f"{one.name}: comes twice, with different values")
+        elif known and one.name not in expected:
+            extra.append(one)
+        elif not known and (place := _place(one.tensor)) is not None and place in seen:
+            pass  # tied to an earlier one
+        else:
+            seen.add(_place(one.tensor))
+            kept[one.name] = one
+    # A tensor in no table is dropped if it duplicates another; else it stays, to be listed as unexpected.
+    for one in extra:
+        if not any(_tied(one.tensor, other.tensor) for other in kept.values()):
+            kept.setdefault(one.name, one)
+    return list(kept.values()), faults
+
+
+def _differences(kept: Sequence[Live], known: Known) -> list[str]:
+    """One line for every difference between the two tables."""
+    mine = {one.name: one for one in kept}
+    lines = [f"missing: {name}" for name in known.tensors if name not in mine]
+    lines += [f"unexpected: {name}" for name in mine if name not in known.tensors]
+    for name, one in mine.items():
+        other = known.tensors.get(name)
+        if other is None:
+            continue
+        here = DTYPES[one.tensor.dtype]
+        if one.shape != other.shape:
+            lines.append(f"{name}: {here}{list(one.shape)} here, {other.dtype}{list(other.shape)} there")
+        elif (target := TORCH_DTYPES.get(other.dtype)) is None or _kind(target) != _kind(one.tensor.dtype):
+            lines.append(f"{name}: {here} here, which cannot become {other.dtype}")
+    return lines
+
+
+def _kind(dtype: torch.dtype) -> str:
+    """Values are cast within a kind alone; other dtypes must be equal."""
+    return "floating" if dtype.is_floating_point else str(dtype)
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Equal for tensors in the same memory; None if that is unknown (an empty shard without storage)."""
+    local = local_of(tensor)
+    start = local.untyped_storage().data_ptr()
+    return (start, local.storage_offset(), tuple(tensor.shape), local.stride(), local.dtype) if start else None
+
+
+def _tied(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``one`` may be dropped because ``other`` stays. Norms and biases are often all ones or zeros, so equal
+    values count for matrices alone.
+    """
+    if _place(one) is not None and _place(one) == _place(other):
+        return True
+    mine = local_of(one).reshape(-1)
+    return one.dim() >= 2 and same(one, other) and (mine.numel() == 0 or bool((mine != mine[0]).any()))
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the two share memory, or hold the same bits on this rank."""
+    if one.shape != other.shape or one.dtype != other.dtype or _placing(one) != _placing(other):
+        return False
+    place = _place(one)
+    if place is not None and place == _place(other):
+        return True
+    mine, theirs = (local_of(t).reshape(-1) for t in (one, other))
+    return bool(mine.device == theirs.device and torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)))
+
+
+def _placing(tensor: torch.Tensor) -> Any:
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None

@@ -1,0 +1,82 @@
+"""A training process's certificate: issued by the hub for the join token, and kept in memory alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import ssl
+import time
+from pathlib import Path
+
+from p2pcast.addresses import parse_address
+from p2pcast.errors import RefusedError, UsageError
+from p2pcast.transport.enrolment import enrol
+from p2pcast.trust.certificates import new_key
+from p2pcast.trust.credentials import Credentials
+from p2pcast.trust.dial_permissions import Role
+from p2pcast.trust.server_role import client_context
+from p2pcast.trust.tls_contexts import Tls
+from p2pcast.wire.join_token import JoinToken
+
+DEFAULT_PORT = 7077
+TOKEN_VARIABLE = "P2PCAST_TOKEN"
+
+
+def hub_address(text: str) -> tuple[str, int]:
+    """``text``: HOST:PORT. Raises UsageError."""
+    return parse_address(text, default_host="127.0.0.1", default_port=DEFAULT_PORT)
+
+
+def join_token(file: str | os.PathLike[str] | None) -> JoinToken:
+    """From ``file``, else from $P2PCAST_TOKEN. No message repeats the token. Raises UsageError."""
+    if file is None:
+        text = os.environ.get(TOKEN_VARIABLE, "")
+        if not text:
+            raise UsageError(
+                f"a join token is needed: token_file (as `p2pcast seed --token-file` wrote it), or ${TOKEN_VARIABLE}"
+            )
+        return JoinToken.parse(text)
+    try:
+        return JoinToken.parse(Path(file).read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read the token file {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not a token file") from None
+
+
+class TrainerCertificate:
+    """A trainer process's certificate, for all its connections."""
+
+    def __init__(self, token: JoinToken) -> None:
+        self.token = token
+        self.node = secrets.token_bytes(16)
+        self._key = new_key()
+        self._held: Credentials | None = None
+        self._tls = Tls()
+
+    async def show(self, hub: tuple[str, int], name: str) -> ssl.SSLContext | None:
+        """For the next connection to the hub: with a certificate that is in force; None where links are plain text.
+        Raises RetryableError, RefusedError.
+        """
+        if not self.token.authority:
+            return None
+        await self._renew_when_due(hub, name)
+        return self._tls.client
+
+    async def client(self, hub: tuple[str, int], name: str, server: Role) -> ssl.SSLContext:
+        """For the next connection to a server of another role. Raises RetryableError, RefusedError, UsageError."""
+        if not self.token.authority:
+            raise UsageError("this token's hub was started with --plaintext, and issues no certificates")
+        return client_context(await self._renew_when_due(hub, name), server)
+
+    async def _renew_when_due(self, hub: tuple[str, int], name: str) -> Credentials:
+        if self._held is None or self._held.due(time.time()):
+            try:
+                self._held = await enrol(*hub, self.token, self.node, name, "trainer", self._key)
+            except RefusedError:
+                # The hub may have lost its record of this node; the issued certificate is in force all the same.
+                if self._held is None or self._held.expired(time.time()):
+                    raise
+            else:
+                self._tls.use(self._held)
+        return self._held
