@@ -1,0 +1,1 @@
+"""A hub and peers as processes of this machine, and measurements of processes."""

@@ -1,0 +1,419 @@
+"""A hub and its peers as processes on this machine, each behind a ``loopback.Net``; chaos tests inject their faults
+into it.
+
+All files lie in one folder, which may be in tmpfs: disks are not tested here. Versions are random words that all change
+every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import numpy as np
+import safetensors
+
+from netem.emulation.loopback import Net
+from netem.emulation.socket_owner import dialler
+from netem.fleet.forkserver import ForkedProcess, ForkServer
+from p2pcast.errors import EXIT_UNREACHABLE, LocalError
+
+POLL_S = 0.02
+PEERS = 5
+"""Two chains: one with a head, a middle and a tail, and a second one."""
+SETTLED_S = 2.0
+"""Time for a plan to regain a chain of three after a fault."""
+HUB = "hub"
+AT_ONCE = max(2, os.cpu_count() or 2)
+"""Peers started in parallel: loading the interpreter and the kernels takes a second of work each."""
+
+PORTS = range(10_000, 32_768)
+"""Below the ports that Linux assigns by itself."""
+
+Document = dict[str, Any]
+
+
+class FleetError(LocalError):
+    """The fleet did not reach an expected state in time."""
+
+
+class Fleet:
+    """``chains`` of peers, ``payload_bytes`` a version. As an async context manager it ends its processes. ``program``:
+    the module to run; None runs ``p2pcast`` itself from a fork server. ``plaintext``: links without TLS.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        net: Net,
+        peers: int,
+        chains: int,
+        payload_bytes: int,
+        deadline_s: float,
+        program: str | None = "netem.fleet.hostile",
+        *,
+        plaintext: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.net = net
+        self.plaintext = plaintext
+        if not plaintext:
+            net.identify = self._dialling_host
+        self._program = program
+        self.names = [f"p{n}" for n in range(1, peers + 1)]
+        self.step = 0
+        self._chains = chains
+        self.payload_bytes = payload_bytes
+        self._deadline_s = deadline_s
+        self._ports: dict[str, tuple[int, int]] = {}
+        """Name → its listening port, and the port at which others reach it."""
+        self._processes: dict[str, asyncio.subprocess.Process | ForkedProcess] = {}
+        self._fork_server: ForkServer | None = None
+        self._sums: dict[int, str] = {}
+        self.options: dict[str, list[object]] = {}
+        """Name → additional flags."""
+        self.states: dict[str, Path] = {}
+        """Name → its state folder, if outside of ``folder``."""
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0))
+        try:
+            if self._program is None:
+                self._fork_server = await ForkServer.start()
+            self.publish()
+            await self._start_all()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if self._fork_server is not None:
+            await self._fork_server.close()
+        await self._http.close()
+        await self.net.close()
+
+    # -- processes
+
+    async def _restart_hub(self) -> None:
+        await self.kill(HUB)
+        await self.start(HUB)
+        await self.answers(HUB)
+        await self.live(*self.names)
+
+    async def restart_all(self) -> None:
+        """Kill all processes, restore the network, and restart them."""
+        self.net.mend()
+        await asyncio.gather(*map(self.kill, list(self._processes)))
+        await self._start_all()
+
+    async def _start_all(self) -> None:
+        await self.start(HUB)
+        await self.answers(HUB)
+        for at in range(0, len(self.names), AT_ONCE):
+            await self._start_wave(self.names[at : at + AT_ONCE])
+        await self.live(*self.names)
+
+    async def _start_wave(self, names: list[str]) -> None:
+        async def condition() -> bool:
+            return all(map(self._joined, names))
+
+        for name in names:
+            await self.start(name)
+        await self._until(condition, lambda: f"{', '.join(names)} join")
+
+    def _joined(self, name: str) -> bool:
+        return (self.state_of(name) / "daemon.json").exists()
+
+    def pid(self, name: str) -> int | None:
+        """None for a process that does not run."""
+        process = self._processes.get(name)
+        return None if process is None else process.pid
+
+    def _dialling_host(self, port: int, to: int) -> str | None:
+        return dialler(port, to, {name: pid for name in self._processes if (pid := self.pid(name)) is not None})
+
+    def place(self, name: str) -> tuple[str, int]:
+        """The process's own address, without the proxy."""
+        return "127.0.0.1", self._ports[name][0]
+
+    async def http_place(self, name: str) -> tuple[str, int]:
+        await self.answers(name)
+        host, _, port = (
+            json.loads((self.state_of(name) / "daemon.json").read_text())["http"].rpartition("//")[2].rpartition(":")
+        )
+        return host, int(port)
+
+    @property
+    def token(self) -> str:
+        return (self.folder / "token").read_text().strip()
+
+    async def start(self, name: str) -> None:
+        """Start a process; a restarted one has its stored state."""
+        if name not in self._ports:
+            port = _listening_port()
+            self._ports[name] = port, await self.net.front(name, port)
+        port, front = self._ports[name]
+        common: list[object] = ["--state", self.state_of(name), "--shadow", self.folder / f"{name}-shadow"]
+        common += ["--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{front}", "--http", "127.0.0.1:0"]
+        common += ["--plaintext"] if self.plaintext else []
+        common += ["--token-file", self.folder / "token"]
+        if name == HUB:
+            words: list[object] = [
+                "seed",
+                self.folder / "checkpoints",
+                "--chains",
+                self._chains,
+                "--codec",
+                "flat",
+                *common,
+            ]
+        else:
+            target = f"safetensors:{self.folder / f'{name}-out'}"
+            words = [
+                "join",
+                f"127.0.0.1:{self._ports[HUB][1]}",
+                "--name",
+                name,
+                "--install",
+                target,
+                "--keep",
+                1,
+                "--stripes",
+                2,
+            ]
+            words += common
+        words += self.options.get(name, [])
+        (self.state_of(name) / "daemon.json").unlink(missing_ok=True)
+        self._processes[name] = await self._run([str(word) for word in words], self.log(name))
+
+    async def _run(self, words: list[str], log: Path) -> asyncio.subprocess.Process | ForkedProcess:
+        if self._fork_server is not None:
+            return await self._fork_server.fork(words, log)
+        assert self._program is not None
+        with log.open("ab") as out:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", self._program, *words, stdout=out, stderr=out
+            )
+
+    def state_of(self, name: str) -> Path:
+        return self.states.get(name, self.folder / name)
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
+    async def kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.kill()
+        await process.wait()
+
+    async def ended(self, name: str, within_s: float) -> bool:
+        """Wait up to ``within_s`` for the process to end; returns whether it has ended."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._processes[name].wait()
+        except TimeoutError:
+            return False
+        del self._processes[name]
+        return True
+
+    async def leave(self, name: str, deadline_s: float) -> None:
+        """Stop the process with SIGTERM. Raises FleetError if it does not end in time, or ends with an error."""
+        process = self._processes.pop(name)
+        # Wait for the first attachment: an earlier SIGTERM finds no hub to take leave of.
+        in_order = {0} if self._joined(name) else {0, -signal.SIGTERM}
+        process.terminate()
+        try:
+            async with asyncio.timeout(deadline_s):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise FleetError(f"{name} did not end within {deadline_s:.0f} s of SIGTERM") from None
+        if code not in in_order:
+            raise FleetError(f"{name} ended with {code} on SIGTERM: {self.log(name).read_text()[-1000:]}")
+
+    async def supervise(self) -> None:
+        """Restart processes that ended because the hub was unreachable, as a supervisor would. Raises FleetError for
+        any other end.
+        """
+        for name, process in list(self._processes.items()):
+            if process.returncode == EXIT_UNREACHABLE and not self._joined(name):
+                await self.start(name)
+        self.still_run()
+
+    def still_run(self) -> None:
+        """Raises FleetError if a process has ended by itself."""
+        for name, process in self._processes.items():
+            if process.returncode is not None:
+                raise FleetError(f"{name} ended: {self.log(name).read_text()[-1000:]}")
+
+    # -- versions
+
+    @property
+    def version(self) -> str:
+        """The newest version, unless the hub was killed during a version; branches are higher after that."""
+        return f"0.{self.step}"
+
+    def is_newest(self, version: str | None) -> bool:
+        """Whether ``version`` is the newest step, in any branch."""
+        return version is not None and version.endswith(f".{self.step}")
+
+    def publish(self) -> None:
+        """Publish the next version."""
+        self.step += 1
+        self._write(self.step)
+
+    def publish_again(self, seed: int) -> None:
+        """Publish the newest step with other bytes, as a trainer that recomputed it."""
+        shutil.rmtree(self.folder / "checkpoints" / f"step_{self.step}")
+        self._write(seed)
+
+    def _write(self, seed: int) -> None:
+        words = np.random.default_rng(seed).integers(0, 1 << 16, self.payload_bytes // 2, dtype=np.uint16)
+        part = self.folder / "checkpoints" / f".step_{self.step}"
+        part.mkdir(parents=True)
+        spec = safetensors.TensorSpec(
+            dtype="bfloat16", shape=[len(words)], data_ptr=words.ctypes.data, data_len=words.nbytes
+        )
+        safetensors.serialize_file({"w": spec}, part / "model.safetensors")
+        (part / "STABLE").touch()
+        part.rename(part.with_name(f"step_{self.step}"))
+        self._sums[self.step] = hashlib.sha256(words.data).hexdigest()
+        shutil.rmtree(part.with_name(f"step_{self.step - 3}"), ignore_errors=True)
+
+    async def live(self, *names: str) -> None:
+        """Return when all of ``names`` have installed the newest version."""
+        waiting = set(names)
+
+        async def condition() -> bool:
+            for name in sorted(waiting):
+                if self.is_newest((await self.status(name) or {}).get("committed")):
+                    waiting.discard(name)
+            return not waiting
+
+        await self._until(condition, lambda: f"{self.version} at {', '.join(sorted(waiting))}")
+
+    def installed(self, name: str, step: int) -> bool:
+        """Whether the folder holds that step completely."""
+        return (self.folder / f"{name}-out" / f"step_{step}" / "STABLE").exists()
+
+    def exact(self, name: str, step: int | None = None) -> bool:
+        """Whether the installed step (by default the newest) equals the trainer's, bit for bit."""
+        step = self.step if step is None else step
+        file = self.folder / f"{name}-out" / f"step_{step}" / "model.safetensors"
+        found = safetensors.deserialize(file.read_bytes())  # type: ignore[no-untyped-call]
+        return hashlib.sha256(found[0][1]["data"]).hexdigest() == self._sums[step]
+
+    # -- queries
+
+    async def answers(self, name: str) -> Document:
+        """The status of ``name``, as soon as there is an answer."""
+        found: list[Document] = []
+
+        async def condition() -> bool:
+            found.extend([] if (status := await self.status(name)) is None else [status])
+            return bool(found)
+
+        await self._until(condition, lambda: f"{name} answers")
+        return found[0]
+
+    async def status(self, name: str) -> Document | None:
+        """None without an answer."""
+        text = await self.get(name, "status")
+        found: Document | None = None if text is None else json.loads(text)
+        return found
+
+    async def get(self, name: str, what: str) -> str | None:
+        """The answer to GET ``/what``; None without an answer."""
+        try:
+            url = json.loads((self.state_of(name) / "daemon.json").read_text())["http"]
+            async with self._http.get(f"{url}/{what}") as answer:
+                return await answer.text()
+        except (OSError, ValueError, aiohttp.ClientError, TimeoutError):
+            return None
+
+    async def chains(self) -> list[list[str]]:
+        """The longest path down from each head, by the peers' reports, longest first. The first has at least three
+        peers, and there is a second one.
+
+        If the plan has no such chain, the hub is restarted and plans anew. If that does not help, all processes are
+        restarted.
+        """
+        found: list[list[str]] = []
+
+        async def condition() -> bool:
+            found[:] = await self._chains_now()
+            return len(found) >= self._chains and len(found[0]) > 2
+
+        for again in (self._restart_hub, self.restart_all):
+            try:
+                await self._until(condition, lambda: "", SETTLED_S)
+                return found
+            except FleetError:
+                await again()
+        await self._until(condition, lambda: f"{self._chains} chains: {found}")
+        return found
+
+    async def parents(self) -> dict[str, str]:
+        """Parent of each peer by its own report: another peer, or ``HUB``. Unattached peers are missing."""
+        hub = await self.status(HUB)
+        rows = {p["name"]: p for p in (hub or {}).get("peers", [])}
+        names = {p["node"]: n for n, p in rows.items()}
+        said = {n: s for n in self.names if (s := await self.status(n)) is not None and n in rows}
+        return {n: names.get(s["parent"], HUB) for n, s in said.items() if s["parent"] is not None}
+
+    async def _chains_now(self) -> list[list[str]]:
+        """Empty while a peer is unattached."""
+        above = await self.parents()
+        if len(above) < len(self.names):
+            return []
+        ways: dict[str, list[str]] = {}
+        for name in self.names:
+            way = [name]
+            while (parent := above[way[0]]) != HUB:
+                if parent in way:
+                    return []
+                way.insert(0, parent)
+            ways[way[0]] = max(way, ways.get(way[0], []), key=len)
+        return sorted(ways.values(), key=len, reverse=True)
+
+    async def _until(
+        self, condition: Callable[[], Awaitable[bool]], what: Callable[[], str], most_s: float | None = None
+    ) -> None:
+        """Raises FleetError after ``most_s`` (by default the fleet's deadline)."""
+        try:
+            async with asyncio.timeout(most_s or self._deadline_s):
+                while not await condition():
+                    await asyncio.sleep(POLL_S)
+                    self.still_run()
+        except TimeoutError:
+            raise FleetError(f"not within {self._deadline_s:.0f} s: {what()}") from None
+
+
+def _listening_port() -> int:
+    """A free port outside the range of outgoing connections: otherwise a connection may occupy it before a process
+    restarts.
+    """
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.choice(PORTS))) as probe:
+            return int(probe.getsockname()[1])

@@ -1,0 +1,162 @@
+"""``p2pcast ledger``: own the jobs, leases, results and batches of a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import click
+
+from p2pcast.addresses import show_address
+from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
+from p2pcast.daemon import event_loop
+from p2pcast.errors import UsageError
+from p2pcast.trust.node_names import default_name, name_fault
+
+
+@click.command()
+@task_option
+@click.option(
+    "--http",
+    type=Address("127.0.0.1"),
+    default="127.0.0.1:7079",
+    help="Address of the HTTP server for workers, trainers, status and metrics.",
+)
+@click.option(
+    "--listen",
+    type=Address("", 7080),
+    help="Address for workers and trainers of other machines, over https with certificates of the run; needs --hub.",
+)
+@click.option(
+    "--hub", type=Address(None, 7077), help="Address of the run's hub, which issues this ledger's certificate."
+)
+@click.option(
+    "--token-file",
+    type=PATH,
+    help=(
+        "File with a join token of the role ledger, from `p2pcast token create --role ledger`; or set P2PCAST_TOKEN. "
+        "Needed with --hub at the first start."
+    ),
+)
+@click.option("--name", help="Name of this ledger at the hub.  [default: the host's name]")
+@click.option("--state", type=PATH, help="Folder for the database, the results, and the bearer tokens.")
+@click.option(
+    "--database",
+    metavar="URL",
+    help="Database, as in postgresql://USER@HOST/NAME.  [default: SQLite in the state folder]",
+)
+@click.option(
+    "--hub-http",
+    type=Address("127.0.0.1"),
+    help="HTTP address of the hub, for its versions.  [default: trainers state versions]",
+)
+@click.option(
+    "--hub-bearer-file",
+    type=PATH,
+    help="File with the hub's bearer token.  [default: of a hub that this user runs on this machine]",
+)
+@click.option(
+    "--rule",
+    type=click.Choice(["bounded", "strict"]),
+    default="bounded",
+    help=(
+        "Acceptance of results. bounded: every version is at most --staleness steps old; strict: within the lease, by "
+        "the job's own version alone."
+    ),
+)
+@click.option(
+    "--staleness",
+    type=click.IntRange(0, 1000),
+    default=3,
+    help="Greatest age of a result's versions, in learner steps.",
+)
+@click.option("--batch-groups", type=click.IntRange(1, 65536), default=32, help="Number of groups of one batch.")
+@click.option("--group-size", type=click.IntRange(2, 1024), default=8, help="Number of samples of one prompt.")
+@click.option(
+    "--temperature", type=click.FloatRange(0.0, 2.0), default=1.0, help="Sampling temperature of the task's prompts."
+)
+@click.option("--last-step", type=click.IntRange(1), help="Learner step at which the run ends.  [default: no end]")
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Seed of the task's prompts.")
+@click.option("--no-prompts", is_flag=True, help="No groups from the task's prompts: trainers add all groups.")
+@seconds(
+    "ledger", "lease-guess", click.FloatRange(1.0, 86400.0), 120.0,
+    "Time in seconds of the first leases, before completions are measured.",
+)  # fmt: skip
+@check_options("ledger")
+def ledger(
+    task: str,
+    http: tuple[str, int],
+    listen: tuple[str, int] | None,
+    hub: tuple[str, int] | None,
+    token_file: Path | None,
+    name: str | None,
+    state: Path | None,
+    database: str | None,
+    hub_http: tuple[str, int] | None,
+    hub_bearer_file: Path | None,
+    rule: str,
+    staleness: int,
+    batch_groups: int,
+    group_size: int,
+    temperature: float,
+    last_step: int | None,
+    seed: int,
+    no_prompts: bool,
+    lease_guess_s: float,
+    check_s: float,
+    checks: int,
+    check_memory: int,
+) -> None:
+    """Lease jobs to workers, judge their results, and cut batches for the learner.
+
+    \b
+    Examples:
+      p2pcast ledger --task sums --hub-http 127.0.0.1:7078
+      p2pcast ledger --task sums --hub-http 127.0.0.1:7078 \\
+        --listen :7080 --hub 127.0.0.1:7077 --token-file ledger.join
+      p2pcast ledger --task sums --hub-http 127.0.0.1:7078 --database postgresql://rollouts@db/run7
+    """
+    from p2pcast.cli.status import bearer_token
+    from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
+    from p2pcast.limits import MIB
+    from p2pcast.tasks.task_loader import load_task
+    from p2pcast.wire.join_token import JoinToken
+    from trainer_node.ledger.ledger_rows import Policy
+    from trainer_node.ledger.pace import Bounds
+    from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerConfig, run_ledger
+    from trainer_node.ledger_server.prompt_feeder import Feed
+
+    if hub_bearer_file is not None and hub_http is None:
+        raise UsageError("--hub-bearer-file needs --hub-http")
+    if (listen is None) != (hub is None) or (hub is None and (token_file is not None or name is not None)):
+        raise UsageError("--listen and --hub belong together: workers of other machines show certificates")
+    if name is not None and (fault := name_fault(name)) is not None:
+        raise UsageError(fault)
+    source = None
+    if hub is not None:
+        given = token_file is not None or TOKEN_VARIABLE in os.environ
+        token = JoinToken.parse(read_token(token_file)) if given else None
+        source = CertificateSource(hub, token, default_name(socket.gethostname()) if name is None else name)
+    loaded = load_task(task, Path.cwd())
+    hub_url = None if hub_http is None else f"http://{show_address(*hub_http)}"
+    bounds = Bounds(staleness, batch_groups, last_step)
+    config = LedgerConfig(
+        state=state or state_home() / "ledger",
+        http=http,
+        policy=Policy(bounds, "strict" if rule == "strict" else "bounded", loaded.vocabulary, lease_guess_s),
+        task=loaded,
+        task_name=task,
+        hub=hub_url,
+        hub_bearer=None if hub_url is None else bearer_token(hub_url, file=hub_bearer_file),
+        listen=listen,
+        certificate=source,
+        database=database,
+        feed=None if no_prompts else Feed(seed, group_size, temperature, max(32, min(4000, 2 * batch_groups))),
+        check_s=check_s,
+        checks=checks,
+        check_memory_bytes=check_memory * MIB,
+    )
+    restrict_umask()
+    raise_descriptor_limit()
+    event_loop.run(run_until_signal(lambda: run_ledger(config)))

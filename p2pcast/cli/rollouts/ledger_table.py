@@ -1,0 +1,72 @@
+"""The ledger's /status document as text for people."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from p2pcast.cli.status_document import Found, failure_lines
+
+
+def ledger_heading(ledger: Found) -> Text:
+    """Four lines: the run, groups with batches, leases with verdicts, ages; and what is wrong."""
+    line = f"task {ledger.text('task')}  learner at {ledger.text('learner')}  epoch {ledger.text('epoch')}"
+    line += f"  rule {ledger.text('rule')}  staleness bound {ledger.text('staleness')}"
+    if ledger.text("finished") == "True":
+        line += "  the run has ended"
+    line += f"\ngroups: {_counts(ledger.part('groups'))}; {ledger.text('ahead', '0')} ahead of the learner"
+    line += f"; batches: {_counts(ledger.part('batches'))}"
+    line += f"\nleases: {_counts(ledger.part('leases'))}; {ledger.text('waiting_requests', '0')} requests wait"
+    line += f"\nresults: {_counts(ledger.part('results'))}"
+    if reasons := ledger.part("rejections"):
+        line += f" ({_counts(reasons)})"
+    line += _ages("in flight", ledger.part("ages").part("in_flight"))
+    line += _ages("in queue", ledger.part("ages").part("in_queue"))
+    if ledger.text("hub_reached") == "False":
+        line += "\nthe hub is out of reach: new versions are not known"
+    if delayed := ledger.text("delayed"):
+        line += f"\ndelayed: {delayed}"
+    return Text(line + failure_lines(ledger))
+
+
+def workers_table(ledger: Found) -> Table:
+    out = Table("worker", "leases", "slots", "serves", "accepted", "rate", "silent", "price", "trouble")
+    for worker in ledger.rows("workers"):
+        cells = [
+            worker.text("name"),
+            worker.text("leases"),
+            worker.text("slots"),
+            worker.text("served", "-"),
+            f"{worker.text('accepted_tokens', '0')} tokens",
+            f"{worker.number('tokens_per_s'):.0f} tokens/s" if worker.has("tokens_per_s") else "-",
+            f"{worker.number('silent_s'):.0f} s",
+            f"{worker.number('price_usd_h'):.2f} USD/h" if worker.number("price_usd_h") else "-",
+            f"{worker.text('blamed')} malformed or forged" if worker.number("blamed") else "",
+        ]
+        out.add_row(*map(Text, cells))
+    return out
+
+
+def rollouts_line(rollouts: Found) -> str:
+    """One line for the hub's table, from the summary that the ledger sends."""
+    line = f"\nrollouts of {rollouts.text('task')}: learner at {rollouts.text('learner')}"
+    line += f", {rollouts.text('workers', '0')} workers"
+    if silent := rollouts.number("silent_workers"):
+        line += f" ({silent:.0f} silent)"
+    line += f", {rollouts.part('leases').text('held', '0')} leases, {rollouts.number('tokens_per_s'):.0f} tokens/s"
+    if delayed := rollouts.text("delayed"):
+        line += f"; delayed: {delayed}"
+    if rollouts.number("age_s") > 10:
+        line += f"; the ledger has been silent for {rollouts.number('age_s'):.0f} s"
+    return line
+
+
+def _counts(part: Found) -> str:
+    return ", ".join(f"{count} {name}" for name, count in part.items()) or "none"
+
+
+def _ages(where: str, ages: Found) -> str:
+    """Empty without rollouts."""
+    if not ages:
+        return ""
+    return f"\n{where}, by steps behind: " + ", ".join(f"{steps}: {count}" for steps, count in ages.items())

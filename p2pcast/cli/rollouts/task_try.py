@@ -1,0 +1,147 @@
+"""``p2pcast task try``: play a few jobs of a task with a local engine."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pcast.cli.options import documented, written
+from p2pcast.daemon import event_loop
+
+if TYPE_CHECKING:
+    from p2pcast.rollouts.job import Job
+    from p2pcast.tasks.task import Sampler, Task
+    from p2pcast.tasks.task_process import TaskProcesses
+
+
+@click.group()
+def task() -> None:
+    """Tasks, which workers play."""
+
+
+@task.command("try")
+@click.argument("name")
+@click.option(
+    "--engine", required=True, metavar="URL", help="Base URL of a vLLM server, started with --enable-scale-out."
+)
+@click.option("--jobs", type=click.IntRange(1, 10_000), default=3, help="Number of jobs to play.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the prompts and of the samples.")
+@click.option("--temperature", type=click.FloatRange(0.0, 100.0), default=1.0, help="Temperature of sampling.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Most sampled tokens of a play.  [default: the task's]")
+@documented
+def try_task(
+    name: str,
+    engine: str,
+    jobs: int,
+    seed: int,
+    temperature: float,
+    max_tokens: int | None,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Play a few jobs of the task NAME, and print prompts, tokens with their mask, and rewards.
+
+    NAME is sums, leduc, holdem, math, verifiers, a plug-in's name, or PKG.MODULE:CLASS, each with settings:
+    NAME,KEY=VALUE. A task in text takes the tokenizer of the engine's model, unless NAME sets another. Nothing is
+    handed in; no ledger and no peer are needed.
+
+    \b
+    Examples:
+      p2pcast task try sums --engine http://127.0.0.1:8000
+      p2pcast task try math,questions=problems.jsonl --engine http://127.0.0.1:8000
+    """
+    from p2pcast.cli.rollouts.work_command import http_url
+    from p2pcast.tasks.task_loader import load_task, missing_settings
+
+    engine = http_url(engine, "--engine")
+    if "tokenizer" in missing_settings(name, Path.cwd()):
+        name += f",tokenizer={event_loop.run(_model_of(engine))}"
+    found = load_task(name, Path.cwd())
+    chosen = [_job(found, prompt.prompt, number, seed, temperature, max_tokens or prompt.max_tokens)
+              for number, prompt in enumerate(islice(found.jobs(seed), jobs))]  # fmt: skip
+    plays = event_loop.run(_played(found, name, chosen, engine))
+    document = {"task": found.name, "hash": found.hash.hex(), "plays": plays}
+    if not written(document, output, as_json=as_json):
+        for number, play in enumerate(plays):
+            _show(number, play, found)
+
+
+def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, max_tokens: int) -> Job:
+    from p2pcast.rollouts.job import Group, job_of
+    from p2pcast.version import Version
+
+    ident = number.to_bytes(16, "big")
+    group = Group(
+        id=ident,
+        size=1,
+        purpose="train",
+        task=task.name,
+        task_hash=task.hash,
+        prompt=prompt,
+        seed=(seed + number) % (1 << 64),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        stop_token_ids=tuple(task.stop_token_ids),
+    )
+    return job_of(group, 0, ident, Version(0, 0))
+
+
+async def _model_of(engine: str) -> str:
+    import aiohttp
+
+    from p2pcast.cli.rollouts.engine_model import model_of
+
+    async with aiohttp.ClientSession() as http:
+        return await model_of(http, engine)
+
+
+async def _played(task: Task, name: str, jobs: list[Job], engine: str) -> list[dict[str, Any]]:
+    import aiohttp
+
+    from p2pcast.tasks.task_process import TaskProcesses
+    from rollout_node.worker.generate_sampler import GenerateSampler
+    from rollout_node.worker.unnamed_weights import UnnamedWeights
+
+    checks = TaskProcesses(name, task.hash)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
+        sampler = GenerateSampler(http, engine, UnnamedWeights())
+        await sampler.check()
+        try:
+            return [await _play(task, job, sampler, checks) for job in jobs]
+        finally:
+            await checks.close()
+
+
+async def _play(task: Task, job: Job, sampler: Sampler, checks: TaskProcesses) -> dict[str, Any]:
+    played = await task.play(sampler, job)
+    return {
+        "prompt": job.prompt.decode(errors="replace"),
+        "token_ids": played.token_ids.tolist(),
+        "mask": played.mask.tolist(),
+        "logprobs": [round(float(value), 4) for value in played.logprobs],
+        "stop": played.stop,
+        "tags": dict(played.tags),
+        "reward": await checks.reward(job, played.token_ids, played.mask),
+    }
+
+
+def _show(number: int, play: dict[str, Any], task: Task) -> None:
+    click.echo(f"job {number}: {play['prompt']}")
+    for sampled, token_ids in _parts(play["token_ids"], play["mask"]):
+        click.echo(f"  {'policy' if sampled else 'task':6}  {task.text(token_ids)}   {json.dumps(token_ids)}")
+    tags = "".join(f", {key} {value}" for key, value in play["tags"].items())
+    click.echo(f"  reward {play['reward']:g}, stop {play['stop']}{tags}")
+
+
+def _parts(token_ids: list[int], mask: list[int]) -> list[tuple[int, list[int]]]:
+    """Runs of tokens of one mask value."""
+    out: list[tuple[int, list[int]]] = []
+    for token, value in zip(token_ids, mask, strict=True):
+        if not out or out[-1][0] != value:
+            out.append((value, []))
+        out[-1][1].append(token)
+    return out

@@ -1,0 +1,191 @@
+"""``p2pcast work``: play jobs of the ledger with an engine beside this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import click
+
+from p2pcast.addresses import is_loopback, parse_address, show_address
+from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
+from p2pcast.daemon import event_loop
+from p2pcast.errors import UsageError
+from p2pcast.limits import MAX_SLOTS, MIB
+from p2pcast.trust.node_names import default_name, name_fault
+
+BEARER_VARIABLE = "P2PCAST_LEDGER_TOKEN"
+
+
+@click.command()
+@click.argument("ledger", envvar="P2PCAST_WORK_LEDGER")
+@click.option(
+    "--engine", required=True, metavar="URL", help="Base URL of the vLLM server, started with --enable-scale-out."
+)
+@click.option(
+    "--peer",
+    type=Address("127.0.0.1"),
+    required=True,
+    help="HTTP address of the peer (`p2pcast join --http`) that installs weights into the engine.",
+)
+@task_option
+@click.option(
+    "--sampler",
+    type=click.Choice(["generate", "completions"]),
+    default="generate",
+    help=(
+        "Route of the engine. generate: vLLM's /inference/v1/generate, which names the version of each token; "
+        "completions: /v1/completions, with a peer that was started with --commit-safe-point drain."
+    ),
+)
+@click.option("--slots", type=click.IntRange(1, MAX_SLOTS), default=8, help="Number of plays at the same time.")
+@click.option(
+    "--price",
+    type=click.FloatRange(0.0),
+    default=0.0,
+    metavar="USD_H",
+    help="Price of this machine in US dollars per hour.",
+)
+@click.option(
+    "--gpu", default="", show_default=False, help="Class of the accelerator; leases of one class share their time."
+)
+@click.option("--name", help="Unique name of this worker at the ledger.  [default: the host's name]")
+@click.option(
+    "--bearer-file",
+    type=PATH,
+    help=f"File with the bearer token of a ledger on this machine, reached over http; or set {BEARER_VARIABLE}.",
+)
+@click.option(
+    "--hub",
+    type=Address(None, 7077),
+    help="Address of the run's hub, which issues this worker's certificate; required for a ledger over https.",
+)
+@click.option(
+    "--token-file",
+    type=PATH,
+    help=(
+        "File with a join token of the role worker, from `p2pcast token create --role worker`; or set P2PCAST_TOKEN. "
+        "Needed with --hub at the first start."
+    ),
+)
+@click.option("--state", type=PATH, help="Folder for this worker's key and certificate, with --hub.")
+@seconds(
+    "work", "drain", click.FloatRange(0.0, 3600.0), 30.0,
+    "Time in seconds for running plays to end after SIGTERM; the others return to the ledger.",
+)  # fmt: skip
+@check_options("work")
+def work(
+    ledger: str,
+    engine: str,
+    peer: tuple[str, int],
+    task: str,
+    sampler: Literal["generate", "completions"],
+    slots: int,
+    price: float,
+    gpu: str,
+    name: str | None,
+    bearer_file: Path | None,
+    hub: tuple[str, int] | None,
+    token_file: Path | None,
+    state: Path | None,
+    drain_s: float,
+    check_s: float,
+    checks: int,
+    check_memory: int,
+) -> None:
+    """Lease jobs from LEDGER, play them with the engine at --engine, and hand in the results.
+
+    LEDGER is HOST:PORT. Without --hub the ledger is on this machine and answers over http. With --hub it answers over
+    https, and ledger and worker show certificates of the run.
+
+    \b
+    Examples:
+      p2pcast work 127.0.0.1:7079 --engine http://127.0.0.1:8000 --peer 127.0.0.1:7080 --task sums
+      p2pcast work ledger.example:7079 --hub hub.example:7077 --token-file worker.join \\
+        --engine http://127.0.0.1:8000 --peer 127.0.0.1:7080 --task sums
+    """
+    from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
+    from p2pcast.store.state_format import state_lock
+    from p2pcast.tasks.task_loader import load_task
+    from p2pcast.tasks.task_process import TaskProcesses
+    from p2pcast.transport.node_certificate import NodeCertificate
+    from p2pcast.wire.join_token import JoinToken
+    from rollout_node.worker.play_loop import WorkerConfig
+    from rollout_node.worker.worker_daemon import Addresses, WorkerDaemon
+
+    if name is not None and (fault := name_fault(name)) is not None:
+        raise UsageError(fault)
+    if hub is None and (token_file is not None or state is not None):
+        raise UsageError("--token-file and --state are for a worker with a certificate: give --hub HOST:PORT too")
+    if hub is not None and bearer_file is not None:
+        raise UsageError("--bearer-file is for a ledger over http; with --hub this worker shows a certificate")
+    token = None
+    if hub is not None and (token_file is not None or TOKEN_VARIABLE in os.environ):
+        token = JoinToken.parse(read_token(token_file))
+    host = socket.gethostname()
+    named = default_name(host) if name is None else name
+    addresses = Addresses(
+        ledger=ledger_url(ledger, certified=hub is not None),
+        engine=http_url(engine, "--engine"),
+        peer=f"http://{show_address(*peer)}",
+        bearer=None if hub is not None else _bearer(bearer_file),
+    )
+    loaded = load_task(task, Path.cwd())
+    config = WorkerConfig(
+        name=named,
+        slots=slots,
+        price_usd_h=price,
+        classes={"gpu": gpu},
+        drain_s=drain_s,
+    )
+    restrict_umask()
+    raise_descriptor_limit()
+
+    async def run(certificate: NodeCertificate | None) -> None:
+        processes = TaskProcesses(task, loaded.hash, processes=checks, check_s=check_s, memory_bytes=check_memory * MIB)
+        daemon = WorkerDaemon(addresses, config, loaded, processes, certificate, sampler)
+        await run_until_signal(daemon.run, daemon.drain)
+
+    folder = state or state_home() / f"worker-{name or host}"
+    with nullcontext() if hub is None else state_lock(folder):
+        certificate = None if hub is None else NodeCertificate(folder, "worker", named, hub, token)
+        event_loop.run(run(certificate))
+
+
+def http_url(text: str, option: str) -> str:
+    """A base URL with scheme and host. Raises UsageError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{option}: {text!r} is not a URL: write http://HOST:PORT")
+    return text.rstrip("/")
+
+
+def ledger_url(text: str, *, certified: bool) -> str:
+    """The ledger's base URL. ``certified``: this worker has a certificate of the run. Raises UsageError for plain HTTP
+    to another machine, which would show the bearer.
+    """
+    if "://" not in text:
+        text = f"{'https' if certified else 'http'}://{show_address(*parse_address(text))}"
+    url = http_url(text, "LEDGER")
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    if certified and parts.scheme == "http":
+        raise UsageError(f"{url} takes no certificate: write https://HOST:PORT, or leave --hub out")
+    if parts.scheme == "http" and not (parts.hostname == "localhost" or is_loopback(parts.hostname)):
+        raise UsageError(f"{url} is not encrypted and not on this machine: give --hub HOST:PORT and --token-file FILE")
+    if parts.scheme == "https" and not certified:
+        raise UsageError(f"{url} needs this worker's certificate: give --hub HOST:PORT and --token-file FILE")
+    return url
+
+
+def _bearer(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(BEARER_VARIABLE) or None
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the bearer file {file}: {error}") from None

@@ -1,0 +1,116 @@
+"""Results: a trajectory, token by token, and what made it.
+
+A trajectory is flat: the prompt, each turn of the policy and each answer of the environment follow one another in
+``token_ids``. ``mask`` is 1 where the policy sampled the token. ``logprobs`` are those of the sampling distribution,
+and 0 where the mask is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from p2pcast import limits
+from p2pcast.rollouts.record_form import RolloutRecord, record
+from p2pcast.rollouts.rollout_fields import (
+    MAX_SPANS,
+    MAX_TURNS,
+    Array,
+    Count,
+    Hash,
+    Id,
+    Logprobs,
+    Mask,
+    Real,
+    Temperature,
+    TokenIds,
+)
+from p2pcast.version import Version
+from p2pcast.wire.constraints import AtMost, OneOf, Text
+
+MAX_RESULT_BYTES = 16 * limits.MIB
+
+
+class Span(NamedTuple):
+    """Tokens [``start``, ``end``) that one version sampled. ``manifest``: hash of the version's signed manifest.
+    ``kv``: the engine's policy for its KV cache when it committed the version.
+    """
+
+    version: Version
+    start: Count
+    end: Count
+    manifest: Hash
+    kv: Annotated[str, OneOf(("recompute", "salt", "keep", "drain"))]
+
+
+@record("result", MAX_RESULT_BYTES)
+class Result(RolloutRecord):
+    """The answer of a worker to a lease. ``turns``: where each turn of the policy begins. ``loss_mask``: 1 for tokens
+    that are learnt from; the mask, if None. ``tags``: of the task, for reports. ``reward``: for reports alone; the
+    ledger computes its own.
+    """
+
+    job: Id
+    lease: Id
+    task_hash: Hash
+    token_ids: TokenIds
+    mask: Mask
+    logprobs: Logprobs
+    spans: Annotated[Sequence[Span], AtMost(MAX_SPANS)]
+    temperature: Temperature
+    reward: Annotated[float, Real()]
+    stop: Annotated[str, OneOf(("end", "length", "task"))]
+    turns: Annotated[np.ndarray, Array("<u4", MAX_TURNS)] | None = None
+    loss_mask: Mask | None = None
+    tags: Annotated[Sequence[tuple[Annotated[str, Text(64)], Annotated[str, Text(256)]]], AtMost(64)] | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return int(np.count_nonzero(self.mask))
+
+    @property
+    def oldest_step(self) -> int:
+        """The step of the oldest span's version."""
+        return min(span.version.step for span in self.spans)
+
+
+def fault(result: Result, vocabulary: int) -> str | None:
+    """Why no engine can have made a result; None if nothing is wrong. ``vocabulary``: number of token ids."""
+    count = len(result.token_ids)
+    if not count == len(result.mask) == len(result.logprobs):
+        return f"{count} token ids, {len(result.mask)} mask values and {len(result.logprobs)} log-probabilities"
+    if result.loss_mask is not None and len(result.loss_mask) != count:
+        return f"{count} token ids and {len(result.loss_mask)} values of the loss mask"
+    if count and int(result.token_ids.max()) >= vocabulary:
+        return f"a token id outside the vocabulary of {vocabulary}"
+    masks = [result.mask] if result.loss_mask is None else [result.mask, result.loss_mask]
+    if any(len(mask) and int(mask.max()) > 1 for mask in masks):
+        return "a mask value other than 0 and 1"
+    sampled = result.mask.astype(bool)
+    if not sampled.any():
+        return "no token was sampled"
+    if result.loss_mask is not None and bool((result.loss_mask > result.mask).any()):
+        return "the loss mask has a token that was not sampled"
+    if not np.isfinite(result.logprobs).all() or bool((result.logprobs > 0).any()):
+        return "a log-probability that is above 0 or not finite"
+    if result.logprobs[~sampled].any():
+        return "a log-probability of a token that was not sampled"
+    return _span_fault(result, sampled)
+
+
+def _span_fault(result: Result, sampled: np.ndarray) -> str | None:
+    """The spans ascend, begin and end with a sampled token, and hold every sampled token."""
+    at, covered = 0, 0
+    for span in result.spans:
+        if not at <= span.start < span.end <= len(sampled):
+            return f"span {span.start} to {span.end} is empty, out of order or beyond the last token"
+        if not (sampled[span.start] and sampled[span.end - 1]):
+            return f"span {span.start} to {span.end} begins or ends with a token that was not sampled"
+        covered += int(np.count_nonzero(sampled[span.start : span.end]))
+        at = span.end
+    if covered != np.count_nonzero(sampled):
+        return "sampled tokens outside all spans"
+    return None

@@ -1,0 +1,1 @@
+"""Tasks: prompts, plays with a sampler, and rewards. A user's task is one class in one file."""

@@ -1,0 +1,100 @@
+"""Base of tasks that play hands of poker against a seeded opponent.
+
+A group shares the deal and the seat. The opponent's answer depends on the deal and on the hand so far, so that equal
+actions meet equal answers. An action that is not legal forfeits the hand. The reward is the change of chips: the sum of
+the changes of all turns (ECHO-2, equations 20 to 22).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final, Literal, Protocol
+
+import numpy as np
+
+from p2pcast.errors import RemoteError
+from p2pcast.rollouts.job import Job
+from p2pcast.tasks.play import Play, Replay
+from p2pcast.tasks.seeded_draws import draw_below
+from p2pcast.tasks.task import Prompt, Sampler, Trajectory
+
+MAX_DEAL: Final = (1 << 64) - 1
+PLAYERS: Final = 2
+
+
+class Hand(Protocol):
+    """One hand, as one player sees it. ``chips``: the change of the player's chips; a hand that was forfeited or not
+    finished loses what was bet.
+    """
+
+    forfeited: bool
+
+    @property
+    def over(self) -> bool: ...
+    @property
+    def chips(self) -> float: ...
+
+    def heard(self) -> list[int]:
+        """Tokens that the player has not heard yet; they ask for an action."""
+
+    def act(self, said: Sequence[int]) -> None:
+        """The player's turn."""
+
+
+class PokerTask(ABC):
+    """``turn_tokens``: most tokens of a turn. ``hand_tokens``: most sampled tokens of a hand."""
+
+    name: ClassVar[str]
+    turn_tokens: int
+    hand_tokens: int
+
+    @property
+    @abstractmethod
+    def stop_token_ids(self) -> Sequence[int]: ...
+
+    @abstractmethod
+    def hand(self, job: Job) -> Hand:
+        """The job's hand before its first action. Raises RemoteError for a job of another task."""
+
+    def jobs(self, seed: int) -> Iterator[Prompt]:
+        number = 0
+        while True:
+            deal = draw_below(MAX_DEAL + 1, self.name, seed, number)
+            prompt = json.dumps({"deal": deal, "seat": number % PLAYERS}).encode()
+            yield Prompt(prompt, self.hand_tokens)
+            number += 1
+
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        hand = self.hand(job)
+        play = Play(hand.heard())
+        while True:
+            sample = await play.turn(sampler, job, self.turn_tokens, self.stop_token_ids)
+            hand.act(sample.token_ids)
+            if hand.over or play.sampled == job.max_tokens:
+                stop: Literal["task", "length"] = "task" if hand.over else "length"
+                return play.end(stop, [("forfeit", "yes" if hand.forfeited else "no")])
+            play.add_environment(hand.heard())
+
+    def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
+        hand, replay, left = self.hand(job), Replay(token_ids, mask), job.max_tokens
+        while left and not hand.over:
+            replay.environment(hand.heard())
+            said = replay.turn(min(self.turn_tokens, left), self.stop_token_ids)
+            hand.act(said)
+            left -= len(said)
+        replay.end()
+        return hand.chips
+
+
+def deal_of(job: Job) -> tuple[int, int]:
+    """Deal and seat. Raises RemoteError for a job of another task."""
+    try:
+        asked = json.loads(job.prompt)
+        deal, seat = asked["deal"], asked["seat"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise RemoteError("the job's prompt is no deal of cards") from None
+    if type(deal) is not int or not 0 <= deal <= MAX_DEAL or type(seat) is not int or not 0 <= seat < PLAYERS:
+        raise RemoteError("the job's prompt is no deal of cards")
+    return deal, seat

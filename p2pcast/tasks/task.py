@@ -1,0 +1,115 @@
+"""Protocols of tasks and of samplers, and the records that pass between them.
+
+A task makes prompts, plays a job with a sampler, and gives the reward of a play. The ledger computes the reward again,
+from the job and the tokens alone, and never uses a worker's figure.
+
+Promises that every task has to keep: ``play`` and ``reward`` depend on the job and the tokens alone, so that equal
+tokens give equal rewards on every machine; ``reward`` refuses tokens that the task itself would not have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import blake3
+import numpy as np
+
+from p2pcast.errors import RemoteError
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Span
+
+SEED_BITS = 63
+"""Bits of a sampler's seed: engines take signed integers of 64 bits."""
+
+
+class ForgedPlayError(RemoteError):
+    """The tokens are not those of a play of this job: the task would have said something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``prompt``: bytes that the task alone reads. ``max_tokens``: most tokens that the policy may sample."""
+
+    prompt: bytes
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn of the policy. ``logprobs``: of each token under the sampling distribution. ``spans``: start and end
+    count from the first sampled token. ``stop``: ``end`` after a stop token, ``length`` at the limit.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    spans: Sequence[Span]
+    stop: Literal["end", "length"]
+
+
+class Sampler(Protocol):
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        """Tokens that follow ``prompt_ids``, with a sampled stop token at their end. Raises P2PCastError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A whole play: the fields of a Result, but for ids and reward."""
+
+    token_ids: np.ndarray
+    mask: np.ndarray
+    logprobs: np.ndarray
+    spans: tuple[Span, ...]
+    turns: np.ndarray
+    stop: Literal["end", "length", "task"]
+    tags: tuple[tuple[str, str], ...] = ()
+
+
+class Task(Protocol):
+    """``name``: of the task in jobs. ``hash``: 32 bytes, of the task's code and settings. ``vocabulary``: number of
+    token ids.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def hash(self) -> bytes: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def stop_token_ids(self) -> Sequence[int]: ...
+
+    def jobs(self, seed: int) -> Iterator[Prompt]:
+        """Prompts without end. Equal seeds give equal prompts."""
+
+    async def play(self, sampler: Sampler, job: Job) -> Trajectory:
+        """Plays one job. Raises what the sampler raises."""
+
+    def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
+        """The reward of a play, from its tokens. Raises ForgedPlayError."""
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Tokens for a person to read."""
+
+
+def turn_seed(job: Job, turn: int) -> int:
+    """The sampler's seed for one turn of a job: unlike those of other turns and other jobs."""
+    packed = job.sample_seed.to_bytes(8, "little") + turn.to_bytes(4, "little")
+    return int.from_bytes(blake3.blake3(packed).digest(8), "little") % (1 << SEED_BITS)
+
+
+def check_task(task: Any, named: str) -> str | None:
+    """Why an object is no task; None if it is one. ``named``: for the message."""
+    for attribute in ("name", "hash", "vocabulary", "stop_token_ids", "jobs", "play", "reward", "text"):
+        if not hasattr(task, attribute):
+            return f"{named} is no task: it has no {attribute!r}"
+    return None

@@ -1,0 +1,61 @@
+"""The hash of a task: BLAKE3 over its code and its settings.
+
+Two nodes whose hashes agree play the same game: results of one may be judged by the other. The hash covers the files of
+the task's class and of its bases, as far as these are not part of p2pcast's protocol, the modules that the class names,
+and the settings. A task that depends on the version of a package lists this version among its settings.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import blake3
+import msgpack
+
+from p2pcast.errors import UsageError
+
+_DOMAIN = b"p2pcast task 1\0"
+Settings = Mapping[str, str | int | float | bool]
+
+
+def code_hash(task: type, settings: Settings, modules: Sequence[str] = ()) -> bytes:
+    """32 bytes. ``modules``: names of more modules whose code counts. Raises UsageError for a class without a source
+    file.
+    """
+    hasher = blake3.blake3(_DOMAIN)
+    sources: list[tuple[str, Any]] = [
+        (cls.__qualname__, inspect.getmodule(cls) or cls)
+        for cls in task.__mro__
+        if cls.__module__ not in ("builtins", "typing", "abc", "p2pcast.tasks.task", "p2pcast.tasks.task_hash")
+    ]
+    for name, code in [*sources, *((module, importlib.import_module(module)) for module in modules)]:
+        try:
+            source = inspect.getsource(code).encode()
+        except (OSError, TypeError):
+            raise UsageError(f"the source of task {name} cannot be read: write it to a file") from None
+        for part in (name.encode(), source):
+            hasher.update(len(part).to_bytes(8, "little") + part)
+    hasher.update(msgpack.packb(dict(sorted(settings.items()))))
+    return hasher.digest()
+
+
+class HashedTask:
+    """Base of tasks: gives ``hash`` from the class's file, ``modules`` and ``settings``."""
+
+    modules: ClassVar[Sequence[str]] = ()
+    """Names of modules besides the class's own whose code changes plays or rewards."""
+    failed_check_reward: ClassVar[float | None] = None
+    """Reward of a play whose check hung or crashed; None: such a play is rejected."""
+
+    @property
+    def settings(self) -> Settings:
+        """Values besides the code that change prompts, plays or rewards."""
+        return {}
+
+    @cached_property
+    def hash(self) -> bytes:
+        return code_hash(type(self), self.settings, self.modules)

@@ -1,0 +1,183 @@
+"""Rewards computed in processes that can be killed: a task's checks may hang, crash, or take all memory.
+
+Promises: a check that hangs or crashes costs its own result only; its process is killed with all that it started, and
+the next check gets a new one. No check holds its place for longer than the time limits. A process sees no secret of the
+environment. Where a task states the reward of a failed check, a check that hangs or crashes gives this reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from p2pcast import limits
+from p2pcast.errors import LocalError
+from p2pcast.rollouts.job import Job
+from p2pcast.tasks.task import ForgedPlayError
+from p2pcast.tasks.task_checker import LENGTH_BYTES
+
+logger = logging.getLogger("p2pcast.tasks")
+
+CHECK_S = 10.0
+"""Default time limit of one check, in seconds."""
+START_S = 120.0
+"""Time limit in seconds for a process to import its task."""
+MEMORY_BYTES = 2 * limits.GIB
+"""Default limit of a process's memory, beyond what it maps at its start."""
+MAX_ANSWER_BYTES = 64 * limits.KIB
+SECRETS = ("P2PCAST_TOKEN", "P2PCAST_HTTP_TOKEN", "P2PCAST_LEDGER_TOKEN")
+"""Variables that a process does not inherit."""
+
+
+class CheckFailedError(LocalError):
+    """The check of one result hung or crashed, or the task raised."""
+
+
+class TaskProcesses:
+    """At most ``processes`` checks at once; more wait for their turn."""
+
+    def __init__(
+        self,
+        task: str,
+        task_hash: bytes,
+        *,
+        processes: int = 1,
+        check_s: float = CHECK_S,
+        start_s: float = START_S,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        """``task``: its name. ``task_hash``: a process that finds another hash is refused."""
+        self._task, self._hash = task, task_hash
+        self._check_s, self._start_s = check_s, start_s
+        self._memory_bytes = memory_bytes
+        self._places = asyncio.Semaphore(processes)
+        self._idle: list[_Checker] = []
+        self._busy: set[_Checker] = set()
+        self.failed = 0
+        """Checks that hung or crashed."""
+
+    async def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
+        """Raises ForgedPlayError for tokens that the task refuses, and CheckFailedError."""
+        request = msgpack.packb([job.to_bytes(), token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()])
+        async with self._places, self._checker() as checker:
+            try:
+                async with asyncio.timeout(self._check_s):
+                    what, found = await checker.ask(request)
+            except TimeoutError:
+                return checker.failed(f"the check took longer than {self._check_s:g} s")
+            except (OSError, EOFError, ValueError, msgpack.UnpackException) as error:
+                return checker.failed(f"the check's process died or answered nonsense ({type(error).__name__})")
+            checker.clean = what in ("reward", "forged", "failed")
+            if what == "reward" and type(found) is float and math.isfinite(found):
+                return found
+            if what == "forged":
+                raise ForgedPlayError(str(found))
+            raise CheckFailedError(f"the task's check failed: {found}")
+
+    @contextlib.asynccontextmanager
+    async def _checker(self) -> AsyncIterator[_Checker]:
+        """An idle process, or a new one; killed afterwards unless it answered."""
+        checker = self._idle.pop() if self._idle else await self._started()
+        self._busy.add(checker)
+        checker.clean = False
+        try:
+            yield checker
+        finally:
+            self._busy.discard(checker)
+            if checker.clean:
+                self._idle.append(checker)
+            else:
+                self.failed += 1
+                await checker.kill()
+
+    async def _started(self) -> _Checker:
+        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        environment["PYTHONHASHSEED"] = "0"  # equal checks visit sets in equal order
+        command = [
+            sys.executable,
+            "-m",
+            "p2pcast.tasks.task_checker",
+            self._task,
+            str(self._memory_bytes),
+            str(os.getpid()),
+        ]
+        checker = _Checker(
+            await asyncio.create_subprocess_exec(
+                *command,
+                env=environment,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=MAX_ANSWER_BYTES,
+                start_new_session=True,
+            )
+        )
+        try:
+            async with asyncio.timeout(self._start_s):
+                what, found = await checker.answer()
+        except (TimeoutError, OSError, EOFError, ValueError, msgpack.UnpackException) as error:
+            await checker.kill()
+            raise CheckFailedError(f"the process for checks did not start ({type(error).__name__})") from None
+        except BaseException:
+            await checker.kill()
+            raise
+        if what != "ready" or found[0] != self._hash:
+            await checker.kill()
+            raise CheckFailedError(found if what == "failed" else f"task {self._task} has changed on disk: restart")
+        checker.failed_reward = found[1]
+        return checker
+
+    async def close(self) -> None:
+        for checker in [*self._idle, *self._busy]:
+            await checker.kill()
+        self._idle.clear()
+
+
+class _Checker:
+    """One process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.clean = True
+        """The last request was answered."""
+        self.failed_reward: float | None = None
+        """Reward of a check that hangs or crashes, as the task states it."""
+
+    async def ask(self, request: bytes) -> tuple[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(request).to_bytes(LENGTH_BYTES, "little") + request)
+        await self._process.stdin.drain()
+        return await self.answer()
+
+    async def answer(self) -> tuple[str, Any]:
+        """Raises EOFError or ValueError for a process that died or writes nonsense."""
+        assert self._process.stdout is not None
+        size = int.from_bytes(await self._process.stdout.readexactly(LENGTH_BYTES), "little")
+        if size > MAX_ANSWER_BYTES:
+            raise ValueError("too long an answer")
+        what, found = msgpack.unpackb(await self._process.stdout.readexactly(size))
+        return what, found
+
+    def failed(self, why: str) -> float:
+        """The reward of a check that hung or crashed. Raises CheckFailedError unless the task states a reward."""
+        if self.failed_reward is None:
+            raise CheckFailedError(why)
+        logger.warning("%s; the task gives such a play a reward of %g", why, self.failed_reward)
+        return self.failed_reward
+
+    async def kill(self) -> None:
+        """The process, and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await self._process.wait()

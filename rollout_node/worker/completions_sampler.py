@@ -1,0 +1,123 @@
+"""Samples of an OpenAI-compatible engine, through ``/v1/completions`` with token ids.
+
+The route does not name the weights. So this sampler needs a peer whose switches wait for requests
+(``--commit-safe-point drain``). Promise: a sample's version is that of the stretch (a time without a write to the
+weights) that the peer named before and after the request. Where they differ, the sample is dropped and taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import aiohttp
+
+from p2pcast.backoff import Backoff
+from p2pcast.errors import RetryableError
+from p2pcast.tasks.task import Sample
+from rollout_node.worker import completions_form
+from rollout_node.worker.completions_form import PATH, Completion
+from rollout_node.worker.engine_requests import PROBE_TOKEN, EngineRequests, checked
+from rollout_node.worker.engine_versions import Stretch
+from rollout_node.worker.generate_form import CANDIDATES
+
+ATTEMPTS: Final = 8
+"""Samples of one turn whose weights changed, before the play is given up."""
+WAITS: Final = 8
+"""Looks at a peer that is writing weights: a switch takes a second or so."""
+SILENT_S: Final = 900.0
+"""Longest time in seconds without a token: a request that comes during a drain waits for the longest running one."""
+
+
+class Weights(Protocol):
+    async def stretch(self) -> Stretch:
+        """Raises LocalError where switches do not wait for requests, RetryableError while weights are written."""
+
+
+class CompletionsSampler:
+    """``on_tokens``: called with the number of tokens that have come, summed over the turns of a play."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        engine: str,
+        weights: Weights,
+        on_tokens: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._http, self._engine, self._weights = http, engine, weights
+        self._requests = EngineRequests(http, engine, PATH, SILENT_S)
+        self._on_tokens = on_tokens
+
+    def of_play(self, on_tokens: Callable[[int], None]) -> CompletionsSampler:
+        """The sampler of one play, which counts that play's tokens."""
+        return CompletionsSampler(self._http, self._engine, self._weights, on_tokens)
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        """See ``Sampler``. Raises P2PCastError."""
+        body = completions_form.request(
+            prompt_ids,
+            seed=seed,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+        )
+        for _ in range(ATTEMPTS):
+            before = await self._stretch()
+            answer = Completion(stop_token_ids, max_tokens)
+            await answer.read(self._requests.streamed(body), self._on_tokens)
+            if await self._lasted(before):
+                return answer.sample_of(before.span)
+        raise RetryableError(f"{self._engine}: the weights changed during each of {ATTEMPTS} samples of one turn")
+
+    async def check(self) -> str:
+        """The version of the engine's weights. Raises LocalError for an engine or a peer that cannot serve rollouts,
+        and RetryableError for one that is not up.
+        """
+        return await checked(self._engine, self._probe)
+
+    async def _probe(self, temperature: float) -> tuple[dict[int, float], str]:
+        """Log-probabilities of the likeliest tokens, and the version of the weights."""
+        before = await self._stretch()
+        body = completions_form.request(
+            [PROBE_TOKEN],
+            seed=0,
+            temperature=temperature,
+            max_tokens=1,
+            stop_token_ids=(),
+            logprobs=CANDIDATES,
+            stream=False,
+        )
+        answer, found = Completion((), 1), await self._requests.whole(body)
+        candidates = completions_form.candidates(found)
+        answer.add(found)
+        answer.sample_of(before.span)
+        if not await self._lasted(before):
+            raise RetryableError(f"{self._engine}: the weights changed during a probe")
+        return candidates, str(before.span.version)
+
+    async def _stretch(self) -> Stretch:
+        """The present one, once no weight is written."""
+        delays = Backoff(0.05, 2.0, random.uniform)
+        for _ in range(WAITS):
+            try:
+                return await self._weights.stretch()
+            except RetryableError:
+                await asyncio.sleep(delays.next_s())
+        return await self._weights.stretch()
+
+    async def _lasted(self, before: Stretch) -> bool:
+        """Whether no weight was written since ``before`` was read."""
+        try:
+            return (await self._weights.stretch()).name == before.name
+        except RetryableError:
+            return False

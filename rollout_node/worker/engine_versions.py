@@ -1,0 +1,121 @@
+"""The weights of an engine, as the peer that installs them names them: version, hash of its manifest, KV policy."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
+
+import aiohttp
+
+from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
+from p2pcast.rollouts.result import Span
+from p2pcast.version import Version
+
+Kv = Literal["recompute", "salt", "keep", "drain"]
+HASH_BYTES: Final = 32
+REMEMBERED: Final = 4096
+"""Versions whose hashes are kept, beyond those that the peer still lists: a long play began with old ones."""
+ASK_S: Final = 10.0
+"""Time limit of a request to the peer, on the same machine, in seconds."""
+
+
+class Served(NamedTuple):
+    """``staged``: the version that the engine may switch to next."""
+
+    version: Version
+    manifest: bytes
+    staged: Version | None
+
+
+class Stretch(NamedTuple):
+    """A time without a write to the engine's weights. ``name`` tells it from every other. ``span``: without place."""
+
+    name: str
+    span: Span
+
+
+class EngineVersions:
+    """``peer``: base URL of the peer's HTTP server. ``engine``: the engine's URL."""
+
+    def __init__(self, http: aiohttp.ClientSession, peer: str, engine: str) -> None:
+        self._http, self._peer = http, peer.rstrip("/")
+        self._engine = f"vllm:{engine.rstrip('/')}"
+        self._manifests: dict[Version, bytes] = {}
+        self.kv: Kv = "recompute"
+        self.served: Served | None = None
+        self._stretch: Stretch | None = None
+
+    @property
+    def salt(self) -> str | None:
+        """Salt of the prefix cache for a request that begins now: only the policy ``salt`` has one."""
+        return str(self.served.version) if self.kv == "salt" and self.served is not None else None
+
+    async def refresh(self) -> Served:
+        """The version that the engine serves now. Raises RetryableError while no version is installed."""
+        found = await self._ask()
+        try:
+            self._read(found)
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError):
+            raise RemoteError(f"the answer of {self._peer}/versions is malformed") from None
+        if self.served is None:
+            raise RetryableError(f"the engine {self._engine} has no version yet, says its peer at {self._peer}")
+        return self.served
+
+    def _read(self, found: Any) -> None:
+        manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
+        if found["kv"] not in get_args(Kv) or any(len(digest) != HASH_BYTES for digest in manifests.values()):
+            raise ValueError
+        self.kv = cast(Kv, found["kv"])
+        self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
+        engines, staged = found["engines"], found["staged"]
+        name = self._engine
+        if name not in engines and len(engines) == 1:  # an engine with a name of its own
+            (name,) = engines
+        text = engines.get(name)
+        version = None if text is None else Version.parse(text)
+        self._stretch = None
+        if version is None or version not in self._manifests:
+            self.served = None
+            return
+        manifest = self._manifests[version]
+        self.served = Served(version, manifest, None if staged is None else Version.parse(staged))
+        stretch = found.get("stretches", {}).get(name)
+        if stretch is not None and self.kv == "drain":
+            self._stretch = Stretch(str(stretch), Span(version, 0, 0, manifest, "drain"))
+
+    async def stretch(self) -> Stretch:
+        """The present one. Raises LocalError where switches do not wait for requests, RetryableError during one."""
+        await self.refresh()
+        if self.kv != "drain":
+            raise LocalError(
+                f"the peer at {self._peer} switches the engine under running requests, so that their version is not "
+                "known: start it with `p2pcast join --commit-safe-point drain`, or use --sampler generate"
+            )
+        if self._stretch is None:
+            raise RetryableError(f"the engine {self._engine} changes its weights now, says its peer at {self._peer}")
+        return self._stretch
+
+    async def span(self, label: str) -> Span:
+        """A span without place, for a label of the engine's weights. Raises P2PCastError."""
+        try:
+            version = Version.parse(label)
+        except UsageError:
+            raise RetryableError(f"the engine serves weights that no peer installed ({label[:40]!r})") from None
+        if version not in self._manifests:
+            await self.refresh()
+        if version not in self._manifests:
+            raise RetryableError(f"the peer at {self._peer} does not know version {version} of the engine")
+        return Span(version, 0, 0, self._manifests[version], self.kv)
+
+    async def _ask(self) -> Any:
+        url = f"{self._peer}/versions"
+        try:
+            async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=ASK_S)) as answer:
+                if answer.status == 404:
+                    raise LocalError(f"{url} is not there: --peer must be a peer of this release")
+                if answer.status != 200:
+                    raise RetryableError(f"{url} answered {answer.status}")
+                return await answer.json()
+        except P2PCastError:
+            raise
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise RetryableError(f"{url} does not answer ({type(error).__name__})") from None

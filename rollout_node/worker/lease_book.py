@@ -1,0 +1,83 @@
+"""The leases of one worker: how many more it may take, what it reports, which plays it ends. Pure.
+
+Promises: no more leases than slots run at once; a lease is reported from the moment it came until it is settled or
+given back; a lease that is both finished and aborted counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+RATE_KEPT: Final = 0.7
+"""Share of the last rate in the smoothed rate of tokens."""
+
+
+@dataclass(slots=True)
+class _Running:
+    tokens: int = 0
+    aborted: bool = False
+
+
+class LeaseBook:
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._running: dict[bytes, _Running] = {}
+        self._sampled = 0
+        self._looked: tuple[float, int] | None = None
+        self._rate = 0.0
+
+    @property
+    def free(self) -> int:
+        """Leases that fit in besides those that run."""
+        return max(0, self._slots - len(self._running))
+
+    @property
+    def running(self) -> list[bytes]:
+        return list(self._running)
+
+    def add(self, leases: Iterable[bytes]) -> list[bytes]:
+        """Leases that came. Returns those to play; the others are to be given back."""
+        taken = []
+        for lease in leases:
+            if self.free and lease not in self._running:
+                self._running[lease] = _Running()
+                taken.append(lease)
+        return taken
+
+    def sampled(self, lease: bytes, count: int) -> None:
+        """``count`` more tokens of a lease have come."""
+        self._sampled += count
+        if (running := self._running.get(lease)) is not None:
+            running.tokens += count
+
+    def end(self, lease: bytes) -> bool:
+        """A lease's play has ended. Returns whether it may still be handed in or given back."""
+        running = self._running.pop(lease, None)
+        return running is not None and not running.aborted
+
+    def tokens(self) -> dict[bytes, int]:
+        """Tokens so far, of each lease that is to be renewed."""
+        return {lease: running.tokens for lease, running in self._running.items() if not running.aborted}
+
+    def heard(self, states: Mapping[bytes, str]) -> list[bytes]:
+        """The ledger's answer to a heartbeat. Returns leases whose plays end now.
+
+        A lease that the ledger does not know plays on: its result may still be the first of its job.
+        """
+        ending = []
+        for lease, state in states.items():
+            running = self._running.get(lease)
+            if state == "abort" and running is not None and not running.aborted:
+                running.aborted = True
+                ending.append(lease)
+        return ending
+
+    def tokens_per_s(self, now: float) -> float:
+        """Smoothed rate of sampled tokens, since the last call."""
+        if self._looked is not None and now > self._looked[0]:
+            rate = (self._sampled - self._looked[1]) / (now - self._looked[0])
+            self._rate = rate if self._rate == 0 else RATE_KEPT * self._rate + (1 - RATE_KEPT) * rate
+        self._looked = (now, self._sampled)
+        return self._rate

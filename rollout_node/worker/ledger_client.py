@@ -1,0 +1,254 @@
+"""The ledger's HTTP API, as a worker uses it.
+
+Promises: a request that may be repeated is repeated for ever, with growing delays, until the ledger answers; every
+request of this module may be repeated, because the ledger settles each (job, lease) once. A refusal is an error with
+the ledger's own text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import msgpack
+
+from p2pcast import limits
+from p2pcast.backoff import Backoff
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result
+from p2pcast.transport.tls_errors import explain
+from rollout_node.worker.engine_versions import Served
+
+logger = logging.getLogger("p2pcast.worker")
+
+MOST_AT_ONCE: Final = 32
+"""Leases or results in one request."""
+MAX_ANSWER_BYTES: Final = 160 * limits.MIB
+"""Largest answer: as many jobs of the largest size as one request may lease, and a little more."""
+REQUEST_S: Final = 30.0
+"""Time limit of a request in seconds, besides the time for which the ledger was asked to wait."""
+RETRY_S, RETRY_MOST_S = 0.2, 15.0
+MSGPACK: Final = "application/x-msgpack"
+
+
+class SessionLostError(RetryableError):
+    """The ledger does not know the session: register again."""
+
+
+class ConflictError(RefusedError):
+    """The ledger has another body for this result, or an old session spoke."""
+
+
+class UnfitError(RemoteError):
+    """The ledger cannot take this request at all: malformed, or too large."""
+
+
+class Session(NamedTuple):
+    session: str
+    worker: str
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``expires_in_s``: unless a heartbeat with new tokens extends it. ``latest_in_s``: the lease ends by then."""
+
+    lease: bytes
+    job: Job
+    expires_in_s: float
+    latest_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leases:
+    """``finished``: the run has ended. ``retry_s``: delay before the next request."""
+
+    leases: Sequence[Lease]
+    finished: bool
+    retry_s: float
+
+
+class Verdict(NamedTuple):
+    """``reason`` and ``detail``: None for an accepted result."""
+
+    job: str
+    accepted: bool
+    reason: str | None
+    detail: str | None
+
+
+class LedgerClient:
+    """``url``: base URL of the ledger. ``bearer``: for http; ``tls``: for https, the context for the next connection.
+
+    A server that cannot prove to be the ledger gets no byte of a request. It ends a worker that no ledger has answered
+    yet: the address is wrong. Later the request is repeated, because another program may have taken the address over.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        bearer: str | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._http, self._url = http, url.rstrip("/")
+        self._headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+        self._tls = tls
+        self._uniform = uniform
+        self._answered = False
+        """A ledger has answered."""
+
+    async def register(self, **about: Any) -> Session:
+        """``about``: name, price_usd_h, slots, task, task_hash, classes. Raises RefusedError."""
+        found = await self._until_answered("/v1/workers", about)
+        try:
+            return Session(str(found["session"]), str(found["worker"]), max(0.1, float(found["heartbeat_s"])))
+        except (KeyError, TypeError, ValueError):
+            raise _malformed("/v1/workers") from None
+
+    async def lease(self, session: str, slots: int, served: Served, wait_s: float) -> Leases:
+        """Raises SessionLostError, RefusedError."""
+        body = {
+            "session": session,
+            "slots": min(slots, MOST_AT_ONCE),
+            "served": str(served.version),
+            "manifest": served.manifest.hex(),
+            "staged": None if served.staged is None else str(served.staged),
+            "wait_s": wait_s,
+        }
+        found = await self._until_answered("/v1/lease", body, wait_s)
+        try:
+            leases = [
+                Lease(
+                    bytes(row["lease"]),
+                    Job.from_bytes(row["job"]),
+                    float(row["expires_in_s"]),
+                    float(row["latest_in_s"]),
+                )
+                for row in found["leases"]
+            ]
+            return Leases(leases, bool(found["finished"]), max(0.0, float(found["retry_s"])))
+        except (KeyError, TypeError, ValueError):
+            raise _malformed("/v1/lease") from None
+
+    async def heartbeat(
+        self, session: str, tokens: dict[bytes, int], served: Served | None, tokens_per_s: float
+    ) -> dict[bytes, str]:
+        """Lease → ``held``, ``abort`` or ``unknown``. Not repeated: the next heartbeat says more. Raises
+        RetryableError, SessionLostError.
+        """
+        staged = None if served is None or served.staged is None else str(served.staged)
+        engine = {
+            "served": None if served is None else str(served.version),
+            "staged": staged,
+            "tokens_per_s": round(tokens_per_s, 1),
+        }
+        rows = [{"lease": lease.hex(), "tokens": count} for lease, count in tokens.items()]
+        found = await self._ask("/v1/heartbeat", {"session": session, "leases": rows, "engine": engine})
+        try:
+            return {bytes.fromhex(row["lease"]): str(row["state"]) for row in found["leases"]}
+        except (KeyError, TypeError, ValueError):
+            raise _malformed("/v1/heartbeat") from None
+
+    async def give_back(self, session: str, leases: Sequence[bytes]) -> None:
+        """Unfinished leases return to the pool. Raises SessionLostError, RefusedError."""
+        await self._until_answered("/v1/return", {"session": session, "leases": [lease.hex() for lease in leases]})
+
+    async def hand_in(self, session: str, results: Sequence[Result]) -> list[Verdict]:
+        """Raises SessionLostError, ConflictError, UnfitError, RefusedError."""
+        body = msgpack.packb({"session": bytes.fromhex(session), "results": [result.to_bytes() for result in results]})
+        found = await self._until_answered("/v1/results", body)
+        try:
+            return [
+                Verdict(str(row["job"]), row["verdict"] == "accepted", row.get("reason"), row.get("detail"))
+                for row in found["results"]
+            ]
+        except (KeyError, TypeError, AttributeError):
+            raise _malformed("/v1/results") from None
+
+    # -- requests
+
+    async def _until_answered(self, path: str, body: Any, wait_s: float = 0.0) -> Any:
+        delays = Backoff(RETRY_S, RETRY_MOST_S, self._uniform)
+        while True:
+            try:
+                return await self._ask(path, body, wait_s)
+            except SessionLostError:
+                raise
+            except RetryableError as error:
+                level = logging.WARNING if delays.attempts == 0 else logging.DEBUG
+                logger.log(level, "%s; the request is repeated until the ledger answers", error)
+            await asyncio.sleep(delays.next_s())
+
+    async def _ask(self, path: str, body: Any, wait_s: float = 0.0) -> Any:
+        """Raises P2PCastError."""
+        packed = isinstance(body, bytes)
+        data = body if packed else json.dumps(body).encode()
+        headers = self._headers | {"Content-Type": MSGPACK if packed else "application/json"}
+        limit = aiohttp.ClientTimeout(total=REQUEST_S + wait_s)
+        tls: ssl.SSLContext | bool = True if self._tls is None else self._tls()
+        try:
+            async with self._http.post(self._url + path, data=data, headers=headers, timeout=limit, ssl=tls) as answer:
+                self._answered = True
+                content = await _read(answer)
+                if answer.status != 200:
+                    raise _refusal(path, answer.status, content)
+                if answer.content_type == MSGPACK:
+                    return msgpack.unpackb(content)
+                return json.loads(content)
+        except P2PCastError:
+            raise
+        except aiohttp.ClientConnectorSSLError as error:
+            raise self._tls_failure(error.os_error) from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise self._tls_failure(error.certificate_error) from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RetryableError(f"the ledger at {self._url} does not answer ({type(error).__name__})") from None
+        except (ValueError, msgpack.UnpackException):
+            raise _malformed(path) from None
+
+    def _tls_failure(self, error: Exception) -> P2PCastError:
+        assert isinstance(error, ssl.SSLError)
+        found = explain(error, f"the ledger at {self._url}", "compare the port with the ledger's address for https")
+        return RetryableError(str(found)) if self._answered and isinstance(found, RefusedError) else found
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    """Raises RemoteError above the limit, before the rest arrives."""
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            raise RemoteError(f"the ledger's answer is larger than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _refusal(path: str, status: int, content: bytes) -> P2PCastError:
+    try:
+        said = str(json.loads(content)["error"])[:300]
+    except (ValueError, KeyError, TypeError):
+        said = "without a reason"
+    text = f"the ledger refused {path} with status {status}: {said}"
+    if status == 404:
+        return SessionLostError(text)
+    if status == 409:
+        return ConflictError(text)
+    if status in (400, 413):
+        return UnfitError(text)
+    if status in (401, 403):
+        return RefusedError(text)
+    return RetryableError(text)
+
+
+def _malformed(path: str) -> RemoteError:
+    return RemoteError(f"the ledger's answer to {path} is malformed")

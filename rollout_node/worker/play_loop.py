@@ -1,0 +1,354 @@
+"""A worker's loops: lease, play, heartbeat, hand in.
+
+Promises: every lease ends in a result, a return to the ledger, or an abort that the ledger ordered; a play that raises,
+hangs or is forged by its own task costs that lease only. After ``drain`` no lease is taken; plays that end within the
+given time are handed in, the others go back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from p2pcast import limits
+from p2pcast.backoff import Backoff
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result, fault
+from p2pcast.tasks.play import result_of
+from p2pcast.tasks.task import Sampler, Task, Trajectory
+from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.wakeup import Wakeup
+from rollout_node.worker.engine_versions import Served
+from rollout_node.worker.lease_book import LeaseBook
+from rollout_node.worker.ledger_client import (
+    MOST_AT_ONCE,
+    ConflictError,
+    Lease,
+    LedgerClient,
+    Session,
+    SessionLostError,
+    UnfitError,
+)
+
+logger = logging.getLogger("p2pcast.worker")
+
+LEASE_WAIT_S: Final = 5.0
+"""Longest wait in seconds of one request for leases; a drain waits for its end."""
+LATE_S: Final = 60.0
+"""Time in seconds after a lease's last end for which its play goes on: a late result may still count."""
+FLUSH_S: Final = 10.0
+"""Time in seconds for the last results and returns to reach the ledger, once no play is left."""
+REQUEST_BYTES: Final = 16 * limits.MIB
+"""Results of one request end above this size: the ledger takes 64 MiB, and one result is at most 4 MiB."""
+MAX_TAG: Final = 200
+"""Most characters of a failure in a result's tags."""
+SOON_S, LATER_S = 0.1, 30.0
+"""Bounds in seconds of the delay that the ledger asks for when it has no leases."""
+IDLE_S: Final = 1.0
+"""Longest wait in seconds for a change before the worker looks again."""
+
+
+class PlaySampler(Protocol):
+    def of_play(self, on_tokens: Callable[[int], None]) -> Sampler: ...
+
+
+class Weights(Protocol):
+    async def refresh(self) -> Served: ...
+    @property
+    def served(self) -> Served | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """``price_usd_h``: of this machine. ``classes``: facts by which the ledger groups workers. ``drain_s``: time for
+    plays to end after SIGTERM.
+    """
+
+    name: str
+    slots: int = 8
+    price_usd_h: float = 0.0
+    classes: dict[str, str] = field(default_factory=dict)
+    drain_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Outbox:
+    results: list[Result] = field(default_factory=list)
+    returns: list[bytes] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.results or self.returns)
+
+
+class PlayLoop:
+    """``checks``: compute the reward that is reported; None: the task is trusted to compute it in this process."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        task: Task,
+        ledger: LedgerClient,
+        sampler: PlaySampler,
+        weights: Weights,
+        checks: TaskProcesses | None = None,
+    ) -> None:
+        self._config, self._task, self._ledger = config, task, ledger
+        self._sampler, self._weights, self._checks = sampler, weights, checks
+        self._book = LeaseBook(config.slots)
+        self._plays: dict[bytes, asyncio.Task[None]] = {}
+        self._outbox = _Outbox()
+        self._changed = Wakeup()
+        self._session: Session | None = None
+        self._registering = asyncio.Lock()
+        self._failures = Backoff(0.2, 30.0, random.uniform)
+        self._rests_until = 0.0
+        self._leasing = True
+        self._ended = False
+        self.verdicts: Counter[str] = Counter()
+        """Results by verdict or reason; plays that failed by ``failed``; leases given back by ``returned``."""
+
+    async def run(self) -> None:
+        """Until the run has ended, or until drained. Raises RefusedError if the ledger refuses this worker."""
+        await self._registered(None)
+        try:
+            async with asyncio.TaskGroup() as group:
+                beats = group.create_task(self._heartbeats(), name="heartbeats")
+                group.create_task(self._lease_until_end(group), name="leases")
+                await self._hand_in_until_end()
+                beats.cancel()
+        finally:
+            logger.info("results: %s", ", ".join(f"{n} {what}" for what, n in self.verdicts.items()) or "none")
+
+    async def drain(self) -> None:
+        """Take no more leases, finish the plays that end within ``drain_s``, and give the others back."""
+        self._leasing = False
+        self._changed.notify()
+        logger.info("draining: %d plays have %g s to end", len(self._plays), self._config.drain_s)
+        try:
+            async with asyncio.timeout(self._config.drain_s):
+                while not self._idle:
+                    await self._changed.wait(IDLE_S)
+        except TimeoutError:
+            for play in list(self._plays.values()):
+                play.cancel("drained")
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                while not (self._idle and self._ended):
+                    await self._changed.wait(IDLE_S)
+        except TimeoutError:
+            logger.warning("the ledger did not take the last results within %g s", FLUSH_S)
+
+    @property
+    def _idle(self) -> bool:
+        return not self._plays and not self._outbox
+
+    # -- the session
+
+    async def _registered(self, lost: Session | None) -> Session:
+        """The session, or a new one if ``lost`` is the present one."""
+        async with self._registering:
+            if self._session is None or self._session is lost:
+                self._session = await self._ledger.register(
+                    name=self._config.name,
+                    price_usd_h=self._config.price_usd_h,
+                    slots=self._config.slots,
+                    task=self._task.name,
+                    task_hash=self._task.hash.hex(),
+                    classes=self._config.classes,
+                )
+                logger.info("registered at the ledger as %s", self._session.worker)
+            return self._session
+
+    # -- leases
+
+    async def _lease_until_end(self, group: asyncio.TaskGroup) -> None:
+        delays, loop = Backoff(0.2, 5.0, random.uniform), asyncio.get_running_loop()
+        while self._leasing:
+            rests_s = self._rests_until - loop.time()
+            if not self._book.free or rests_s > 0:
+                await self._changed.wait(min(IDLE_S, rests_s) if rests_s > 0 else IDLE_S)
+                continue
+            session = await self._registered(None)
+            try:
+                served = await self._weights.refresh()
+                found = await self._ledger.lease(session.session, self._book.free, served, LEASE_WAIT_S)
+            except RefusedError:
+                raise
+            except (RetryableError, RemoteError) as error:
+                logger.log(logging.DEBUG if delays.attempts else logging.WARNING, "no leases for now: %s", error)
+                if isinstance(error, SessionLostError):
+                    await self._registered(session)
+                await self._changed.wait(delays.next_s())
+                continue
+            delays.reset()
+            self._take(found.leases, group)
+            if found.finished:
+                logger.info("the ledger says that the run has ended")
+                break
+            if not found.leases and self._leasing:
+                await self._changed.wait(min(LATER_S, max(SOON_S, found.retry_s)))
+        self._leasing = False
+        self._ended = True
+        self._changed.notify()
+
+    def _take(self, leases: Any, group: asyncio.TaskGroup) -> None:
+        fitting = [lease for lease in leases if self._leasing and self._fits(lease.job)]
+        taken = set(self._book.add(lease.lease for lease in fitting))
+        for lease in leases:
+            if lease.lease in taken:
+                name = f"play {lease.job.job.hex()[:8]}"
+                self._plays[lease.lease] = group.create_task(self._play(lease), name=name)
+            else:
+                self._give_back(lease.lease)
+
+    def _fits(self, job: Job) -> bool:
+        if job.task_hash == self._task.hash:
+            return True
+        logger.warning("a job of task %s with another hash was leased, and goes back: compare the code", job.task)
+        return False
+
+    def _give_back(self, lease: bytes) -> None:
+        self._outbox.returns.append(lease)
+        self.verdicts["returned"] += 1
+        self._changed.notify()
+
+    # -- plays
+
+    async def _play(self, lease: Lease) -> None:
+        """Cancelled by an abort or by a drain."""
+        book, job, result = self._book, lease.job, None
+        try:
+            async with asyncio.timeout(lease.latest_in_s + LATE_S):
+                sampler = self._sampler.of_play(lambda count: book.sampled(lease.lease, count))
+                result = await self._result(lease, await self._task.play(sampler, job))
+            self._failures.reset()
+            self._rests_until = 0.0
+        except Exception as error:
+            self.verdicts["failed"] += 1
+            unexpected = None if isinstance(error, P2PCastError | TimeoutError) else error
+            text = f"{type(error).__name__}: {error}"
+            logger.warning(
+                "a play of job %s failed, and its lease goes back: %s", job.job.hex(), text, exc_info=unexpected
+            )
+            # The job may come straight back: leasing rests for a moment.
+            self._rests_until = asyncio.get_running_loop().time() + self._failures.next_s()
+        finally:
+            self._plays.pop(lease.lease, None)
+            if book.end(lease.lease):
+                if result is None:
+                    self._give_back(lease.lease)
+                else:
+                    self._outbox.results.append(result)
+            self._changed.notify()
+
+    async def _result(self, lease: Lease, played: Trajectory) -> Result:
+        """With the reward for reports. A check that fails leaves a reward of 0 and a tag with its reason. Raises
+        RemoteError for a play that the ledger would hold against this worker.
+        """
+        job, reward = lease.job, 0.0
+        try:
+            if self._checks is None:
+                reward = self._task.reward(job, played.token_ids, played.mask)
+            else:
+                reward = await self._checks.reward(job, played.token_ids, played.mask)
+        except CheckFailedError as error:
+            logger.warning("the check of job %s failed: %s", job.job.hex(), error)
+            played = replace(played, tags=(*played.tags, ("check", str(error)[:MAX_TAG])))
+        result = result_of(job, lease.lease, played, reward)
+        if (wrong := fault(result, self._task.vocabulary)) is not None:
+            raise RemoteError(f"the play is no valid result: {wrong}")
+        return result
+
+    # -- heartbeats
+
+    async def _heartbeats(self) -> None:
+        loop, reached = asyncio.get_running_loop(), True
+        while True:
+            session = await self._registered(None)
+            await asyncio.sleep(session.heartbeat_s)
+            rate = self._book.tokens_per_s(loop.time())
+            try:
+                states = await self._ledger.heartbeat(session.session, self._book.tokens(), self._weights.served, rate)
+            except SessionLostError:
+                await self._registered(session)
+            except RefusedError:
+                raise
+            except (RetryableError, RemoteError) as error:
+                if reached:
+                    logger.warning("heartbeats do not reach the ledger: %s", error)
+                reached = False
+            else:
+                reached = True
+                for lease in self._book.heard(states):
+                    self.verdicts["aborted"] += 1
+                    if (play := self._plays.get(lease)) is not None:
+                        play.cancel("aborted by the ledger")
+
+    # -- results and returns
+
+    async def _hand_in_until_end(self) -> None:
+        delays = Backoff(0.2, 15.0, random.uniform)
+        while not (self._ended and self._idle):
+            if not self._outbox:
+                await self._changed.wait(IDLE_S)
+                continue
+            session = await self._registered(None)
+            try:
+                await self._return(session, self._outbox.returns[:MOST_AT_ONCE])
+                await self._hand_in(session, _one_request(self._outbox.results))
+            except RefusedError:
+                raise
+            except (RetryableError, RemoteError) as error:
+                logger.warning("results wait: %s", error)
+                if isinstance(error, SessionLostError):
+                    await self._registered(session)
+                await asyncio.sleep(delays.next_s())
+            else:
+                delays.reset()
+            self._changed.notify()
+
+    async def _return(self, session: Session, leases: list[bytes]) -> None:
+        if not leases:
+            return
+        try:
+            await self._ledger.give_back(session.session, leases)
+        except (ConflictError, UnfitError) as error:
+            logger.warning("the ledger does not take leases back: %s", error)
+        del self._outbox.returns[: len(leases)]
+
+    async def _hand_in(self, session: Session, results: list[Result]) -> None:
+        """Results stay in the outbox until the ledger has judged them."""
+        if not results:
+            return
+        try:
+            verdicts = await self._ledger.hand_in(session.session, results)
+        except (ConflictError, UnfitError) as error:
+            if len(results) > 1:  # one of them spoils the request
+                for result in results:
+                    await self._hand_in(session, [result])
+                return
+            logger.error("the result of job %s is lost: %s", results[0].job.hex(), error)
+            self.verdicts["refused"] += 1
+        else:
+            for verdict in verdicts:
+                self.verdicts["accepted" if verdict.accepted else verdict.reason or "rejected"] += 1
+                if not verdict.accepted:
+                    logger.info("job %s rejected: %s: %s", verdict.job, verdict.reason, verdict.detail)
+        done = {result.lease for result in results}
+        self._outbox.results = [result for result in self._outbox.results if result.lease not in done]
+
+
+def _one_request(results: list[Result]) -> list[Result]:
+    """The first ones, as many as one request should hold."""
+    size = 0
+    for count, result in enumerate(results[:MOST_AT_ONCE]):
+        size += result.token_ids.nbytes + result.mask.nbytes + result.logprobs.nbytes
+        if count and size > REQUEST_BYTES:
+            return results[:count]
+    return results[:MOST_AT_ONCE]

@@ -1,0 +1,105 @@
+"""A worker as a daemon: waits for its engine, then runs the loops with all that they need."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, TypeVar
+
+import aiohttp
+
+from p2pcast.backoff import Backoff
+from p2pcast.errors import RetryableError
+from p2pcast.tasks.task import Task
+from p2pcast.tasks.task_process import TaskProcesses
+from p2pcast.transport.node_certificate import NodeCertificate
+from rollout_node.worker.completions_sampler import CompletionsSampler
+from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.ledger_client import LedgerClient
+from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+
+logger = logging.getLogger("p2pcast.worker")
+
+T = TypeVar("T")
+SamplerKind = Literal["generate", "completions"]
+SAMPLERS: Final[dict[SamplerKind, type[GenerateSampler] | type[CompletionsSampler]]] = {
+    "generate": GenerateSampler,
+    "completions": CompletionsSampler,
+}
+"""By the engine's route."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Base URLs. ``bearer``: for a ledger over http."""
+
+    ledger: str
+    engine: str
+    peer: str
+    bearer: str | None
+
+
+class WorkerDaemon:
+    """``certificate``: for a ledger over https."""
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        config: WorkerConfig,
+        task: Task,
+        checks: TaskProcesses,
+        certificate: NodeCertificate | None = None,
+        sampler: SamplerKind = "generate",
+    ) -> None:
+        self._addresses, self._config, self._task, self._checks = addresses, config, task, checks
+        self._certificate, self._sampler = certificate, sampler
+        self._loop: PlayLoop | None = None
+
+    async def run(self) -> None:
+        """Until the run has ended, or until drained. Raises P2PCastError, alone or in a group."""
+        if self._certificate is None:
+            await self._play()
+            return
+        await self._certificate.ready()
+        async with asyncio.TaskGroup() as group:
+            renewals = group.create_task(self._certificate.renew_when_due(), name="certificate")
+            await self._play()
+            renewals.cancel()
+
+    async def _play(self) -> None:
+        where = self._addresses
+        # One connection per request: vLLM closes idle connections, and a request sent then would be lost.
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        async with aiohttp.ClientSession() as http, aiohttp.ClientSession(connector=connector) as engine_http:
+            versions = EngineVersions(http, where.peer, where.engine)
+            sampler = SAMPLERS[self._sampler](engine_http, where.engine, versions)
+            served = await _once_up(versions.refresh)
+            label = await _once_up(sampler.check)
+            logger.info("the engine serves version %s; its peer says %s", label, served.version)
+            tls = None if self._certificate is None else partial(self._certificate.client, "ledger")
+            ledger = LedgerClient(http, where.ledger, where.bearer, tls)
+            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks)
+            try:
+                await self._loop.run()
+            finally:
+                await self._checks.close()
+
+    async def drain(self) -> None:
+        if self._loop is not None:
+            await self._loop.drain()
+
+
+async def _once_up(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer, as soon as engine and peer are up. Raises P2PCastError that no waiting mends."""
+    delays = Backoff(0.5, 10.0, random.uniform)
+    while True:
+        try:
+            return await ask()
+        except RetryableError as error:
+            logger.log(logging.DEBUG if delays.attempts else logging.WARNING, "waiting for the engine: %s", error)
+        await asyncio.sleep(delays.next_s())

@@ -1,0 +1,51 @@
+"""A ledger's daemon in this process, with the parity task."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from parity_task import NAME, Parity
+
+from trainer_node.ledger.ledger_rows import Policy
+from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon, opened
+from trainer_node.ledger_server.prompt_feeder import Feed
+
+END_S = 120.0
+Up = Callable[..., "contextlib.AbstractAsyncContextManager[LedgerDaemon]"]
+
+
+def config_of(folder: Path, **more: Any) -> LedgerConfig:
+    task = Parity()
+    bounds = Bounds(more.pop("staleness", 2), more.pop("batch_groups", 2), more.pop("last_step", None))
+    given: dict[str, Any] = {"feed": Feed(7, 4, 1.0, 8)} | more
+    return LedgerConfig(
+        state=folder,
+        http=("127.0.0.1", 0),
+        policy=Policy(bounds, "bounded", task.vocabulary),
+        task=task,
+        task_name=NAME,
+        **given,
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
+    """The daemon, once it answers. Ends with the error of its work, if that failed."""
+    async with opened(config) as daemon:
+        work = asyncio.create_task(daemon.run())
+        try:
+            async with asyncio.timeout(END_S):
+                while not daemon.http.address[1]:
+                    await asyncio.sleep(0.01)
+                    assert not work.done(), work
+            yield daemon
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+        if not work.cancelled():
+            work.result()

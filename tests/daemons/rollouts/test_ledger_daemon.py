@@ -1,0 +1,78 @@
+"""A ledger's daemon with real workers, a trainer, and an engine of 16 tokens: whole runs over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+from fake_engine import FakeEngine, digest_of
+from ledger_stage import END_S, Up, config_of
+from parity_task import Parity
+
+from p2pcast.version import Version
+from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.ledger_client import LedgerClient
+from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from trainer_node.ledger_server.callers import WORKER_FILE
+from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
+from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
+
+
+async def work(daemon: LedgerDaemon, folder: Path, engine: FakeEngine, name: str, slots: int = 4) -> Counter[str]:
+    """A worker's loop until the end of the run; its verdicts."""
+    async with aiohttp.ClientSession() as http:
+        versions = EngineVersions(http, engine.url, engine.url)
+        sampler = GenerateSampler(http, engine.url, versions)
+        url = f"http://127.0.0.1:{daemon.http.address[1]}"
+        client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
+        loop = PlayLoop(WorkerConfig(name=name, slots=slots), Parity(), client, sampler, versions)
+        await loop.run()
+        return loop.verdicts
+
+
+def client_of(daemon: LedgerDaemon, folder: Path) -> BatchClient:
+    url = f"http://127.0.0.1:{daemon.http.address[1]}"
+    return BatchClient(url, bearer_file=folder / "http.token", give_up_s=END_S)
+
+
+def learn(client: BatchClient, engine: FakeEngine, steps: int) -> list[RolloutBatch]:
+    """A learner that publishes after every step, at once, to the engine."""
+    client.resume(0, 0)
+    client.publish(Version(0, 0), bytes.fromhex(digest_of("0.0")))
+    batches = []
+    while (batch := client.take(len(batches))) is not None:
+        batches.append(batch)
+        step = len(batches)
+        client.applied(batch, step)
+        client.publish(Version(0, step), bytes.fromhex(digest_of(f"0.{step}")))
+        engine.versions = [*engine.versions, f"0.{step}"]
+        engine.tokens_a_version = 1  # the newest version from now on
+        client.ack(step, [batch.id], bytes(32))
+    assert len(batches) == steps
+    return batches
+
+
+async def test_a_run_ends_and_every_batch_is_fresh(tmp_path: Path, up: Up, engine: FakeEngine) -> None:
+    engine.versions = ["0.0"]
+    async with asyncio.timeout(END_S), up(config_of(tmp_path, last_step=5)) as daemon:
+        client = client_of(daemon, tmp_path)
+        learner = asyncio.create_task(asyncio.to_thread(learn, client, engine, 5))
+        done = await asyncio.gather(*(work(daemon, tmp_path, engine, name) for name in "ab"))
+        batches = await learner
+    seen: set[bytes] = set()
+    task = Parity()
+    for batch in batches:
+        assert 1 <= len(batch.groups) <= 2
+        for group in batch.groups:
+            assert len({r.reward for r in group.rollouts}) > 1
+            for rollout in group.rollouts:
+                result = rollout.result
+                assert result.oldest_step >= batch.step - 2
+                assert all(span.manifest == bytes.fromhex(digest_of(str(span.version))) for span in result.spans)
+                assert result.job not in seen
+                seen.add(result.job)
+    assert sum(verdicts["accepted"] for verdicts in done) >= len(seen)
+    assert task.hash == batches[0].groups[0].group.task_hash

@@ -1,0 +1,147 @@
+"""The ledger waits while its database or its hub fails, names the fault, and goes on without a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fake_engine import digest_of
+from ledger_stage import END_S, Up, config_of
+from test_ledger_requests import MANIFEST, Stage, played
+
+from p2pcast.errors import RefusedError
+from p2pcast.rollouts.result import Result
+from p2pcast.version import Version
+from tests.daemons.metrics_guide import documented, served
+from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
+from trainer_node.ledger_server.ledger_daemon import opened
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with postgresql() as made:
+        yield made
+
+
+class Hub:
+    """Answers /versions with whatever the test says."""
+
+    def __init__(self) -> None:
+        self.status, self.run = 200, "ab" * 16
+        self.manifests = {"0.0": MANIFEST.hex()}
+
+    async def versions(self, _: web.Request) -> web.Response:
+        return web.json_response({"run": self.run, "manifests": self.manifests, "evicted": []}, status=self.status)
+
+    async def start(self) -> str:
+        app = web.Application()
+        app.router.add_get("/versions", self.versions)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+
+@pytest.fixture
+async def hub() -> Any:
+    found = Hub()
+    found.url = await found.start()
+    yield found
+    await found.stop()
+
+
+async def until_readiness(stage: Stage, status: int, text: str) -> None:
+    """Wait until /readyz answers with ``status``, and ``text`` in its line."""
+    while True:
+        found, answer = await stage.read("/readyz")
+        if found == status and text in answer:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def resumed(stage: Stage) -> None:
+    assert (await stage.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer"))[0] == 200
+    stage.session = await stage.register("w")
+
+
+async def test_a_database_that_restarts_delays_the_ledger_alone(cluster: Cluster, tmp_path: Path, up: Up) -> None:
+    config = config_of(tmp_path, database=cluster.database())
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        await stage.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        [(lease, job)] = await stage.lease(stage.session)
+        result = await played(lease, job)
+        await asyncio.to_thread(cluster.stop)
+        await until_readiness(stage, 503, "database failed")
+        status, answer = await stage.hand_in(stage.session, result)
+        assert (status, "database failed" in answer["error"]) == (503, True)
+        await asyncio.to_thread(cluster.start)
+        await until_readiness(stage, 200, "")
+        status, answer = await stage.hand_in(stage.session, result)
+        assert (status, answer["results"][0]["verdict"]) == (200, "accepted")
+        assert (await stage.read("/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize("status", [500, 401, 302])
+async def test_results_wait_while_the_hub_answers_wrongly(tmp_path: Path, up: Up, hub: Any, status: int) -> None:
+    config = config_of(tmp_path, hub=hub.url)
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        [(lease, job)] = await stage.lease(stage.session)
+        result = await played(lease, job)
+        (span,) = result.spans
+        newer = span._replace(version=Version(0, 1), manifest=bytes.fromhex(digest_of("0.1")))
+        ahead = Result(**{name: getattr(result, name) for name in Result._reads} | {"spans": (newer,)})
+        hub.status = status
+        found, answer = await stage.hand_in(stage.session, ahead)
+        assert (found, "cannot ask the hub" in answer["error"]) == (503, True)
+        hub.status, hub.manifests = 200, hub.manifests | {"0.1": digest_of("0.1")}
+        _, answer = await stage.hand_in(stage.session, ahead)
+        assert answer["results"][0]["verdict"] == "accepted", answer
+
+
+async def test_a_ledger_of_another_run_ends_with_the_reason(tmp_path: Path, hub: Any) -> None:
+    (tmp_path / "ledger.json").write_text('{"run": "%s"}' % ("00" * 16))
+    async with asyncio.timeout(END_S), opened(config_of(tmp_path, hub=hub.url)) as daemon:
+        with pytest.raises(ExceptionGroup) as found:
+            await daemon.run()
+    [error] = found.value.exceptions
+    assert isinstance(error, RefusedError)
+    assert "is of run ababab" in str(error)
+
+
+async def test_every_metric_of_the_ledger_is_in_the_guide(tmp_path: Path, up: Up) -> None:
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        async with http.get(f"http://127.0.0.1:{daemon.http.address[1]}/metrics") as answer:
+            found = served(await answer.text())
+    guide = documented()
+    mine = {name for name in guide if name.startswith("p2pcast_ledger_")}
+    assert mine == {name for name in found if name.startswith("p2pcast_ledger_")}
+    assert {name: guide[name] for name in mine if found[name]} == {name: found[name] for name in mine if found[name]}
+
+
+async def test_events_tell_a_step(tmp_path: Path, up: Up) -> None:
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        await stage.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        url = f"http://127.0.0.1:{daemon.http.address[1]}/events?since=0"
+        kinds: list[str] = []
+        async with http.get(url) as answer:
+            while len(kinds) < 3:
+                line = (await answer.content.readline()).decode()
+                if line.startswith("event: "):
+                    kinds.append(line.removeprefix("event: ").strip())
+    assert kinds == ["learner_resumed", "worker_registered", "version_known"]

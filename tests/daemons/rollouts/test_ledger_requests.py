@@ -1,0 +1,256 @@
+"""The ledger's HTTP server refuses bad requests with one clear line each, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+from fake_engine import digest_of
+from ledger_stage import END_S, Up, config_of
+from parity_task import Parity
+
+from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.result import Result, Span
+from p2pcast.tasks.play import Play, result_of
+from p2pcast.tasks.task import Sample
+from p2pcast.version import Version
+from trainer_node.ledger_server.body_budget import BODY_BYTES
+from trainer_node.ledger_server.callers import WORKER_FILE
+from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
+
+ZERO = Version(0, 0)
+MANIFEST = bytes.fromhex(digest_of("0.0"))
+Ask = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+class Stage:
+    """One daemon, one worker's session, and the tokens of both roles."""
+
+    def __init__(self, daemon: LedgerDaemon, folder: Path, http: aiohttp.ClientSession) -> None:
+        self.daemon, self._http = daemon, http
+        self._url = f"http://127.0.0.1:{daemon.http.address[1]}"
+        self.bearers = {
+            "worker": (folder / WORKER_FILE).read_text().strip(),
+            "trainer": (folder / "http.token").read_text().strip(),
+        }
+        self.session = ""
+
+    async def ask(
+        self, path: str, body: Any, role: str | None = "worker", headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """Status, and the answer. Bytes are sent as they are, other bodies as JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {} if role is None else {"Authorization": f"Bearer {self.bearers[role]}"}
+        async with self._http.post(self._url + path, data=data, headers=sent | (headers or {})) as answer:
+            content = await answer.read()
+            packed = answer.content_type == "application/x-msgpack"
+            return answer.status, msgpack.unpackb(content) if packed else json.loads(content)
+
+    async def get(self, path: str, role: str | None = None) -> tuple[int, Any]:
+        sent = {} if role is None else {"Authorization": f"Bearer {self.bearers[role]}"}
+        async with self._http.get(self._url + path, headers=sent) as answer:
+            return answer.status, await answer.json()
+
+    async def read(self, path: str) -> tuple[int, str]:
+        """Status and text of a path that needs no token."""
+        async with self._http.get(self._url + path) as answer:
+            return answer.status, await answer.text()
+
+    async def register(self, name: str, task_hash: bytes = Parity().hash) -> str:
+        about = {"name": name, "slots": 4, "task": "parity", "task_hash": task_hash.hex()}
+        status, answer = await self.ask("/v1/workers", about)
+        assert status == 200, answer
+        return str(answer["session"])
+
+    async def lease(self, session: str, slots: int = 1, **more: Any) -> list[Any]:
+        body = {"session": session, "slots": slots, "served": "0.0", "manifest": MANIFEST.hex(), "wait_s": 10.0}
+        status, answer = await self.ask("/v1/lease", body | more)
+        assert status == 200, answer
+        return [(row["lease"], Job.from_bytes(row["job"])) for row in answer["leases"]]
+
+    async def hand_in(self, session: str, *results: Result) -> tuple[int, Any]:
+        packed = {"session": bytes.fromhex(session), "results": [result.to_bytes() for result in results]}
+        return await self.ask("/v1/results", msgpack.packb(packed))
+
+
+class OneSampler:
+    async def sample(self, prompt_ids: Any, **more: Any) -> Sample:
+        return Sample([3, 2], [-1.0, -1.0], [Span(ZERO, 0, 2, MANIFEST, "recompute")], "end")
+
+
+async def played(lease: bytes, job: Job) -> Result:
+    play = Play(job.prompt)
+    sample = await play.turn(OneSampler(), job, job.max_tokens, (2,))
+    return result_of(job, lease, play.end(sample.stop), 0.0)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path, up: Up) -> AsyncIterator[Stage]:
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon, aiohttp.ClientSession() as http:
+        made = Stage(daemon, tmp_path, http)
+        status, answer = await made.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer")
+        assert (status, answer) == (200, {"epoch": 1})
+        assert (await made.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer"))[0] == 200
+        made.session = await made.register("w")
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("path", "role", "status"),
+    [
+        ("/v1/lease", None, 401),
+        ("/v1/batches/take", None, 401),
+        ("/v1/batches/take", "worker", 403),
+        ("/v1/batches/ack", "worker", 403),
+        ("/v1/learner/resume", "worker", 403),
+        ("/v1/groups", "worker", 403),
+        ("/v1/versions", "worker", 403),
+        ("/v1/lease", "trainer", 403),
+        ("/v1/results", "trainer", 403),
+    ],
+)
+async def test_a_role_sends_its_own_requests_alone(stage: Stage, path: str, role: str | None, status: int) -> None:
+    found, answer = await stage.ask(path, {}, role)
+    assert found == status, answer
+    assert answer["error"]
+    assert "Traceback" not in answer["error"]
+
+
+async def test_a_worker_reads_neither_groups_nor_other_workers(stage: Stage) -> None:
+    for path in ("/v1/workers", "/v1/status", f"/v1/groups/{'0' * 32}"):
+        assert (await stage.get(path, "worker"))[0] == 403
+        assert (await stage.get(path, None))[0] in (401, 403)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "not an object"),
+        (b"[" * 100_000, "not JSON"),
+        ({"session": "00", "slots": 1}, "field session is not 32 hexadecimal digits"),
+        ({"session": "0" * 32, "slots": 0}, "field slots is not from 1 to 4096"),
+        ({"session": "0" * 32, "slots": True}, "field slots is not an integer"),
+        ({"session": "0" * 32, "slots": 1, "served": "x"}, "version"),
+        ({"session": "0" * 32, "slots": 1, "served": "0.0", "manifest": "ab"}, "field manifest"),
+        (
+            b'{"session": "%s", "slots": 1, "served": "0.0", "manifest": "%s", "wait_s": NaN}' % (b"0" * 32, b"0" * 64),
+            "field wait_s is not a number from 0 to 30",
+        ),
+    ],
+)
+async def test_a_malformed_request_is_refused_with_its_field(stage: Stage, body: Any, said: str) -> None:
+    status, answer = await stage.ask("/v1/lease", body)
+    assert status == 400
+    assert said in answer["error"]
+
+
+async def test_an_unknown_session_is_told_to_register(stage: Stage) -> None:
+    body = {"session": "0" * 32, "slots": 1, "served": "0.0", "manifest": MANIFEST.hex()}
+    for path, more in (("/v1/lease", body), ("/v1/heartbeat", {"session": "0" * 32, "leases": []})):
+        status, answer = await stage.ask(path, more)
+        assert status == 404
+        assert "register" in answer["error"]
+
+
+@pytest.mark.parametrize("path", ["/v1/lease", "/v1/results", "/v1/groups"])
+async def test_a_body_above_its_limit_is_refused_unread(stage: Stage, path: str) -> None:
+    role = "trainer" if path == "/v1/groups" else "worker"
+    reader, writer = await asyncio.open_connection("127.0.0.1", stage.daemon.http.address[1])
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {stage.bearers[role]}\r\n"
+    writer.write(f"{head}Content-Length: {BODY_BYTES + 1}\r\n\r\n".encode())
+    assert b" 413 " in await reader.readline()
+    writer.close()
+
+
+async def test_results_without_a_length_are_refused(stage: Stage) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"\x80"
+
+    url = f"http://127.0.0.1:{stage.daemon.http.address[1]}/v1/results"
+    sent = {"Authorization": f"Bearer {stage.bearers['worker']}"}
+    async with aiohttp.ClientSession() as http, http.post(url, data=parts(), headers=sent) as answer:
+        assert answer.status == 400
+        assert "Content-Length" in (await answer.json())["error"]
+
+
+async def test_the_same_result_again_gets_the_same_verdict_and_another_409(stage: Stage) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    result = await played(lease, job)
+    first = await stage.hand_in(stage.session, result)
+    assert (first[0], first[1]["results"][0]["verdict"]) == (200, "accepted")
+    assert await stage.hand_in(stage.session, result) == first
+    other = Result(**{name: getattr(result, name) for name in Result._reads} | {"reward": 0.5})
+    status, answer = await stage.hand_in(stage.session, other)
+    assert status == 409
+    assert "another result" in answer["error"]
+
+
+async def test_a_worker_settles_no_lease_of_another(stage: Stage) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    thief = await stage.register("thief")
+    status, answer = await stage.hand_in(thief, await played(lease, job))
+    assert (status, answer["results"][0]["reason"]) == (200, "unknown lease")
+    assert (await stage.ask("/v1/return", {"session": thief, "leases": [lease.hex()]}))[0] == 200
+    status, answer = await stage.hand_in(stage.session, await played(lease, job))
+    assert answer["results"][0]["verdict"] == "accepted"
+
+
+async def test_tokens_that_the_task_did_not_say_are_forged(stage: Stage) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    result = await played(lease, job)
+    changed = result.token_ids.copy()
+    changed[0] += 1
+    forged = Result(**{name: getattr(result, name) for name in Result._reads} | {"token_ids": changed})
+    _, answer = await stage.hand_in(stage.session, forged)
+    assert answer["results"][0]["reason"] == "forged"
+    await stage.daemon.view.renew()
+    [worker] = (await stage.get("/v1/workers", "trainer"))[1]["workers"]
+    assert (worker["name"], worker["blamed"], worker["accepted_tokens"]) == ("w", 1, 0)
+
+
+async def test_results_that_are_no_records_change_nothing(stage: Stage) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    good = (await played(lease, job)).to_bytes()
+    for bad in (b"", good[:-1], b"\x00" + good, os.urandom(200), 5, [good]):
+        packed = msgpack.packb({"session": bytes.fromhex(stage.session), "results": [good, bad]})
+        status, answer = await stage.ask("/v1/results", packed)
+        assert status == 400, answer
+    assert (await stage.hand_in(stage.session, await played(lease, job)))[1]["results"][0]["verdict"] == "accepted"
+
+
+async def test_waiting_requests_get_leases_when_groups_come(tmp_path: Path, up: Up) -> None:
+    async with (
+        asyncio.timeout(END_S),
+        up(config_of(tmp_path, feed=None, batch_groups=64)) as daemon,
+        aiohttp.ClientSession() as http,
+    ):
+        made = Stage(daemon, tmp_path, http)
+        await made.ask("/v1/learner/resume", {"branch": 0, "step": 0, "batches": []}, "trainer")
+        sessions = [await made.register(f"w{number}") for number in range(40)]
+        waiting = [asyncio.create_task(made.lease(session, 1, wait_s=30.0)) for session in sessions]
+        while (await made.get("/status"))[1]["waiting_requests"] < len(sessions):  # noqa: ASYNC110 - over HTTP
+            await asyncio.sleep(0.05)
+        # The engines' version is not known yet, so the groups alone make no leases.
+        prompt = next(iter(Parity().jobs(0)))
+        groups = [
+            Group(
+                id=number.to_bytes(16, "big"), size=2, purpose="train", task="parity", task_hash=Parity().hash,
+                prompt=prompt.prompt, seed=number, temperature=1.0, max_tokens=8,
+            )
+            for number in range(20)
+        ]  # fmt: skip
+        packed = msgpack.packb({"groups": [group.to_bytes() for group in groups]})
+        assert await made.ask("/v1/groups", packed, "trainer") == (200, {"added": 20})
+        await made.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        found = await asyncio.gather(*waiting)
+        assert sorted(len(leases) for leases in found) == [1] * 40
+        assert len({leases[0][1].job for leases in found}) == 40

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+from scripted_sampler import ScriptedSampler, jobs_of
+
+from p2pcast.errors import UsageError
+from p2pcast.tasks.sums import Sums
+from p2pcast.tasks.task_hash import code_hash
+from p2pcast.tasks.task_loader import BUILT_IN, GROUP, load_task, missing_settings
+
+TASK = """
+from p2pcast.tasks.sums import Sums
+
+class Mine(Sums):
+    name = "mine"
+
+class Broken:
+    name = "broken"
+
+class Raises:
+    def __init__(self):
+        raise ValueError("no")
+
+class Short(Sums):
+    hash = b"short"
+
+class Set(Sums):
+    def __init__(self, must: str, *, rate: float = 0.5, fast: bool = False):
+        super().__init__()
+        self.given = (must, rate, fast)
+"""
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_task.py").write_text(TASK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "my_task", raising=False)
+    return tmp_path
+
+
+def test_a_built_in_task_loads_by_its_name() -> None:
+    assert isinstance(load_task("sums"), Sums)
+
+
+def test_the_package_declares_the_built_in_tasks_as_entry_points() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    assert points == BUILT_IN
+
+
+def test_a_users_class_loads_by_module_and_name(folder: Path) -> None:
+    task = load_task("my_task:Mine", folder)
+    assert task.name == "mine"
+    assert task.hash != Sums().hash
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nothing", "give one of holdem, leduc, math, sums, verifiers"),
+        ("no_such_module:Task", "cannot import"),
+        ("my_task:Missing", "no class 'Missing'"),
+        ("my_task:TASK", "no class"),
+        ("my_task:Broken", "it has no 'hash'"),
+        ("my_task:Raises", "cannot be made: ValueError"),
+        ("my_task:Short", "not 32 bytes"),
+        ("my_task:Set", "needs the setting must: write my_task:Set,must=VALUE"),
+        ("my_task:Set,must=a,other=1", "no setting 'other': must, rate, fast"),
+        ("my_task:Set,must=a,rate=quick", "is no number"),
+        ("my_task:Set,must=a,fast=1", "write yes or no"),
+        ("my_task:Set,must=a,must=b", "each key once"),
+        ("my_task:Set,must", "'must' is no setting"),
+        ("sums,digits=two", "digits=two of task sums is no whole number"),
+        ("leduc,digits=2", "this task takes none"),
+    ],
+)
+def test_objects_that_are_no_task_are_refused_with_the_reason(folder: Path, name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        load_task(name, folder)
+
+
+def test_settings_reach_the_class_with_their_types(folder: Path) -> None:
+    assert load_task("sums,digits=3").hash == Sums(3).hash
+    assert load_task("my_task:Set,must=a=b,rate=2,fast=yes", folder).given == ("a=b", 2.0, True)  # type: ignore[attr-defined]
+    assert missing_settings("my_task:Set,rate=1", folder) == ["must"]
+    assert missing_settings("my_task:Set,must=", folder) == []
+
+
+def test_the_hash_covers_the_modules_that_a_task_names() -> None:
+    assert code_hash(Sums, {}, ["p2pcast.tasks.play"]) != code_hash(Sums, {})
+
+
+def test_the_hash_changes_with_the_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+    import linecache
+
+    first = load_task("my_task:Mine", folder)
+    assert code_hash(type(first), {}) == code_hash(type(first), {})
+    assert code_hash(type(first), {}) != code_hash(type(first), {"a": 1})
+    (folder / "my_task.py").write_text(TASK + "# changed\n")
+    linecache.clearcache()
+    importlib.invalidate_caches()
+    monkeypatch.delitem(__import__("sys").modules, "my_task")
+    assert load_task("my_task:Mine", folder).hash != first.hash
+
+
+async def test_the_guides_task_loads_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (ROOT / "docs" / "guides" / "tasks.md").read_text()
+    start = guide.index("    from p2pcast.tasks.play import")
+    code = guide[start : guide.index("`Play` keeps", start)]
+    (tmp_path / "guide_task.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = load_task("guide_task:Echo", tmp_path)
+    for answer, reward in (([3, 4, 2], 1.0), ([3, 2], 0.0)):
+        (job,) = jobs_of(task, 1)
+        played = await task.play(ScriptedSampler([answer]), job)
+        assert task.reward(job, played.token_ids, played.mask) == reward

@@ -1,0 +1,106 @@
+"""Checks that hang, crash or lie, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import select
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted_sampler import jobs_of
+
+from p2pcast import limits
+from p2pcast.errors import LocalError
+from p2pcast.rollouts.job import Job
+from p2pcast.tasks.task import ForgedPlayError
+from p2pcast.tasks.task_loader import load_task
+from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+
+FOLDER = Path(__file__).parent
+NAME = "hostile_task:Hostile"
+TOKENS, MASK = np.array([1, 2], "<u4"), np.array([0, 1], "u1")
+
+
+@pytest.fixture
+async def checks(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TaskProcesses]:
+    monkeypatch.chdir(FOLDER)
+    found = TaskProcesses(NAME, load_task(NAME, FOLDER).hash, check_s=5, memory_bytes=limits.GIB)
+    yield found
+    await found.close()
+
+
+def job(prompt: str) -> Job:
+    return dataclasses.replace(jobs_of(load_task(NAME, FOLDER), 1)[0], prompt=prompt.encode())
+
+
+async def test_a_check_returns_the_tasks_reward(checks: TaskProcesses) -> None:
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+    assert checks.failed == 0
+
+
+@pytest.mark.parametrize("prompt", ["crash", "memory", "raise", "nan", "nonsense"])
+async def test_a_failed_check_costs_its_own_result_only(checks: TaskProcesses, prompt: str) -> None:
+    with pytest.raises(CheckFailedError):
+        await checks.reward(job(prompt), TOKENS, MASK)
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+
+
+async def test_a_hung_check_is_killed_with_its_children(
+    checks: TaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_check_s", 1.0)
+    with pytest.raises(CheckFailedError, match="longer than 1 s"):
+        await checks.reward(job(f"hang {tmp_path / 'pid'}"), TOKENS, MASK)
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(int((tmp_path / "pid").read_text()))
+        assert await asyncio.to_thread(select.select, [ended], [], [], 60) == ([ended], [], [])
+        os.close(ended)
+    monkeypatch.setattr(checks, "_check_s", 30.0)
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+
+
+async def test_a_cancelled_check_frees_its_place(checks: TaskProcesses, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pid")
+    asked = asyncio.ensure_future(checks.reward(job(f"hang {tmp_path / 'pid'}"), TOKENS, MASK))
+    await asyncio.to_thread((tmp_path / "pid").read_text)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+
+
+async def test_a_forged_play_is_told_apart_from_a_failed_check(checks: TaskProcesses) -> None:
+    with pytest.raises(ForgedPlayError, match="not mine"):
+        await checks.reward(job("forged"), TOKENS, MASK)
+    assert checks.failed == 0
+
+
+async def test_a_check_sees_no_token(checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PCAST_TOKEN", "secret")
+    monkeypatch.setenv("P2PCAST_OTHER", "fact")
+    assert await checks.reward(job("environment P2PCAST_TOKEN"), TOKENS, MASK) == 0.0
+    assert await checks.reward(job("environment P2PCAST_OTHER"), TOKENS, MASK) == 1.0
+
+
+async def test_no_more_processes_than_allowed_run_at_once(checks: TaskProcesses) -> None:
+    found = await asyncio.gather(*(checks.reward(job("good"), TOKENS, MASK) for _ in range(8)))
+    assert found == [4.0] * 8
+    assert len(checks._idle) == 1
+
+
+async def test_a_task_that_changed_on_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    checks = TaskProcesses(NAME, bytes(32))
+    with pytest.raises(CheckFailedError, match="has changed"):
+        await checks.reward(job("good"), TOKENS, MASK)
+
+
+async def test_a_process_that_cannot_load_the_task_says_why() -> None:
+    checks = TaskProcesses("no_such_module:Task", bytes(32))
+    with pytest.raises(LocalError, match="no_such_module"):
+        await checks.reward(jobs_of(load_task("sums"), 1)[0], TOKENS, MASK)

@@ -1,0 +1,35 @@
+"""Tests of this folder import modules that lie beside them, and the tasks' samplers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "p2pcast" / "tasks")]
+
+from fake_engine import FakeEngine
+from memory_ledger import MemoryLedger
+
+END_S = 60.0
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    found = FakeEngine()
+    await found.start()
+    yield found
+    async with asyncio.timeout(END_S):
+        await found.stop()
+
+
+@pytest.fixture
+async def ledger() -> AsyncIterator[MemoryLedger]:
+    found = MemoryLedger()
+    await found.start()
+    yield found
+    async with asyncio.timeout(END_S):
+        await found.stop()

@@ -1,0 +1,224 @@
+"""An HTTP server that speaks vLLM's generate, OpenAI's completions and a peer's /versions: a model of 16 tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from blake3 import blake3
+
+VOCABULARY = 16
+DISABLED = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+
+
+def digest_of(version: str) -> str:
+    return blake3(version.encode()).hexdigest()
+
+
+def logprobs(context: Sequence[int], version: str, temperature: float) -> list[float]:
+    """Of the next token, by a model whose logits are drawn from the context and the version."""
+    drawn = random.Random(f"{version} {list(context)}")
+    logits = [drawn.uniform(-3, 3) / temperature for _ in range(VOCABULARY)]
+    total = math.log(sum(map(math.exp, logits)))
+    return [logit - total for logit in logits]
+
+
+@dataclass
+class FakeEngine:
+    """``versions``: served in turn, each for ``tokens_a_version`` tokens of all requests; the last one stays.
+    ``mode``: ``processed``, ``raw`` or ``logits``. ``gate``: tokens come while it is set. ``asked``: bodies.
+    """
+
+    versions: list[str] = field(default_factory=lambda: ["0.1"])
+    tokens_a_version: int = 0
+    mode: str = "processed"
+    scale_out: bool = True
+    reports_versions: bool = True
+    kv: str = "recompute"
+    writing: bool = False
+    """The peer is writing weights."""
+    choice_change: dict[str, Any] = field(default_factory=dict)
+    """Replaces fields of each choice of a completion."""
+    on_asked: Callable[[int], None] = lambda count: None
+    """Called with the number of requests so far."""
+    on_look: Callable[[int], None] = lambda count: None
+    """Called with the number of requests to the peer so far."""
+    looks: int = 0
+    names_stretches: bool = True
+    finish: str | None = None
+    status: int = 200
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    running: int = 0
+    cut: int = 0
+    """Requests that their clients ended."""
+
+    def __post_init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.changed = asyncio.Condition()
+        self._made = 0
+        self.url = ""
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_get("/versions", self._versions)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        self.gate.set()
+        await self._runner.cleanup()
+
+    async def until_running(self, count: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.running >= count)
+
+    async def until_cut(self, count: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.cut >= count)
+
+    @property
+    def version(self) -> str:
+        step = self._made // self.tokens_a_version if self.tokens_a_version else 0
+        return self.versions[min(step, len(self.versions) - 1)]
+
+    async def _versions(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        self.on_look(self.looks)
+        known = [v for v in self.versions if v != "default"]
+        stretch = f"stretch of {self.version}" if self.kv == "drain" and not self.writing else None
+        document: dict[str, Any] = {
+            "run": "00",
+            "kv": self.kv,
+            "staged": known[-1] if known else None,
+            "engines": {f"vllm:{self.url}": self.version} if self.version != "default" else {},
+            "manifests": {v: digest_of(v) for v in known},
+        }
+        if self.names_stretches:
+            document["stretches"] = {f"vllm:{self.url}": stretch}
+        return web.json_response(document)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        if not self.scale_out:
+            return web.json_response({"error": {"message": DISABLED}}, status=403)
+        if body["sampling_params"]["temperature"] > 2:
+            return web.json_response({"error": {"message": "temperature must be in [0, 2]"}}, status=400)
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no"}}, status=self.status)
+        if not body["stream"]:
+            tokens = [entry async for entry in self._tokens(body)]
+            return web.json_response({"choices": [self._choice(tokens, body, last=True)]})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await self._count(1, 0)
+        try:
+            tokens = []
+            async for entry in self._tokens(body):
+                tokens.append(entry)
+                await self._event(response, {"choices": [self._choice([entry], body, last=False)]})
+            await self._event(response, {"choices": [self._choice([], body, last=True, all_tokens=tokens)]})
+            await response.write(b"data: [DONE]\n\n")
+        except (asyncio.CancelledError, ConnectionError):
+            await self._count(0, 1)
+            raise
+        finally:
+            await self._count(-1, 0)
+        return response
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        """A whole answer at once: the requests of a drained engine do not meet a switch."""
+        body = await request.json()
+        self.asked.append(body)
+        self.on_asked(len(self.asked))
+        if self.status != 200:
+            return web.json_response({"error": {"message": "no"}}, status=self.status)
+        await self.gate.wait()
+        sampling = {"sampling_params": body, "token_ids": body["prompt"], "stream": False}
+        tokens = [entry async for entry in self._tokens(sampling)]
+        ended = tokens[-1][0] in body["stop_token_ids"]
+        told = {
+            "tokens": [f"token_id:{t}" for t, *_ in tokens],
+            "token_logprobs": [p for _, p, *_ in tokens],
+            "top_logprobs": [{f"token_id:{u}": q for u, q in top} for _, _, top, _ in tokens],
+        }
+        choice = {"index": 0, "text": "x", "token_ids": [t for t, *_ in tokens], "logprobs": told}
+        choice |= {"finish_reason": self.finish or ("stop" if ended else "length")} | self.choice_change
+        if not body["stream"]:
+            return web.json_response({"choices": [choice]})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await self._event(response, {"choices": [choice]})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _count(self, running: int, cut: int) -> None:
+        async with self.changed:
+            self.running += running
+            self.cut += cut
+            self.changed.notify_all()
+
+    async def _event(self, response: web.StreamResponse, document: dict[str, Any]) -> None:
+        await response.write(b"data: " + json.dumps(document).encode() + b"\n\n")
+
+    async def _tokens(self, body: dict[str, Any]) -> Any:
+        """(token, log-probability, candidates, version), one after the other."""
+        sampling, context = body["sampling_params"], list(body["token_ids"])
+        drawn = random.Random(sampling["seed"])
+        for _ in range(sampling["max_tokens"]):
+            if body["stream"]:  # a probe is no play
+                await self.gate.wait()
+            await asyncio.sleep(0)  # neither a set event nor a small write yields to the other tasks
+            version = self.version
+            row = logprobs(context, version, sampling["temperature"])
+            token = drawn.choices(range(VOCABULARY), [math.exp(x) for x in row])[0]
+            said = self._said(context, version, sampling["temperature"])
+            self._made += 1
+            context.append(token)
+            yield token, said[token], sorted(enumerate(said), key=lambda pair: -pair[1])[:4], version
+            if token in sampling["stop_token_ids"]:
+                return
+
+    def _said(self, context: Sequence[int], version: str, temperature: float) -> list[float]:
+        if self.mode == "processed":
+            return logprobs(context, version, temperature)
+        plain = logprobs(context, version, 1.0)
+        return plain if self.mode == "raw" else [x + 5 for x in plain]
+
+    def _choice(
+        self, tokens: list[Any], body: dict[str, Any], *, last: bool, all_tokens: list[Any] | None = None
+    ) -> dict[str, Any]:
+        whole = tokens if all_tokens is None else all_tokens
+        content = [
+            {"token_id": t, "logprob": p, "top_logprobs": [{"token_id": u, "logprob": q} for u, q in top]}
+            for t, p, top, _ in tokens
+        ]
+        choice: dict[str, Any] = {"index": 0, "token_ids": [t for t, *_ in tokens], "logprobs": {"content": content}}
+        if last:
+            ended = bool(whole) and whole[-1][0] in body["sampling_params"]["stop_token_ids"]
+            choice["finish_reason"] = self.finish or ("stop" if ended else "length")
+            choice["weight_versions"] = _spans([v for *_, v in whole]) if self.reports_versions else None
+        return choice
+
+
+def _spans(versions: list[str]) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for at, version in enumerate(versions):
+        if out and out[-1]["version"] == version:
+            out[-1]["end"] = at + 1
+        else:
+            out.append({"version": version, "start": at, "end": at + 1})
+    return out

@@ -1,0 +1,169 @@
+"""The sampler against a server that speaks vLLM's generate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from fake_engine import FakeEngine, digest_of, logprobs
+from scripted_sampler import jobs_of
+
+from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.rollouts.result import fault
+from p2pcast.tasks.play import result_of
+from p2pcast.tasks.sums import Sums
+from p2pcast.tasks.task import Sample
+from p2pcast.version import Version
+from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_sampler import GenerateSampler
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+def sampler(engine: FakeEngine, http: aiohttp.ClientSession) -> GenerateSampler:
+    return GenerateSampler(http, engine.url, EngineVersions(http, engine.url, engine.url))
+
+
+async def sampled(sampler: GenerateSampler, count: int = 24, seed: int = 5, temperature: float = 1.0) -> Sample:
+    return await sampler.sample([1, 2, 3], seed=seed, temperature=temperature, max_tokens=count, stop_token_ids=())
+
+
+async def test_a_sample_has_the_engines_tokens_logprobs_and_spans(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    engine.versions, engine.tokens_a_version = ["0.1", "0.2", "0.3"], 10
+    found = await sampled(sampler)
+    assert [(s.version, s.start, s.end) for s in found.spans] == [
+        (Version(0, 1), 0, 10),
+        (Version(0, 2), 10, 20),
+        (Version(0, 3), 20, 24),
+    ]
+    assert [s.manifest.hex() for s in found.spans] == [digest_of(f"0.{step}") for step in (1, 2, 3)]
+    assert {s.kv for s in found.spans} == {"recompute"}
+    for span in found.spans:
+        for at in range(span.start, span.end):
+            row = logprobs([1, 2, 3, *found.token_ids[:at]], str(span.version), 1.0)
+            assert found.logprobs[at] == row[found.token_ids[at]]
+
+
+async def test_every_field_that_shapes_the_distribution_is_sent(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    await sampled(sampler, temperature=0.7)
+    sent = engine.asked[-1]["sampling_params"]
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["min_p"], sent["n"]) == (0.7, 1.0, 0, 0.0, 1)
+    assert (sent["presence_penalty"], sent["frequency_penalty"], sent["repetition_penalty"]) == (0.0, 0.0, 1.0)
+    assert (sent["min_tokens"], sent["seed"], sent["ignore_eos"]) == (0, 5, True)
+    assert {sent[name] for name in ("stop", "bad_words", "logit_bias", "allowed_token_ids", "structured_outputs")} == {
+        None
+    }
+    assert "cache_salt" not in engine.asked[-1]
+
+
+async def test_the_policy_salt_sends_the_served_version(engine: FakeEngine, http: aiohttp.ClientSession) -> None:
+    engine.kv = "salt"
+    versions = EngineVersions(http, engine.url, engine.url)
+    await versions.refresh()
+    found = await sampled(GenerateSampler(http, engine.url, versions))
+    assert engine.asked[-1]["cache_salt"] == "0.1"
+    assert found.spans[0].kv == "salt"
+
+
+async def test_equal_seeds_give_equal_samples(sampler: GenerateSampler) -> None:
+    assert await sampled(sampler) == await sampled(sampler)
+    assert await sampled(sampler) != await sampled(sampler, seed=6)
+
+
+async def test_a_stop_token_is_the_last_token_of_its_sample(sampler: GenerateSampler) -> None:
+    found = await sampler.sample([1], seed=3, temperature=1.0, max_tokens=200, stop_token_ids=[4, 5])
+    assert found.stop == "end"
+    assert found.token_ids[-1] in (4, 5)
+    assert not {4, 5} & set(found.token_ids[:-1])
+
+
+async def test_a_play_of_sums_is_a_result_without_fault(sampler: GenerateSampler) -> None:
+    task = Sums()
+    for job in jobs_of(task, 20):
+        played = await task.play(sampler, job)
+        result = result_of(job, bytes(16), played, task.reward(job, played.token_ids, played.mask))
+        assert fault(result, task.vocabulary) is None
+
+
+async def test_tokens_are_counted_as_the_engine_streams(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    counts: list[int] = []
+    await sampled(sampler.of_play(counts.append))
+    assert sum(counts) == 24
+    assert len(counts) > 1
+
+
+async def test_a_cancelled_sample_ends_at_the_engine(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    engine.gate.clear()
+    asked = asyncio.ensure_future(sampled(sampler))
+    await engine.until_running(1)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await engine.until_cut(1)
+
+
+# -- capabilities
+
+
+async def test_a_fitting_engine_passes_the_check(sampler: GenerateSampler) -> None:
+    assert await sampler.check() == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "why"),
+    [
+        ({"scale_out": False}, LocalError, "--enable-scale-out"),
+        ({"status": 404}, LocalError, "vLLM 0.32 or newer"),
+        ({"status": 401}, LocalError, "--api-key"),
+        ({"status": 500}, RetryableError, "answered 500"),
+        ({"status": 400}, RemoteError, "refused the request"),
+        ({"reports_versions": False}, LocalError, "which weights made its tokens"),
+        ({"mode": "raw"}, LocalError, "--logprobs-mode processed_logprobs"),
+        ({"mode": "logits"}, LocalError, "--logprobs-mode processed_logprobs"),
+    ],
+)
+async def test_a_missing_capability_has_one_clear_error(
+    engine: FakeEngine, sampler: GenerateSampler, change: dict[str, object], kind: type, why: str
+) -> None:
+    for name, value in change.items():
+        setattr(engine, name, value)
+    with pytest.raises(P2PCastError, match=why) as caught:
+        await sampler.check()
+    assert type(caught.value) is kind
+
+
+async def test_an_engine_that_is_away_can_be_tried_again(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    await engine.stop()
+    with pytest.raises(RetryableError, match="does not answer"):
+        await sampler.check()
+    await engine.start()
+
+
+@pytest.mark.parametrize("finish", ["abort", "error"])
+async def test_a_sample_that_the_engine_aborted_is_no_sample(
+    engine: FakeEngine, sampler: GenerateSampler, finish: str
+) -> None:
+    engine.finish = finish
+    with pytest.raises(RetryableError, match=finish):
+        await sampled(sampler)
+
+
+async def test_weights_that_no_peer_installed_are_refused(engine: FakeEngine, sampler: GenerateSampler) -> None:
+    engine.versions = ["default"]
+    with pytest.raises(RetryableError, match="no peer installed"):
+        await sampled(sampler)
+
+
+async def test_a_version_that_the_peer_forgot_keeps_its_hash(engine: FakeEngine, http: aiohttp.ClientSession) -> None:
+    versions = EngineVersions(http, engine.url, engine.url)
+    await versions.refresh()
+    engine.versions = ["0.9"]
+    assert (await versions.refresh()).version == Version(0, 9)
+    assert (await versions.span("0.1")).manifest.hex() == digest_of("0.1")

@@ -1,0 +1,56 @@
+"""Leases of one worker, against a model."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_node.worker.lease_book import LeaseBook
+
+LEASES = st.integers(0, 9).map(lambda number: bytes([number]) * 16)
+STEPS = st.lists(
+    st.tuples(st.just("add"), st.lists(LEASES, max_size=4))
+    | st.tuples(st.just("sampled"), LEASES)
+    | st.tuples(st.just("end"), LEASES)
+    | st.tuples(st.just("heard"), st.dictionaries(LEASES, st.sampled_from(["held", "abort", "unknown"]), max_size=4)),
+    max_size=40,
+)
+
+
+@given(st.integers(1, 4), STEPS)
+def test_leases_are_run_reported_and_ended_once(slots: int, steps: list[tuple[str, object]]) -> None:
+    book, running, aborted, tokens = LeaseBook(slots), set[bytes](), set[bytes](), dict[bytes, int]()
+    for kind, given_ in steps:
+        if kind == "add":
+            taken = book.add(given_)  # type: ignore[arg-type]
+            assert len(set(taken)) == len(taken)
+            assert not running & set(taken)
+            running |= set(taken)
+            tokens |= dict.fromkeys(taken, 0)
+        elif kind == "sampled":
+            book.sampled(given_, 3)  # type: ignore[arg-type]
+            if given_ in running:
+                tokens[given_] += 3  # type: ignore[index]
+        elif kind == "end":
+            assert book.end(given_) == (given_ in running - aborted)  # type: ignore[arg-type]
+            running.discard(given_)  # type: ignore[arg-type]
+            aborted.discard(given_)  # type: ignore[arg-type]
+        else:
+            ending = book.heard(given_)  # type: ignore[arg-type]
+            wanted = {lease for lease, state in given_.items() if state == "abort"} & running - aborted  # type: ignore[attr-defined]
+            assert set(ending) == wanted
+            aborted |= wanted
+        assert len(running) <= slots
+        assert book.free == slots - len(running)
+        assert book.tokens() == {lease: tokens[lease] for lease in running - aborted}
+
+
+def test_the_rate_is_tokens_over_time() -> None:
+    book = LeaseBook(1)
+    book.add([b"a"])
+    assert book.tokens_per_s(0.0) == 0.0
+    book.sampled(b"a", 100)
+    assert book.tokens_per_s(2.0) == 50.0
+    for now in range(3, 60):
+        rate = book.tokens_per_s(float(now))
+    assert rate < 0.01

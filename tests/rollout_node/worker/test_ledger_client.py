@@ -1,0 +1,117 @@
+"""Answers of a ledger that are malformed, too large, or slow to come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+from aiohttp import web
+
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.version import Version
+from rollout_node.worker import ledger_client
+from rollout_node.worker.engine_versions import Served
+from rollout_node.worker.ledger_client import LedgerClient
+
+SERVED = Served(Version(0, 1), bytes(32), None)
+ANSWERS: list[Any] = [
+    None,
+    [],
+    {},
+    7,
+    {"leases": 3},
+    {"leases": [3]},
+    {"leases": [{}]},
+    {"results": [None]},
+    {"session": 1},
+]
+
+
+class Ledger:
+    """Gives one answer to everything."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.kind = 200, b"", "application/json"
+        self.bodies: list[bytes] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.read())
+        return web.Response(status=self.status, body=self.body, content_type=self.kind)
+
+
+@pytest.fixture
+async def ledger() -> Ledger:  # type: ignore[override]
+    return Ledger()
+
+
+@pytest.fixture
+async def client(ledger: Ledger) -> AsyncIterator[LedgerClient]:
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_post("/{path:.*}", ledger.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    async with aiohttp.ClientSession() as http:
+        yield LedgerClient(http, f"http://{host}:{port}")
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_a_malformed_answer_is_one_of_our_errors(
+    ledger: Ledger, client: LedgerClient, answer: Any, packed: bool
+) -> None:
+    ledger.body = msgpack.packb(answer) if packed else json.dumps(answer).encode()
+    ledger.kind = "application/x-msgpack" if packed else "application/json"
+    for asked in (
+        client.register(name="w"),
+        client.lease("ab", 1, SERVED, 0.0),
+        client.hand_in("ab", []),
+    ):
+        with pytest.raises(P2PCastError):
+            await asked
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff" * 9, b"\xdd\xff\xff\xff\xff"])
+@pytest.mark.parametrize("kind", ["application/json", "application/x-msgpack"])
+async def test_bytes_that_are_no_document_are_one_of_our_errors(
+    ledger: Ledger, client: LedgerClient, body: bytes, kind: str
+) -> None:
+    ledger.body, ledger.kind = body, kind
+    with pytest.raises(RemoteError):
+        await client.lease("ab", 1, SERVED, 0.0)
+
+
+async def test_an_answer_above_the_limit_is_not_read_to_its_end(
+    ledger: Ledger, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_client, "MAX_ANSWER_BYTES", 1 << 20)
+    ledger.body = bytes(1 << 24)
+    with pytest.raises(RemoteError, match="larger than"):
+        await client.lease("ab", 1, SERVED, 0.0)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refusal_carries_the_ledgers_text(ledger: Ledger, client: LedgerClient, status: int) -> None:
+    ledger.status, ledger.body = status, b'{"error": "no such worker"}'
+    with pytest.raises(RefusedError, match="no such worker"):
+        await client.register(name="w")
+
+
+async def test_a_lease_request_names_the_engines_weights(ledger: Ledger, client: LedgerClient) -> None:
+    ledger.body, ledger.kind = msgpack.packb({"leases": [], "finished": True, "retry_s": 1}), "application/x-msgpack"
+    found = await client.lease("ab", 100, Served(Version(1, 7), b"\x01" * 32, Version(1, 8)), 2.0)
+    assert (found.finished, found.retry_s) == (True, 1.0)
+    assert json.loads(ledger.bodies[0]) == {
+        "session": "ab",
+        "slots": 32,
+        "served": "1.7",
+        "manifest": "01" * 32,
+        "staged": "1.8",
+        "wait_s": 2.0,
+    }

@@ -1,0 +1,73 @@
+"""``p2pcast task try`` with tasks in text: the engine names the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+from fake_engine import FakeEngine
+
+from p2pcast.cli.rollouts.engine_model import model_of
+from p2pcast.errors import LocalError, RetryableError
+from p2pcast.tasks.task_loader import load_task
+
+
+@pytest.fixture
+async def naming() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that names its model as the list says."""
+    said = [b""]
+
+    async def models(request: web.Request) -> web.Response:
+        return web.Response(body=said[0], content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    yield f"http://{host}:{port}", said
+    await runner.cleanup()
+
+
+async def test_the_engines_model_is_its_folder_or_its_name(naming: tuple[str, list[bytes]]) -> None:
+    url, said = naming
+    async with aiohttp.ClientSession() as http:
+        said[0] = b'{"data": [{"id": "m", "root": "/models/m"}]}'
+        assert await model_of(http, url) == "/models/m"
+        said[0] = b'{"data": [{"id": "org/m", "root": null}]}'
+        assert await model_of(http, url) == "org/m"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[]", b'{"data": []}', b'{"data": [{"id": 3}]}', b'{"data": [{"id": "a,b"}]}']
+)
+async def test_an_engine_that_names_no_model_is_told_apart(naming: tuple[str, list[bytes]], answer: bytes) -> None:
+    url, said = naming
+    said[0] = answer
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(LocalError, match="tokenizer=DIR"):
+            await model_of(http, url)
+        with pytest.raises(RetryableError, match="does not answer"):
+            await model_of(http, "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("name", ["math,tokenizer=bytes,max_tokens=9", "holdem,tokenizer=bytes,turn_tokens=9"])
+async def test_a_task_in_text_is_tried_with_its_settings(engine: FakeEngine, name: str) -> None:
+    pytest.importorskip("math_verify", reason="needs the extra math")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "p2pcast.cli", "task", "try", name, "--engine", engine.url, "--jobs", "2", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    document = json.loads(out)
+    assert document["hash"] == load_task(name).hash.hex()
+    for play in document["plays"]:
+        assert play["reward"] <= 0.0
+        assert 1 <= sum(play["mask"]) <= 9  # no answer of the engine is a legal action

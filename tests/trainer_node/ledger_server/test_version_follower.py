@@ -1,0 +1,122 @@
+"""Versions of the hub: learnt once each, and no answer of a hub harms the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.version import Version
+from trainer_node.ledger_server import version_follower
+from trainer_node.ledger_server.version_follower import VersionFollower
+
+RUN, HASH, NODE = "ab" * 16, "cd" * 32, "ef" * 16
+GOOD = {"run": RUN, "head": "0.1", "manifests": {"0.0": HASH, "0.1": HASH}, "evicted": [NODE]}
+
+
+class Hub:
+    def __init__(self) -> None:
+        self.answer: bytes = json.dumps(GOOD).encode()
+        self.status, self.asked, self.url = 200, 0, ""
+
+    async def versions(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(body=self.answer, status=self.status)
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    found, app = Hub(), web.Application()
+    app.router.add_get("/versions", found.versions)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield found
+    await runner.cleanup()
+
+
+class Followed:
+    def __init__(self, http: aiohttp.ClientSession, url: str, run: str | None) -> None:
+        self.learnt: list[tuple[Version, bytes]] = []
+        self.fresh: list[str] = []
+        """Versions that were learnt after the follower had caught up."""
+        self.fails = 0
+        self.follower = VersionFollower(http, url, None, self._learn, run)
+
+    async def _learn(self, version: Version, manifest: bytes) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise RetryableError("the database failed")
+        self.learnt.append((version, manifest))
+        if self.follower.caught_up:
+            self.fresh.append(str(version))
+
+
+@pytest.fixture
+async def followed(hub: Hub) -> AsyncIterator[Followed]:
+    async with aiohttp.ClientSession() as http:
+        yield Followed(http, hub.url, None)
+
+
+async def test_each_version_is_learnt_once_and_in_order(hub: Hub, followed: Followed) -> None:
+    followed.fails = 1
+    with pytest.raises(RetryableError):
+        await followed.follower.look()
+    assert not followed.follower.reached
+    for _ in range(2):
+        await followed.follower.look()
+    assert [str(version) for version, _ in followed.learnt] == ["0.0", "0.1"]
+    assert followed.follower.evicted == {bytes.fromhex(NODE)}
+    assert followed.follower.reached
+
+
+async def test_concurrent_results_of_an_unknown_version_ask_the_hub_once(hub: Hub, followed: Followed) -> None:
+    await asyncio.gather(*(followed.follower.ensure([Version(0, 1)]) for _ in range(20)))
+    await followed.follower.ensure([Version(0, 0)])
+    assert hub.asked == 1
+
+
+async def test_versions_from_before_the_first_answer_are_no_news(hub: Hub, followed: Followed) -> None:
+    await followed.follower.look()
+    hub.answer = json.dumps(GOOD | {"manifests": GOOD["manifests"] | {"0.2": HASH}}).encode()
+    await followed.follower.look()
+    assert followed.fresh == ["0.2"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "kind"),
+    [
+        (b"", 200, RemoteError),
+        (b"[]", 200, RemoteError),
+        (b"null", 200, RemoteError),
+        (json.dumps(GOOD | {"manifests": {"0.0": "cd"}}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"manifests": {"newest": HASH}}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"manifests": [HASH]}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"evicted": [5]}).encode(), 200, RemoteError),
+        (b" " * (version_follower.MAX_ANSWER_BYTES + 1), 200, RemoteError),
+        (b"", 500, RetryableError),
+        (b"", 401, RetryableError),
+        (json.dumps(GOOD | {"run": "00" * 16}).encode(), 200, RefusedError),
+    ],
+)
+async def test_a_bad_answer_teaches_nothing(hub: Hub, answer: bytes, status: int, kind: type[P2PCastError]) -> None:
+    hub.answer, hub.status = answer, status
+    async with aiohttp.ClientSession() as http:
+        followed = Followed(http, hub.url, RUN)
+        with pytest.raises(kind):
+            await followed.follower.look()
+        assert followed.learnt == []
+        assert followed.follower.evicted == frozenset()
+
+
+async def test_a_hub_out_of_reach_may_be_asked_again() -> None:
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(RetryableError, match="does not answer"):
+            await Followed(http, "http://127.0.0.1:9", RUN).follower.look()

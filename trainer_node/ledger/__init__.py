@@ -1,0 +1,1 @@
+"""The ledger: which rollouts are wanted, leased, accepted and trained."""

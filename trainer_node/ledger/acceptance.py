@@ -1,0 +1,120 @@
+"""Whether a result is accepted. Pure.
+
+Two rules. ``strict`` (SparrowRL, section 5.4): the result came within its lease, and one version made all of it, the
+one that the job names, with the hash of that version's signed manifest. ``bounded`` (ECHO-2): each span's version is
+live and its manifest's hash is right, and the oldest span is at most S steps behind the learner; a result that comes
+after its lease counts if it is the first of its job.
+
+Promises: an accepted result has no fault, and its job had no accepted result before. Only results that no honest
+worker sends are held against a worker: malformed and forged ones, never stale, late or duplicate ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result, fault
+from p2pcast.version import Version
+from trainer_node.ledger.lineage import Lineage
+
+Rule = Literal["strict", "bounded"]
+
+
+class Reason(Enum):
+    MALFORMED = "malformed"
+    FORGED = "forged"
+    UNKNOWN = "unknown version"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    STALE = "stale"
+    DEAD = "dead version"
+    """Of a branch that the learner has left."""
+    UNSCORED = "not scored"
+    """The task's check hung, crashed or raised at the ledger."""
+
+    @property
+    def blames(self) -> bool:
+        """Whether the worker answers for it."""
+        return self in (Reason.MALFORMED, Reason.FORGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standards:
+    """``staleness``: S, in learner steps. ``vocabulary``: number of token ids. ``manifests``: of each known version,
+    the hash of its signed manifest.
+    """
+
+    rule: Rule
+    staleness: int
+    vocabulary: int
+    learner_step: int
+    lineage: Lineage
+    manifests: Mapping[Version, bytes]
+
+
+def rejection(result: Result, job: Job, standards: Standards, *, settled: bool, in_time: bool) -> Rejection | None:
+    """Why the result is rejected; None if it is accepted. ``settled``: the job has ended. ``in_time``: the lease was
+    in force when the result came.
+    """
+    if wrong := _forgery(result, job) or _manifest_fault(result, standards):
+        return wrong
+    if detail := fault(result, standards.vocabulary):
+        return Rejection(Reason.MALFORMED, detail)
+    if settled:
+        return Rejection(Reason.DUPLICATE, "the job has ended")
+    versions = {span.version for span in result.spans}
+    wanted = job.oldest if job.pinned is None else job.pinned
+    return version_rejection(versions, job.purpose, wanted, standards, in_time=in_time)
+
+
+def version_rejection(
+    versions: Collection[Version], purpose: str, wanted: Version, standards: Standards, *, in_time: bool
+) -> Rejection | None:
+    """The part of ``rejection`` about versions and time. ``versions``: of the result's spans. ``wanted``: the version
+    that the job names.
+    """
+    if unknown := sorted(v for v in versions if v not in standards.manifests):
+        return Rejection(Reason.UNKNOWN, f"no version {unknown[0]} is known")
+    if purpose == "evaluate" or standards.rule == "strict":
+        if any(version != wanted for version in versions):
+            return Rejection(Reason.STALE, f"made by {_named(versions)}, and {wanted} was asked for")
+        if standards.rule == "strict" and not in_time:
+            return Rejection(Reason.LATE, "the lease had expired")
+    if purpose == "evaluate":
+        return None
+    if dead := sorted(v for v in versions if not standards.lineage.is_live(v)):
+        return Rejection(Reason.DEAD, f"the learner's weights do not descend from version {dead[0]}")
+    behind = standards.learner_step - min(version.step for version in versions)
+    if behind > standards.staleness:
+        return Rejection(Reason.STALE, f"{behind} steps behind the learner, and {standards.staleness} are allowed")
+    return None
+
+
+def _forgery(result: Result, job: Job) -> Rejection | None:
+    if result.task_hash != job.task_hash:
+        return Rejection(Reason.FORGED, f"played by another task than the job's {job.task}")
+    if result.temperature != job.temperature:
+        return Rejection(Reason.FORGED, f"sampled at temperature {result.temperature}, not {job.temperature}")
+    return None
+
+
+def _manifest_fault(result: Result, standards: Standards) -> Rejection | None:
+    for span in result.spans:
+        known = standards.manifests.get(span.version)
+        if known is not None and known != span.manifest:
+            return Rejection(Reason.FORGED, f"version {span.version} has another manifest")
+    return None
+
+
+def _named(versions: Collection[Version]) -> str:
+    return "no version" if not versions else ", ".join(map(str, sorted(versions)))

@@ -1,0 +1,228 @@
+"""Transitions of batches: taken, applied, acknowledged with the checkpoint that contains them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from p2pcast.errors import RefusedError
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.database.body_segments import Place
+from trainer_node.ledger.group_pool import drop, shorten
+from trainer_node.ledger.ledger_rows import Present, UnknownIdError, check_epoch, finished, move
+from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
+from trainer_node.ledger.pace import Bounds, Candidate, Verdict, cut
+
+
+class MemberResult(NamedTuple):
+    """``place``: of the result's bytes. ``worker``: name."""
+
+    place: Place
+    reward: float
+    worker: str
+
+
+class Member(NamedTuple):
+    """``group``: bytes of the record."""
+
+    group: bytes
+    results: tuple[MemberResult, ...]
+
+
+class Batch(NamedTuple):
+    id: bytes
+    step: int
+    members: tuple[Member, ...]
+
+
+class Taken(NamedTuple):
+    """Without a batch the learner waits, unless the run has finished. ``played``, ``reward``: groups that ended for
+    this batch, the dropped ones included, and the mean reward of their results.
+    """
+
+    batch: Batch | None
+    finished: bool
+    played: int = 0
+    reward: float | None = None
+
+
+_live_batch = (
+    select(db.batch_members.c.group_id)
+    .join(db.batches, db.batches.c.id == db.batch_members.c.batch_id)
+    .where(db.batches.c.state != "reopened")
+)
+
+
+def take(
+    conn: Connection, now: Present, bounds: Bounds, new_id: Callable[[], bytes], *, epoch: int, branch: int, step: int
+) -> Taken:
+    """The batch of the learner's step; the same batch when repeated. Open jobs of its groups are cancelled. Raises
+    RefusedError for another epoch or step.
+    """
+    check_epoch(now, epoch)
+    if (branch, step) != (now.branch, now.step):
+        raise RefusedError(f"the learner is at {branch}.{step}, and the ledger at {now.branch}.{now.step}")
+    if finished(now, bounds):
+        return Taken(None, True)
+    row = conn.execute(select(db.batches).where(db.batches.c.step == step, db.batches.c.state == "cut")).first()
+    if row is not None:
+        return _taken(conn, now, row)
+    live = {
+        r.opened: r
+        for r in conn.execute(
+            select(db.groups.c.id, db.groups.c.opened, db.groups.c.state).where(
+                db.groups.c.state.in_(LIVE_GROUPS),
+                db.groups.c.purpose == "train",
+                db.groups.c.id.not_in(_live_batch),
+            )
+        )
+    }
+    made = cut(bounds, _candidates(conn, {r.id: r.opened for r in live.values()}), now.step, _played(conn, now))
+    for candidate, verdict in made.dropped:
+        assert verdict is not Verdict.USE
+        drop(conn, now, live[candidate.opened].id, verdict.value)
+    if made.batch is None:
+        return Taken(None, False, *_report(conn, now, ()))
+    batch_id = new_id()
+    conn.execute(
+        insert(db.batches).values(
+            id=batch_id,
+            epoch=now.epoch,
+            branch=now.branch,
+            step=now.step,
+            oldest_step=now.step - bounds.staleness,
+            state="cut",
+        )
+    )
+    members = [
+        {"batch_id": batch_id, "ordinal": ordinal, "group_id": live[candidate.opened].id}
+        for ordinal, candidate in enumerate(made.batch)
+    ]
+    conn.execute(insert(db.batch_members), members)
+    for candidate in made.batch:
+        if live[candidate.opened].state == "open":
+            shorten(conn, live[candidate.opened].id)
+    return _taken(conn, now, conn.execute(select(db.batches).where(db.batches.c.id == batch_id)).one())
+
+
+def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
+    steps: dict[bytes, list[int]] = defaultdict(list)
+    rewards: dict[bytes, list[float]] = defaultdict(list)
+    # The list of groups makes the database begin with their jobs, not with all results.
+    ids = list(opened)
+    accepted = (
+        select(db.jobs.c.group_id, db.results.c.oldest_step, db.results.c.reward)
+        .join(db.results, db.results.c.job_id == db.jobs.c.id)
+        .where(db.jobs.c.group_id.in_(ids), db.results.c.verdict == "accepted")
+        .order_by(db.jobs.c.position)
+    )
+    for row in conn.execute(accepted):
+        steps[row.group_id].append(row.oldest_step)
+        rewards[row.group_id].append(row.reward)
+    counted = (
+        select(db.jobs.c.group_id, func.count().label("jobs"))
+        .where(db.jobs.c.group_id.in_(ids), db.jobs.c.state.in_(UNSETTLED_JOBS))
+        .group_by(db.jobs.c.group_id)
+    )
+    unsettled: dict[bytes, int] = {row.group_id: row.jobs for row in conn.execute(counted)}
+    return [
+        Candidate(number, steps[group], rewards[group], unsettled.get(group, 0)) for group, number in opened.items()
+    ]
+
+
+def _played(conn: Connection, now: Present) -> int:
+    """Groups that were dropped for the present batch."""
+    dropped = (
+        select(func.count())
+        .select_from(db.groups)
+        .where(
+            db.groups.c.state == "dropped",
+            db.groups.c.purpose == "train",
+            db.groups.c.ended_epoch == now.epoch,
+            db.groups.c.ended_step == now.step,
+        )
+    )
+    return int(conn.scalar(dropped) or 0)
+
+
+def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:
+    groups = conn.execute(
+        select(db.groups.c.id, db.groups.c.body)
+        .join(db.batch_members, db.batch_members.c.group_id == db.groups.c.id)
+        .where(db.batch_members.c.batch_id == row.id)
+        .order_by(db.batch_members.c.ordinal)
+    ).all()
+    members = tuple(Member(bytes(g.body), _results(conn, g.id, row.oldest_step)) for g in groups)
+    report = _report(conn, now, [g.id for g in groups])
+    return Taken(Batch(bytes(row.id), row.step, members), False, *report)
+
+
+def _results(conn: Connection, group_id: bytes, oldest_step: int) -> tuple[MemberResult, ...]:
+    rows = conn.execute(
+        select(db.results, db.workers.c.name)
+        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+        .join(db.leases, db.leases.c.id == db.results.c.lease_id)
+        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+        .where(
+            db.jobs.c.group_id == group_id,
+            db.results.c.verdict == "accepted",
+            db.results.c.oldest_step >= oldest_step,
+        )
+        .order_by(db.jobs.c.position)
+    )
+    return tuple(MemberResult(Place(r.segment, r.offset, r.length), r.reward, r.name) for r in rows)
+
+
+def _report(conn: Connection, now: Present, used: Sequence[bytes]) -> tuple[int, float | None]:
+    """Groups that ended for this batch, used or dropped, and the mean reward of their accepted results."""
+    dropped = (db.groups.c.state == "dropped") & (db.groups.c.purpose == "train")
+    dropped &= (db.groups.c.ended_epoch == now.epoch) & (db.groups.c.ended_step == now.step)
+    mean = (
+        select(func.avg(db.results.c.reward))
+        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .where(db.results.c.verdict == "accepted", dropped | db.groups.c.id.in_(used))
+    )
+    return len(used) + _played(conn, now), conn.scalar(mean)
+
+
+def applied(conn: Connection, now: Present, *, epoch: int, batch: bytes, step: int) -> None:
+    """The learner has applied the batch, and is at ``step`` now. Repeating it changes nothing."""
+    check_epoch(now, epoch)
+    row = conn.execute(select(db.batches).where(db.batches.c.id == batch)).first()
+    if row is None:
+        raise UnknownIdError(f"no batch {batch.hex()}")
+    if step != row.step + 1:
+        raise RefusedError(f"batch {batch.hex()} leads to step {row.step + 1}, not {step}")
+    if row.state in ("applied", "trained"):
+        return
+    if row.state != "cut" or row.step != now.step:
+        raise RefusedError(f"batch {batch.hex()} is {row.state}, of step {row.step}; the ledger is at {now.step}")
+    move(conn, "batch", db.batches, batch, "applied")
+    conn.execute(update(db.meta).values(step=step))
+
+
+def ack(
+    conn: Connection, now: Present, *, epoch: int, step: int, batch_ids: Sequence[bytes], checkpoint: bytes
+) -> None:
+    """A checkpoint of ``step`` contains the batches: they are trained. Repeating it changes nothing."""
+    check_epoch(now, epoch)
+    for batch in batch_ids:
+        row = conn.execute(select(db.batches).where(db.batches.c.id == batch)).first()
+        if row is None:
+            raise UnknownIdError(f"no batch {batch.hex()}")
+        if row.state == "trained":
+            continue
+        if row.state != "applied" or row.step >= step:
+            raise RefusedError(f"batch {batch.hex()} is {row.state}, of step {row.step}: it is in no checkpoint")
+        trained(conn, batch, checkpoint)
+
+
+def trained(conn: Connection, batch: bytes, checkpoint: bytes | None) -> None:
+    """Mark a batch and its groups."""
+    move(conn, "batch", db.batches, batch, "trained", checkpoint=checkpoint)
+    for group in conn.scalars(select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)).all():
+        move(conn, "group", db.groups, group, "trained")

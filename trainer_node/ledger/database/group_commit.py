@@ -1,0 +1,126 @@
+"""Transitions that arrive close together share one commit. One thread writes.
+
+Promises: a call returns after the commit that holds its changes. A call that raises changes nothing, and does not
+disturb the calls that share its commit. If the commit fails, every call of it raises. Urgent calls come first; a commit
+takes no further call after COMMIT_S, so an urgent call waits about so long for the calls before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from p2pcast.errors import LocalError
+from trainer_node.ledger.database.ledger_store import Store, database_errors
+
+SHARE_S = 0.005
+"""Seconds that a commit waits for further calls."""
+COMMIT_S = 0.03
+"""Seconds after which a commit takes no further call: a call with 32 results takes as long."""
+QUEUED_CALLS = 4096
+CALL_S = 60.0
+
+T = TypeVar("T")
+_Call = tuple[Callable[[Connection], Any], "Future[Any]"]
+_URGENT, _ORDINARY, _LAST = 0, 1, 2
+
+
+class GroupCommit:
+    """``call_s``: seconds after which a caller stops waiting."""
+
+    def __init__(self, store: Store, *, call_s: float = CALL_S) -> None:
+        self._store = store
+        self._call_s = call_s
+        self._numbers = itertools.count()
+        self._calls: queue.PriorityQueue[tuple[int, int, _Call | None]] = queue.PriorityQueue(QUEUED_CALLS)
+        self._closing, self._closed = threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
+        """Raises LocalError if the call was not begun: it changed nothing, and never will."""
+        future: Future[T] = Future()
+        try:
+            with self._closing:
+                if self._closed:
+                    raise LocalError("the ledger is closing: try again later")
+                self._calls.put_nowait((_URGENT if urgent else _ORDINARY, next(self._numbers), (transition, future)))
+        except queue.Full:
+            raise LocalError(f"{QUEUED_CALLS} transitions wait for the database: try again later") from None
+        try:
+            return self._answer(future)
+        except TimeoutError as error:
+            if future.done():
+                raise
+            raise LocalError("the database does not answer: repeat the call, which may have had its effect") from error
+
+    def _answer(self, future: Future[T]) -> T:
+        try:
+            return future.result(self._call_s)
+        except TimeoutError:
+            if future.cancel():
+                raise LocalError(f"the database is behind by {self._call_s:.0f} s: try again later") from None
+            return future.result(self._call_s)  # begun: its commit alone says whether it changed anything
+
+    def close(self) -> None:
+        """Calls that were made before are committed; later ones raise LocalError."""
+        with self._closing:
+            first, self._closed = not self._closed, True
+        if first:
+            self._calls.put((_LAST, next(self._numbers), None))
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (first := self._calls.get()[2]) is not None:
+            if self._calls.empty():
+                time.sleep(SHARE_S)
+            if self._commit(first):
+                return
+
+    def _commit(self, first: _Call) -> bool:
+        """Do the first call, and further ones until COMMIT_S have passed. Whether the last call was among them."""
+        calls = [first] if first[1].set_running_or_notify_cancel() else []
+        done: list[tuple[Any, BaseException | None]] = []
+        last, until_s = False, time.monotonic() + COMMIT_S
+        try:
+            with self._store.transaction() as conn:
+                done += [_outcome(conn, transition) for transition, _ in calls]
+                call, last = self._next(until_s)
+                while call is not None:
+                    if call[1].set_running_or_notify_cancel():
+                        calls.append(call)
+                        done.append(_outcome(conn, call[0]))
+                    call, last = self._next(until_s)
+        except BaseException as error:  # noqa: BLE001 - every caller learns of it
+            done = [(None, error) for _ in calls]
+        for (_, future), (value, failure) in zip(calls, done, strict=True):
+            if failure is None:
+                future.set_result(value)
+            else:
+                future.set_exception(failure)
+        return last
+
+    def _next(self, until_s: float) -> tuple[_Call | None, bool]:
+        """The next call of this commit; None if it is full or no call waits. Whether the end was found."""
+        if time.monotonic() > until_s:
+            return None, False
+        try:
+            call = self._calls.get_nowait()[2]
+        except queue.Empty:
+            return None, False
+        return call, call is None
+
+
+def _outcome(conn: Connection, transition: Callable[[Connection], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        with database_errors(), conn.begin_nested():
+            return transition(conn), None
+    except Exception as error:  # noqa: BLE001 - it is the caller's
+        return None, error

@@ -1,0 +1,220 @@
+"""Tables of the ledger, in SQLAlchemy Core, alike on SQLite and PostgreSQL.
+
+Times are seconds that the ledger has run (``ledger_clock``). Ids are 16 bytes. Bodies of results lie in segment files
+(``body_segments``): a row of ``results`` points to its body. The database itself refuses a second accepted result of a
+job, and a second live batch of a step.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+SCHEMA = 3
+"""Version of the tables. A ledger refuses the tables of another version."""
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("schema", Integer, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("branch", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("added", BigInteger, nullable=False),
+    Column("opened", BigInteger, nullable=False),
+    Column("ran_s", Float, nullable=False),
+)
+"""One row. ``step``: t, the steps applied on the live lineage. ``added``, ``opened``: groups counted so far. ``ran_s``:
+seconds that the ledger has run, at most ``RECORD_S`` old.
+"""
+
+forks = Table(
+    "forks",
+    metadata,
+    Column("branch", BigInteger, primary_key=True, autoincrement=False),
+    Column("parent", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("branch", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("manifest", LargeBinary, nullable=False),
+    Column("known_s", Float, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column("caller", String(256), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("session", LargeBinary, nullable=False, unique=True),
+    Column("price_usd_h", Float, nullable=False),
+    Column("slots", Integer, nullable=False),
+    Column("task", String(128), nullable=False),
+    Column("task_hash", LargeBinary, nullable=False),
+    Column("device_class", String(256), nullable=False),
+    Column("served_branch", BigInteger),
+    Column("served_step", BigInteger),
+    Column("seen_s", Float, nullable=False),
+    Column("blamed", Integer, nullable=False),
+    Column("accepted_tokens", BigInteger, nullable=False),
+    UniqueConstraint("caller", "name"),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column("added", BigInteger, nullable=False, unique=True),
+    Column("added_step", BigInteger, nullable=False),
+    Column("opened", BigInteger, unique=True),
+    Column("state", String(16), nullable=False),
+    Column("reason", String(32)),
+    Column("purpose", String(16), nullable=False),
+    Column("task_hash", LargeBinary, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("pinned_branch", BigInteger),
+    Column("pinned_step", BigInteger),
+    Column("stale_endings", Integer, nullable=False),
+    Column("ended_epoch", BigInteger),
+    Column("ended_step", BigInteger),
+    Column("body", LargeBinary, nullable=False),
+    Index("groups_by_state", "state", "purpose", "added"),
+)
+"""``body``: the record of the group. ``added_step``: of the learner, when the group was added. ``ended_epoch``,
+``ended_step``: of the learner, when the group was dropped, or ended its evaluation.
+"""
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column("group_id", LargeBinary, ForeignKey("groups.id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("opened", BigInteger, nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("task_hash", LargeBinary, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", String(32)),
+    Column("failures", Integer, nullable=False),
+    UniqueConstraint("group_id", "position"),
+    Index("jobs_by_state", "state"),
+    Index(
+        "open_jobs",
+        "opened",
+        "position",
+        sqlite_where=text("state = 'open'"),
+        postgresql_where=text("state = 'open'"),
+    ),
+)
+"""``opened``, ``purpose``, ``task_hash``: those of the group. The next jobs are then found in one table: before its
+first statistics PostgreSQL joins two of them group by group, with all open jobs for each.
+"""
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column("job_id", LargeBinary, ForeignKey("jobs.id"), nullable=False),
+    Column("worker_id", LargeBinary, ForeignKey("workers.id"), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("branch", BigInteger, nullable=False),
+    Column("served", BigInteger, nullable=False),
+    Column("oldest", BigInteger, nullable=False),
+    Column("began_s", Float, nullable=False),
+    Column("lasts_s", Float, nullable=False),
+    Column("expires_s", Float, nullable=False),
+    Column("latest_s", Float, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Index("leases_by_state", "state", "expires_s"),
+    Index("leases_by_worker", "worker_id", "state"),
+    Index("leases_by_job", "job_id"),
+    Index(
+        "one_held_lease",
+        "job_id",
+        unique=True,
+        sqlite_where=text("state = 'held'"),
+        postgresql_where=text("state = 'held'"),
+    ),
+)
+"""``step``: of the learner, when the lease began. ``branch``, ``served``: the version that the engine served then.
+``oldest``: step of the oldest version that the job's record allows.
+"""
+
+results = Table(
+    "results",
+    metadata,
+    Column("job_id", LargeBinary, ForeignKey("jobs.id"), primary_key=True),
+    Column("lease_id", LargeBinary, ForeignKey("leases.id"), primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("verdict", String(16), nullable=False),
+    Column("reason", String(32)),
+    Column("detail", Text),
+    Column("reward", Float),
+    Column("sampled", BigInteger, nullable=False),
+    Column("oldest_step", BigInteger),
+    Column("versions", Text),
+    Column("segment", BigInteger),
+    Column("offset", BigInteger),
+    Column("length", BigInteger),
+    Index(
+        "one_accepted",
+        "job_id",
+        unique=True,
+        sqlite_where=text("verdict = 'accepted'"),
+        postgresql_where=text("verdict = 'accepted'"),
+    ),
+    Index("results_by_segment", "segment"),
+)
+"""``versions``: of all spans, as texts separated by spaces."""
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("branch", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("oldest_step", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("checkpoint", LargeBinary),
+    Index(
+        "one_live_batch",
+        "step",
+        unique=True,
+        sqlite_where=text("state <> 'reopened'"),
+        postgresql_where=text("state <> 'reopened'"),
+    ),
+)
+"""``step``: of the learner, when the batch was cut. ``oldest_step``: results of older steps are not in the batch."""
+
+batch_members = Table(
+    "batch_members",
+    metadata,
+    Column("batch_id", LargeBinary, ForeignKey("batches.id"), primary_key=True),
+    Column("ordinal", Integer, primary_key=True),
+    Column("group_id", LargeBinary, ForeignKey("groups.id"), nullable=False),
+    Index("members_by_group", "group_id"),
+)

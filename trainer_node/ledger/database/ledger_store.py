@@ -1,0 +1,168 @@
+"""The ledger's database: SQLite in a folder, or PostgreSQL by URL, with one connection that writes.
+
+Promises: ``transaction`` commits all of a call or nothing; bodies that the call appended are on disk before its rows
+are. ``boundary`` is called at each point where a crash would leave another state: tests raise there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, create_engine, event, insert, select
+from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError
+
+from p2pcast.errors import LocalError, UsageError
+from trainer_node.ledger.database.body_segments import SEGMENT_BYTES, Segments
+from trainer_node.ledger.database.ledger_schema import SCHEMA, meta, metadata
+
+Boundary = Callable[[str], None]
+Hook = Callable[[], None]
+CONNECT_S = 10
+"""Seconds after which an attempt to reach PostgreSQL has failed, unless the URL names others."""
+WRITER_LOCK = 0x70327063
+"""Key of the PostgreSQL advisory lock that the one writer holds."""
+
+
+def _no_boundary(_: str) -> None:
+    return None
+
+
+def _no_hook() -> None:
+    return None
+
+
+class Store:
+    """``folder``: of segment files, and of the SQLite database unless ``database``, a URL, names another."""
+
+    def __init__(
+        self,
+        folder: Path,
+        database: str | None = None,
+        *,
+        boundary: Boundary = _no_boundary,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = _locked(folder)
+        url = f"sqlite:///{folder / 'ledger.db'}" if database is None else _with_driver(database)
+        self._engine = create_engine(url, **_options(url))
+        if self._engine.dialect.name == "sqlite":
+            _prepare_sqlite(self._engine)
+        else:
+            _own_postgresql(self._engine)
+        self.boundary = boundary
+        self.committed: Hook = _no_hook
+        """Called in the writer's thread after each commit, before any further transaction."""
+        self.rolled_back: Hook = _no_hook
+        """Called in the writer's thread after each transaction that failed, before any further one."""
+        try:
+            self.connection: Connection = self._engine.connect()
+            self._create()
+        except OperationalError as error:
+            self._engine.dispose()
+            os.close(self._lock_fd)
+            raise UsageError(f"the ledger's database cannot be opened: {error.orig}") from None
+        except BaseException:
+            self._engine.dispose()
+            os.close(self._lock_fd)
+            raise
+        self.segments = Segments(folder / "bodies", segment_bytes)
+
+    def _create(self) -> None:
+        with self.connection.begin():
+            metadata.create_all(self.connection)
+            found = self.connection.scalar(select(meta.c.schema))
+            if found is None:
+                zero = {"epoch": 0, "branch": 0, "step": 0, "added": 0, "opened": 0, "ran_s": 0.0}
+                self.connection.execute(insert(meta), {"id": 1, "schema": SCHEMA, **zero})
+        if found not in (None, SCHEMA):
+            raise UsageError(f"the ledger's tables have version {found}, and this release reads version {SCHEMA}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        try:
+            with database_errors(), self.connection.begin():
+                yield self.connection
+                self.boundary("before fsync")
+                self.segments.sync()
+                self.boundary("before commit")
+        except BaseException:
+            self.segments.rolled_back()
+            self.rolled_back()
+            raise
+        self.committed()
+        self.boundary("after commit")
+
+    def close(self) -> None:
+        self.segments.close()
+        self.connection.close()
+        self._engine.dispose()
+        os.close(self._lock_fd)
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Raises LocalError in place of the driver's error."""
+    try:
+        yield
+    except (DBAPIError, PendingRollbackError) as error:
+        said = str(error.orig if isinstance(error, DBAPIError) else "the connection is lost").strip().partition("\n")[0]
+        raise LocalError(f"the ledger's database failed ({said}): repeat the call, then check the database") from error
+
+
+def _own_postgresql(engine: Any) -> None:
+    """Each connection, also one after a connection was lost, raises LocalError if another ledger writes: perhaps this
+    one, by a connection whose loss the server has not seen.
+    """
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        locked = connection.execute(f"SELECT pg_try_advisory_lock({WRITER_LOCK})").fetchone()[0]
+        connection.commit()
+        if not locked:
+            connection.close()
+            raise LocalError("another ledger writes to this database: end it first")
+
+
+def _locked(folder: Path) -> int:
+    """Raises UsageError if another ledger writes to the folder."""
+    lock_fd = os.open(folder / "ledger.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        raise UsageError(f"another ledger writes to {folder}: end it first") from None
+    return lock_fd
+
+
+def _with_driver(url: str) -> str:
+    """SQLAlchemy's URL: psycopg 3 is the driver of PostgreSQL."""
+    scheme, found, rest = url.partition("://")
+    if not found or scheme not in ("postgresql", "postgresql+psycopg", "sqlite"):
+        raise UsageError(f"--database: postgresql://… is expected, not {scheme}")
+    return f"postgresql+psycopg://{rest}" if scheme == "postgresql" else url
+
+
+def _options(url: str) -> dict[str, Any]:
+    if url.startswith("sqlite"):
+        # The writer's thread is not the one that opens the database.
+        return {"connect_args": {"check_same_thread": False}}
+    return {} if "connect_timeout" in url else {"connect_args": {"connect_timeout": CONNECT_S}}
+
+
+def _prepare_sqlite(engine: Any) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        # Without this the driver begins transactions itself, late and without savepoints.
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def began(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,209 @@
+"""Transitions of groups: added, opened by the pace rule, ended."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+
+from p2pcast.errors import RefusedError, UsageError
+from p2pcast.rollouts.job import Group
+from p2pcast.version import Version
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.ledger_rows import (
+    MAX_EVALUATIONS,
+    MAX_LIST,
+    MAX_WAITING,
+    FullError,
+    Present,
+    ahead,
+    move,
+    move_all,
+)
+from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
+from trainer_node.ledger.pace import LEAST_SURVIVORS, Bounds, room
+
+
+def add_groups(conn: Connection, now: Present, added: Sequence[Group]) -> int:
+    """Put groups into the pool; returns how many are new. A group that is there already is not added again. Raises
+    RefusedError if another group has the id.
+    """
+    if len(added) > MAX_LIST:
+        raise UsageError(f"{len(added)} groups in one request, and {MAX_LIST} are allowed")
+    for purpose, most in (("train", MAX_WAITING), ("evaluate", MAX_EVALUATIONS)):
+        waiting = (db.groups.c.state == "waiting") & (db.groups.c.purpose == purpose)
+        asked = sum(group.purpose == purpose for group in added)
+        if asked and int(conn.scalar(select(func.count()).where(waiting)) or 0) + asked > most:
+            raise FullError(f"{most} groups to {purpose} are waiting: add more when some have been opened")
+    number, new = int(conn.scalar(select(db.meta.c.added)) or 0), 0
+    for group in added:
+        _check(group)
+        body = conn.scalar(select(db.groups.c.body).where(db.groups.c.id == group.id))
+        if body is not None:
+            if Group.from_bytes(bytes(body)) != group:
+                raise RefusedError(f"another group has the id {group.id.hex()}")
+            continue
+        new += 1
+        pinned = group.pinned
+        conn.execute(
+            insert(db.groups).values(
+                id=group.id,
+                added=number + new,
+                added_step=now.step,
+                state="waiting",
+                purpose=group.purpose,
+                task_hash=group.task_hash,
+                size=group.size,
+                pinned_branch=None if pinned is None else pinned.branch,
+                pinned_step=None if pinned is None else pinned.step,
+                stale_endings=0,
+                body=group.to_bytes(),
+            )
+        )
+    conn.execute(update(db.meta).values(added=number + new))
+    return new
+
+
+def _check(group: Group) -> None:
+    """Raises UsageError for a group that could never end well."""
+    if group.purpose == "evaluate" and group.pinned is None:
+        raise UsageError(f"group {group.id.hex()}: a group for evaluation names its version")
+    if group.purpose == "train" and group.size < LEAST_SURVIVORS:
+        raise UsageError(f"group {group.id.hex()}: a group to train has at least {LEAST_SURVIVORS} samples")
+
+
+def pins(served: Version) -> ColumnElement[bool]:
+    """Groups that this version has to play."""
+    return (db.groups.c.pinned_branch == served.branch) & (db.groups.c.pinned_step == served.step)
+
+
+def is_evaluated(conn: Connection, served: Version) -> bool:
+    """Whether groups for evaluation by this version have not ended."""
+    live = db.groups.c.state.in_(("waiting", "open")) & (db.groups.c.purpose == "evaluate") & pins(served)
+    return conn.execute(select(db.groups.c.id).where(live).limit(1)).first() is not None
+
+
+def open_groups(
+    conn: Connection,
+    now: Present,
+    bounds: Bounds,
+    served: Version,
+    purpose: str,
+    task_hash: bytes,
+    new_id: Callable[[], bytes],
+    jobs: int,
+) -> bool:
+    """Open the next groups that an engine with the version ``served`` may play, for ``jobs`` jobs, as far as the pace
+    rule allows. Returns whether a group was opened. A group for evaluation needs no room. ``served`` is live if the
+    purpose is to train: a dead version may have a higher step than the live ones, and must not make room.
+    """
+    wanted = (db.groups.c.state == "waiting") & (db.groups.c.task_hash == task_hash) & (db.groups.c.purpose == purpose)
+    if purpose == "evaluate":
+        rows = _waiting(conn, wanted & pins(served), jobs, jobs)
+    else:
+        rows = _waiting(conn, wanted, jobs, room(bounds, ahead(conn), served.step, now.step))
+    if not rows:
+        return False
+    number = int(conn.scalar(select(db.meta.c.opened)) or 0)
+    conn.execute(update(db.meta).values(opened=number + len(rows)))
+    fresh = []
+    for opened, row in enumerate(rows, start=number + 1):
+        move(conn, "group", db.groups, row.id, "open", opened=opened)
+        fresh += [
+            {
+                "id": new_id(),
+                "group_id": row.id,
+                "position": index,
+                "opened": opened,
+                "purpose": purpose,
+                "task_hash": task_hash,
+                "state": "open",
+                "failures": 0,
+            }
+            for index in range(row.size)
+        ]
+    conn.execute(insert(db.jobs), fresh)
+    return True
+
+
+def _waiting(conn: Connection, which: ColumnElement[bool], jobs: int, most: int) -> list[Any]:
+    """The first groups in the order of adding that together have ``jobs`` jobs; at most ``most``."""
+    if most < 1:
+        return []
+    first = select(db.groups.c.id, db.groups.c.size).where(which).order_by(db.groups.c.added).limit(min(most, jobs))
+    found: list[Any] = []
+    for row in conn.execute(first.with_for_update(skip_locked=True)).all():
+        if sum(one.size for one in found) >= jobs:
+            break
+        found.append(row)
+    return found
+
+
+def read_groups(conn: Connection, group_ids: Collection[bytes]) -> dict[bytes, Group]:
+    """The records of some groups, by id."""
+    if not group_ids:
+        return {}
+    rows = conn.execute(select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(group_ids)))
+    return {bytes(row.id): Group.from_bytes(bytes(row.body)) for row in rows}
+
+
+def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) -> None:
+    """Complete, shorten or drop each of these open groups none of whose jobs can bring a result any more."""
+    counted = (
+        select(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state, func.count().label("jobs"))
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .where(db.jobs.c.group_id.in_(group_ids))
+        .group_by(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state)
+    )
+    states: dict[tuple[bytes, str], Counter[str]] = defaultdict(Counter)
+    for row in conn.execute(counted):
+        states[bytes(row.group_id), row.purpose][row.state] = row.jobs
+    for (group_id, purpose), found in states.items():
+        if not any(found[state] for state in UNSETTLED_JOBS):
+            _end(conn, now, group_id, purpose, found)
+
+
+def _end(conn: Connection, now: Present, group_id: bytes, purpose: str, states: Counter[str]) -> None:
+    least = 1 if purpose == "evaluate" else LEAST_SURVIVORS
+    ended = {"ended_epoch": now.epoch, "ended_step": now.step} if purpose == "evaluate" else {}
+    if states["accepted"] == states.total() >= least:
+        move(conn, "group", db.groups, group_id, "complete", **ended)
+    elif states["accepted"] >= least:
+        move(conn, "group", db.groups, group_id, "short", **ended)
+    else:
+        drop(conn, now, group_id, "too few results")
+
+
+def drop(conn: Connection, now: Present, group_id: bytes, reason: str) -> None:
+    """End a group that is never trained: its leases are aborted, its jobs cancelled."""
+    ended = {"reason": reason, "ended_epoch": now.epoch, "ended_step": now.step}
+    move(conn, "group", db.groups, group_id, "dropped", **ended)
+    _cancel_jobs(conn, group_id, reason)
+
+
+def shorten(conn: Connection, group_id: bytes) -> None:
+    """End an open group that is trained with the results that it has."""
+    move(conn, "group", db.groups, group_id, "short")
+    _cancel_jobs(conn, group_id, "trained without it")
+
+
+def _cancel_jobs(conn: Connection, group_id: bytes, reason: str) -> None:
+    unsettled = select(db.jobs.c.id).where(db.jobs.c.group_id == group_id, db.jobs.c.state.in_(UNSETTLED_JOBS))
+    jobs = conn.scalars(unsettled).all()
+    held = select(db.leases.c.id).where(db.leases.c.job_id.in_(jobs), db.leases.c.state == "held")
+    move_all(conn, "lease", db.leases, conn.scalars(held).all(), "aborted")
+    move_all(conn, "job", db.jobs, jobs, "cancelled", reason=reason)
+
+
+def count_stale_ending(conn: Connection, now: Present, group_id: bytes, most: int) -> bool:
+    """Count a lease that ended stale; drop the group at the ``most``-th. Returns whether the group was dropped."""
+    conn.execute(
+        update(db.groups).where(db.groups.c.id == group_id).values(stale_endings=db.groups.c.stale_endings + 1)
+    )
+    row = conn.execute(select(db.groups.c.stale_endings, db.groups.c.state).where(db.groups.c.id == group_id)).one()
+    if row.stale_endings < most or row.state != "open":
+        return False
+    drop(conn, now, group_id, "stale leases")
+    return True

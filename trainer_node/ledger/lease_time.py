@@ -1,0 +1,58 @@
+"""How long a lease lasts: a multiple of the median completion of the same task and worker class. Pure.
+
+Source: SparrowRL, section 5.4: two to three times the median. A lease that expires says that the job takes at least so
+long, so it enters the median as a lower bound: otherwise slow jobs, which never complete within their lease, would
+never lengthen it, and would be repeated for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+FACTOR = 2.5
+LEAST_S = 5.0
+GUESS_S = 120.0
+"""Of first leases, unless the run states another."""
+KEPT = 64
+"""Completions in a median."""
+
+
+class Completions:
+    """Of one task on one class of workers."""
+
+    def __init__(self, guess_s: float = GUESS_S, *, factor: float = FACTOR, least_s: float = LEAST_S) -> None:
+        self._guess_s, self._factor, self._least_s = guess_s, factor, least_s
+        self._seconds: deque[tuple[float, bool]] = deque(maxlen=KEPT)
+
+    def completed(self, seconds: float) -> None:
+        self._seconds.append((seconds, True))
+
+    def expired(self, seconds: float) -> None:
+        """A lease of so many seconds ended without a result."""
+        self._seconds.append((seconds, False))
+
+    def median_s(self) -> float | None:
+        """The median of all completions, those that are only known to take longer included (Kaplan-Meier's estimate of
+        it); the longest known time when more than half of all took longer. None before the first.
+        """
+        if not self._seconds:
+            return None
+        survival, at_risk = 1.0, len(self._seconds)
+        for seconds, complete in sorted(self._seconds, key=lambda each: (each[0], not each[1])):
+            if complete:
+                survival *= 1 - 1 / at_risk
+                if survival <= 0.5:
+                    return seconds
+            at_risk -= 1
+        return max(seconds for seconds, _ in self._seconds)
+
+    def lease_s(self) -> float:
+        median = self.median_s()
+        return max(self._least_s, self._guess_s if median is None else self._factor * median)
+
+
+def latest_s(max_tokens: int, slowest_tokens_s: float, lease_s: float) -> float:
+    """The longest time that heartbeats may extend a lease to, in seconds since it began: all tokens of the longest
+    sample, at the slowest rate that was observed.
+    """
+    return max(lease_s, max_tokens / slowest_tokens_s) if slowest_tokens_s > 0 else lease_s

@@ -1,0 +1,314 @@
+"""Transitions of leases: begun, renewed, given back, expired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, update
+
+from p2pcast.errors import RefusedError, UsageError
+from p2pcast.rollouts.job import Job, job_of
+from p2pcast.version import Version
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.group_pool import count_stale_ending, is_evaluated, open_groups, pins, read_groups
+from trainer_node.ledger.ledger_rows import (
+    MAX_BLAMED,
+    MAX_LIST,
+    MAX_STALE_ENDINGS,
+    Policy,
+    Present,
+    UnknownIdError,
+    admissible,
+    finished,
+    move,
+    move_all,
+)
+from trainer_node.ledger.worker_rates import WorkerRates
+from trainer_node.ledger.worker_shares import plays_training, within_share
+
+_OPEN = text("jobs.state = 'open'")
+"""Not a parameter: PostgreSQL uses a partial index only for a statement that repeats its condition."""
+MAX_BEATEN = 16384
+"""Leases of the heartbeats of one transition."""
+
+
+class Leased(NamedTuple):
+    lease: bytes
+    job: Job
+    expires_in_s: float
+    latest_in_s: float
+
+
+class Beat(NamedTuple):
+    """One heartbeat: a worker's session, and for each of its leases the tokens sampled so far."""
+
+    session: bytes
+    tokens: Mapping[bytes, int]
+
+
+class Held(NamedTuple):
+    """``state``: held, abort or unknown."""
+
+    lease: bytes
+    state: str
+    expires_in_s: float
+
+
+def worker_of(conn: Connection, session: bytes) -> Row[Any]:
+    """Raises UnknownIdError."""
+    row = conn.execute(select(db.workers).where(db.workers.c.session == session)).first()
+    if row is None:
+        raise unknown_session()
+    return row
+
+
+def unknown_session() -> UnknownIdError:
+    return UnknownIdError("no worker has this session: register again")
+
+
+def lease(
+    conn: Connection,
+    now: Present,
+    policy: Policy,
+    rates: WorkerRates,
+    new_id: Callable[[], bytes],
+    *,
+    session: bytes,
+    slots: int,
+    served: Version,
+    manifest: bytes,
+    staged: Version | None,
+) -> list[Leased]:
+    """Lease up to ``slots`` jobs that the version ``served`` may play. Raises RefusedError for a worker that was blamed
+    too often, or an engine with other bytes than the version's.
+    """
+    if not 1 <= slots <= MAX_LIST:
+        raise UsageError(f"slots is a number from 1 to {MAX_LIST}")
+    worker = worker_of(conn, session)
+    conn.execute(
+        update(db.workers)
+        .where(db.workers.c.id == worker.id)
+        .values(served_branch=served.branch, served_step=served.step, seen_s=now.now_s)
+    )
+    name = bytes(worker.id).hex()
+    rates.asks(name, now.now_s, staged)
+    if worker.blamed >= MAX_BLAMED:
+        raise RefusedError(f"{worker.blamed} malformed or forged results: this worker gets no more leases")
+    if served not in now.manifests:
+        return []
+    if now.manifests[served] != manifest:
+        raise RefusedError(f"version {served} has another manifest than the engine's")
+    held = select(func.count()).select_from(db.leases)
+    mine = held.where(db.leases.c.worker_id == worker.id, db.leases.c.state == "held")
+    wanted = min(slots, worker.slots - int(conn.scalar(mine) or 0))
+    if wanted < 1:
+        return []
+    taker = _Taker(conn, now, policy, rates, new_id, worker, served)
+    taken = taker.take("evaluate", wanted) if is_evaluated(conn, served) else []
+    wanted -= len(taken)
+    if wanted and plays_training(now, policy, served):
+        wanted = within_share(conn, now, policy, rates, worker, wanted)
+        training = taker.take("train", wanted) if wanted else []
+        wanted -= len(training)
+        taken += training
+        rates.began(name, now.now_s, len(training), worker.task_hash, emptied=wanted > 0)
+    return taken
+
+
+class _Taker(NamedTuple):
+    """Leases jobs to one worker."""
+
+    conn: Connection
+    now: Present
+    policy: Policy
+    rates: WorkerRates
+    new_id: Callable[[], bytes]
+    worker: Row[Any]
+    served: Version
+
+    def take(self, purpose: str, most: int) -> list[Leased]:
+        """Lease at most ``most`` jobs; open groups if there are too few."""
+        taken = self._begin(purpose, most)
+        missing, task_hash = most - len(taken), self.worker.task_hash
+        if missing and open_groups(
+            self.conn, self.now, self.policy.bounds, self.served, purpose, task_hash, self.new_id, missing
+        ):
+            taken += self._begin(purpose, missing)
+        return taken
+
+    def _next_jobs(self, purpose: str, most: int) -> Sequence[Any]:
+        """The group of an open job is open."""
+        jobs = db.jobs
+        wanted = select(jobs.c.id, jobs.c.position, jobs.c.group_id)
+        if purpose == "evaluate":
+            wanted = wanted.join(db.groups).where(pins(self.served))
+        return self.conn.execute(
+            wanted.where(_OPEN, jobs.c.purpose == purpose, jobs.c.task_hash == self.worker.task_hash)
+            .order_by(jobs.c.opened, jobs.c.position)
+            .limit(most)
+            .with_for_update(skip_locked=True, of=jobs)
+        ).all()
+
+    def _begin(self, purpose: str, most: int) -> list[Leased]:
+        rows = self._next_jobs(purpose, most)
+        if not rows:
+            return []
+        now, served = self.now, self.served
+        groups = read_groups(self.conn, {bytes(row.group_id) for row in rows})
+        oldest = served.step if self.policy.rule == "strict" else max(0, now.step - self.policy.bounds.staleness)
+        # Evaluation may pin a version older than training would accept.
+        oldest = min(oldest, served.step)
+        begun, leases = [], []
+        for row in rows:
+            group = groups[bytes(row.group_id)]
+            lasts_s, latest = self.rates.terms((group.task, self.worker.device_class), group.max_tokens)
+            lease_id = self.new_id()
+            begun.append(
+                {
+                    "id": lease_id,
+                    "job_id": row.id,
+                    "worker_id": self.worker.id,
+                    "state": "held",
+                    "epoch": now.epoch,
+                    "step": now.step,
+                    "branch": served.branch,
+                    "served": served.step,
+                    "oldest": oldest,
+                    "began_s": now.now_s,
+                    "lasts_s": lasts_s,
+                    "expires_s": now.now_s + lasts_s,
+                    "latest_s": now.now_s + latest,
+                    "tokens": 0,
+                }
+            )
+            job = job_of(group, row.position, bytes(row.id), Version(served.branch, oldest))
+            leases.append(Leased(lease_id, job, lasts_s, latest))
+        move_all(self.conn, "job", db.jobs, [row.id for row in rows], "leased")
+        self.conn.execute(insert(db.leases), begun)
+        return leases
+
+
+def heartbeats(
+    conn: Connection, now: Present, policy: Policy, rates: WorkerRates, beats: Sequence[Beat]
+) -> list[list[Held] | None]:
+    """Renew the leases whose tokens have grown; abort those whose results could not be accepted. For each heartbeat
+    the answers to its leases; None for an unknown session.
+    """
+    if sum(len(beat.tokens) for beat in beats) > MAX_BEATEN:
+        raise UsageError(f"more than {MAX_BEATEN} leases in heartbeats")
+    expire(conn, now, rates)
+    known = select(db.workers.c.id, db.workers.c.session).where(db.workers.c.session.in_([b.session for b in beats]))
+    workers = {bytes(row.session): bytes(row.id) for row in conn.execute(known)}
+    conn.execute(update(db.workers).where(db.workers.c.id.in_(list(workers.values()))).values(seen_s=now.now_s))
+    sampled: dict[bytes, int] = {}
+    for beat in beats:
+        if beat.session in workers:
+            sampled |= {lease: max(tokens, sampled.get(lease, 0)) for lease, tokens in beat.tokens.items()}
+    mine = {(workers[beat.session], lease) for beat in beats if beat.session in workers for lease in beat.tokens}
+    named = (
+        select(db.leases, db.jobs.c.group_id, db.groups.c.purpose)
+        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .where(db.leases.c.id.in_(sampled))
+    )
+    found = [row for row in conn.execute(named) if (bytes(row.worker_id), bytes(row.id)) in mine] if sampled else []
+    rows = {bytes(row.id): row for row in found}
+    ended = {lease for lease, row in rows.items() if row.state == "held" and _hopeless(now, policy, row)}
+    for lease_id in ended:
+        _abort(conn, now, policy, rows[lease_id])
+    renewed = _renew(conn, now, {i: row for i, row in rows.items() if i not in ended and row.state == "held"}, sampled)
+    return [_answers(now, beat, workers.get(beat.session), rows, ended, renewed) for beat in beats]
+
+
+def _renew(
+    conn: Connection, now: Present, held: Mapping[bytes, Row[Any]], sampled: Mapping[bytes, int]
+) -> dict[bytes, float]:
+    """Prolong the leases whose tokens have grown; returns their new ends."""
+    renewed = {
+        lease_id: float(max(row.expires_s, min(now.now_s + row.lasts_s, row.latest_s)))
+        for lease_id, row in held.items()
+        if sampled[lease_id] > row.tokens
+    }
+    if renewed:
+        # The lease may have been ended with its group, by another lease of the heartbeats.
+        change = update(db.leases).where(db.leases.c.id == bindparam("lease"), db.leases.c.state == "held")
+        change = change.values(tokens=bindparam("sampled"), expires_s=bindparam("until_s"))
+        conn.execute(change, [{"lease": i, "sampled": sampled[i], "until_s": s} for i, s in renewed.items()])
+    return renewed
+
+
+def _answers(
+    now: Present,
+    beat: Beat,
+    worker: bytes | None,
+    rows: Mapping[bytes, Row[Any]],
+    ended: Collection[bytes],
+    renewed: Mapping[bytes, float],
+) -> list[Held] | None:
+    if worker is None:
+        return None
+    mine = {lease_id: row for lease_id in beat.tokens if (row := rows.get(lease_id)) and row.worker_id == worker}
+    return [_held(now, lease_id, mine.get(lease_id), ended, renewed) for lease_id in beat.tokens]
+
+
+def _held(
+    now: Present, lease_id: bytes, row: Row[Any] | None, ended: Collection[bytes], renewed: Mapping[bytes, float]
+) -> Held:
+    if row is None or row.state == "expired":
+        return Held(lease_id, "unknown", 0.0)
+    if row.state != "held" or lease_id in ended:
+        return Held(lease_id, "abort", 0.0)
+    return Held(lease_id, "held", max(0.0, renewed.get(lease_id, row.expires_s) - now.now_s))
+
+
+def _hopeless(now: Present, policy: Policy, row: Row[Any]) -> bool:
+    """Whether no result of the lease could be trained."""
+    if row.purpose != "train":
+        return False
+    return finished(now, policy.bounds) or not admissible(now, policy, Version(row.branch, row.served))
+
+
+def _abort(conn: Connection, now: Present, policy: Policy, row: Row[Any]) -> None:
+    held = select(db.leases.c.state).where(db.leases.c.id == row.id)
+    if conn.scalar(held) != "held":
+        return  # another lease of the request has dropped the group
+    move(conn, "lease", db.leases, row.id, "aborted")
+    move(conn, "job", db.jobs, row.job_id, "open")
+    if not finished(now, policy.bounds):
+        count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
+
+
+def give_back(conn: Connection, rates: WorkerRates, session: bytes, lease_ids: Sequence[bytes]) -> None:
+    """Return unfinished leases. Leases that are not the worker's, or have ended, are ignored."""
+    if len(lease_ids) > MAX_LIST:
+        raise UsageError(f"{len(lease_ids)} leases in one request, and {MAX_LIST} are allowed")
+    worker = worker_of(conn, session)
+    mine = select(db.leases.c.id, db.leases.c.job_id).where(
+        db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker.id, db.leases.c.state == "held"
+    )
+    rows = conn.execute(mine).all()
+    rates.gives_back(bytes(worker.id).hex())
+    move_all(conn, "lease", db.leases, [row.id for row in rows], "returned")
+    move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
+
+
+def expire(conn: Connection, now: Present, rates: WorkerRates) -> int:
+    """End the leases whose time is over; their jobs return to the pool. Returns how many ended."""
+    over = (
+        select(db.leases, db.jobs.c.group_id, db.workers.c.device_class)
+        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+        .where(db.leases.c.state == "held", db.leases.c.expires_s < now.now_s)
+        .with_for_update(skip_locked=True, of=db.leases)
+    )
+    rows = conn.execute(over).all()
+    if not rows:
+        return 0
+    move_all(conn, "lease", db.leases, [row.id for row in rows], "expired")
+    move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
+    groups = read_groups(conn, {bytes(row.group_id) for row in rows})
+    for row in rows:
+        kind = (groups[bytes(row.group_id)].task, row.device_class)
+        rates.expired(bytes(row.worker_id).hex(), kind, row.expires_s - row.began_s)
+    return len(rows)

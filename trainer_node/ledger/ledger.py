@@ -1,0 +1,339 @@
+"""The ledger: which rollouts are wanted, leased, accepted and trained. Every public method is one transaction.
+
+Promises: a crash between any two transitions loses nothing. A job has at most one accepted result. A group is in at
+most one live batch, and each batch is applied at most once in the lineage of any checkpoint that survives. All counts
+are queries over rows. ``results`` is the one method of two transactions: rewards are computed between them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from p2pcast.errors import RefusedError, UsageError
+from p2pcast.limits import MAX_SLOTS
+from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.result import Result
+from p2pcast.version import Version
+from trainer_node.ledger import batching, group_pool, leasing, ledger_report, ledger_retention, resuming, worker_shares
+from trainer_node.ledger.acceptance import Rejection, rejection
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.database.body_segments import Place
+from trainer_node.ledger.database.group_commit import GroupCommit
+from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.leased_jobs import LeasedJobs
+from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
+from trainer_node.ledger.ledger_rows import (
+    MAX_LIST,
+    MAX_WORKERS,
+    FullError,
+    Policy,
+    Present,
+    PresentReader,
+)
+from trainer_node.ledger.settling import Settled, judge_all, settle_all, standards_of
+from trainer_node.ledger.worker_rates import WorkerRates
+
+T = TypeVar("T")
+
+
+def _new_id() -> bytes:
+    return os.urandom(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A worker's statement of itself. ``device_class``: workers of one class are expected to be equally fast."""
+
+    name: str
+    slots: int
+    task: str
+    task_hash: bytes
+    price_usd_h: float = 0.0
+    device_class: str = ""
+
+
+class Ledger:
+    """``now``: seconds from any origin; a step back counts as no time. ``shared_commits``: calls of several threads
+    share commits; otherwise one thread at a time may call.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], bytes] = _new_id,
+        shared_commits: bool = False,
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._new_id = new_id
+        self._rates = WorkerRates(policy.guess_s)
+        self._present = PresentReader()
+        self._newest: Present | None = None
+        """As of the newest transition, which may be undone: for guesses alone."""
+        self._leased = LeasedJobs()
+        store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
+        with store.transaction() as conn:
+            self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
+        self._commits = GroupCommit(store) if shared_commits else None
+
+    def _undo(self, mark: int) -> None:
+        """Put back what is kept in memory: a transition, or a whole transaction, failed."""
+        self._rates.undo(mark)
+        self._present.forget()
+
+    def _call(self, transition: Callable[[Connection], T], *, urgent: bool = False) -> T:
+        def undone_on_failure(conn: Connection) -> T:
+            mark = self._rates.mark()
+            try:
+                return transition(conn)
+            except BaseException:
+                self._undo(mark)
+                raise
+
+        if self._commits is not None:
+            return self._commits.call(undone_on_failure, urgent=urgent)
+        with self._store.transaction() as conn:
+            return undone_on_failure(conn)
+
+    def _at_present(self, transition: Callable[[Connection, Present], T], *, urgent: bool = False) -> T:
+        def at_present(conn: Connection) -> T:
+            self._newest = now = self._present.read(conn, self._clock.now_s())
+            if now.now_s - now.recorded_s >= RECORD_S:
+                conn.execute(update(db.meta).values(ran_s=now.now_s))
+            return transition(conn, now)
+
+        return self._call(at_present, urgent=urgent)
+
+    def _changing_versions(self, transition: Callable[[Connection, Present], T]) -> T:
+        """A transition after which versions or branches are read again."""
+
+        def forgetting(conn: Connection, now: Present) -> T:
+            self._present.forget()
+            return transition(conn, now)
+
+        return self._at_present(forgetting)
+
+    def close(self) -> None:
+        if self._commits is not None:
+            self._commits.close()
+        self._store.close()
+
+    # -- workers
+
+    def register(self, caller: str, one: Registration) -> tuple[bytes, bytes]:
+        """The worker's id and its new session. The same caller with the same name takes its record over."""
+        if not 1 <= one.slots <= MAX_SLOTS or not 0 <= one.price_usd_h <= 1e6 or not 1 <= len(one.name) <= 128:
+            raise UsageError(f"a worker has a name, 1 to {MAX_SLOTS} slots and a price from 0 USD/h")
+
+        def transition(conn: Connection, now: Present) -> tuple[bytes, bytes]:
+            session = self._new_id()
+            stated = {
+                "session": session,
+                "price_usd_h": one.price_usd_h,
+                "slots": one.slots,
+                "task": one.task,
+                "task_hash": one.task_hash,
+                "device_class": one.device_class[:256],
+                "seen_s": now.now_s,
+            }
+            mine = (db.workers.c.caller == caller) & (db.workers.c.name == one.name)
+            known = conn.scalar(select(db.workers.c.id).where(mine))
+            count = int(conn.scalar(select(func.count()).select_from(db.workers)) or 0)
+            self._rates.count_workers(count)
+            if known is not None:
+                conn.execute(update(db.workers).where(mine).values(**stated))
+                return bytes(known), session
+            if count >= MAX_WORKERS:
+                raise FullError(f"{MAX_WORKERS} workers are registered already")
+            worker = self._new_id()
+            first = {"id": worker, "caller": caller, "name": one.name, "blamed": 0, "accepted_tokens": 0}
+            conn.execute(insert(db.workers).values(**first, **stated))
+            return worker, session
+
+        return self._at_present(transition)
+
+    def lease(
+        self, session: bytes, slots: int, served: Version, manifest: bytes, staged: Version | None = None
+    ) -> list[leasing.Leased]:
+        """``staged``: the version that the engine could serve at once."""
+
+        def transition(conn: Connection, now: Present) -> list[leasing.Leased]:
+            leasing.expire(conn, now, self._rates)
+            terms = {"session": session, "slots": slots, "served": served, "manifest": manifest, "staged": staged}
+            begun = leasing.lease(conn, now, self._policy, self._rates, self._new_id, **terms)  # type: ignore[arg-type]
+            self._leased.add({one.lease: one.job for one in begun})
+            return begun
+
+        # An engine may be idle until the answer.
+        return self._at_present(transition, urgent=True)
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Interval of a worker's heartbeats, in seconds."""
+        return self._rates.heartbeat_s
+
+    def heartbeat(self, session: bytes, tokens: Mapping[bytes, int]) -> list[leasing.Held]:
+        """Raises UnknownIdError for an unknown session."""
+        (held,) = self.heartbeats([leasing.Beat(session, tokens)])
+        if held is None:
+            raise leasing.unknown_session()
+        return held
+
+    def heartbeats(self, beats: Sequence[leasing.Beat]) -> list[list[leasing.Held] | None]:
+        """Several heartbeats at once. None for an unknown session."""
+        return self._at_present(lambda conn, now: leasing.heartbeats(conn, now, self._policy, self._rates, beats))
+
+    def give_back(self, session: bytes, leases: Sequence[bytes]) -> None:
+        self._call(lambda conn: leasing.give_back(conn, self._rates, session, leases))
+
+    def expire(self) -> int:
+        """End leases whose time is over; returns how many."""
+        return self._at_present(lambda conn, now: leasing.expire(conn, now, self._rates))
+
+    def results(
+        self, session: bytes, handed_in: Sequence[Result], reward: Callable[[Job, Result], float | Rejection]
+    ) -> list[Settled]:
+        """``unscored``, the rewards, and ``settle``. ``reward``: from the job and the token ids; a worker's own figure
+        does not count.
+        """
+        jobs = self.unscored(session, handed_in)
+        rewards = [None if job is None else reward(job, one) for job, one in zip(jobs, handed_in, strict=True)]
+        return self.settle(session, handed_in, rewards)
+
+    def unscored(self, session: bytes, handed_in: Sequence[Result]) -> Sequence[Job | None]:
+        """For each result that needs a reward, its job. Raises RefusedError if one lease was settled with another
+        result.
+        """
+        if len(handed_in) > MAX_LIST:
+            raise UsageError(f"{len(handed_in)} results in one request, and {MAX_LIST} are allowed")
+        if len({(r.job, r.lease) for r in handed_in}) < len(handed_in):
+            raise UsageError("two results of one lease in one request")
+        if (known := self._known_jobs(handed_in)) is not None:
+            return known
+
+        def look(conn: Connection, now: Present) -> list[Job | None]:
+            worker = leasing.worker_of(conn, session)
+            judged = judge_all(conn, now, self._policy, bytes(worker.id), handed_in)
+            return [j.job if j.answer is None and j.wrong is None else None for j in judged]
+
+        return self._at_present(look)
+
+    def _known_jobs(self, handed_in: Sequence[Result]) -> Sequence[Job] | None:
+        """The jobs of results that would all be accepted, as far as memory says; None if the database has to be asked.
+        ``settle`` judges again.
+        """
+        if self._newest is None:
+            return None
+        standards, jobs = standards_of(self._newest, self._policy), []
+        for result in handed_in:
+            job = self._leased.job(result.lease)
+            if job is None or job.job != result.job:
+                return None
+            if rejection(result, job, standards, settled=False, in_time=True) is not None:
+                return None
+            jobs.append(job)
+        return jobs
+
+    def settle(
+        self, session: bytes, handed_in: Sequence[Result], rewards: Sequence[float | Rejection | None]
+    ) -> list[Settled]:
+        """The verdicts, in the same order. ``rewards``: of each result, or why it has none; None where none was needed.
+        The same result again gets the same verdict. Raises RefusedError, and changes nothing, if one lease was settled
+        with another result.
+        """
+
+        def record(conn: Connection, now: Present) -> list[Settled]:
+            worker = bytes(leasing.worker_of(conn, session).id)
+            append = self._store.segments.append
+            verdicts = settle_all(conn, now, self._policy, self._rates, append, worker, handed_in, rewards)
+            self._leased.remove([result.lease for result in handed_in])
+            return verdicts
+
+        return self._at_present(record)
+
+    # -- trainer
+
+    def add_groups(self, groups: Sequence[Group]) -> int:
+        return self._at_present(lambda conn, now: group_pool.add_groups(conn, now, groups))
+
+    def publish(self, version: Version, manifest: bytes) -> None:
+        """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
+        with another hash.
+        """
+
+        def transition(conn: Connection, now: Present) -> None:
+            known = now.manifests.get(version)
+            if known is None:
+                row = {"branch": version.branch, "step": version.step, "manifest": manifest, "known_s": now.now_s}
+                worker_shares.count_publication(conn, now, self._policy, self._rates, version)
+                conn.execute(insert(db.versions).values(**row))
+            elif known != manifest:
+                raise RefusedError(f"version {version} is known with another manifest")
+
+        self._changing_versions(transition)
+
+    def take(self, epoch: int, branch: int, step: int) -> batching.Taken:
+        bounds = self._policy.bounds
+        return self._at_present(
+            lambda conn, now: batching.take(conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step)
+        )
+
+    def body(self, place: Place) -> bytes:
+        """A result's bytes."""
+        return self._store.segments.read(place)
+
+    def applied(self, epoch: int, batch: bytes, step: int) -> None:
+        self._at_present(lambda conn, now: batching.applied(conn, now, epoch=epoch, batch=batch, step=step))
+
+    def ack(self, epoch: int, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
+        terms = {"epoch": epoch, "step": step, "batch_ids": batches, "checkpoint": checkpoint}
+        self._at_present(lambda conn, now: batching.ack(conn, now, **terms))  # type: ignore[arg-type]
+
+    def resume(self, branch: int, step: int, checkpoint: bytes | None, batches: Sequence[bytes]) -> int:
+        terms = {"branch": branch, "step": step, "checkpoint": checkpoint, "batch_ids": batches}
+        return self._changing_versions(lambda conn, now: resuming.resume(conn, now, **terms))  # type: ignore[arg-type]
+
+    def prune(self) -> None:
+        """Delete all that no resume needs: rows first, then the segments that no row points to."""
+        segments = self._store.segments
+        # A segment that is current now may get rows that the query does not see.
+        staleness = self._policy.bounds.staleness
+
+        def transition(conn: Connection, now: Present) -> tuple[set[int], int]:
+            used, workers = ledger_retention.prune(conn, now, staleness)
+            self._rates.retain(workers)
+            return used, segments.current
+
+        used, before = self._changing_versions(transition)
+        segments.prune(used, before)
+
+    # -- reports
+
+    def group(self, group_id: bytes) -> dict[str, Any]:
+        """Raises UnknownIdError."""
+        return self._call(lambda conn: ledger_report.group(conn, group_id))
+
+    def pool(self) -> tuple[int, int]:
+        """Groups that were ever added, and groups that wait."""
+
+        def transition(conn: Connection) -> tuple[int, int]:
+            waiting = select(func.count()).select_from(db.groups).where(db.groups.c.state == "waiting")
+            return int(conn.scalar(select(db.meta.c.added)) or 0), int(conn.scalar(waiting) or 0)
+
+        return self._call(transition)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """One row a worker, by name."""
+        return self._at_present(lambda conn, now: ledger_report.workers(conn, now, self._rates.estimates()))
+
+    def status(self) -> dict[str, Any]:
+        return self._at_present(lambda conn, now: ledger_report.status(conn, now, self._policy.bounds))

@@ -1,0 +1,121 @@
+"""Reports of a run from the rows of the ledger: counts by state, ages of rollouts, workers. Reads, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, case, func, select
+
+from p2pcast.version import Version
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.ledger_rows import Present, UnknownIdError, ahead, finished
+from trainer_node.ledger.ledger_states import LIVE_GROUPS
+from trainer_node.ledger.pace import Bounds
+
+MOST_STEPS = 16
+"""Steps behind the learner from which on results are counted together."""
+
+
+def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
+    return {
+        "epoch": now.epoch,
+        "learner": str(Version(now.branch, now.step)),
+        "finished": finished(now, bounds),
+        "ahead": ahead(conn),
+        "versions": len(now.manifests),
+        "groups": _counts(conn, db.groups.c.state),
+        "jobs": _counts(conn, db.jobs.c.state),
+        "leases": _counts(conn, db.leases.c.state),
+        "results": _counts(conn, db.results.c.verdict),
+        "rejections": _counts(conn, db.results.c.reason),
+        "batches": _counts(conn, db.batches.c.state),
+        "ages": ages(conn, now),
+        "mean_tokens": _mean_tokens(conn),
+    }
+
+
+def _counts(conn: Connection, column: Any) -> dict[str, int]:
+    rows = conn.execute(select(column, func.count()).group_by(column))
+    return {str(name): count for name, count in rows if name is not None}
+
+
+def _mean_tokens(conn: Connection) -> float | None:
+    """Sampled tokens of an accepted result."""
+    mean = conn.scalar(select(func.avg(db.results.c.sampled)).where(db.results.c.verdict == "accepted"))
+    return None if mean is None else round(float(mean), 2)
+
+
+def ages(conn: Connection, now: Present) -> dict[str, dict[str, int]]:
+    """Rollouts by the age of their oldest weights in learner steps. ``in_flight``: held leases, by the version that the
+    engine served at their start. ``in_queue``: accepted results that the learner has not taken.
+    """
+    taken = (
+        select(db.batch_members.c.group_id)
+        .join(db.batches, db.batches.c.id == db.batch_members.c.batch_id)
+        .where(db.batches.c.state != "reopened")
+    )
+    flying = select(_age(now, db.leases.c.served), func.count().label("number")).where(db.leases.c.state == "held")
+    queued = (
+        select(_age(now, db.results.c.oldest_step), func.count().label("number"))
+        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .where(
+            db.results.c.verdict == "accepted",
+            db.groups.c.purpose == "train",
+            db.groups.c.state.in_(LIVE_GROUPS),
+            db.groups.c.id.not_in(taken),
+        )
+    )
+    return {
+        name: {str(row.age): row.number for row in conn.execute(query.group_by("age").order_by("age"))}
+        for name, query in (("in_flight", flying), ("in_queue", queued))
+    }
+
+
+def _age(now: Present, step: Any) -> ColumnElement[int]:
+    behind = now.step - step
+    # A version of the next step is served before the learner has applied the batch: its age is 0.
+    return case((behind < 0, 0), (behind > MOST_STEPS, MOST_STEPS), else_=behind).label("age")
+
+
+def workers(conn: Connection, now: Present, rates: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    """One row a worker, by name. ``rates``: accepted tokens per second by worker, None where they are not measured."""
+    held = (
+        select(func.count())
+        .select_from(db.leases)
+        .where(db.leases.c.worker_id == db.workers.c.id, db.leases.c.state == "held")
+        .scalar_subquery()
+    )
+    rows = conn.execute(select(db.workers, held.label("held")).order_by(db.workers.c.name)).all()
+    return [
+        {
+            "worker": bytes(row.id).hex(),
+            "name": row.name,
+            "caller": row.caller,
+            "task": row.task,
+            "slots": row.slots,
+            "leases": row.held,
+            "price_usd_h": row.price_usd_h,
+            "served": None if row.served_step is None else str(Version(row.served_branch, row.served_step)),
+            "accepted_tokens": row.accepted_tokens,
+            "blamed": row.blamed,
+            "silent_s": round(max(0.0, now.now_s - row.seen_s), 3),
+            "tokens_per_s": rates.get(bytes(row.id).hex()),
+        }
+        for row in rows
+    ]
+
+
+def group(conn: Connection, group_id: bytes) -> dict[str, Any]:
+    """State and rewards of one group. Raises UnknownIdError."""
+    row = conn.execute(select(db.groups).where(db.groups.c.id == group_id)).first()
+    if row is None:
+        raise UnknownIdError(f"no group {group_id.hex()}")
+    rewards = conn.scalars(
+        select(db.results.c.reward)
+        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+        .where(db.jobs.c.group_id == group_id, db.results.c.verdict == "accepted")
+        .order_by(db.jobs.c.position)
+    ).all()
+    return {"group": group_id.hex(), "state": row.state, "reason": row.reason, "rewards": list(rewards)}

@@ -1,0 +1,101 @@
+"""Retention: the ledger deletes rows that no resume, no late result and no report needs any more.
+
+Promises: however long a run lasts, rows and segments stay bounded by the newest ``KEPT_BATCHES`` batches, the time for
+late results, and the caps of waiting groups and workers. Nothing goes that counts for a batch still to come.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select
+
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.group_pool import drop
+from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present
+
+EVALUATION_STEPS = 64
+"""A group for evaluation that has not ended so many steps after it was added is dropped: no engine serves its version
+any more.
+"""
+KEPT_GROUPS = 8192
+"""Dropped groups, and evaluated ones, whose rows stay at most."""
+LATE_S = 3600.0
+"""Seconds after the end of a lease in which its result may still come, and is remembered if it was rejected."""
+SILENT_S = 3600.0
+"""Seconds after which a silent worker without leases is forgotten."""
+BLAMED_S = 86400.0
+"""The same for a worker with malformed or forged results."""
+
+
+def prune(conn: Connection, now: Present, staleness: int) -> tuple[set[int], set[str]]:
+    """Delete all that is not needed. Returns the segments that rows still use, and the ids of the workers that stay."""
+    before = now.step - KEPT_BATCHES
+    _end_evaluations(conn, now)
+    _forget_batches(conn, before)
+    _forget_groups(conn, before)
+    _forget_late(conn, now.now_s)
+    _forget_versions(conn, now, before - staleness)
+    _forget_workers(conn, now.now_s)
+    used = select(db.results.c.segment).where(db.results.c.segment.is_not(None)).distinct()
+    return set(conn.scalars(used)), {bytes(worker).hex() for worker in conn.scalars(select(db.workers.c.id))}
+
+
+def _end_evaluations(conn: Connection, now: Present) -> None:
+    live = db.groups.c.state.in_(("waiting", "open")) & (db.groups.c.purpose == "evaluate")
+    old = db.groups.c.added_step < now.step - EVALUATION_STEPS
+    for group in conn.scalars(select(db.groups.c.id).where(live, old)).all():
+        drop(conn, now, group, "not played in time")
+
+
+def _forget_batches(conn: Connection, before: int) -> None:
+    old = select(db.batches.c.id).where(db.batches.c.state.in_(("trained", "reopened")), db.batches.c.step < before)
+    # A learner that resumes again and again reopens batches of the same steps.
+    reopened = select(db.batches.c.id).where(db.batches.c.state == "reopened")
+    gone = {*conn.scalars(old), *conn.scalars(reopened.order_by(db.batches.c.epoch.desc()).offset(KEPT_BATCHES))}
+    conn.execute(delete(db.batch_members).where(db.batch_members.c.batch_id.in_(gone)))
+    conn.execute(delete(db.batches).where(db.batches.c.id.in_(gone)))
+
+
+def _forget_groups(conn: Connection, before: int) -> None:
+    evaluated = (db.groups.c.purpose == "evaluate") & db.groups.c.state.in_(("complete", "short"))
+    ended = evaluated | (db.groups.c.state == "dropped")
+    surplus = _ids(ended).order_by(db.groups.c.added.desc()).offset(KEPT_GROUPS)
+    old = _ids(or_(db.groups.c.state == "trained", ended & (db.groups.c.ended_step < before)))
+    members = select(db.batch_members.c.group_id)
+    gone = conn.scalars(old.where(db.groups.c.id.not_in(members))).all()
+    gone = [*gone, *(set(conn.scalars(surplus.where(db.groups.c.id.not_in(members)))) - set(gone))]
+    jobs = select(db.jobs.c.id).where(db.jobs.c.group_id.in_(gone))
+    conn.execute(delete(db.results).where(db.results.c.job_id.in_(jobs)))
+    conn.execute(delete(db.leases).where(db.leases.c.job_id.in_(jobs)))
+    conn.execute(delete(db.jobs).where(db.jobs.c.group_id.in_(gone)))
+    conn.execute(delete(db.groups).where(db.groups.c.id.in_(gone)))
+
+
+def _ids(which: ColumnElement[bool]) -> Select[tuple[bytes]]:
+    return select(db.groups.c.id).where(which)
+
+
+def _forget_late(conn: Connection, now_s: float) -> None:
+    """Leases that ended long ago without an accepted result, and their rejected results."""
+    over = (db.leases.c.state != "held") & (db.leases.c.expires_s < now_s - LATE_S)
+    accepted = select(db.results.c.lease_id).where(db.results.c.verdict == "accepted")
+    gone = select(db.leases.c.id).where(over, db.leases.c.id.not_in(accepted))
+    conn.execute(delete(db.results).where(db.results.c.lease_id.in_(gone)))
+    conn.execute(delete(db.leases).where(over, db.leases.c.id.not_in(accepted)))
+
+
+def _forget_versions(conn: Connection, now: Present, oldest: int) -> None:
+    """Versions below the step ``oldest``, unless an evaluation pins one, and the branches that ended before it."""
+    live = db.groups.c.state.in_(("waiting", "open"))
+    pinned = select(db.groups.c.pinned_step).where(live, db.groups.c.pinned_step.is_not(None))
+    newest = select(func.max(db.versions.c.step)).where(db.versions.c.branch == now.branch).scalar_subquery()
+    old = (db.versions.c.step < oldest) & db.versions.c.step.not_in(pinned)
+    # Whether a learner may go on under its branch depends on the branch's newest version.
+    conn.execute(delete(db.versions).where(old, or_(db.versions.c.branch != now.branch, db.versions.c.step < newest)))
+    conn.execute(delete(db.forks).where(db.forks.c.step < oldest))
+
+
+def _forget_workers(conn: Connection, now_s: float) -> None:
+    silent = (db.workers.c.blamed == 0) & (db.workers.c.seen_s < now_s - SILENT_S)
+    silent |= db.workers.c.seen_s < now_s - BLAMED_S
+    leases = select(db.leases.c.worker_id)
+    conn.execute(delete(db.workers).where(silent, db.workers.c.id.not_in(leases)))

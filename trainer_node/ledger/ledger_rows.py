@@ -1,0 +1,144 @@
+"""Parts that all transitions of the ledger share: the present, the run's policy, and changes of state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Table, func, select, update
+
+from p2pcast.errors import IntegrityError, LocalError, RefusedError, UsageError
+from p2pcast.version import Version
+from trainer_node.ledger.acceptance import Rule
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.ledger_states import LIVE_GROUPS, sources
+from trainer_node.ledger.lineage import Fork, Lineage
+from trainer_node.ledger.pace import Bounds
+
+MAX_FAILURES = 3
+"""Results of a job that may be rejected, before the job is."""
+MAX_STALE_ENDINGS = 3
+"""Leases of a group that may end stale, before the group is dropped."""
+MAX_BLAMED = 16
+"""Malformed and forged results, after which a worker gets no leases."""
+MAX_LIST = 32
+"""Leases, results and groups of one request."""
+MAX_WAITING = 4096
+"""Groups to train in the pool that are not open."""
+MAX_EVALUATIONS = 4096
+"""Groups for evaluation in the pool that are not open. A cap of their own: if their version is served nowhere, groups
+to train are still added.
+"""
+MAX_WORKERS = 4096
+KEPT_BATCHES = 16
+"""Trained batches whose rows and bodies stay: a learner may resume from a checkpoint so many batches old."""
+
+
+class UnknownIdError(UsageError):
+    """No row has the id."""
+
+
+class FullError(LocalError):
+    """A cap is reached; the caller may try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``guess_s``: of first leases."""
+
+    bounds: Bounds
+    rule: Rule
+    vocabulary: int
+    guess_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Of the learner, with all versions that are known. ``now_s``: seconds that the ledger has run. ``recorded_s``: the
+    part of them that a crash would not lose.
+    """
+
+    epoch: int
+    step: int
+    lineage: Lineage
+    manifests: Mapping[Version, bytes]
+    now_s: float
+    recorded_s: float
+
+    @property
+    def branch(self) -> int:
+        return self.lineage.branch
+
+    def newest_live(self, count: int) -> list[Version]:
+        """The newest versions of the live lineage, oldest first."""
+        live = [version for version in self.manifests if self.lineage.is_live(version)]
+        return sorted(live, key=lambda version: (version.step, version.branch))[-count:]
+
+
+class PresentReader:
+    """Reads the present. Versions and branches are read again only after ``forget``, which a transition calls before it
+    changes them, and which follows every transaction that failed: this process alone writes them.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Mapping[int, Fork], Mapping[Version, bytes]] | None = None
+
+    def forget(self) -> None:
+        self._known = None
+
+    def read(self, conn: Connection, now_s: float) -> Present:
+        row = conn.execute(select(db.meta)).one()
+        if self._known is None:
+            forks = {r.branch: Fork(r.parent, r.step) for r in conn.execute(select(db.forks))}
+            manifests = {Version(r.branch, r.step): bytes(r.manifest) for r in conn.execute(select(db.versions))}
+            self._known = forks, manifests
+        forks_known, manifests_known = self._known
+        return Present(row.epoch, row.step, Lineage(row.branch, forks_known), manifests_known, now_s, row.ran_s)
+
+
+def admissible(now: Present, policy: Policy, served: Version) -> bool:
+    """Whether a result of this version would be fresh enough, and of the live lineage."""
+    return now.lineage.is_live(served) and served.step >= now.step - policy.bounds.staleness
+
+
+def finished(now: Present, bounds: Bounds) -> bool:
+    return bounds.last_step is not None and now.step >= bounds.last_step
+
+
+def ahead(conn: Connection) -> int:
+    """Groups that were opened, and are neither dropped nor in a batch that the learner has applied."""
+    applied = (
+        select(db.batch_members.c.group_id)
+        .join(db.batches, db.batches.c.id == db.batch_members.c.batch_id)
+        .where(db.batches.c.state == "applied")
+    )
+    counted = (
+        select(func.count())
+        .select_from(db.groups)
+        .where(db.groups.c.state.in_(LIVE_GROUPS), db.groups.c.purpose == "train", db.groups.c.id.not_in(applied))
+    )
+    return int(conn.scalar(counted) or 0)
+
+
+def move(conn: Connection, kind: str, table: Table, row_id: bytes, new: str, **values: Any) -> None:
+    """Change the state of a row. Raises IntegrityError unless the kind's table has the change."""
+    change = update(table).where(table.c.id == row_id, table.c.state.in_(sources(kind, new)))
+    if conn.execute(change.values(state=new, **values)).rowcount != 1:
+        old = conn.scalar(select(table.c.state).where(table.c.id == row_id))
+        raise IntegrityError(f"the ledger may not change a {kind} from {old} to {new}")
+
+
+def move_all(conn: Connection, kind: str, table: Table, row_ids: Collection[bytes], new: str, **values: Any) -> None:
+    """Change the state of several rows at once. Raises IntegrityError unless the kind's table has every change."""
+    if not row_ids:
+        return
+    change = update(table).where(table.c.id.in_(row_ids), table.c.state.in_(sources(kind, new)))
+    if conn.execute(change.values(state=new, **values)).rowcount != len(row_ids):
+        raise IntegrityError(f"the ledger may not change one of {len(row_ids)} rows of kind {kind} to {new}")
+
+
+def check_epoch(now: Present, epoch: int) -> None:
+    """Raises RefusedError for a learner that another has replaced."""
+    if epoch != now.epoch:
+        raise RefusedError(f"epoch {epoch} is not the present epoch {now.epoch}: another learner has resumed")

@@ -1,0 +1,51 @@
+"""Which versions of the weights are live: those that the learner's present weights descend from. Pure.
+
+A learner that resumes from an older checkpoint trains on under a new branch. Versions of the old branch up to the fork
+stay ancestors of the new one; later versions of the old branch are dead, and rollouts made with them are not admissible
+at any staleness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from p2pcast.errors import UsageError
+from p2pcast.version import Version
+
+
+class Fork(NamedTuple):
+    """A branch begins with the weights of ``parent`` after ``step`` steps."""
+
+    parent: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """``branch``: the live branch. ``forks``: where each branch but the first began."""
+
+    branch: int
+    forks: Mapping[int, Fork]
+
+    def _spans(self) -> Iterator[tuple[int, int, float]]:
+        """Each branch on the way back from the live one, with its first and its last live step."""
+        branch, last = self.branch, math.inf
+        while (fork := self.forks.get(branch)) is not None:
+            yield branch, fork.step, last
+            branch, last = fork.parent, min(last, fork.step)
+        yield branch, 0, last
+
+    def is_live(self, version: Version) -> bool:
+        """Whether the learner's weights descend from this version, or will be published as it."""
+        return any(version.branch == b and first <= version.step <= last for b, first, last in self._spans())
+
+    def forked(self, branch: int, step: int) -> Lineage:
+        """The lineage of a learner that resumes on ``branch`` from the live version of ``step``. Raises UsageError
+        unless the branch is newer than all others.
+        """
+        if branch <= max(self.branch, *self.forks, 0):
+            raise UsageError(f"branch {branch} is not newer than branch {max(self.branch, *self.forks, 0)}")
+        return Lineage(branch, {**self.forks, branch: Fork(self.branch, step)})

@@ -1,0 +1,118 @@
+"""When a group of jobs may be opened, and which groups make the next batch. Pure.
+
+The rule, in groups (AReaL's rule assumes a publication at every step and an instant broadcast):
+
+    a group opens for a worker whose engine serves step v  if  ahead < (v + S + 1 - t) * P
+
+``ahead`` counts the groups that were opened and are neither trained nor dropped; a group in a batch that was taken
+counts until the learner has applied the batch. Counting on until a checkpoint contains the batch would leave no room
+between checkpoints that are more than S steps apart. P groups make a batch, t is the learner's step (batches applied),
+S the staleness bound. If batches take the oldest groups first, the new group is trained at step t + ahead // P, at
+most v + S: its rollouts are fresh enough when their turn comes. Every count is a query over rows, so recovery cannot
+inflate it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+OVERSAMPLE = 3
+"""Groups played for a batch, as a multiple of its size, before it is cut with fewer groups."""
+LEAST_SURVIVORS = 2
+"""Accepted results of a group that can be trained: rewards are compared within the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``staleness``: S, in learner steps. ``batch_groups``: P. ``last_step``: the run's last step; None: no end."""
+
+    staleness: int
+    batch_groups: int
+    last_step: int | None = None
+
+
+def room(bounds: Bounds, ahead: int, served_step: int, learner_step: int) -> int:
+    """How many groups may be opened now for a worker whose engine serves ``served_step``."""
+    batches = served_step + bounds.staleness + 1 - learner_step
+    if bounds.last_step is not None:
+        batches = min(batches, bounds.last_step - learner_step)
+    return max(0, batches * bounds.batch_groups - ahead)
+
+
+class Verdict(Enum):
+    USE = "use"
+    WAIT = "wait"
+    """Jobs of the group are still open."""
+    EQUAL = "equal rewards"
+    """Equal rewards have no advantages."""
+    SHORT = "too few results"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group that is in no batch. ``opened``: its number in the order of opening. ``steps``: of each accepted result,
+    the step of its oldest span. ``rewards``: in the same order. ``unsettled``: jobs that may still bring a result.
+    """
+
+    opened: int
+    steps: Sequence[int]
+    rewards: Sequence[float]
+    unsettled: int = 0
+
+    def fresh(self, oldest_step: int) -> list[float]:
+        """The rewards of the results that are fresh enough."""
+        return [r for r, step in zip(self.rewards, self.steps, strict=True) if step >= oldest_step]
+
+
+def judge(group: Candidate, oldest_step: int) -> Verdict:
+    """The verdict on a group, when results of steps before ``oldest_step`` are stale."""
+    if group.unsettled:
+        return Verdict.WAIT
+    fresh = group.fresh(oldest_step)
+    if len(fresh) < LEAST_SURVIVORS:
+        return Verdict.STALE if len(group.rewards) >= LEAST_SURVIVORS else Verdict.SHORT
+    return Verdict.USE if min(fresh) != max(fresh) else Verdict.EQUAL
+
+
+def last_chance(group: Candidate, oldest_step: int) -> bool:
+    """Whether a group with open jobs can be trained now, and has results that will be stale one step later."""
+    settled = Candidate(group.opened, group.steps, group.rewards)
+    return oldest_step in group.steps and judge(settled, oldest_step) is Verdict.USE
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """``batch``: the groups of the next batch, None while it must wait. A group of the batch may have open jobs: they
+    are cancelled. ``dropped``: groups that can never be trained, whatever happens, and why.
+    """
+
+    batch: tuple[Candidate, ...] | None
+    dropped: tuple[tuple[Candidate, Verdict], ...]
+
+
+def cut(bounds: Bounds, groups: Iterable[Candidate], learner_step: int, played: int) -> Cut:
+    """Cut the batch of ``learner_step``. ``played``: groups that ended for this batch before, without being trained.
+
+    The oldest groups come first: freshest first would let the others age until they are stale. A batch waits for P
+    whole groups. Then groups whose results would be stale one step later go before whole ones, without their open jobs:
+    otherwise one straggler would waste all results of its group.
+    """
+    oldest_step = learner_step - bounds.staleness
+    usable: list[Candidate] = []
+    urgent: list[Candidate] = []
+    dropped: list[tuple[Candidate, Verdict]] = []
+    for group in sorted(groups, key=lambda g: (min(g.steps, default=0), g.opened)):
+        verdict = judge(group, oldest_step)
+        if verdict is Verdict.USE:
+            usable.append(group)
+        elif verdict is not Verdict.WAIT:
+            dropped.append((group, verdict))
+        elif last_chance(group, oldest_step):
+            urgent.append(group)
+    enough = len(usable) >= bounds.batch_groups
+    exhausted = played + len(dropped) + len(usable) >= OVERSAMPLE * bounds.batch_groups and len(usable) > 0
+    batch = tuple([*urgent, *usable][: bounds.batch_groups]) if enough or exhausted else None
+    return Cut(batch, tuple(dropped))

@@ -1,0 +1,109 @@
+"""The transition with which a learner begins: a new epoch, perhaps a new branch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from p2pcast.errors import RefusedError, UsageError
+from p2pcast.version import Version
+from trainer_node.ledger.acceptance import Reason
+from trainer_node.ledger.batching import trained
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.ledger_rows import Present, move
+from trainer_node.ledger.ledger_states import LIVE_GROUPS
+from trainer_node.ledger.lineage import Lineage
+
+
+def resume(
+    conn: Connection, now: Present, *, branch: int, step: int, checkpoint: bytes | None, batch_ids: Sequence[bytes]
+) -> int:
+    """The learner trains on from a checkpoint of ``step`` steps, which contains ``batch_ids``, under ``branch``.
+    Returns the new epoch. Batches of the checkpoint are trained, all later ones reopened; leases and results of
+    versions that are not live any more are cancelled. Raises RefusedError for a checkpoint that does not fit.
+    """
+    lineage = now.lineage if branch == now.branch else now.lineage.forked(branch, step)
+    _check_step(conn, now, branch, step)
+    _settle_batches(conn, step, checkpoint, set(batch_ids))
+    if branch != now.branch:
+        conn.execute(insert(db.forks).values(branch=branch, parent=now.branch, step=step))
+    conn.execute(update(db.meta).values(epoch=now.epoch + 1, branch=branch, step=step))
+    _cancel_dead_leases(conn, lineage)
+    _cancel_dead_results(conn, lineage)
+    return now.epoch + 1
+
+
+def _check_step(conn: Connection, now: Present, branch: int, step: int) -> None:
+    newest = conn.scalar(select(func.max(db.versions.c.step)).where(db.versions.c.branch == branch))
+    if branch == now.branch and newest is not None and newest > step:
+        raise RefusedError(f"version {branch}.{newest} was published: resume from step {step} under a new branch")
+    last = conn.scalar(select(func.max(db.batches.c.step)).where(db.batches.c.state != "reopened"))
+    if step > now.step and last is not None and step != last + 1:
+        raise RefusedError(f"no batch leads to step {step}: the ledger is at step {now.step}")
+
+
+def _settle_batches(conn: Connection, step: int, checkpoint: bytes | None, contained: set[bytes]) -> None:
+    rows = conn.execute(select(db.batches).order_by(db.batches.c.step)).all()
+    for row in rows:
+        batch = bytes(row.id)
+        if batch in contained:
+            if row.state == "reopened":
+                raise RefusedError(f"batch {batch.hex()} was reopened: another learner has replaced the checkpoint's")
+            if row.step >= step:
+                raise UsageError(f"batch {batch.hex()} is of step {row.step}: it cannot be in a checkpoint of {step}")
+            if row.state != "trained":
+                trained(conn, batch, checkpoint)
+        elif row.state in ("cut", "applied") or (row.state == "trained" and row.step >= step):
+            _reopen(conn, batch, was_trained=row.state == "trained")
+
+
+def _reopen(conn: Connection, batch: bytes, *, was_trained: bool) -> None:
+    move(conn, "batch", db.batches, batch, "reopened")
+    if not was_trained:
+        return
+    members = select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)
+    for group in conn.scalars(members).all():
+        failed = (
+            select(func.count()).select_from(db.jobs).where(db.jobs.c.group_id == group, db.jobs.c.state != "accepted")
+        )
+        move(conn, "group", db.groups, group, "short" if conn.scalar(failed) else "complete")
+
+
+def _cancel_dead_leases(conn: Connection, lineage: Lineage) -> None:
+    held = (
+        select(db.leases)
+        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .where(db.leases.c.state == "held", db.groups.c.purpose == "train")
+    )
+    for row in conn.execute(held).all():
+        if not lineage.is_live(Version(row.branch, row.served)):
+            move(conn, "lease", db.leases, row.id, "aborted")
+            move(conn, "job", db.jobs, row.job_id, "open")
+
+
+def _cancel_dead_results(conn: Connection, lineage: Lineage) -> None:
+    """Results of training groups that no checkpoint contains: their jobs are played again."""
+    rows = conn.execute(
+        select(db.results, db.groups.c.id.label("group_id"))
+        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .where(
+            db.results.c.verdict == "accepted",
+            db.groups.c.purpose == "train",
+            db.groups.c.state.in_(LIVE_GROUPS),
+        )
+    ).all()
+    for row in rows:
+        if all(lineage.is_live(Version.parse(version)) for version in row.versions.split()):
+            continue
+        cancelled = {"verdict": "rejected", "reason": Reason.DEAD.value, "detail": "the learner left its branch"}
+        conn.execute(
+            update(db.results)
+            .where(db.results.c.job_id == row.job_id, db.results.c.lease_id == row.lease_id)
+            .values(segment=None, offset=None, length=None, **cancelled)
+        )
+        move(conn, "job", db.jobs, row.job_id, "open")
+        if conn.scalar(select(db.groups.c.state).where(db.groups.c.id == row.group_id)) != "open":
+            move(conn, "group", db.groups, row.group_id, "open")

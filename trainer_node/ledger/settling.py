@@ -1,0 +1,270 @@
+"""Transitions of results: judged once, remembered by job and lease."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from p2pcast.errors import RefusedError, RetryableError
+from p2pcast.rollouts.job import Group, Job, job_of
+from p2pcast.rollouts.result import Result
+from p2pcast.version import Version
+from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejection
+from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.database.body_segments import Place
+from trainer_node.ledger.group_pool import count_stale_ending, end_settled, read_groups
+from trainer_node.ledger.ledger_rows import MAX_FAILURES, MAX_STALE_ENDINGS, Policy, Present, move, move_all
+from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
+from trainer_node.ledger.worker_rates import WorkerRates
+
+
+class Settled(NamedTuple):
+    """``verdict``: accepted or rejected."""
+
+    job: bytes
+    lease: bytes
+    verdict: str
+    reason: str | None
+    detail: str | None
+
+
+class Judged(NamedTuple):
+    """``answer``: None while the reward is missing. ``row``: of the lease."""
+
+    answer: Settled | None
+    wrong: Rejection | None
+    job: Job | None
+    row: Row[Any] | None
+
+
+class _Accepted(NamedTuple):
+    result: Result
+    job: Job
+    row: Row[Any]
+    reward: float
+
+
+def judge_all(
+    conn: Connection, now: Present, policy: Policy, worker_id: bytes, handed_in: Sequence[Result]
+) -> list[Judged]:
+    """For each result the answer that was given before, or the rejection, or neither for a result that would be
+    accepted. Raises RefusedError for another body of a lease that is settled.
+    """
+    lease_ids = [result.lease for result in handed_in]
+    # By the job first: it leads the primary key.
+    settled = select(db.results).where(
+        db.results.c.job_id.in_([result.job for result in handed_in]), db.results.c.lease_id.in_(lease_ids)
+    )
+    before = {(bytes(row.job_id), bytes(row.lease_id)): row for row in conn.execute(settled)}
+    held = (
+        select(
+            db.leases,
+            db.jobs.c.state.label("job_state"),
+            db.jobs.c.position,
+            db.jobs.c.failures,
+            db.jobs.c.group_id,
+            db.groups.c.state.label("group_state"),
+            db.workers.c.device_class,
+        )
+        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+        .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
+        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+        .where(db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker_id)
+    )
+    leases = {(bytes(row.job_id), bytes(row.id)): row for row in conn.execute(held)}
+    groups = read_groups(conn, {bytes(row.group_id) for row in leases.values()})
+    standards = standards_of(now, policy)
+    return [
+        _judge(
+            now,
+            standards,
+            result,
+            before.get((result.job, result.lease)),
+            leases.get((result.job, result.lease)),
+            groups,
+        )
+        for result in handed_in
+    ]
+
+
+def standards_of(now: Present, policy: Policy) -> Standards:
+    return Standards(
+        rule=policy.rule,
+        staleness=policy.bounds.staleness,
+        vocabulary=policy.vocabulary,
+        learner_step=now.step,
+        lineage=now.lineage,
+        manifests=now.manifests,
+    )
+
+
+def _judge(
+    now: Present,
+    standards: Standards,
+    result: Result,
+    before: Row[Any] | None,
+    row: Row[Any] | None,
+    groups: Mapping[bytes, Group],
+) -> Judged:
+    if before is not None and row is not None:
+        if bytes(before.digest) != result.digest():
+            raise RefusedError(f"lease {result.lease.hex()} was settled with another result")
+        answer = Settled(result.job, result.lease, before.verdict, before.reason, before.detail)
+        return Judged(answer, None, None, None)
+    if row is None:
+        detail = "the worker has no such lease"
+        return Judged(Settled(result.job, result.lease, "rejected", "unknown lease", detail), None, None, None)
+    job = job_of(groups[bytes(row.group_id)], row.position, bytes(row.job_id), Version(row.branch, row.oldest))
+    wrong = rejection(
+        result,
+        job,
+        standards,
+        settled=row.job_state not in UNSETTLED_JOBS or row.group_state != "open",
+        in_time=row.state == "held" and now.now_s <= row.expires_s,
+    )
+    return Judged(None, wrong, job, row)
+
+
+def settle_all(
+    conn: Connection,
+    now: Present,
+    policy: Policy,
+    rates: WorkerRates,
+    append: Callable[[bytes], Place],
+    worker_id: bytes,
+    handed_in: Sequence[Result],
+    rewards: Sequence[float | Rejection | None],
+) -> list[Settled]:
+    """Record the verdicts. ``rewards``: each result's reward, or why there is none; None for a result that was
+    rejected before. Raises RetryableError for a result that needs a reward now.
+    """
+    answers: dict[tuple[bytes, bytes], Settled] = {}
+    accepted: dict[bytes, _Accepted] = {}
+    rejected: list[tuple[Result, Row[Any], Rejection]] = []
+    judged = judge_all(conn, now, policy, worker_id, handed_in)
+    for result, one, reward in zip(handed_in, judged, rewards, strict=True):
+        if one.answer is not None:
+            answers[result.job, result.lease] = one.answer
+            continue
+        assert one.row is not None
+        assert one.job is not None
+        wrong = one.wrong or _fault_of(reward)
+        if wrong is None and result.job in accepted:
+            wrong = Rejection(Reason.DUPLICATE, "the job has ended")
+        if wrong is not None:
+            rejected.append((result, one.row, wrong))
+        elif reward is None:
+            raise RetryableError(f"the result of lease {result.lease.hex()} has no reward yet: send it again")
+        else:
+            assert not isinstance(reward, Rejection)
+            accepted[result.job] = _Accepted(result, one.job, one.row, float(reward))
+    _accept_all(conn, now, rates, append, worker_id, list(accepted.values()))
+    for one_accepted in accepted.values():
+        result = one_accepted.result
+        answers[result.job, result.lease] = Settled(result.job, result.lease, "accepted", None, None)
+    for result, row, wrong in rejected:
+        answers[result.job, result.lease] = _reject(conn, now, worker_id, result, row, wrong)
+    return [answers[result.job, result.lease] for result in handed_in]
+
+
+def _fault_of(reward: float | Rejection | None) -> Rejection | None:
+    """Why the figure is no reward. One that is not finite would spoil the advantages of its whole group."""
+    if reward is None or isinstance(reward, Rejection):
+        return reward
+    return None if math.isfinite(reward) else Rejection(Reason.UNSCORED, f"the task's reward is {reward}")
+
+
+def _accept_all(
+    conn: Connection,
+    now: Present,
+    rates: WorkerRates,
+    append: Callable[[bytes], Place],
+    worker_id: bytes,
+    accepted: Sequence[_Accepted],
+) -> None:
+    if not accepted:
+        return
+    rows = []
+    for result, _, _, reward in accepted:
+        place = append(result.to_bytes())
+        rows.append(
+            {
+                "job_id": result.job,
+                "lease_id": result.lease,
+                "digest": result.digest(),
+                "verdict": "accepted",
+                "reward": reward,
+                "sampled": result.sampled,
+                "oldest_step": result.oldest_step,
+                "versions": " ".join(sorted({str(span.version) for span in result.spans})),
+                "segment": place.segment,
+                "offset": place.offset,
+                "length": place.length,
+            }
+        )
+    conn.execute(insert(db.results), rows)
+    # A late result ends the lease of the worker that plays the job now.
+    jobs, own = [one.result.job for one in accepted], {one.result.lease for one in accepted}
+    still = select(db.leases.c.id).where(db.leases.c.job_id.in_(jobs), db.leases.c.state == "held")
+    held = {bytes(lease) for lease in conn.scalars(still)}
+    move_all(conn, "lease", db.leases, held & own, "settled")
+    move_all(conn, "lease", db.leases, held - own, "aborted")
+    move_all(conn, "job", db.jobs, jobs, "accepted")
+    _measure(conn, now, rates, worker_id, accepted)
+    end_settled(conn, now, {bytes(one.row.group_id) for one in accepted})
+
+
+def _measure(
+    conn: Connection, now: Present, rates: WorkerRates, worker_id: bytes, accepted: Sequence[_Accepted]
+) -> None:
+    tokens = db.workers.c.accepted_tokens + sum(one.result.sampled for one in accepted)
+    conn.execute(update(db.workers).where(db.workers.c.id == worker_id).values(accepted_tokens=tokens))
+    name = worker_id.hex()
+    for result, job, row, _ in accepted:
+        rates.settled(name, (job.task, row.device_class), now.now_s - row.began_s, result.sampled)
+    busy = select(db.leases.c.id).where(db.leases.c.worker_id == worker_id, db.leases.c.state == "held").limit(1)
+    rates.end_window(name, now.now_s, still_busy=conn.scalar(busy) is not None)
+
+
+def _reject(
+    conn: Connection, now: Present, worker_id: bytes, result: Result, row: Row[Any], wrong: Rejection
+) -> Settled:
+    reason = wrong.reason.value
+    detail = wrong.detail[:1024]
+    conn.execute(
+        insert(db.results).values(
+            job_id=result.job,
+            lease_id=result.lease,
+            digest=result.digest(),
+            verdict="rejected",
+            reason=reason,
+            detail=detail,
+            sampled=result.sampled,
+        )
+    )
+    if wrong.reason.blames:
+        blamed = db.workers.c.blamed + 1
+        conn.execute(update(db.workers).where(db.workers.c.id == worker_id).values(blamed=blamed))
+    # Another result of the same request may have ended the lease, with its group.
+    if conn.scalar(select(db.leases.c.state).where(db.leases.c.id == row.id)) == "held":
+        move(conn, "lease", db.leases, row.id, "settled")
+        _fail(conn, now, row, wrong.reason)
+    return Settled(result.job, result.lease, "rejected", reason, detail)
+
+
+def _fail(conn: Connection, now: Present, row: Row[Any], reason: Reason) -> None:
+    """The job is played again, unless too many results of it were rejected. A stale ending counts for the group."""
+    failures = row.failures + 1
+    counted = update(db.jobs).where(db.jobs.c.id == row.job_id)
+    if reason in (Reason.STALE, Reason.DEAD):
+        move(conn, "job", db.jobs, row.job_id, "open")
+        count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
+    elif failures < MAX_FAILURES:
+        conn.execute(counted.values(failures=failures))
+        move(conn, "job", db.jobs, row.job_id, "open")
+    else:
+        move(conn, "job", db.jobs, row.job_id, "rejected", reason=reason.value, failures=failures)
+        end_settled(conn, now, {bytes(row.group_id)})

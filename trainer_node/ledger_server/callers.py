@@ -1,0 +1,74 @@
+"""Callers of the ledger: their roles, by certificate or bearer token, and the requests of each role."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from aiohttp import web
+
+from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.trust import bearer_tokens
+from p2pcast.trust.dial_permissions import Certified
+
+Role = Literal["worker", "trainer"]
+WORKER_FILE = "worker.token"
+"""File in the ledger's state folder: the bearer token of workers on this machine."""
+_WORKER = b"worker"
+
+
+class ForbiddenError(P2PCastError):
+    """The caller is known, and its role may not send this request."""
+
+
+class Caller(NamedTuple):
+    """``name``: of the certificate's holder, or of the bearer token."""
+
+    name: str
+    role: str
+
+
+def worker_bearer(trainer_bearer: str) -> str:
+    return bearer_tokens.of_node(trainer_bearer, _WORKER)
+
+
+class Callers:
+    """``bearer``: of the trainer. ``certified``: the holder of a request's certificate, None for a request without
+    one.
+    """
+
+    def __init__(self, bearer: str, certified: Callable[[web.Request], Certified | None]) -> None:
+        self._bearers = {bearer: Caller("bearer", "trainer"), worker_bearer(bearer): Caller("bearer", "worker")}
+        self._certified = certified
+
+    def of(self, request: web.Request) -> Caller | None:
+        """Raises ForbiddenError for a certificate that is refused, and RetryableError for one that has expired."""
+        try:
+            holder = self._certified(request)
+        except RefusedError as error:
+            raise ForbiddenError(str(error)) from None
+        if holder is not None:
+            return Caller(holder.node.hex(), holder.role)
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        found = [
+            who for bearer, who in self._bearers.items() if hmac.compare_digest(given, f"Bearer {bearer}".encode())
+        ]
+        return found[0] if found else None
+
+    def admits(self, request: web.Request) -> bool:
+        """Whether the request has a handler here to say more: ``of_role`` is asked again there."""
+        if not request.path.startswith("/v1/"):
+            return False
+        try:
+            return self.of(request) is not None
+        except P2PCastError:
+            return True
+
+    def of_role(self, request: web.Request, role: Role) -> Caller:
+        """Raises ForbiddenError."""
+        caller = self.of(request)
+        if caller is None or caller.role != role:
+            known = "this caller has no role" if caller is None else f"this caller's role is {caller.role}"
+            raise ForbiddenError(f"{request.method} {request.path} needs the role {role}, and {known}")
+        return caller

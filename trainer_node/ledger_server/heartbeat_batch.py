@@ -1,0 +1,64 @@
+"""Heartbeats that arrive close together are one transition: a thousand workers send hundreds a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from p2pcast.wakeup import Wakeup
+from trainer_node.ledger.leasing import Beat, Held, unknown_session
+
+GATHER_S = 0.05
+"""Time in seconds for which heartbeats are gathered."""
+MOST_LEASES = 128
+"""Leases of the heartbeats of one transition, beyond those of its first heartbeat: a request for leases may wait for
+this transition.
+"""
+
+
+class HeartbeatBatch:
+    """``beat``: the transition, with one answer for each heartbeat; None for an unknown session."""
+
+    def __init__(self, beat: Callable[[Sequence[Beat]], Awaitable[list[list[Held] | None]]]) -> None:
+        self._beat = beat
+        self._queued: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
+        self._changed = Wakeup()
+
+    async def ask(self, session: bytes, tokens: Mapping[bytes, int]) -> list[Held]:
+        """Raises UnknownIdError, and what the transition raises."""
+        answer: asyncio.Future[list[Held]] = asyncio.get_running_loop().create_future()
+        self._queued.append((Beat(session, tokens), answer))
+        self._changed.notify()
+        return await answer
+
+    async def run(self) -> None:
+        while True:
+            while not self._queued:
+                await self._changed.wait()
+            await asyncio.sleep(GATHER_S)
+            while self._queued:
+                await self._settle(self._take())
+
+    def _take(self) -> list[tuple[Beat, asyncio.Future[list[Held]]]]:
+        taken: list[tuple[Beat, asyncio.Future[list[Held]]]] = []
+        leases = 0
+        while self._queued and (not taken or leases + len(self._queued[0][0].tokens) <= MOST_LEASES):
+            taken.append(self._queued.pop(0))
+            leases += len(taken[-1][0].tokens)
+        return taken
+
+    async def _settle(self, taken: list[tuple[Beat, asyncio.Future[list[Held]]]]) -> None:
+        try:
+            answers = await self._beat([beat for beat, _ in taken])
+        except Exception as error:  # noqa: BLE001 - every caller learns of it
+            for _, future in taken:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), held in zip(taken, answers, strict=True):
+            if future.done():
+                continue  # the caller has gone
+            if held is None:
+                future.set_exception(unknown_session())
+            else:
+                future.set_result(held)

@@ -1,0 +1,322 @@
+"""The ledger's daemon: parts, connections between the parts, and background work.
+
+Promises: the ledger answers no request before it holds its state folder and its database alone; transitions run in
+threads and share commits, so that no request blocks another; after SIGTERM every answered request is in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from p2pcast import limits
+from p2pcast.addresses import show_address
+from p2pcast.daemon import metrics
+from p2pcast.daemon.daemon_process import StateFile
+from p2pcast.daemon.events import Events
+from p2pcast.daemon.http_caller import certified_caller
+from p2pcast.daemon.http_server import HttpServer
+from p2pcast.daemon.tasks import Tasks
+from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.store.atomic_files import atomic_write
+from p2pcast.store.state_format import state_lock
+from p2pcast.tasks.task import Task
+from p2pcast.tasks.task_process import TaskProcesses
+from p2pcast.transport.node_certificate import NodeCertificate
+from p2pcast.trust import bearer_tokens
+from p2pcast.trust.dial_permissions import Certified
+from p2pcast.version import Version
+from p2pcast.wire.join_token import JoinToken
+from trainer_node.admission.trust_files import secret_of
+from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.leasing import Beat, Held
+from trainer_node.ledger.ledger import Ledger
+from trainer_node.ledger.ledger_rows import Policy
+from trainer_node.ledger_server.body_budget import BODY_BYTES
+from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
+from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
+from trainer_node.ledger_server.learner_times import LearnerTimes
+from trainer_node.ledger_server.lease_queue import LeaseQueue
+from trainer_node.ledger_server.ledger_routes import LedgerRoutes
+from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
+from trainer_node.ledger_server.prompt_feeder import LOOK_S, Feed, PromptFeeder
+from trainer_node.ledger_server.retried_work import RetriedWork
+from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
+from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
+
+logger = logging.getLogger("p2pcast.ledger")
+
+T = TypeVar("T")
+
+THREADS = 32
+"""Transitions that may wait for a commit at one time; they share commits."""
+SWITCH_S = 0.0002
+"""Longest turn of a thread while another one waits for the interpreter."""
+EXPIRE_S = 1.0
+"""Interval in seconds at which leases end whose time is over."""
+PRUNE_S = 30.0
+CONNECTIONS = 8 * limits.MAX_HTTP_CONNECTIONS
+"""Open HTTP connections: each of a thousand workers has up to three."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateSource:
+    """``hub``: address at which the hub issues certificates. ``token`` None: that of the last enrolment."""
+
+    hub: tuple[str, int]
+    token: JoinToken | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerConfig:
+    """``hub``: base URL of the hub's HTTP server; None: trainers state versions. ``database``: URL; None: SQLite in the
+    state folder. ``feed``: None: trainers add all groups. ``task_name``: as on the command line. ``listen``: address
+    for callers with certificates of the run.
+    """
+
+    state: Path
+    http: tuple[str, int]
+    policy: Policy
+    task: Task
+    task_name: str
+    hub: str | None = None
+    hub_bearer: str | None = None
+    listen: tuple[str, int] | None = None
+    certificate: CertificateSource | None = None
+    database: str | None = None
+    feed: Feed | None = None
+    check_s: float = 10.0
+    checks: int = 1
+    check_memory_bytes: int = 2 * limits.GIB
+
+
+class LedgerDaemon:
+    def __init__(
+        self, config: LedgerConfig, ledger: Ledger, events: Events, tasks: Tasks, certificate: NodeCertificate | None
+    ) -> None:
+        self._certificate = certificate
+        self.secure_address: tuple[str, int] | None = None
+        self._config, self._ledger, self._tasks = config, ledger, tasks
+        self._memory = StateFile(config.state / "ledger.json", {"run": None})
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="p2pcast-ledger")
+        self._scorers = TaskProcesses(
+            config.task_name,
+            config.task.hash,
+            processes=config.checks,
+            check_s=config.check_s,
+            memory_bytes=config.check_memory_bytes,
+        )
+        self._queue = LeaseQueue()
+        self._heartbeats = HeartbeatBatch(self._beat)
+        self._follower: VersionFollower | None = None
+        self._feeder: PromptFeeder | None = None
+        self._retried = RetriedWork(events)
+        self._events = events
+        self._times = LearnerTimes()
+        self.view = LedgerView(self._look, lambda: len(self._queue), self._facts, tasks, lambda: self._retried.why)
+        bearer = bearer_tokens.text(secret_of(config.state / "http.key"))
+        for name, text in ((bearer_tokens.FILE, bearer), (WORKER_FILE, worker_bearer(bearer))):
+            atomic_write(config.state / name, f"{text}\n".encode(), 0o600)
+        callers = Callers(bearer, self._certified)
+        documents = {"status": self.view.status, "workers": self.view.workers}
+        routes = LedgerRoutes(
+            ledger,
+            self._scorers,
+            callers,
+            self._queue,
+            self._heartbeats,
+            self._executor,
+            documents,
+            self._learn,
+            self.view.finished,
+            events,
+            self._times,
+        )
+        self.http = HttpServer(
+            self.view.status,
+            self.view.ready,
+            metrics.registry(self.view.families),
+            {},
+            bearer,
+            events,
+            {},
+            bearer_file=config.state.resolve() / bearer_tokens.FILE,
+            healthy=tasks.healthy,
+            routes=routes.routes(),
+            admits=callers.admits,
+            max_request_bytes=BODY_BYTES,
+            max_connections=CONNECTIONS,
+        )
+
+    async def run(self) -> None:
+        await self.view.renew()
+        await self.http.start(*self._config.http)
+        if self._certificate is not None and self._config.listen is not None:
+            await self._certificate.ready()
+            tls = self._certificate.tls.server
+            self.secure_address = await self.http.listen(*self._config.listen, "--listen", tls)
+        self._announce()
+        async with aiohttp.ClientSession() as http, self._tasks.group() as group:
+            group.create_task(self._queue.run(), name="waiting leases")
+            group.create_task(self._heartbeats.run(), name="heartbeats")
+
+            def repeat(name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+                group.create_task(self._retried.repeat(name, interval_s, work), name=name)
+
+            repeat("status", RENEW_S, self.view.renew)
+            repeat("expiry", EXPIRE_S, self._expire)
+            repeat("retention", PRUNE_S, lambda: self._call(self._ledger.prune))
+            if self._certificate is not None:
+                group.create_task(self._certificate.renew_when_due(), name="certificate")
+            if self._config.hub is not None:
+                hub, bearer = self._config.hub, self._config.hub_bearer
+                self._follower = VersionFollower(http, hub, bearer, self._learnt, self._memory["run"])
+                repeat("versions of the hub", POLL_S, self._follower.look)
+                if bearer is not None:
+                    sender = SummarySender(http, hub, bearer, self.view.summary)
+                    # Readiness does not depend on the summary.
+                    repeated = RetriedWork(self._events).repeat("summary for the hub", SEND_S, sender.send)
+                    group.create_task(repeated, name="summary for the hub")
+            if self._config.feed is not None:
+                self._feeder = PromptFeeder(self._config.task, self._config.feed, self._pool, self._add)
+                repeat("prompts", LOOK_S, self._feeder.fill)
+
+    async def close(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._config.state / "daemon.json").unlink(missing_ok=True)
+        await self.http.stop()
+        await self._tasks.end()
+        await self._scorers.close()
+        await asyncio.to_thread(self._executor.shutdown)
+
+    # -- background work
+
+    def _certified(self, request: web.Request) -> Certified | None:
+        if self._certificate is None:
+            return None
+        evicted = frozenset() if self._follower is None else self._follower.evicted
+        return certified_caller(request, self._certificate.who.run, evicted)
+
+    async def _call(self, transition: Callable[..., T], *words: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, transition, *words)
+
+    async def _beat(self, beats: Sequence[Beat]) -> list[list[Held] | None]:
+        return await self._call(self._ledger.heartbeats, beats)
+
+    async def _expire(self) -> None:
+        if await self._call(self._ledger.expire):
+            self._queue.changed()
+
+    async def _learn(self, versions: Collection[Version]) -> None:
+        """Raises RetryableError for whatever the hub answers: the caller is not at fault."""
+        if self._follower is None:
+            return
+        try:
+            await self._follower.ensure(versions)
+        except P2PCastError as error:
+            raise RetryableError(f"the ledger cannot ask the hub for these versions now: {error}") from None
+
+    async def _learnt(self, version: Version, manifest: bytes) -> None:
+        assert self._follower is not None
+        if self._memory["run"] is None:
+            await asyncio.to_thread(self._memory.update, run=self._follower.run_id)
+        await self._call(self._ledger.publish, version, manifest)
+        self._events.emit("version_known", version=str(version))
+        if self._follower.caught_up:
+            self._times.known(version, time.monotonic())
+        self._queue.changed()
+
+    async def _pool(self) -> tuple[int, int]:
+        return await self._call(self._ledger.pool)
+
+    async def _add(self, groups: Any) -> None:
+        await self._call(self._ledger.add_groups, groups)
+        self._queue.changed()
+
+    # -- for /status
+
+    async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
+        active = [row["served"] for row in workers if row["served"] is not None and row["silent_s"] < SILENT_S]
+        self._times.serve([Version.parse(served) for served in active], time.monotonic())
+        return status, workers
+
+    def _facts(self) -> dict[str, Any]:
+        config, follower = self._config, self._follower
+        return {
+            "run": self._memory["run"],
+            "task": config.task.name,
+            "task_hash": config.task.hash.hex(),
+            "rule": config.policy.rule,
+            "staleness": config.policy.bounds.staleness,
+            "batch_groups": config.policy.bounds.batch_groups,
+            "times": self._times.document(),
+            "certificate_until": None if self._certificate is None else self._certificate.until,
+            "hub_reached": None if follower is None else follower.reached,
+            "prompts_ended": self._feeder is not None and self._feeder.ended,
+            "pid": os.getpid(),
+        }
+
+    def _announce(self) -> None:
+        address = show_address(*self.http.address)
+        atomic_write(self._config.state / "daemon.json", b'{"http": "http://%s"}\n' % address.encode(), 0o600)
+        state = self._config.state
+        logger.info("ledger of task %s, serving http://%s", self._config.task.name, address)
+        if self.secure_address is not None:
+            logger.info("workers with certificates of the run: https://%s", show_address(*self.secure_address))
+        logger.info(
+            "workers on this machine: p2pcast work %s --bearer-file %s --task %s …",
+            address,
+            state / WORKER_FILE,
+            self._config.task_name,
+        )
+
+
+@contextlib.asynccontextmanager
+async def opened(config: LedgerConfig) -> AsyncIterator[LedgerDaemon]:
+    """Lock the state folder, open the database, and build the daemon; close it at the end. Raises LocalError,
+    UsageError.
+    """
+    events = Events()
+    tasks = Tasks(events)
+    with state_lock(config.state), tasks.watching():
+        store = Store(config.state, config.database)
+        ledger = Ledger(store, config.policy, shared_commits=True)
+        try:
+            source = config.certificate
+            certificate = (
+                None
+                if source is None
+                else NodeCertificate(config.state, "ledger", source.name, source.hub, source.token)
+            )
+            daemon = LedgerDaemon(config, ledger, events, tasks, certificate)
+            try:
+                yield daemon
+            finally:
+                await daemon.close()
+        finally:
+            ledger.close()
+
+
+async def run_ledger(config: LedgerConfig) -> None:
+    """Until cancelled."""
+    # The writer gives the interpreter's lock up in each statement: with the default it would wait 5 ms for each one.
+    sys.setswitchinterval(SWITCH_S)
+    # A look at all objects of all imports takes longer than a lease may.
+    gc.freeze()
+    async with opened(config) as daemon:
+        await daemon.run()

@@ -1,0 +1,25 @@
+"""Names, texts and labels of the ledger's metrics. docs/reference/metrics.md explains each metric."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from p2pcast.daemon.metrics import counters, gauge, gauges
+
+WAITING_REQUESTS = partial(gauge, "p2pcast_ledger_waiting_requests", "Requests that wait for leases")
+GROUPS = partial(gauges, "p2pcast_ledger_groups", "Groups of jobs by state", ["state"])
+JOBS = partial(gauges, "p2pcast_ledger_jobs", "Jobs by state", ["state"])
+LEASES = partial(gauges, "p2pcast_ledger_leases", "Leases by state", ["state"])
+BATCHES = partial(gauges, "p2pcast_ledger_batches", "Batches by state", ["state"])
+REJECTED = partial(gauges, "p2pcast_ledger_rejected_results", "Rejected results by reason", ["reason"])
+ACCEPTED_TOKENS = partial(
+    counters, "p2pcast_ledger_accepted_tokens", "Sampled tokens of accepted results, by worker", ["worker"]
+)
+STALENESS = partial(
+    gauges,
+    "p2pcast_ledger_rollouts",
+    "Rollouts in flight and in queue, by steps behind",
+    ["where", "steps"],
+)
+AHEAD = partial(gauge, "p2pcast_ledger_groups_ahead", "Groups that were opened and are not in an applied batch")
+EPOCH = partial(gauge, "p2pcast_ledger_epoch", "Number of times that a learner has resumed")

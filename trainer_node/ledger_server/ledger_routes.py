@@ -1,0 +1,381 @@
+"""The ledger's HTTP API: translates requests into the ledger's transitions, and errors into statuses.
+
+Promises: nothing is received before the caller's role is known; a body is bounded before it is read; every answer that
+reports a change comes after the commit of that change. A request may be repeated: it gets the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Executor
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgpack
+from aiohttp import web
+
+from p2pcast import limits
+from p2pcast.daemon.events import Events
+from p2pcast.errors import (
+    IntegrityError,
+    LocalError,
+    P2PCastError,
+    RefusedError,
+    RemoteError,
+    RetryableError,
+    UsageError,
+)
+from p2pcast.limits import MAX_SLOTS
+from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.result import Result
+from p2pcast.tasks.task import ForgedPlayError
+from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.version import Version
+from trainer_node.ledger.acceptance import Reason, Rejection
+from trainer_node.ledger.batching import Member, Taken
+from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger_rows import MAX_LIST, FullError, UnknownIdError
+from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
+from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
+from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
+from trainer_node.ledger_server.learner_times import LearnerTimes
+from trainer_node.ledger_server.lease_queue import LeaseQueue
+from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+JSON_BYTES: Final = 512 * limits.KIB
+"""Largest JSON body: room for the leases of MAX_SLOTS plays in one heartbeat."""
+BODY_S: Final = 120.0
+"""Time limit for a body, in seconds: 64 MiB at 5 Mbit/s."""
+MAX_BATCHES: Final = 4096
+"""Batches that one checkpoint may contain since the last."""
+MAX_WAIT_S: Final = 30.0
+RETRY_S: Final = 0.2
+"""Delay that the ledger asks for after a request that found no leases, in seconds."""
+TAKE_MOST_S: Final = 2.0
+"""Longest delay that the ledger asks for after a request that found no batch, in seconds."""
+MSGPACK: Final = "application/x-msgpack"
+STATUSES: Final[dict[type[P2PCastError], int]] = {
+    UsageError: 400,
+    TooLargeError: 413,
+    ForbiddenError: 403,
+    UnknownIdError: 404,
+    RefusedError: 409,
+    FullError: 429,
+    RemoteError: 400,
+    IntegrityError: 500,
+    LocalError: 503,
+    RetryableError: 503,
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class LedgerRoutes:
+    def __init__(
+        self,
+        ledger: Ledger,
+        scorers: TaskProcesses,
+        callers: Callers,
+        queue: LeaseQueue,
+        heartbeats: HeartbeatBatch,
+        executor: Executor,
+        documents: dict[str, Callable[[], dict[str, Any]]],
+        learn: Callable[[Collection[Version]], Awaitable[None]],
+        finished: Callable[[], bool],
+        events: Events,
+        times: LearnerTimes,
+    ) -> None:
+        """``documents``: of GET /v1/NAME, for trainers. ``learn``: called before versions of results are judged.
+        ``finished``: whether the run has ended.
+        """
+        self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
+        self._executor = executor
+        self._bodies = BodyBudget()
+        self._heartbeats = heartbeats
+        self._documents = documents
+        self._learn, self._finished, self._events, self._times = learn, finished, events, times
+
+    def routes(self) -> list[web.RouteDef]:
+        worker: dict[str, Handler] = {
+            "workers": self._register,
+            "lease": self._lease,
+            "heartbeat": self._heartbeat,
+            "return": self._return,
+            "results": self._results,
+        }
+        trainer: dict[str, Handler] = {
+            "groups": self._add_groups,
+            "versions": self._publish,
+            "batches/take": self._take,
+            "batches/applied": self._applied,
+            "batches/ack": self._ack,
+            "learner/resume": self._resume,
+        }
+        return [
+            *(web.post(f"/v1/{name}", self._answering(handler, "worker")) for name, handler in worker.items()),
+            *(web.post(f"/v1/{name}", self._answering(handler, "trainer")) for name, handler in trainer.items()),
+            web.get("/v1/groups/{group}", self._answering(self._group, "trainer")),
+            *(web.get(f"/v1/{name}", self._reader(document)) for name, document in self._documents.items()),
+        ]
+
+    # -- every request
+
+    def _answering(self, handler: Handler, role: Role) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                self._callers.of_role(request, role)
+                return await handler(request)
+            except P2PCastError as error:
+                status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
+                return web.json_response({"error": str(error)}, status=status)
+
+        return answer
+
+    def _reader(self, document: Callable[[], dict[str, Any]]) -> Handler:
+        async def read(request: web.Request) -> web.StreamResponse:
+            return web.json_response(document())
+
+        return self._answering(read, "trainer")
+
+    async def _call(self, transition: Callable[P, T], *words: P.args, **named: P.kwargs) -> T:
+        """One transition, without blocking the event loop."""
+        call = functools.partial(transition, *words, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    async def _form(self, request: web.Request) -> Form:
+        """The body of a JSON request. Raises UsageError."""
+        if (request.content_length or 0) > JSON_BYTES:
+            raise TooLargeError(f"a JSON body has at most {JSON_BYTES} bytes")
+        try:
+            async with asyncio.timeout(BODY_S):
+                return Form(json.loads(await _read(request, JSON_BYTES)))
+        except TimeoutError:
+            raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
+        except (ValueError, RecursionError):
+            raise UsageError("the request's body is not JSON") from None
+
+    async def _packed(self, request: web.Request) -> Form:
+        """The body of a msgpack request; to be called with room for it. Raises UsageError."""
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await _read(request, BODY_BYTES)
+            return Form(msgpack.unpackb(body, max_array_len=2 * MAX_LIST, max_map_len=64, max_str_len=4096))
+        except TimeoutError:
+            raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
+        except (ValueError, msgpack.UnpackException, RecursionError):
+            raise UsageError("the request's body is not msgpack") from None
+
+    def _room(self, request: web.Request) -> Any:
+        size = request.content_length
+        if size is None:
+            raise UsageError("the request has no Content-Length")
+        return self._bodies.room(size)
+
+    # -- workers
+
+    async def _register(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        classes = form.form("classes") if form.has("classes") else Form({})
+        stated = Registration(
+            name=form.text("name", 128, 1),
+            slots=form.integer("slots", 1, MAX_SLOTS),
+            task=form.text("task", 128, 1),
+            task_hash=form.hexadecimal("task_hash", HASH_BYTES),
+            price_usd_h=form.number("price_usd_h", 0.0, 1e6) if form.has("price_usd_h") else 0.0,
+            device_class=classes.text("gpu", 128) if classes.has("gpu") else "",
+        )
+        caller = self._callers.of_role(request, "worker")
+        worker, session = await self._call(self._ledger.register, caller.name, stated)
+        self._events.emit("worker_registered", name=stated.name, worker=worker.hex(), slots=stated.slots)
+        return web.json_response(
+            {"worker": worker.hex(), "session": session.hex(), "heartbeat_s": self._ledger.heartbeat_s}
+        )
+
+    async def _lease(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        session, slots = form.hexadecimal("session", ID_BYTES), form.integer("slots", 1, MAX_SLOTS)
+        served, manifest = form.version("served"), form.hexadecimal("manifest", HASH_BYTES)
+        wait_s = form.number("wait_s", 0.0, MAX_WAIT_S) if form.has("wait_s") else 0.0
+
+        staged = form.version("staged") if form.has("staged") else None
+
+        async def attempt() -> list[Any]:
+            return await self._call(self._ledger.lease, session, min(slots, MAX_LIST), served, manifest, staged)
+
+        def gone() -> bool:
+            return request.transport is None or request.transport.is_closing() or self._finished()
+
+        leases = await self._queue.ask(attempt, served, wait_s, gone)
+        rows = [
+            {
+                "lease": one.lease,
+                "job": one.job.to_bytes(),
+                "expires_in_s": one.expires_in_s,
+                "latest_in_s": one.latest_in_s,
+            }
+            for one in leases
+        ]
+        return _packed_answer({"leases": rows, "finished": not rows and self._finished(), "retry_s": RETRY_S})
+
+    async def _heartbeat(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        session = form.hexadecimal("session", ID_BYTES)
+        tokens = {
+            row.hexadecimal("lease", ID_BYTES): row.integer("tokens", 0, 1 << 40)
+            for row in form.forms("leases", MAX_SLOTS)
+        }
+        held = await self._heartbeats.ask(session, tokens)
+        rows = [{"lease": h.lease.hex(), "state": h.state, "expires_in_s": h.expires_in_s} for h in held]
+        if any(row["state"] == "abort" for row in rows):
+            self._queue.changed()
+        return web.json_response({"leases": rows})
+
+    async def _return(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        session, leases = form.hexadecimal("session", ID_BYTES), form.hexadecimals("leases", ID_BYTES, MAX_SLOTS)
+        for first in range(0, max(1, len(leases)), MAX_LIST):
+            await self._call(self._ledger.give_back, session, leases[first : first + MAX_LIST])
+        self._queue.changed()
+        return web.json_response({})
+
+    async def _results(self, request: web.Request) -> web.StreamResponse:
+        async with self._room(request):
+            form = await self._packed(request)
+            session, results = form.binary("session", ID_BYTES), form.records("results", MAX_LIST, Result.from_bytes)
+            await self._learn({span.version for result in results for span in result.spans})
+            jobs = await self._call(self._ledger.unscored, session, results)
+            rewards = await asyncio.gather(
+                *(self._reward(job, result) for job, result in zip(jobs, results, strict=True))
+            )
+            verdicts = await self._call(self._ledger.settle, session, results, rewards)
+        self._queue.changed()
+        rows = [v._asdict() | {"job": v.job.hex(), "lease": v.lease.hex()} for v in verdicts]
+        return web.json_response({"results": rows})
+
+    async def _reward(self, job: Job | None, result: Result) -> float | Rejection | None:
+        if job is None:
+            return None
+        try:
+            return await self._scorers.reward(job, result.token_ids, result.mask)
+        except ForgedPlayError as error:
+            return Rejection(Reason.FORGED, str(error))
+        except CheckFailedError as error:
+            return Rejection(Reason.UNSCORED, str(error))
+
+    # -- trainers
+
+    async def _add_groups(self, request: web.Request) -> web.StreamResponse:
+        async with self._room(request):
+            groups = (await self._packed(request)).records("groups", MAX_LIST, Group.from_bytes)
+            added = await self._call(self._ledger.add_groups, groups)
+        self._queue.changed()
+        return web.json_response({"added": added})
+
+    async def _group(self, request: web.Request) -> web.StreamResponse:
+        group = Form({"group": request.match_info["group"]}).hexadecimal("group", ID_BYTES)
+        return web.json_response(await self._call(self._ledger.group, group))
+
+    async def _publish(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        version, manifest = form.version("version"), form.hexadecimal("manifest", HASH_BYTES)
+        await self._call(self._ledger.publish, version, manifest)
+        self._events.emit("version_known", version=str(version))
+        self._times.known(version, time.monotonic())
+        self._queue.changed()
+        return web.json_response({})
+
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        epoch, branch = form.integer("epoch", 0, 1 << 62), form.integer("branch", 0, 1 << 31)
+        step, began_s = form.integer("step", 0, 1 << 62), time.monotonic()
+        self._times.asked(step, began_s)
+        taken = await self._call(self._ledger.take, epoch, branch, step)
+        self._queue.changed()
+        report = {"groups_played": taken.played, "mean_reward": taken.reward}
+        if taken.batch is None:
+            # The larger the batch, the longer the look at its groups: it may take a tenth of the ledger's time.
+            wait_s = min(TAKE_MOST_S, max(RETRY_S, 10 * (time.monotonic() - began_s)))
+            waits = {"finished": True} if taken.finished else {"wait": wait_s}
+            return _packed_answer(waits | {"report": report})
+        return await self._send_batch(request, taken, report)
+
+    async def _send_batch(self, request: web.Request, taken: Taken, report: dict[str, Any]) -> web.StreamResponse:
+        """Group by group: a batch may be larger than memory should hold at once."""
+        batch, packer = taken.batch, msgpack.Packer()
+        assert batch is not None
+        self._times.taken(batch.step, sum(len(member.results) for member in batch.members), time.monotonic())
+        self._events.emit(
+            "batch_taken", batch=batch.id.hex(), step=batch.step, groups=len(batch.members),
+            groups_played=taken.played, mean_reward=taken.reward,
+        )  # fmt: skip
+        response = web.StreamResponse(headers={"Content-Type": MSGPACK})
+        await response.prepare(request)
+        head = {"batch": batch.id, "step": batch.step, "report": report}
+        await response.write(
+            packer.pack_map_header(len(head) + 1)
+            + b"".join(packer.pack(name) + packer.pack(value) for name, value in head.items())
+            + packer.pack("groups")
+            + packer.pack_array_header(len(batch.members))
+        )
+        for member in batch.members:
+            await response.write(packer.pack(await self._call(self._member, member)))
+        await response.write_eof()
+        return response
+
+    def _member(self, member: Member) -> dict[str, Any]:
+        rows = [
+            {"result": self._ledger.body(result.place), "reward": result.reward, "worker": result.worker}
+            for result in member.results
+        ]
+        return {"group": member.group, "results": rows}
+
+    async def _applied(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        batch = form.hexadecimal("batch", ID_BYTES)
+        step = form.integer("step", 0, 1 << 62)
+        await self._call(self._ledger.applied, form.integer("epoch", 0, 1 << 62), batch, step)
+        self._events.emit("batch_applied", batch=batch.hex(), step=step)
+        self._times.applied(step - 1, time.monotonic())
+        self._queue.changed()
+        return web.json_response({})
+
+    async def _ack(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        epoch, step = form.integer("epoch", 0, 1 << 62), form.integer("step", 0, 1 << 62)
+        batches = form.hexadecimals("batches", ID_BYTES, MAX_BATCHES)
+        checkpoint = form.hexadecimal("checkpoint", HASH_BYTES)
+        await self._call(self._ledger.ack, epoch, step, batches, checkpoint)
+        self._events.emit("checkpoint_acknowledged", step=step, batches=len(batches))
+        return web.json_response({})
+
+    async def _resume(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        checkpoint = form.hexadecimal("checkpoint", HASH_BYTES) if form.has("checkpoint") else None
+        branch, step = form.integer("branch", 0, 1 << 31), form.integer("step", 0, 1 << 62)
+        batches = form.hexadecimals("batches", ID_BYTES, MAX_BATCHES)
+        epoch = await self._call(self._ledger.resume, branch, step, checkpoint, batches)
+        self._events.emit("learner_resumed", epoch=epoch, branch=branch, step=step)
+        self._times.resumed()
+        self._queue.changed()
+        return web.json_response({"epoch": epoch})
+
+
+async def _read(request: web.Request, most: int) -> bytes:
+    """The body, while it is not larger than ``most``. Raises UsageError."""
+    parts, size = [], 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > most:
+            raise TooLargeError(f"the body is larger than {most} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _packed_answer(document: dict[str, Any]) -> web.Response:
+    return web.Response(body=msgpack.packb(document), content_type=MSGPACK)

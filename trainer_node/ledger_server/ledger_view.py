@@ -1,0 +1,109 @@
+"""How the ledger shows itself: /status, /readyz and metrics, from a copy that is renewed every second.
+
+A copy, because every look at the rows waits for its turn among the transitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from p2pcast.daemon import daemon_metrics
+from p2pcast.daemon.tasks import Tasks
+from trainer_node.ledger_server import ledger_metrics
+
+RENEW_S = 1.0
+"""Interval in seconds at which the copy is renewed."""
+
+SILENT_S = 60.0
+"""A worker without a request for so long counts as silent."""
+SUMMARY_TEXT = 200
+
+Document = dict[str, Any]
+
+
+class LedgerView:
+    """``look``: the ledger's status and its workers. ``waiting``: requests that wait for leases."""
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[tuple[Document, list[Document]]]],
+        waiting: Callable[[], int],
+        facts: Callable[[], Document],
+        tasks: Tasks,
+        delayed: Callable[[], str],
+    ) -> None:
+        """``facts``: of the daemon, for /status. ``delayed``: background work that fails now."""
+        self._look, self._waiting, self._facts, self._tasks, self._delayed = look, waiting, facts, tasks, delayed
+        self._status: Document = {}
+        self._workers: list[Document] = []
+
+    async def renew(self) -> None:
+        self._status, self._workers = await self._look()
+
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return bool(self._status.get("finished"))
+
+    def ready(self) -> tuple[bool, str]:
+        if delayed := self._delayed():
+            return False, delayed
+        return (True, "") if self._status.get("versions") else (False, "no version of the weights is known")
+
+    def status(self) -> Document:
+        return {
+            "role": "ledger",
+            **self._facts(),
+            **self._status,
+            "waiting_requests": self._waiting(),
+            "delayed": self._delayed(),
+            "workers": self._workers,
+            "failures": self._tasks.status(),
+        }
+
+    def summary(self) -> Document:
+        """For the hub: flat and small. ``silent``: workers without a request for SILENT_S."""
+        rates = [row["tokens_per_s"] for row in self._workers if row["tokens_per_s"] is not None]
+        counts = {name: self._status.get(name, {}) for name in ("groups", "jobs", "leases", "batches", "rejections")}
+        return {
+            **{name: self._facts().get(name) for name in ("task", "rule", "staleness", "batch_groups")},
+            **{name: self._status.get(name) for name in ("learner", "epoch", "finished", "ahead")},
+            **counts,
+            **{f"ages_{where}": ages for where, ages in self._status.get("ages", {}).items()},
+            "times": {name: value for name, value in self._facts()["times"].items() if value is not None},
+            "workers": len(self._workers),
+            "silent_workers": sum(row["silent_s"] > SILENT_S for row in self._workers),
+            "tokens_per_s": round(sum(rates), 1),
+            "accepted_tokens": sum(row["accepted_tokens"] for row in self._workers),
+            "waiting_requests": self._waiting(),
+            "delayed": self._delayed()[:SUMMARY_TEXT],
+        }
+
+    def workers(self) -> Document:
+        return {"workers": self._workers}
+
+    def families(self) -> Iterable[Metric]:
+        yield from daemon_metrics.task_families(self._tasks)
+        status = self._status
+        yield ledger_metrics.WAITING_REQUESTS(self._waiting())
+        yield ledger_metrics.AHEAD(status.get("ahead", 0))
+        yield ledger_metrics.EPOCH(status.get("epoch", 0))
+        for family, kind in (
+            (ledger_metrics.GROUPS, "groups"),
+            (ledger_metrics.JOBS, "jobs"),
+            (ledger_metrics.LEASES, "leases"),
+            (ledger_metrics.BATCHES, "batches"),
+            (ledger_metrics.REJECTED, "rejections"),
+        ):
+            yield family([([name], float(count)) for name, count in status.get(kind, {}).items()])
+        ages = status.get("ages", {})
+        yield ledger_metrics.STALENESS(
+            [([where, steps], float(count)) for where, found in ages.items() for steps, count in found.items()]
+        )
+        tokens: Counter[str] = Counter()
+        for row in self._workers:
+            tokens[row["name"]] += row["accepted_tokens"]
+        yield ledger_metrics.ACCEPTED_TOKENS([([name], float(count)) for name, count in tokens.items()])

@@ -1,0 +1,56 @@
+"""Background work of the ledger that other machines or a database can hold up: repeated, and never the daemon's end.
+
+Promises: work that fails with an error of this project runs again, after a delay that grows to RETRY_MOST_S; the first
+failure is a line in the log, and an event; ``why`` names the work while it fails. RefusedError and IntegrityError say
+that repeating cannot help: they end the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from p2pcast.backoff import Backoff
+from p2pcast.daemon.events import Events
+from p2pcast.errors import IntegrityError, P2PCastError, RefusedError
+
+logger = logging.getLogger("p2pcast.ledger")
+
+RETRY_S, RETRY_MOST_S = 0.5, 10.0
+"""First and longest delay after a failure, in seconds, before jitter."""
+
+
+class RetriedWork:
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._failing: dict[str, str] = {}
+
+    @property
+    def why(self) -> str:
+        """The work that fails now, with the newest error of each; empty if none fails."""
+        return "; ".join(f"{name}: {error}" for name, error in sorted(self._failing.items()))
+
+    async def repeat(self, name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        """Do ``work`` again and again, ``interval_s`` seconds after each success. Raises RefusedError,
+        IntegrityError, and exceptions of other kinds.
+        """
+        delays = Backoff(RETRY_S, RETRY_MOST_S, random.uniform)
+        while True:
+            try:
+                await work()
+            except (RefusedError, IntegrityError):
+                raise
+            except P2PCastError as error:
+                if name not in self._failing:
+                    logger.warning("%s: %s", name, error)
+                    self._events.emit("work_fails", work=name, why=str(error))
+                self._failing[name] = str(error)
+                await asyncio.sleep(delays.next_s())
+                continue
+            if self._failing.pop(name, None) is not None:
+                logger.info("%s: works again", name)
+                self._events.emit("work_recovers", work=name)
+            delays.reset()
+            await asyncio.sleep(interval_s)

@@ -1,0 +1,94 @@
+"""The ledger's knowledge of the run: its versions, with the hashes of their manifests, and the evicted nodes.
+
+Promises: a version is known here only as the hub lists it; another run's hub is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import aiohttp
+
+from p2pcast import limits
+from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.version import Version
+
+POLL_S = 0.5
+"""Interval in seconds at which the ledger asks the hub."""
+ASK_S = 10.0
+MAX_ANSWER_BYTES = 4 * limits.MIB
+HASH_BYTES = 32
+
+Learnt = Callable[[Version, bytes], Awaitable[None]]
+
+
+class VersionFollower:
+    """``hub``: base URL of the hub's HTTP server. ``learnt``: called once with each new version and its hash. ``run``:
+    hexadecimal id of the run, None until the first answer.
+    """
+
+    def __init__(
+        self, http: aiohttp.ClientSession, hub: str, bearer: str | None, learnt: Learnt, run: str | None
+    ) -> None:
+        self._http, self._url = http, f"{hub.rstrip('/')}/versions"
+        self._headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
+        self._learnt = learnt
+        self._known: set[Version] = set()
+        self._looking = asyncio.Lock()
+        self.run_id = run
+        self.evicted: frozenset[bytes] = frozenset()
+        self.reached = False
+        """Whether the newest request had an answer."""
+        self.caught_up = False
+        """Whether versions that are learnt from now on are new ones of the hub."""
+
+    async def ensure(self, versions: Collection[Version]) -> None:
+        """Ask the hub at once for versions that are not known: an engine may serve a version before the next look.
+        Raises as ``look`` does.
+        """
+        if not self._known.issuperset(versions):
+            async with self._looking:
+                if not self._known.issuperset(versions):
+                    await self.look()
+
+    async def look(self) -> None:
+        """Ask the hub once. Raises RetryableError, RemoteError, RefusedError, and what ``learnt`` raises."""
+        self.reached = False
+        found = await self._ask()
+        try:
+            run = str(found["run"])
+            evicted = frozenset(bytes.fromhex(node) for node in found["evicted"])
+            manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError):
+            raise RemoteError(f"the answer of {self._url} is malformed") from None
+        if any(len(digest) != HASH_BYTES for digest in manifests.values()):
+            raise RemoteError(f"the answer of {self._url} is malformed: a hash has another length")
+        if self.run_id is None:
+            self.run_id = run
+        if run != self.run_id:
+            raise RefusedError(
+                f"the hub at {self._url} is of run {run[:12]}, and this ledger is of run {self.run_id[:12]}: give the"
+                " ledger a new state folder, or the address of its own hub"
+            )
+        self.evicted = evicted
+        for version in sorted(manifests.keys() - self._known):
+            await self._learnt(version, manifests[version])
+        self._known, self.reached, self.caught_up = set(manifests), True, True
+
+    async def _ask(self) -> Any:
+        try:
+            limit = aiohttp.ClientTimeout(total=ASK_S)
+            async with self._http.get(self._url, headers=self._headers, timeout=limit) as answer:
+                if answer.status == 401:
+                    raise RetryableError(f"{self._url} asks for a bearer token: give --hub-bearer-file")
+                if answer.status != 200:
+                    raise RetryableError(f"{self._url} answered with status {answer.status}")
+                if (answer.content_length or 0) > MAX_ANSWER_BYTES:
+                    raise RemoteError(f"the answer of {self._url} is larger than {MAX_ANSWER_BYTES} bytes")
+                return await answer.json(content_type=None)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RetryableError(f"{self._url} does not answer ({type(error).__name__})") from None
+        except ValueError:
+            raise RemoteError(f"the answer of {self._url} is not JSON") from None

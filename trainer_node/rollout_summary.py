@@ -1,0 +1,57 @@
+"""The ledger's summary of the rollouts, as the hub shows it under ``rollouts`` in /status.
+
+Promises: a summary is small and flat, whatever the ledger sends: numbers, short texts, and tables of numbers; anything
+else is refused, and the newest summary stays. Nothing at the hub depends on a summary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from p2pcast.daemon.http_server import Document
+from p2pcast.errors import UsageError
+
+MAX_FIELDS = 64
+"""Of a summary, and of each table in it."""
+MAX_TEXT = 200
+"""Characters of one text."""
+
+
+class RolloutSummary:
+    """``clock``: seconds from any origin."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._newest: Document = {}
+        self._at_s = 0.0
+
+    async def command(self, body: Document) -> Document:
+        """POST /rollouts. Raises UsageError."""
+        for name, value in _fields("the summary", body):
+            if isinstance(value, dict):
+                for inner, number in _fields(f"table {name}", value):
+                    if not _is_number(number):
+                        raise UsageError(f"{name}.{inner} is not a number")
+            elif not (value is None or _is_number(value) or (isinstance(value, str) and len(value) <= MAX_TEXT)):
+                raise UsageError(f"field {name} is neither a number, nor a text of {MAX_TEXT} characters, nor a table")
+        self._newest, self._at_s = body, self._clock()
+        return {}
+
+    def document(self) -> Document | None:
+        """The newest summary, with its age in seconds; None before the first."""
+        return (self._newest and self._newest | {"age_s": round(self._clock() - self._at_s, 1)}) or None
+
+
+def _fields(where: str, table: dict[Any, Any]) -> list[tuple[str, Any]]:
+    if len(table) > MAX_FIELDS or any(len(name) > MAX_TEXT for name in table):
+        raise UsageError(f"{where} has more than {MAX_FIELDS} fields, or a name of more than {MAX_TEXT} characters")
+    return list(table.items())
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and abs(value) < 1 << 63

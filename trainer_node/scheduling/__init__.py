@@ -1,0 +1,1 @@
+"""How much work each rollout worker gets, and how many workers a run needs."""

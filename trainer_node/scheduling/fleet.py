@@ -1,0 +1,128 @@
+"""Which workers to run: the cheapest fleet with enough capacity, changed only after a sustained deviation. Pure; time
+is passed in.
+
+Source: ECHO-2, equations 3 and 4 and appendix C.2.1. Workers are ranked by their price per rollout and the cheapest
+prefix is taken. Beyond the paper, a prefix that overshoots is pruned: its dearest member that the capacity does not
+need goes, and so on. Releasing means draining: the worker finishes or returns its leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+LOOKS = 3
+"""Looks in a row that must deviate before the fleet changes."""
+WINDOW_S = 60.0
+"""Seconds that these looks must span at least."""
+RELEASE_MARGIN = 0.15
+"""Capacity above the target, as a share of the target, from which a worker may be released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """``usd_per_h``: price. ``rollouts_per_s``: end to end, with rewards and network."""
+
+    name: str
+    usd_per_h: float
+    rollouts_per_s: float
+
+    @property
+    def usd_per_rollout(self) -> float:
+        """ρ, but for a constant factor."""
+        return self.usd_per_h / self.rollouts_per_s if self.rollouts_per_s > 0 else float("inf")
+
+
+def _rank(one: Candidate) -> tuple[float, str]:
+    return one.usd_per_rollout, one.name
+
+
+def by_price_per_rollout(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Workers that make rollouts, the cheapest per rollout first."""
+    return sorted((one for one in candidates if one.rollouts_per_s > 0), key=_rank)
+
+
+def cheapest(candidates: Iterable[Candidate], target_per_s: float) -> list[Candidate] | None:
+    """A fleet of at least ``target_per_s`` rollouts a second, by ascending price per rollout; None when all candidates
+    together do not reach the target.
+    """
+    chosen: list[Candidate] = []
+    capacity = 0.0
+    for one in by_price_per_rollout(candidates):
+        if capacity >= target_per_s:
+            break
+        chosen.append(one)
+        capacity += one.rollouts_per_s
+    if capacity < target_per_s:
+        return None
+    for one in sorted(chosen, key=lambda c: (-c.usd_per_h, c.name)):
+        if sum(c.rollouts_per_s for c in chosen if c is not one) >= target_per_s:
+            chosen.remove(one)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Workers to start and to drain."""
+
+    activate: tuple[Candidate, ...] = ()
+    release: tuple[Candidate, ...] = ()
+
+
+NO_CHANGE = Change()
+
+
+class FleetControl:
+    """Decides on changes from repeated looks at the fleet's capacity."""
+
+    def __init__(self) -> None:
+        self._side = 0
+        """-1 while capacity is below the target, 1 while it is above by the margin."""
+        self._since_s = 0.0
+        self._looks = 0
+
+    def look(
+        self, now_s: float, target_per_s: float, active: Collection[Candidate], standby: Collection[Candidate]
+    ) -> Change:
+        """``active``: workers that run, with their measured rates; a dead one has none. A worker that is starting has
+        the rate that is expected: otherwise each look during its start would ask for another. ``standby``: others that
+        could be started.
+        """
+        capacity = sum(c.rollouts_per_s for c in active)
+        side = -1 if capacity < target_per_s else int(capacity > (1 + RELEASE_MARGIN) * target_per_s)
+        if side != self._side:
+            self._side, self._since_s, self._looks = side, now_s, 0
+        self._looks += 1
+        if side == 0 or self._looks < LOOKS or now_s - self._since_s < WINDOW_S:
+            return NO_CHANGE
+        change = (
+            Change(activate=_additions(target_per_s - capacity, standby))
+            if side < 0
+            else Change(release=_surplus(target_per_s, active))
+        )
+        if change != NO_CHANGE:
+            self._side = 0
+        return change
+
+
+def _additions(lacking_per_s: float, standby: Collection[Candidate]) -> tuple[Candidate, ...]:
+    """The cheapest workers per rollout that close the gap, or all when they do not."""
+    added: list[Candidate] = []
+    for one in by_price_per_rollout(standby):
+        if lacking_per_s <= 0:
+            break
+        added.append(one)
+        lacking_per_s -= one.rollouts_per_s
+    return tuple(added)
+
+
+def _surplus(target_per_s: float, active: Collection[Candidate]) -> tuple[Candidate, ...]:
+    """The dearest workers per rollout without which the capacity still reaches the target."""
+    kept = set(active)
+    released: list[Candidate] = []
+    for one in sorted(active, key=_rank, reverse=True):
+        if sum(c.rollouts_per_s for c in kept if c is not one) < target_per_s:
+            break
+        kept.remove(one)
+        released.append(one)
+    return tuple(released)

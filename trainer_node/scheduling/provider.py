@@ -1,0 +1,72 @@
+"""Providers start and stop workers for the fleet's controller.
+
+A provider has workers of one kind and price. It starts a worker by a command or by a cluster's scale, never by itself.
+Stopping comes after draining: the ledger gives the worker no more leases, and its leases have ended.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2pcast.errors import UsageError
+
+FORMS = "static:NAME,NAME,…, exec:START COMMAND -- STOP COMMAND [-- LIST COMMAND], kubernetes:NAMESPACE/DEPLOYMENT"
+
+
+class Provider(Protocol):
+    """Errors of all methods: LocalError, with the provider's own message. ``changes``: whether the provider can start
+    and stop workers.
+    """
+
+    changes: bool
+
+    async def running(self) -> Sequence[str]:
+        """Names of workers that run or start."""
+        ...
+
+    async def start(self, name: str) -> None:
+        """Start one worker. A cluster may give it a name of its own."""
+        ...
+
+    async def stop(self, name: str) -> None:
+        """Stop a worker that has been drained."""
+        ...
+
+
+def provider_of(text: str) -> Provider:
+    """The provider that the text names (``FORMS``). Raises UsageError; LocalError without the package that it needs."""
+    form, _, rest = text.partition(":")
+    if form == "static":
+        from trainer_node.scheduling.static_provider import StaticProvider
+
+        return StaticProvider([name.strip() for name in rest.split(",")])
+    if form == "exec":
+        return _commands(rest)
+    if form == "kubernetes":
+        from trainer_node.scheduling.kubernetes_provider import KubernetesProvider, configured
+
+        namespace, slash, deployment = rest.partition("/")
+        if not (namespace and slash and deployment):
+            raise UsageError(f"provider {text!r}: write kubernetes:NAMESPACE/DEPLOYMENT")
+        return KubernetesProvider(configured(), namespace, deployment)
+    raise UsageError(f"provider {text!r}: write one of {FORMS}")
+
+
+def _commands(text: str) -> Provider:
+    from trainer_node.scheduling.command_provider import CommandProvider
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"provider exec: {error} in {text!r}") from None
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    if not 2 <= len(parts) <= 3 or not all(parts):
+        raise UsageError(f"provider exec:{text}: write exec:START COMMAND -- STOP COMMAND [-- LIST COMMAND]")
+    return CommandProvider(parts[0], parts[1], parts[2] if len(parts) > 2 else None)

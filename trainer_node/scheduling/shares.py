@@ -1,0 +1,135 @@
+"""Heterogeneity-aware shares of a batch: SparrowRL's Algorithm 1, as ceilings on leases. Pure; time is passed in.
+
+Promises: the shares of a batch sum to the batch; equal inputs give equal shares. A worker raises its share only by
+tokens of accepted results. A share is a ceiling: workers take leases themselves, so nothing is sent to a dead worker,
+and a ceiling binds only while another eligible worker has a free slot.
+
+Differences from the paper. Its floors may leave up to one job per worker undone: here the remainders go to the largest
+fractions. A worker that is excluded gets one probe now and then: without any result its throughput could never be
+measured again. Exclusion decays a throughput once a publication, however often shares are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+EXCLUSION_DECAY = 0.9
+"""α of Algorithm 1. The paper gives no value."""
+SMOOTHING = 0.7
+"""β of Algorithm 1: the weight of the earlier estimate. The paper gives no value."""
+PROBE_S = 30.0
+"""Seconds between two probe jobs of an excluded worker. Not measured."""
+
+
+def split(jobs: int, throughput: Mapping[str, float]) -> dict[str, int]:
+    """``jobs`` in proportion to each worker's throughput, in tokens per second; equally when all are 0. Remainders go
+    to the largest fractions, then by name.
+    """
+    if not throughput:
+        return {}
+    total = sum(throughput.values())
+    exact = {w: jobs * t / total if total > 0 else jobs / len(throughput) for w, t in throughput.items()}
+    shares = {worker: int(share) for worker, share in exact.items()}
+    left = jobs - sum(shares.values())
+    for worker in sorted(exact, key=lambda w: (shares[w] - exact[w], w))[:left]:
+        shares[worker] += 1
+    return shares
+
+
+@dataclass(slots=True)
+class _Worker:
+    tokens_per_s: float | None = None
+    """None before the first settlement."""
+    tokens: int = 0
+    """Of accepted results since the last settlement."""
+    busy_s: float = 0.0
+    """Wall-clock seconds with at least one lease since the last settlement."""
+    probed_s: float | None = None
+
+
+class Throughputs:
+    """An estimate for each worker, in accepted tokens per second of wall-clock time with at least one lease."""
+
+    def __init__(self, *, decay: float = EXCLUSION_DECAY, smoothing: float = SMOOTHING) -> None:
+        self._decay = decay
+        self._smoothing = smoothing
+        self._workers: dict[str, _Worker] = {}
+
+    def join(self, worker: str) -> None:
+        self._workers.setdefault(worker, _Worker())
+
+    def known(self) -> set[str]:
+        """The workers that joined and did not leave."""
+        return set(self._workers)
+
+    def leave(self, worker: str) -> None:
+        self._workers.pop(worker, None)
+
+    def accepted(self, worker: str, tokens: int) -> None:
+        """The ledger accepted a result with so many sampled tokens."""
+        self._workers[worker].tokens += tokens
+
+    def busy(self, worker: str, seconds: float) -> None:
+        """The worker held at least one lease for so long."""
+        self._workers[worker].busy_s += seconds
+
+    def settle(self, worker: str) -> None:
+        """End a window: fold its rate into the estimate (line 16). A window without leases says nothing."""
+        one = self._workers[worker]
+        if one.busy_s <= 0:
+            return
+        rate = one.tokens / one.busy_s
+        known = one.tokens_per_s
+        one.tokens_per_s = rate if known is None else self._smoothing * known + (1 - self._smoothing) * rate
+        one.tokens, one.busy_s = 0, 0.0
+
+    def published(self, eligible: Collection[str]) -> None:
+        """A version was published: the estimates of workers that may not take part in it decay (line 14)."""
+        for worker, one in self._workers.items():
+            if worker not in eligible and one.tokens_per_s is not None:
+                one.tokens_per_s *= self._decay
+
+    def estimate(self, worker: str) -> float | None:
+        """Tokens per second; None before the first settlement."""
+        return self._workers[worker].tokens_per_s
+
+    def of(self, eligible: Collection[str]) -> dict[str, float]:
+        """The estimates of eligible workers. A worker without an estimate counts as the median of the others, so that
+        it begins with a fair share.
+        """
+        rates = {w: None if (one := self._workers.get(w)) is None else one.tokens_per_s for w in eligible}
+        known = sorted(t for t in rates.values() if t is not None)
+        median = known[len(known) // 2] if known else 1.0
+        return {w: median if t is None else t for w, t in rates.items()}
+
+    def may_probe(self, worker: str, now_s: float) -> bool:
+        """Whether a worker that is excluded, or whose share is 0, may take one job now."""
+        probed_s = self._workers[worker].probed_s
+        return probed_s is None or now_s - probed_s >= PROBE_S
+
+    def probed(self, worker: str, now_s: float) -> None:
+        self._workers[worker].probed_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``leases``: the worker's leases in the present batch, ended ones included. ``free_slots``: jobs that the worker
+    could begin at once: 0 for one that does not ask for any, or whose engine is too old for every job there is. A
+    ceiling would otherwise keep jobs for a worker that never takes them.
+    """
+
+    leases: int
+    free_slots: int
+
+
+def jobs_for(worker: str, wanted: int, shares: Mapping[str, int], loads: Mapping[str, Load]) -> int:
+    """How many of ``wanted`` jobs an eligible worker may lease now."""
+    room = max(0, shares.get(worker, 0) - loads[worker].leases)
+    if room >= wanted:
+        return wanted
+    # A ceiling must not leave jobs undone: it counts only if another worker could take them now.
+    waiting = any(
+        load.free_slots > 0 and load.leases < shares.get(other, 0) for other, load in loads.items() if other != worker
+    )
+    return room if waiting else wanted
