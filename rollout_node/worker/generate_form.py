@@ -45,7 +45,7 @@ class LabelledSpan(NamedTuple):
 def sampling_fields(
     seed: int, temperature: float, max_tokens: int, stop_token_ids: Sequence[int], logprobs: int
 ) -> dict[str, Any]:
-    """The fields that every route is sent: one sample of the whole distribution, nothing left to a server's defaults."""
+    """The fields that every route is sent: one sample of the whole distribution; no default of a server applies."""
     return {
         "n": 1,
         "seed": seed,
