@@ -64,6 +64,11 @@ class RolloutRecord:
         return blake3.blake3(self.to_map()).digest()
 
     @classmethod
+    def unpacked_bytes(cls, data: bytes) -> int:
+        """Bytes that ``from_bytes`` will unpack. Raises RemoteError for a record that is larger than any may be."""
+        return _unpacked_bytes(data, cls.most_bytes, cls.kind)
+
+    @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Raises RemoteError that says what is wrong."""
         return cls.from_map(_decompressed(data, cls.most_bytes, cls.kind))
@@ -128,16 +133,28 @@ def _stated(hint: Any, *, optional: bool) -> Any:
     return inner
 
 
-def _decompressed(data: bytes, most_bytes: int, kind: str) -> bytes:
+def _unpacked_bytes(data: bytes, most_bytes: int, kind: str) -> int:
     try:
         frame = zstandard.get_frame_parameters(data)
-        if not 0 < frame.content_size <= most_bytes:
-            raise RemoteError(f"{kind}: larger than {most_bytes} bytes, or of unstated size")
-        if frame.window_size > WINDOW_BYTES:
-            raise RemoteError(f"{kind}: compressed with a window above {WINDOW_BYTES} bytes")
+    except zstandard.ZstdError:
+        raise _no_frame(kind) from None
+    if not 0 < frame.content_size <= most_bytes:
+        raise RemoteError(f"{kind}: larger than {most_bytes} bytes, or of unstated size")
+    if frame.window_size > WINDOW_BYTES:
+        raise RemoteError(f"{kind}: compressed with a window above {WINDOW_BYTES} bytes")
+    return int(frame.content_size)
+
+
+def _decompressed(data: bytes, most_bytes: int, kind: str) -> bytes:
+    _unpacked_bytes(data, most_bytes, kind)
+    try:
         return zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError:
-        raise RemoteError(f"{kind}: not one whole zstd frame") from None
+        raise _no_frame(kind) from None
+
+
+def _no_frame(kind: str) -> RemoteError:
+    return RemoteError(f"{kind}: not one whole zstd frame")
 
 
 def _unpacked(data: bytes, kind: str) -> dict[Any, Any]:

@@ -15,6 +15,18 @@ CALLERS = "tests/p2pcast/daemon/test_http_caller.py::"
 NODE = "p2pcast/transport/node_certificate.py"
 NODES = "tests/daemons/trust/test_node_certificates.py::"
 
+SETTLING = "trainer_node/ledger/settling.py"
+LEASING = "trainer_node/ledger/leasing.py"
+LEDGER_RULES = "tests/trainer_node/ledger/test_ledger_rules.py::"
+ENDINGS = "tests/trainer_node/ledger/test_ledger_endings.py::"
+SHARES = "tests/trainer_node/ledger/test_worker_shares.py::"
+ACCEPTANCE = "trainer_node/ledger/acceptance.py"
+GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejection"
+BUDGET = "trainer_node/ledger_server/body_budget.py"
+BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
+REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
+COMPLETIONS = "tests/rollout_node/worker/test_completions_sampler.py::"
+
 ROLLOUTS = [
     Mutation(
         "changes the task's tokens in a play",
@@ -183,5 +195,187 @@ ROLLOUTS = [
         "found if found.who == self.who and fingerprint(found.authority) == self._authority else None",
         "found",
         NODES + "test_a_certificate_of_another_run_in_the_folder_is_not_used",
+    ),
+    Mutation(
+        "settles, prolongs or gives back",
+        SETTLING,
+        ".where(db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker_id)",
+        ".where(db.leases.c.id.in_(lease_ids))",
+        LEDGER_RULES + "test_worker_cannot_settle_another_workers_lease",
+    ),
+    Mutation(
+        "settles, prolongs or gives back",
+        LEASING,
+        "db.leases.c.id.in_(lease_ids), db.leases.c.worker_id == worker.id, db",
+        "db.leases.c.id.in_(lease_ids), db",
+        LEDGER_RULES + "test_worker_cannot_settle_another_workers_lease",
+    ),
+    Mutation(
+        "settles, prolongs or gives back",
+        LEASING,
+        "if (bytes(row.worker_id), bytes(row.id)) in mine]",
+        "]",
+        LEDGER_RULES + "test_worker_cannot_settle_another_workers_lease",
+    ),
+    Mutation(
+        "names weights that did not make its tokens",
+        ACCEPTANCE,
+        "if known is not None and known != span.manifest:",
+        "if False:",
+        GROUNDS,
+    ),
+    Mutation(
+        "names weights that did not make its tokens",
+        ACCEPTANCE,
+        "if unknown := sorted(v for v in versions if v not in standards.manifests):",
+        "if unknown := []:",
+        GROUNDS,
+    ),
+    Mutation(
+        "sends log-probabilities that are not finite",
+        ACCEPTANCE,
+        "if detail := fault(result, standards.vocabulary):",
+        'if detail := "":',
+        GROUNDS,
+    ),
+    Mutation(
+        "states a reward of its own",
+        SETTLING,
+        "_Accepted(result, one.job, one.row, float(reward))",
+        "_Accepted(result, one.job, one.row, result.reward)",
+        LEDGER_RULES + "test_reward_is_the_ledgers_and_not_the_workers",
+    ),
+    Mutation(
+        "states a reward of its own",
+        SETTLING,
+        "None if math.isfinite(reward) else",
+        "None if True else",
+        ENDINGS + "test_reward_that_is_not_finite_is_no_reward",
+    ),
+    Mutation(
+        "hands in a second result of a job",
+        SETTLING,
+        'settled=row.job_state not in UNSETTLED_JOBS or row.group_state != "open",',
+        "settled=False,",
+        LEDGER_RULES + "test_first_result_of_a_job_counts_though_late",
+    ),
+    Mutation(
+        "hands in a second result of a job",
+        SETTLING,
+        "if bytes(before.digest) != result.digest():",
+        "if False:",
+        LEDGER_RULES + "test_same_result_gets_same_verdict_and_another_is_refused",
+    ),
+    Mutation(
+        "sends forged results again and again",
+        LEASING,
+        "if (blamed := _blamed(conn, worker)) >= MAX_BLAMED:",
+        "if (blamed := 0) >= MAX_BLAMED:",
+        ENDINGS + "test_blamed_worker_gets_no_more_leases",
+    ),
+    Mutation(
+        "sends forged results again and again",
+        LEASING,
+        "if worker.caller == BEARER:",
+        "if True:",
+        ENDINGS + "test_another_name_of_a_blamed_certificate_is_no_fresh_start",
+    ),
+    Mutation(
+        "keeps its leases without playing",
+        LEASING,
+        "if sampled[lease_id] > row.tokens",
+        "if True",
+        LEDGER_RULES + "test_heartbeat_renews_only_a_lease_whose_tokens_grow",
+    ),
+    Mutation(
+        "keeps its leases without playing",
+        LEASING,
+        "min(now.now_s + row.lasts_s, row.latest_s)",
+        "now.now_s + row.lasts_s",
+        SHARES + "test_heartbeats_prolong_no_lease_beyond_its_longest_time",
+    ),
+    Mutation(
+        "asks for all jobs before others do",
+        LEASING,
+        "wanted = within_share(conn, now, policy, rates, worker, wanted)",
+        "pass",
+        SHARES + "test_share_bounds_a_worker_while_another_asks",
+    ),
+    Mutation(
+        "registers under many names",
+        "trainer_node/ledger/ledger.py",
+        "if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:",
+        "if False:",
+        LEDGER_RULES + "test_certificate_has_a_bounded_number_of_workers",
+    ),
+    Mutation(
+        "invents device classes without end",
+        "trainer_node/ledger/worker_rates.py",
+        "if len(self._classes) > MAX_CLASSES:",
+        "if False:",
+        SHARES + "test_stated_device_classes_take_bounded_memory",
+    ),
+    Mutation(
+        "sends more than the ledger's memory holds",
+        BUDGET,
+        "if size > BODY_BYTES:",
+        "if False:",
+        REQUESTS + "test_a_body_above_its_limit_is_refused_unread",
+    ),
+    Mutation(
+        "sends more than the ledger's memory holds",
+        "trainer_node/ledger_server/ledger_routes.py",
+        "sum(kind.unpacked_bytes(row) for row in rows)",
+        "0",
+        REQUESTS + "test_small_results_that_unpack_to_more_than_a_request_are_refused_unread",
+    ),
+    Mutation(
+        "sends more than the ledger's memory holds",
+        BUDGET,
+        "size <= self._free and self._held[caller] + size <= self._caller_bytes",
+        "size <= self._free",
+        BUDGETS + "test_a_caller_fills_its_own_share_alone",
+    ),
+    Mutation(
+        "opens connections until no other worker",
+        "trainer_node/ledger_server/caller_connections.py",
+        "if len(mine) >= self._most:",
+        "if False:",
+        "tests/trainer_node/ledger_server/test_caller_connections.py::test_further_connections_are_refused_until_one_is_closed",
+    ),
+    Mutation(
+        "takes batches, adds groups",
+        "trainer_node/ledger_server/callers.py",
+        "if caller is None or caller.role != role:",
+        "if caller is None:",
+        REQUESTS + "test_a_role_sends_its_own_requests_alone",
+    ),
+    Mutation(
+        "takes batches, adds groups",
+        "trainer_node/ledger_server/ledger_routes.py",
+        'return self._answering(read, "trainer")',
+        "return read",
+        REQUESTS + "test_a_worker_reads_neither_groups_nor_other_workers",
+    ),
+    Mutation(
+        "takes or applies batches",
+        "trainer_node/ledger/ledger_rows.py",
+        "if epoch != now.epoch:",
+        "if False:",
+        LEDGER_RULES + "test_replaced_learner_is_refused",
+    ),
+    Mutation(
+        "changes its weights during a request",
+        "rollout_node/worker/completions_sampler.py",
+        "            if await self._lasted(before):",
+        "            if True:",
+        COMPLETIONS + "test_a_sample_whose_weights_changed_is_taken_again",
+    ),
+    Mutation(
+        "changes its weights during a request",
+        "rollout_node/worker/completions_sampler.py",
+        "        except RetryableError:\n            return False",
+        "        except RetryableError:\n            return True",
+        COMPLETIONS + "test_an_answer_that_ends_under_a_write_is_taken_again",
     ),
 ]

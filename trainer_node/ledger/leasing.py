@@ -13,6 +13,7 @@ from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.group_pool import count_stale_ending, is_evaluated, open_groups, pins, read_groups
 from trainer_node.ledger.ledger_rows import (
+    BEARER,
     MAX_BLAMED,
     MAX_LIST,
     MAX_STALE_ENDINGS,
@@ -93,8 +94,8 @@ def lease(
     )
     name = bytes(worker.id).hex()
     rates.asks(name, now.now_s, staged)
-    if worker.blamed >= MAX_BLAMED:
-        raise RefusedError(f"{worker.blamed} malformed or forged results: this worker gets no more leases")
+    if (blamed := _blamed(conn, worker)) >= MAX_BLAMED:
+        raise RefusedError(f"{blamed} malformed or forged results: this worker gets no more leases")
     if served not in now.manifests:
         return []
     if now.manifests[served] != manifest:
@@ -114,6 +115,13 @@ def lease(
         taken += training
         rates.began(name, now.now_s, len(training), worker.task_hash, emptied=wanted > 0)
     return taken
+
+
+def _blamed(conn: Connection, worker: Row[Any]) -> int:
+    """The holder of a certificate answers for all its workers: another name is no fresh start."""
+    if worker.caller == BEARER:
+        return int(worker.blamed)
+    return int(conn.scalar(select(func.sum(db.workers.c.blamed)).where(db.workers.c.caller == worker.caller)) or 0)
 
 
 class _Taker(NamedTuple):

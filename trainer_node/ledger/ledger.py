@@ -29,7 +29,9 @@ from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leased_jobs import LeasedJobs
 from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
 from trainer_node.ledger.ledger_rows import (
+    BEARER,
     MAX_LIST,
+    MAX_NAMES,
     MAX_WORKERS,
     FullError,
     Policy,
@@ -130,7 +132,9 @@ class Ledger:
     # -- workers
 
     def register(self, caller: str, one: Registration) -> tuple[bytes, bytes]:
-        """The worker's id and its new session. The same caller with the same name takes its record over."""
+        """The worker's id and its new session. The same caller with the same name takes its record over. ``caller``:
+        of a certificate, or BEARER. Raises FullError.
+        """
         if not 1 <= one.slots <= MAX_SLOTS or not 0 <= one.price_usd_h <= 1e6 or not 1 <= len(one.name) <= 128:
             raise UsageError(f"a worker has a name, 1 to {MAX_SLOTS} slots and a price from 0 USD/h")
 
@@ -154,6 +158,9 @@ class Ledger:
                 return bytes(known), session
             if count >= MAX_WORKERS:
                 raise FullError(f"{MAX_WORKERS} workers are registered already")
+            own = select(func.count()).select_from(db.workers).where(db.workers.c.caller == caller)
+            if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:
+                raise FullError(f"{MAX_NAMES} workers are registered with this certificate already")
             worker = self._new_id()
             first = {"id": worker, "caller": caller, "name": one.name, "blamed": 0, "accepted_tokens": 0}
             conn.execute(insert(db.workers).values(**first, **stated))

@@ -30,7 +30,11 @@ MAX_EVALUATIONS = 4096
 """Groups for evaluation in the pool that are not open. A cap of their own: if their version is served nowhere, groups
 to train are still added.
 """
-MAX_WORKERS = 4096
+MAX_WORKERS = 16384
+MAX_NAMES = 16
+"""Workers of one certificate: a new worker counts as the median, so each name is worth a share."""
+BEARER = "bearer"
+"""The caller of all workers that show a bearer token. They cannot be told apart, so none answers for another."""
 KEPT_BATCHES = 16
 """Trained batches whose rows and bodies stay: a learner may resume from a checkpoint so many batches old."""
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.trust import bearer_tokens
 from p2pcast.trust.dial_permissions import Certified
+from trainer_node.ledger.ledger_rows import BEARER
 
 Role = Literal["worker", "trainer"]
 WORKER_FILE = "worker.token"
@@ -23,7 +24,7 @@ class ForbiddenError(P2PCastError):
 
 
 class Caller(NamedTuple):
-    """``name``: of the certificate's holder, or of the bearer token."""
+    """``name``: of the certificate's holder, or BEARER."""
 
     name: str
     role: str
@@ -39,7 +40,7 @@ class Callers:
     """
 
     def __init__(self, bearer: str, certified: Callable[[web.Request], Certified | None]) -> None:
-        self._bearers = {bearer: Caller("bearer", "trainer"), worker_bearer(bearer): Caller("bearer", "worker")}
+        self._bearers = {bearer: Caller(BEARER, "trainer"), worker_bearer(bearer): Caller(BEARER, "worker")}
         self._certified = certified
 
     def of(self, request: web.Request) -> Caller | None:

@@ -7,10 +7,11 @@ reports a change comes after the commit of that change. A request may be repeate
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures import Executor
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -30,6 +31,7 @@ from p2pcast.errors import (
 )
 from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group, Job
+from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
@@ -39,6 +41,7 @@ from trainer_node.ledger.batching import Member, Taken
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_rows import MAX_LIST, FullError, UnknownIdError
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
+from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
 from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
@@ -47,6 +50,7 @@ from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", bound=RolloutRecord)
 
 JSON_BYTES: Final = 512 * limits.KIB
 """Largest JSON body: room for the leases of MAX_SLOTS plays in one heartbeat."""
@@ -96,7 +100,8 @@ class LedgerRoutes:
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         self._executor = executor
-        self._bodies = BodyBudget()
+        self._bodies, self._unpacked = BodyBudget(), BodyBudget()
+        self._connections = CallerConnections()
         self._heartbeats = heartbeats
         self._documents = documents
         self._learn, self._finished, self._events, self._times = learn, finished, events, times
@@ -129,11 +134,14 @@ class LedgerRoutes:
     def _answering(self, handler: Handler, role: Role) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                self._callers.of_role(request, role)
+                self._connections.check(self._callers.of_role(request, role), request)
                 return await handler(request)
             except P2PCastError as error:
                 status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
-                return web.json_response({"error": str(error)}, status=status)
+                response = web.json_response({"error": str(error)}, status=status)
+                if isinstance(error, ManyConnectionsError):
+                    response.force_close()
+                return response
 
         return answer
 
@@ -161,7 +169,7 @@ class LedgerRoutes:
             raise UsageError("the request's body is not JSON") from None
 
     async def _packed(self, request: web.Request) -> Form:
-        """The body of a msgpack request; to be called with room for it. Raises UsageError."""
+        """Called with room for the body. Raises UsageError."""
         try:
             async with asyncio.timeout(BODY_S):
                 body = await _read(request, BODY_BYTES)
@@ -171,11 +179,19 @@ class LedgerRoutes:
         except (ValueError, msgpack.UnpackException, RecursionError):
             raise UsageError("the request's body is not msgpack") from None
 
-    def _room(self, request: web.Request) -> Any:
-        size = request.content_length
+    @contextlib.asynccontextmanager
+    async def _records(
+        self, request: web.Request, role: Role, name: str, kind: type[R]
+    ) -> AsyncIterator[tuple[Form, list[R]]]:
+        """The body of a msgpack request, and the records in its field. Body and unpacked records wait for room."""
+        size, caller = request.content_length, self._callers.of_role(request, role).name
         if size is None:
             raise UsageError("the request has no Content-Length")
-        return self._bodies.room(size)
+        async with self._bodies.room(caller, size):
+            form = await self._packed(request)
+            rows = form.binaries(name, MAX_LIST)
+            async with self._unpacked.room(caller, sum(kind.unpacked_bytes(row) for row in rows)):
+                yield form, [kind.from_bytes(row) for row in rows]
 
     # -- workers
 
@@ -245,9 +261,8 @@ class LedgerRoutes:
         return web.json_response({})
 
     async def _results(self, request: web.Request) -> web.StreamResponse:
-        async with self._room(request):
-            form = await self._packed(request)
-            session, results = form.binary("session", ID_BYTES), form.records("results", MAX_LIST, Result.from_bytes)
+        async with self._records(request, "worker", "results", Result) as (form, results):
+            session = form.binary("session", ID_BYTES)
             await self._learn({span.version for result in results for span in result.spans})
             jobs = await self._call(self._ledger.unscored, session, results)
             rewards = await asyncio.gather(
@@ -271,8 +286,7 @@ class LedgerRoutes:
     # -- trainers
 
     async def _add_groups(self, request: web.Request) -> web.StreamResponse:
-        async with self._room(request):
-            groups = (await self._packed(request)).records("groups", MAX_LIST, Group.from_bytes)
+        async with self._records(request, "trainer", "groups", Group) as (_, groups):
             added = await self._call(self._ledger.add_groups, groups)
         self._queue.changed()
         return web.json_response({"added": added})

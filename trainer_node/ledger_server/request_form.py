@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from p2pcast.errors import UsageError
@@ -74,14 +74,11 @@ class Form:
     def form(self, name: str) -> Form:
         return Form(self._document.get(name), self._at(name))
 
-    def records(self, name: str, most: int, read: Callable[[bytes], T]) -> list[T]:
-        """Records in their binary form. Raises what ``read`` raises."""
-        found = []
-        for at, row in self._rows(name, most):
-            if not isinstance(row, bytes):
-                raise UsageError(f"field {at} is not binary")
-            found.append(read(row))
-        return found
+    def binaries(self, name: str, most: int) -> list[bytes]:
+        rows = list(self._rows(name, most))
+        if wrong := [at for at, row in rows if not isinstance(row, bytes)]:
+            raise UsageError(f"field {wrong[0]} is not binary")
+        return [row for _, row in rows]
 
     def _rows(self, name: str, most: int) -> Iterator[tuple[str, Any]]:
         rows: list[Any] = self._field(name, list, "a list")

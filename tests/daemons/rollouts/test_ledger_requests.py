@@ -12,12 +12,13 @@ from typing import Any
 import aiohttp
 import msgpack
 import pytest
+import zstandard
 from fake_engine import digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 
 from p2pcast.rollouts.job import Group, Job
-from p2pcast.rollouts.result import Result, Span
+from p2pcast.rollouts.result import MAX_RESULT_BYTES, Result, Span
 from p2pcast.tasks.play import Play, result_of
 from p2pcast.tasks.task import Sample
 from p2pcast.version import Version
@@ -224,6 +225,17 @@ async def test_results_that_are_no_records_change_nothing(stage: Stage) -> None:
         packed = msgpack.packb({"session": bytes.fromhex(stage.session), "results": [good, bad]})
         status, answer = await stage.ask("/v1/results", packed)
         assert status == 400, answer
+    assert (await stage.hand_in(stage.session, await played(lease, job)))[1]["results"][0]["verdict"] == "accepted"
+
+
+async def test_small_results_that_unpack_to_more_than_a_request_are_refused_unread(stage: Stage) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    bomb = zstandard.compress(bytes(MAX_RESULT_BYTES))
+    packed = msgpack.packb({"session": bytes.fromhex(stage.session), "results": [bomb] * 5})
+    assert len(packed) < 10_000
+    status, answer = await stage.ask("/v1/results", packed)
+    assert status == 413, answer
+    assert "fewer records" in answer["error"]
     assert (await stage.hand_in(stage.session, await played(lease, job)))[1]["results"][0]["verdict"] == "accepted"
 
 

@@ -79,9 +79,10 @@ class Game:
     def publish(self) -> None:
         self.ledger.publish(self.version, manifest(self.version))
 
-    def join(self, name: str, slots: int = 8, device_class: str = "") -> bytes:
+    def join(self, name: str, slots: int = 8, device_class: str = "", caller: str | None = None) -> bytes:
+        """``caller``: as of ``register``; the name, if None."""
         one = Registration(name, slots, "sums", TASK_HASH, device_class=device_class)
-        return self.ledger.register(name, one)[1]
+        return self.ledger.register(name if caller is None else caller, one)[1]
 
     def add(self, count: int = 4, **changes: object) -> list[bytes]:
         groups = [dataclasses.replace(group(next(self._numbers)), **changes) for _ in range(count)]

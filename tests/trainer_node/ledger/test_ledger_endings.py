@@ -18,7 +18,7 @@ from tests.trainer_node.ledger.postgresql_cluster import Cluster
 from trainer_node.ledger import ledger_retention
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.ledger_rows import MAX_BLAMED, MAX_STALE_ENDINGS, UnknownIdError
+from trainer_node.ledger.ledger_rows import BEARER, MAX_BLAMED, MAX_STALE_ENDINGS, UnknownIdError
 
 Play = Callable[..., Game]
 
@@ -176,6 +176,22 @@ def test_blamed_worker_gets_no_more_leases(play: Play) -> None:
     with pytest.raises(RefusedError, match="malformed or forged"):
         game.lease(session, 1)
     assert game.lease(game.join("b"), 1)
+
+
+@pytest.mark.parametrize("caller", ["certificate", BEARER])
+def test_another_name_of_a_blamed_certificate_is_no_fresh_start(play: Play, caller: str) -> None:
+    """Holders of a bearer token cannot be told apart, so none answers for another."""
+    game = play(staleness=6)
+    session = game.join("a", slots=32, caller=caller)
+    game.add(16)
+    for _ in range(MAX_BLAMED):
+        game.hand_in(session, game.lease(session, 1), reward=99)
+    again = game.join("b", caller=caller)
+    if caller == BEARER:
+        assert game.lease(again, 1)
+    else:
+        with pytest.raises(RefusedError, match="malformed or forged"):
+            game.lease(again, 1)
 
 
 def test_two_results_that_name_one_lease_get_an_answer_each(play: Play) -> None:

@@ -14,6 +14,7 @@ from tests.trainer_node.ledger.crash_run import TASK_HASH, bounded, group, manif
 from trainer_node.ledger.database.body_segments import Segments
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger_rows import BEARER, MAX_NAMES, FullError
 from trainer_node.ledger.ledger_states import TABLES, validate
 
 ZERO = Version(0, 0)
@@ -58,7 +59,21 @@ def test_worker_cannot_settle_another_workers_lease(ledger: Ledger, join: Callab
     mine, others = join("a"), join("b")
     result = played(ledger.lease(mine, 1, ZERO, manifest(ZERO))[0], ZERO)
     assert ledger.results(others, [result], third)[0].reason == "unknown lease"
+    ledger.give_back(others, [result.lease])
+    assert ledger.heartbeat(others, {result.lease: 5})[0].state == "unknown"
+    assert ledger.heartbeat(mine, {result.lease: 0})[0].state == "held"
     assert ledger.results(mine, [result], third)[0].verdict == "accepted"
+
+
+def test_certificate_has_a_bounded_number_of_workers(ledger: Ledger) -> None:
+    for number in range(MAX_NAMES):
+        ledger.register("aa", Registration(str(number), 8, "sums", TASK_HASH))
+    with pytest.raises(FullError, match="with this certificate"):
+        ledger.register("aa", Registration("one more", 8, "sums", TASK_HASH))
+    ledger.register("aa", Registration("0", 8, "sums", TASK_HASH))
+    ledger.register("bb", Registration("0", 8, "sums", TASK_HASH))
+    for number in range(MAX_NAMES + 1):
+        ledger.register(BEARER, Registration(str(number), 8, "sums", TASK_HASH))
 
 
 def test_heartbeat_renews_only_a_lease_whose_tokens_grow(
