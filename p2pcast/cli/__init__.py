@@ -22,6 +22,10 @@ COMMANDS = {
     "join": ("p2pcast.cli.join:join", "Receive every version of a run, pass it on, install it."),
     "ledger": ("p2pcast.cli.rollouts.ledger_command:ledger", "Lease jobs to workers, and cut batches for the learner."),
     "work": ("p2pcast.cli.rollouts.work_command:work", "Play jobs of the ledger with the engine beside a peer."),
+    "audit": (
+        "p2pcast.cli.rollouts.audit_command:audit",
+        "Score rollouts of other engines with an engine of one's own.",
+    ),
     "task": ("p2pcast.cli.rollouts.task_try:task", "Try a task with a local engine."),
     "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
     "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),

@@ -358,6 +358,20 @@ ROLLOUTS = [
         REQUESTS + "test_a_worker_reads_neither_groups_nor_other_workers",
     ),
     Mutation(
+        "samples with other weights than it names",
+        "rollout_node/worker/auditor.py",
+        "agrees = gaps.mean <= self._tolerance and gaps.largest <= LARGEST",
+        "agrees = True",
+        "tests/daemons/rollouts/test_audits.py::test_results_of_other_weights_disagree",
+    ),
+    Mutation(
+        "reads other workers' results as an auditor",
+        "trainer_node/ledger_server/callers.py",
+        "if caller is None or caller.role != role:",
+        "if caller is None:",
+        "tests/daemons/rollouts/test_audits.py::test_a_worker_reads_no_results_by_auditing",
+    ),
+    Mutation(
         "takes or applies batches",
         "trainer_node/ledger/ledger_rows.py",
         "if epoch != now.epoch:",

@@ -7,7 +7,9 @@ are queries over rows. ``results`` is the one method of two transactions: reward
 
 from __future__ import annotations
 
+import functools
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,18 @@ from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
-from trainer_node.ledger import batching, group_pool, leasing, ledger_report, ledger_retention, resuming, worker_shares
+from trainer_node.ledger import (
+    auditing,
+    batching,
+    group_pool,
+    leasing,
+    ledger_report,
+    ledger_retention,
+    resuming,
+    worker_shares,
+)
 from trainer_node.ledger.acceptance import Rejection, rejection
+from trainer_node.ledger.auditing import AuditSample, Sampled
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.group_commit import GroupCommit
@@ -42,6 +54,8 @@ from trainer_node.ledger.settling import Settled, judge_all, settle_all, standar
 from trainer_node.ledger.worker_rates import WorkerRates
 
 T = TypeVar("T")
+COUNTS = ("blamed", "accepted_tokens", "audits", "disagreements")
+"""Columns of a worker that begin at 0."""
 
 
 def _new_id() -> bytes:
@@ -82,6 +96,7 @@ class Ledger:
         self._newest: Present | None = None
         """As of the newest transition, which may be undone: for guesses alone."""
         self._leased = LeasedJobs()
+        self._audits = AuditSample(secrets.randbelow)
         store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
         with store.transaction() as conn:
             self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
@@ -162,7 +177,7 @@ class Ledger:
             if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:
                 raise FullError(f"{MAX_NAMES} workers are registered with this certificate already")
             worker = self._new_id()
-            first = {"id": worker, "caller": caller, "name": one.name, "blamed": 0, "accepted_tokens": 0}
+            first = {"id": worker, "caller": caller, "name": one.name, **dict.fromkeys(COUNTS, 0)}
             conn.execute(insert(db.workers).values(**first, **stated))
             return worker, session
 
@@ -265,7 +280,12 @@ class Ledger:
             self._leased.remove([result.lease for result in handed_in])
             return verdicts
 
-        return self._at_present(record)
+        verdicts = self._at_present(record)
+        for result, verdict in zip(handed_in, verdicts, strict=True):
+            versions = {span.version for span in result.spans}
+            if verdict.verdict == "accepted" and len(versions) == 1:
+                self._audits.offer(versions.pop(), Sampled(result.job, result.lease))
+        return verdicts
 
     # -- trainer
 
@@ -322,6 +342,22 @@ class Ledger:
 
         used, before = self._changing_versions(transition)
         segments.prune(used, before)
+
+    # -- audits
+
+    def next_audit(self, version: Version) -> tuple[str, bytes] | None:
+        """A random accepted result that the version made alone, with its worker's name; None without one. Each result
+        comes at most once.
+        """
+        while (one := self._audits.take(version)) is not None:
+            found = self._call(functools.partial(auditing.accepted_result, sampled=one))
+            if found is not None:
+                return found.worker, self.body(found.place)
+        return None
+
+    def audited(self, job: bytes, lease: bytes, *, agrees: bool) -> str:
+        """Count an audit for its worker, whose name is returned. Raises UnknownIdError."""
+        return self._call(lambda conn: auditing.count(conn, Sampled(job, lease), agrees=agrees))
 
     # -- reports
 

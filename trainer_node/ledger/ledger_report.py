@@ -100,6 +100,8 @@ def workers(conn: Connection, now: Present, rates: Mapping[str, float | None]) -
             "served": None if row.served_step is None else str(Version(row.served_branch, row.served_step)),
             "accepted_tokens": row.accepted_tokens,
             "blamed": row.blamed,
+            "audits": row.audits,
+            "disagreements": row.disagreements,
             "silent_s": round(max(0.0, now.now_s - row.seen_s), 3),
             "tokens_per_s": rates.get(bytes(row.id).hex()),
         }

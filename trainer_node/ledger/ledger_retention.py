@@ -95,7 +95,7 @@ def _forget_versions(conn: Connection, now: Present, oldest: int) -> None:
 
 
 def _forget_workers(conn: Connection, now_s: float) -> None:
-    silent = (db.workers.c.blamed == 0) & (db.workers.c.seen_s < now_s - SILENT_S)
+    silent = (db.workers.c.blamed == 0) & (db.workers.c.disagreements == 0) & (db.workers.c.seen_s < now_s - SILENT_S)
     silent |= db.workers.c.seen_s < now_s - BLAMED_S
     leases = select(db.leases.c.worker_id)
     conn.execute(delete(db.workers).where(silent, db.workers.c.id.not_in(leases)))

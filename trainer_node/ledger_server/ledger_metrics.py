@@ -23,3 +23,4 @@ STALENESS = partial(
 )
 AHEAD = partial(gauge, "p2pcast_ledger_groups_ahead", "Groups that were opened and are not in an applied batch")
 EPOCH = partial(gauge, "p2pcast_ledger_epoch", "Number of times that a learner has resumed")
+AUDITS = partial(gauges, "p2pcast_ledger_audits", "Audits of accepted results, by what they found", ["found"])

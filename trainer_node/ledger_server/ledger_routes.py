@@ -121,6 +121,8 @@ class LedgerRoutes:
             "batches/applied": self._applied,
             "batches/ack": self._ack,
             "learner/resume": self._resume,
+            "audits/take": self._next_audit,
+            "audits/report": self._audited,
         }
         return [
             *(web.post(f"/v1/{name}", self._answering(handler, "worker")) for name, handler in worker.items()),
@@ -282,6 +284,22 @@ class LedgerRoutes:
             return Rejection(Reason.FORGED, str(error))
         except CheckFailedError as error:
             return Rejection(Reason.UNSCORED, str(error))
+
+    # -- auditors
+
+    async def _next_audit(self, request: web.Request) -> web.StreamResponse:
+        version = (await self._form(request)).version("version")
+        found = await self._call(self._ledger.next_audit, version)
+        return _packed_answer({} if found is None else {"worker": found[0], "result": found[1]})
+
+    async def _audited(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        job, lease, agrees = form.hexadecimal("job", ID_BYTES), form.hexadecimal("lease", ID_BYTES), form.flag("agrees")
+        gaps = {name: form.number(name, 0.0, 1e9) for name in ("mean_gap", "largest_gap")}
+        worker = await self._call(self._ledger.audited, job, lease, agrees=agrees)
+        if not agrees:
+            self._events.emit("audit_disagrees", worker=worker, job=job.hex(), **gaps)
+        return web.json_response({})
 
     # -- trainers
 

@@ -107,3 +107,6 @@ class LedgerView:
         for row in self._workers:
             tokens[row["name"]] += row["accepted_tokens"]
         yield ledger_metrics.ACCEPTED_TOKENS([([name], float(count)) for name, count in tokens.items()])
+        disagree = float(sum(row["disagreements"] for row in self._workers))
+        audits = float(sum(row["audits"] for row in self._workers))
+        yield ledger_metrics.AUDITS([(["agrees"], audits - disagree), (["disagrees"], disagree)])

@@ -50,6 +50,9 @@ class Form:
             raise UsageError(f"field {self._at(name)} is not a number from {least:g} to {most:g}")
         return float(found)
 
+    def flag(self, name: str) -> bool:
+        return bool(self._field(name, bool, "true or false"))
+
     def version(self, name: str) -> Version:
         return Version.parse(self.text(name, 64))
 

@@ -41,10 +41,19 @@ def workers_table(ledger: Found) -> Table:
             f"{worker.number('tokens_per_s'):.0f} tokens/s" if worker.has("tokens_per_s") else "-",
             f"{worker.number('silent_s'):.0f} s",
             f"{worker.number('price_usd_h'):.2f} USD/h" if worker.number("price_usd_h") else "-",
-            f"{worker.text('blamed')} malformed or forged" if worker.number("blamed") else "",
+            _trouble(worker),
         ]
         out.add_row(*map(Text, cells))
     return out
+
+
+def _trouble(worker: Found) -> str:
+    found = []
+    if worker.number("blamed"):
+        found.append(f"{worker.text('blamed')} malformed or forged")
+    if worker.number("disagreements"):
+        found.append(f"{worker.text('disagreements')} of {worker.text('audits')} audits disagree")
+    return ", ".join(found)
 
 
 def rollouts_line(rollouts: Found) -> str:

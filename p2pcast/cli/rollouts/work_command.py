@@ -165,7 +165,7 @@ def http_url(text: str, option: str) -> str:
 
 
 def ledger_url(text: str, *, certified: bool) -> str:
-    """The ledger's base URL. ``certified``: this worker has a certificate of the run. Raises UsageError for plain HTTP
+    """The ledger's base URL. ``certified``: the caller has a certificate of the run. Raises UsageError for plain HTTP
     to another machine, which would show the bearer.
     """
     if "://" not in text:
@@ -178,7 +178,7 @@ def ledger_url(text: str, *, certified: bool) -> str:
     if parts.scheme == "http" and not (parts.hostname == "localhost" or is_loopback(parts.hostname)):
         raise UsageError(f"{url} is not encrypted and not on this machine: give --hub HOST:PORT and --token-file FILE")
     if parts.scheme == "https" and not certified:
-        raise UsageError(f"{url} needs this worker's certificate: give --hub HOST:PORT and --token-file FILE")
+        raise UsageError(f"{url} needs a certificate of the run: give --hub HOST:PORT and --token-file FILE")
     return url
 
 

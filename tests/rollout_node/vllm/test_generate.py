@@ -18,16 +18,20 @@ from real_server import Server, make_model, one_off_connections
 
 from p2pcast.errors import LocalError, RetryableError
 from p2pcast.rollouts.job import Group, Job, job_of
-from p2pcast.rollouts.result import Span, fault
+from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Trajectory
 from p2pcast.version import Version
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.worker import recomputation
 from rollout_node.worker.completions_sampler import CompletionsSampler
+from rollout_node.worker.engine_requests import EngineRequests
 from rollout_node.worker.engine_versions import Stretch
+from rollout_node.worker.generate_form import PATH
 from rollout_node.worker.generate_sampler import GenerateSampler
+from rollout_node.worker.recomputation import Gaps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -99,7 +103,7 @@ class LongSums(Sums):
 TASK = LongSums()
 
 
-def job(seed: int, max_tokens: int) -> Job:
+def job(seed: int, max_tokens: int, temperature: float = TEMPERATURE) -> Job:
     group = Group(
         id=bytes(16),
         size=1,
@@ -108,7 +112,7 @@ def job(seed: int, max_tokens: int) -> Job:
         task_hash=TASK.hash,
         prompt=next(TASK.jobs(seed)).prompt,
         seed=seed,
-        temperature=TEMPERATURE,
+        temperature=temperature,
         max_tokens=max_tokens,
     )
     return job_of(group, 0, bytes(16), Version(0, 0))
@@ -165,6 +169,31 @@ async def played_across(sampler: GenerateSampler, installer: VllmInstaller, vers
         await began.wait()
         await installer.commit(version)
     return [play.result() for play in plays]
+
+
+async def test_recomputed_logprobs_tell_the_weights_that_sampled_from_others(
+    server: Server, run: Any, installer: VllmInstaller
+) -> None:
+    await installer.stage(run.version, run.shadow.path)
+    await installer.commit(run.version)
+    async with one_off_connections() as http:
+        sampler, requests = GenerateSampler(http, server.url, Labels()), EngineRequests(http, server.url, PATH)
+        jobs = [job(seed, 40, 1.0) for seed in range(20, 23)]
+        results = [result_of(one, bytes(16), await TASK.play(sampler, one), 0.0) for one in jobs]
+        assert [recomputation.obstacle(result) for result in results] == [None] * 3
+        own = [await recomputed_gaps(requests, result) for result in results]
+        run.step(90, share=0.05, bits=0x0180)
+        await installer.stage(run.version, run.shadow.path)
+        await installer.commit(run.version)
+        others = [await recomputed_gaps(requests, result) for result in results]
+    for same, other in zip(own, others, strict=True):
+        assert same.mean < 0.2 * other.mean, (same, other)
+
+
+async def recomputed_gaps(requests: EngineRequests, result: Result) -> Gaps:
+    token_ids = result.token_ids.tolist()
+    answer = await requests.whole(recomputation.request(token_ids, None))
+    return recomputation.gaps(result, recomputation.prompt_logprobs(answer, token_ids))
 
 
 @pytest.mark.parametrize("installer", ["drain"], indirect=True)

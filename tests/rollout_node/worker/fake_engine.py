@@ -33,6 +33,7 @@ def logprobs(context: Sequence[int], version: str, temperature: float) -> list[f
 class FakeEngine:
     """``versions``: served in turn, each for ``tokens_a_version`` tokens of all requests; the last one stays.
     ``mode``: ``processed``, ``raw`` or ``logits``. ``gate``: tokens come while it is set. ``asked``: bodies.
+    ``true_weights``: the version that computes in truth, whatever version is named.
     """
 
     versions: list[str] = field(default_factory=lambda: ["0.1"])
@@ -41,6 +42,7 @@ class FakeEngine:
     scale_out: bool = True
     reports_versions: bool = True
     kv: str = "recompute"
+    true_weights: str | None = None
     writing: bool = False
     """The peer is writing weights."""
     choice_change: dict[str, Any] = field(default_factory=dict)
@@ -120,8 +122,9 @@ class FakeEngine:
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
         if not body["stream"]:
+            scores = self._prompt_scores(body)
             tokens = [entry async for entry in self._tokens(body)]
-            return web.json_response({"choices": [self._choice(tokens, body, last=True)]})
+            return web.json_response({"choices": [self._choice(tokens, body, last=True)], "prompt_logprobs": scores})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await self._count(1, 0)
@@ -174,6 +177,13 @@ class FakeEngine:
     async def _event(self, response: web.StreamResponse, document: dict[str, Any]) -> None:
         await response.write(b"data: " + json.dumps(document).encode() + b"\n\n")
 
+    def _prompt_scores(self, body: dict[str, Any]) -> list[Any] | None:
+        if body["sampling_params"]["prompt_logprobs"] is None:
+            return None
+        ids, weights = body["token_ids"], self.true_weights or self.version
+        scores = [{str(t): {"logprob": logprobs(ids[:at], weights, 1.0)[t]}} for at, t in enumerate(ids)]
+        return [None, *scores[1:]]
+
     async def _tokens(self, body: dict[str, Any]) -> Any:
         """(token, log-probability, candidates, version), one after the other."""
         sampling, context = body["sampling_params"], list(body["token_ids"])
@@ -183,9 +193,10 @@ class FakeEngine:
                 await self.gate.wait()
             await asyncio.sleep(0)  # neither a set event nor a small write yields to the other tasks
             version = self.version
-            row = logprobs(context, version, sampling["temperature"])
+            weights = self.true_weights or version
+            row = logprobs(context, weights, sampling["temperature"])
             token = drawn.choices(range(VOCABULARY), [math.exp(x) for x in row])[0]
-            said = self._said(context, version, sampling["temperature"])
+            said = self._said(context, weights, sampling["temperature"])
             self._made += 1
             context.append(token)
             yield token, said[token], sorted(enumerate(said), key=lambda pair: -pair[1])[:4], version

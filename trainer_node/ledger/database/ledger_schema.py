@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the tables. A ledger refuses the tables of another version."""
 
 metadata = MetaData()
@@ -78,6 +78,8 @@ workers = Table(
     Column("seen_s", Float, nullable=False),
     Column("blamed", Integer, nullable=False),
     Column("accepted_tokens", BigInteger, nullable=False),
+    Column("audits", Integer, nullable=False),
+    Column("disagreements", Integer, nullable=False),
     UniqueConstraint("caller", "name"),
 )
 

@@ -1,0 +1,103 @@
+"""The loop of ``p2pcast audit``: accepted results of other engines, scored again by this one.
+
+Promises: a result is scored by the version that its span names, or not at all. An engine that is away, or changes its
+weights, costs no worker anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any, Final, Protocol
+
+from p2pcast.errors import RemoteError, RetryableError
+from p2pcast.rollouts.result import Result
+from p2pcast.version import Version
+from rollout_node.worker import recomputation
+from rollout_node.worker.engine_requests import EngineRequests
+from rollout_node.worker.engine_versions import EngineVersions
+from rollout_node.worker.generate_form import Answer
+from rollout_node.worker.recomputation import Gaps
+
+logger = logging.getLogger("p2pcast.audit")
+
+IDLE_S: Final = 0.5
+"""Least time in seconds until the next attempt, where nothing was scored."""
+LARGEST: Final = 3.0
+"""Largest gap of one token, in nats, that numerics may cause: log-probabilities of very unlikely tokens differ most."""
+
+
+class Audit(Protocol):
+    @property
+    def worker(self) -> str: ...
+    @property
+    def result(self) -> Result: ...
+
+
+class Audits(Protocol):
+    """The ledger. Its calls block."""
+
+    def take(self, version: Version) -> Any: ...
+    def report(self, audit: Any, mean_gap: float, largest_gap: float, *, agrees: bool) -> None: ...
+
+
+class Auditor:
+    """``tolerance``: largest mean gap in nats that numerics may cause. ``interval_s``: between two audits."""
+
+    def __init__(
+        self,
+        ledger: Audits,
+        requests: EngineRequests,
+        versions: EngineVersions,
+        *,
+        tolerance: float,
+        interval_s: float,
+    ) -> None:
+        self._ledger, self._requests, self._versions = ledger, requests, versions
+        self._tolerance, self._interval_s = tolerance, interval_s
+        self.found: Counter[str] = Counter()
+        """Audits that agree and disagree; results that were not scored."""
+
+    async def run(self, count: int | None = None) -> None:
+        """``count``: results to score; None: without end. Raises RefusedError, LocalError."""
+        while count is None or self.found["agrees"] + self.found["disagrees"] < count:
+            try:
+                scored = await self._one()
+            except (RetryableError, RemoteError) as error:
+                logger.warning("%s", error)
+                scored = False
+            await asyncio.sleep(self._interval_s if scored else max(IDLE_S, self._interval_s))
+
+    async def _one(self) -> bool:
+        """Whether a result was scored. Raises P2PCastError."""
+        served = (await self._versions.refresh()).version
+        audit: Audit | None = await asyncio.to_thread(self._ledger.take, served)
+        if audit is None:
+            return False
+        reason = recomputation.obstacle(audit.result)
+        gaps = None if reason else await self._gaps(audit.result, served)
+        if gaps is None:
+            self.found["not scored"] += 1
+            logger.info("%s: not scored: %s", audit.worker, reason or "the engine's weights changed meanwhile")
+            return False
+        agrees = gaps.mean <= self._tolerance and gaps.largest <= LARGEST
+        await asyncio.to_thread(self._ledger.report, audit, gaps.mean, gaps.largest, agrees=agrees)
+        self.found["agrees" if agrees else "disagrees"] += 1
+        logger.log(
+            logging.INFO if agrees else logging.WARNING,
+            "%s: job %s, version %s: mean gap %.4f, largest %.4f nats: %s",
+            audit.worker, audit.result.job.hex(), served, gaps.mean, gaps.largest, "agrees" if agrees else "DISAGREES",
+        )  # fmt: skip
+        return True
+
+    async def _gaps(self, result: Result, served: Version) -> Gaps | None:
+        """None unless ``served`` computed all of the answer: the version before and after it. Raises P2PCastError."""
+        token_ids = [int(token) for token in result.token_ids]
+        found = await self._requests.whole(recomputation.request(token_ids, self._versions.salt))
+        answer = Answer((), 1)
+        answer.add(found)
+        (label,) = answer.labels()
+        if (await self._versions.span(label.label)).version != served:
+            return None
+        return recomputation.gaps(result, recomputation.prompt_logprobs(found, token_ids))

@@ -1,0 +1,68 @@
+"""Log-probabilities of a finished play, computed again by an engine from its tokens. Pure.
+
+The engine reads all tokens as a prompt, so nothing of another version is left in its cache. At temperature 1 the
+log-probabilities of a prompt are those of the sampling distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from p2pcast.errors import RemoteError
+from p2pcast.rollouts.result import Result
+from rollout_node.worker import generate_form
+from rollout_node.worker.generate_form import logprob
+
+KV_OF_ONE_VERSION: Final = ("recompute", "salt", "drain")
+"""KV policies under which one version computed all that a token of one span was sampled from."""
+
+
+class Gaps(NamedTuple):
+    """Differences between two log-probabilities of the same tokens, without sign, in nats."""
+
+    mean: float
+    largest: float
+
+
+def obstacle(result: Result) -> str | None:
+    """Why the log-probabilities of a result cannot be computed again; None if they can."""
+    if result.temperature != 1.0:
+        return f"sampled at temperature {result.temperature:g}: an engine scores prompts at temperature 1"
+    if len({span.version for span in result.spans}) != 1:
+        return "sampled by several versions"
+    if any(span.kv not in KV_OF_ONE_VERSION for span in result.spans):
+        return "sampled from a cache that an earlier version may have computed"
+    return None
+
+
+def request(token_ids: Sequence[int], cache_salt: str | None) -> dict[str, Any]:
+    """A request for one more token, whose answer has the log-probability of each token of the prompt."""
+    body = generate_form.request(
+        token_ids, seed=0, temperature=1.0, max_tokens=1, stop_token_ids=(), cache_salt=cache_salt, stream=False
+    )
+    body["sampling_params"]["prompt_logprobs"] = 0
+    return body
+
+
+def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
+    """float32, one for each token; the first token's is 0. Raises RemoteError, LocalError."""
+    try:
+        rows = answer["prompt_logprobs"]
+        if len(rows) != len(token_ids):
+            raise RemoteError(f"the engine scored {len(rows)} of {len(token_ids)} tokens")
+        found = [logprob(float(row[str(t)]["logprob"])) for row, t in zip(rows[1:], token_ids[1:], strict=True)]
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise RemoteError("the engine's answer has no log-probabilities of the prompt") from None
+    return np.array([0.0, *found], "<f4")
+
+
+def gaps(result: Result, recomputed: np.ndarray) -> Gaps:
+    """Over the sampled tokens. A play's first token counts if it was sampled, and no engine can score it: such a play
+    has no prompt, so no task of ours makes one.
+    """
+    sampled = result.mask.astype(bool)
+    difference = np.abs(result.logprobs[sampled].astype("<f8") - recomputed[sampled])
+    return Gaps(float(difference.mean()), float(difference.max()))

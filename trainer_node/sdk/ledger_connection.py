@@ -1,0 +1,138 @@
+"""Requests to the ledger in the role of a trainer, by a bearer token or by a certificate that the hub issues.
+
+Promise: every request is repeated until the ledger answers or ``give_up_s`` has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgpack
+
+from p2pcast import limits
+from p2pcast.backoff import Backoff
+from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.trust.node_names import default_name
+from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
+
+ANSWER_S: Final = 60.0
+"""Time limit for each part of an answer, in seconds."""
+MAX_ANSWER_BYTES: Final = 8 * limits.GIB
+RETRY_S, RETRY_MOST_S = 0.2, 10.0
+MAX_ARRAY: Final = 1 << 20
+MSGPACK: Final = "application/x-msgpack"
+
+
+class LedgerConnection:
+    """``url``: of the ledger. ``bearer_file``: http.token of the ledger's state folder, for a ledger on this machine.
+    ``hub``: HOST:PORT, for a ledger over https. The join token of the role trainer comes from ``token_file``, else from
+    ``$P2PCAST_TOKEN``; ``name``: of the certificate's holder. ``give_up_s`` None: requests are repeated for ever.
+
+    Raises UsageError, LocalError.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        bearer_file: str | os.PathLike[str] | None = None,
+        hub: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+        give_up_s: float | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"{url!r} is not a URL: write http://HOST:PORT")
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        if self._secure != (hub is not None):
+            raise UsageError("https and hub belong together: the hub issues the certificate that the ledger asks for")
+        self._give_up_s = give_up_s
+        self._context: Callable[[], ssl.SSLContext] | None = None
+        if hub is not None:
+            self._context = _certified(hub, token_file, name or default_name(socket.gethostname()))
+        self._headers = {}
+        if bearer_file is not None:
+            try:
+                self._headers["Authorization"] = f"Bearer {Path(bearer_file).read_text().strip()}"
+            except (OSError, UnicodeDecodeError) as error:
+                raise LocalError(f"cannot read {bearer_file}: {getattr(error, 'strerror', None) or error}") from None
+
+    def post(self, name: str, body: Any) -> Any:
+        """The answer to a JSON body, or to bytes of msgpack. Raises RefusedError, RemoteError, RetryableError."""
+        delays = Backoff(RETRY_S, RETRY_MOST_S, random.uniform)
+        until_s = None if self._give_up_s is None else time.monotonic() + self._give_up_s
+        while True:
+            try:
+                return self._once(f"/v1/{name}", body)
+            except RetryableError:
+                if until_s is not None and time.monotonic() > until_s:
+                    raise
+            time.sleep(delays.next_s())
+
+    def _once(self, path: str, body: Any) -> Any:
+        packed = isinstance(body, bytes)
+        headers = self._headers | {"Content-Type": MSGPACK if packed else "application/json"}
+        try:
+            connection = self._connection()
+            try:
+                connection.request("POST", path, body if packed else json.dumps(body), headers)
+                answer = connection.getresponse()
+                content = answer.read(MAX_ANSWER_BYTES)
+                kind = answer.getheader("Content-Type", "").partition(";")[0]
+            finally:
+                connection.close()
+            if answer.status != 200:
+                raise _refusal(path, answer.status, content)
+            return msgpack.unpackb(content, max_array_len=MAX_ARRAY) if kind == MSGPACK else json.loads(content)
+        except P2PCastError:
+            raise
+        except ssl.SSLCertVerificationError as error:
+            raise RefusedError(f"the ledger's certificate is not valid: {error.verify_message}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise RetryableError(
+                f"the ledger at {self._host}:{self._port} does not answer ({type(error).__name__})"
+            ) from None
+        except (ValueError, msgpack.UnpackException):
+            raise RemoteError(f"the ledger's answer to {path} is malformed") from None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """Raises RetryableError, RefusedError."""
+        if self._context is not None:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=ANSWER_S, context=self._context())
+        return http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
+
+
+def _certified(hub: str, token_file: str | os.PathLike[str] | None, name: str) -> Callable[[], ssl.SSLContext]:
+    """The TLS context of the next connection to the ledger. Raises UsageError."""
+    address, certificate = hub_address(hub), TrainerCertificate(join_token(token_file))
+    thread = ThreadPoolExecutor(1, "p2pcast-certificate")
+
+    def context() -> ssl.SSLContext:
+        # The caller's thread may have an event loop of its own.
+        return thread.submit(lambda: asyncio.run(certificate.client(address, name, "ledger"))).result()
+
+    return context
+
+
+def _refusal(path: str, status: int, content: bytes) -> P2PCastError:
+    try:
+        said = str(json.loads(content)["error"])[:300]
+    except (ValueError, KeyError, TypeError):
+        said = "without a reason"
+    text = f"the ledger refused {path} with status {status}: {said}"
+    if status in (429, 500, 502, 503, 504):
+        return RetryableError(text)
+    return RefusedError(text)
