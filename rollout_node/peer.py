@@ -79,7 +79,7 @@ def _recall(startup: Startup, relay: RelayParts, engine: EngineParts) -> None:
     startup.orders.recall()
     if startup.saved.neighbourhood is not None:
         startup.hub_session.hub, parent, backups, neighbours = startup.saved.neighbourhood
-        relay.parent_link.recall(parent, backups, neighbours)
+        relay.parent_failover.recall(parent, backups, neighbours)
     if engine.member is not None:
         engine.member.set_lead(startup.saved.lead)
 
@@ -89,7 +89,7 @@ def _messages(startup: Startup, relay: RelayParts, engine: EngineParts, sync: Sy
     catalog_updater = CatalogUpdater(
         startup.catalog,
         relay.node,
-        relay.parent_link,
+        relay.parent_failover,
         relay.downloader,
         session,
         on_whole=(lambda: None) if lead is None else lead.on_hub_listed,
@@ -98,7 +98,7 @@ def _messages(startup: Startup, relay: RelayParts, engine: EngineParts, sync: Sy
     )
     return HubMessages(
         orders=startup.orders,
-        parent_link=relay.parent_link,
+        parent_failover=relay.parent_failover,
         connector=relay.connector,
         downstream=relay.downstream,
         downloader=relay.downloader,
@@ -133,7 +133,7 @@ class Peer:
             state=startup.shadow_state,
             node=relay.node,
             downstream=relay.downstream,
-            parent_link=relay.parent_link,
+            parent_failover=relay.parent_failover,
             planner=sync.planner,
             downloader=relay.downloader,
             missing_versions=sync.missing_versions,
@@ -214,7 +214,7 @@ class Peer:
         # A hub pushes the whole state to a peer that lacks it: the version on disk is found out first.
         if self.config.base is not None:
             await self.sync.planner.begun.wait()
-        await self.relay.parent_link.run()
+        await self.relay.parent_failover.run()
 
     async def drain(self) -> None:
         """Hand over the children before the end, for at most DRAIN_S: the hub names other parents for them, and this

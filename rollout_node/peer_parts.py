@@ -40,7 +40,7 @@ from rollout_node.sync.ingest import Ingest
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.planner import Planner
 from rollout_node.sync.requester import Requester
 from rollout_node.sync.shadow_repair import ShadowRepair
@@ -57,7 +57,7 @@ class RelayParts:
     node: Node
     downstream: Downstream
     connector: Connector
-    parent_link: ParentLink
+    parent_failover: ParentFailover
     downloader: Downloader
     transfers: Transfers
 
@@ -84,14 +84,14 @@ def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
         return stripes(Way(rtt_s, transfers.fastest_bps, congestion, window_bytes()))
 
     links: Stripes = config.stripes or stripe_count
-    parent_link = ParentLink(node, connector, session, links, startup.timeline, startup.saved)
+    parent_failover = ParentFailover(node, connector, session, links, startup.timeline, startup.saved)
     return RelayParts(
         store=store,
         node=node,
         downstream=downstream,
         connector=connector,
-        parent_link=parent_link,
-        downloader=Downloader(node, connector, session, parent_link),
+        parent_failover=parent_failover,
+        downloader=Downloader(node, connector, session, parent_failover),
         transfers=transfers,
     )
 
@@ -187,18 +187,18 @@ class SyncParts:
 
 def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: RunKey) -> SyncParts:
     session, config = startup.hub_session, startup.config
-    node, store, parent_link, downloader = relay.node, relay.store, relay.parent_link, relay.downloader
+    node, store, parent_failover, downloader = relay.node, relay.store, relay.parent_failover, relay.downloader
     mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
     activity, freshness = Activity(session.changed), _known_from_disk(store)
     disposal = Disposal(node, store, startup.staging.run, startup.tasks.later)
-    missing_versions = MissingVersions(startup.catalog, node, parent_link, startup.timeline, session)
+    missing_versions = MissingVersions(startup.catalog, node, parent_failover, startup.timeline, session)
     planner = Planner(
         state=startup.shadow_state,
         orders=startup.orders,
         catalog=startup.catalog,
         mirror=mirrored,
         node=node,
-        parent_link=parent_link,
+        parent_failover=parent_failover,
         store=store,
         saved=startup.saved,
         squashes=CatchupChoice(config.squashes, cores()),
@@ -242,7 +242,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         state=startup.shadow_state,
         catalog=startup.catalog,
         node=node,
-        parent_link=parent_link,
+        parent_failover=parent_failover,
         downloader=downloader,
         missing_versions=missing_versions,
         mirror=mirrored,
@@ -299,7 +299,7 @@ def _mirror_source(
         startup.events,
         mirror.room,
         swarm_lost=lambda: not session.connected and not activity.draining,
-        parent_link=relay.parent_link,
+        parent_failover=relay.parent_failover,
         planner=planner,
         on_listed=on_listed,
         at_once=key.mirror_now,

@@ -13,10 +13,10 @@ from prometheus_client.core import Metric
 from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.daemon import daemon_metrics
+from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document, Reached
 from p2pcast.daemon.metrics import lag
-from p2pcast.daemon.tasks import Tasks
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
@@ -36,7 +36,7 @@ from rollout_node.peer_config import PeerConfig
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.planner import Planner
 from rollout_node.sync.shadow_state import ShadowState
 
@@ -61,7 +61,7 @@ class PeerView:
     state: ShadowState
     node: Node
     downstream: Downstream
-    parent_link: ParentLink
+    parent_failover: ParentFailover
     planner: Planner
     downloader: Downloader
     missing_versions: MissingVersions
@@ -78,25 +78,25 @@ class PeerView:
         progress = self._progress_of_all()
         engines = [row | {"error": _cut(row["error"])} for row in progress["engines"][: limits.MAX_PEER_ENGINES]]
         present = progress | {
-            "epoch": self.parent_link.settled,
+            "epoch": self.parent_failover.settled,
             "engines": engines,
             "error": _cut(self.activity.error),
         }
         return messages.Report(
-            parent=self.parent_link.parent,
+            parent=self.parent_failover.parent,
             link=self._link(),
             staged=self.state.staged,
             committed=self.engines.committed,
             transfer=transfer,
-            inflow=_inflow(self.parent_link.feeding),
+            inflow=_inflow(self.parent_failover.feeding),
             cores=self.cores,
             http=self.http_address(),
             **present,
         )
 
-    def _link(self) -> messages.ParentLink | None:
+    def _link(self) -> messages.ParentFailover | None:
         """The link to the parent: the side that dialled, and the address."""
-        if (live := self.parent_link.feeding) is None:
+        if (live := self.parent_failover.feeding) is None:
             return None
         return {"dialled_by": "child" if live.link.dialled else "parent", "address": live.link.address}
 
@@ -144,7 +144,7 @@ class PeerView:
         }
 
     def status(self) -> Document:
-        shadow, staged, parent = self.state.shadow, self.state.staged, self.parent_link.parent
+        shadow, staged, parent = self.state.shadow, self.state.staged, self.parent_failover.parent
         return self._progress_of_all() | {
             "role": "peer",
             "run": self.config.token.run.hex(),
@@ -191,7 +191,7 @@ class PeerView:
         }
 
     def _links(self) -> list[Document]:
-        above = [("parent", self.parent_link.feeding), ("beside", self.parent_link.beside)]
+        above = [("parent", self.parent_failover.feeding), ("beside", self.parent_failover.beside)]
         above += [("source", source) for source in self.downloader.sources]
         links = [(role, upstream.link) for role, upstream in above if upstream is not None]
         links += [("child", link) for link in self.downstream.children]
@@ -252,7 +252,7 @@ class PeerView:
 
     def _progress_of_all(self) -> Document:
         return {
-            "epoch": list(self.parent_link.settled),
+            "epoch": list(self.parent_failover.settled),
             "state": self.activity.shown,
             "progress": self._progress(),
             "bytes_received": self.node.bytes_received,

@@ -20,7 +20,7 @@ IMPURE = {
 }  # fmt: skip
 MOST_MODULES = 20
 TASK_MAKERS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
-OWNER_OF_TASKS = "p2pcast.daemon.tasks"
+OWNER_OF_TASKS = "p2pcast.daemon.background_tasks"
 
 
 def table(first: str) -> list[list[list[str]]]:

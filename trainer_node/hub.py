@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 
 from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.codec.kernel_warmup import warm_up
+from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.tasks import Tasks, report_bug
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
 from p2pcast.wire.join_token import JoinToken

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.daemon import metrics
+from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
-from p2pcast.daemon.tasks import Tasks
 from p2pcast.errors import UsageError
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects

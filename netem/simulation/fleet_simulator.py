@@ -38,7 +38,7 @@ DIAL_RTTS = 3.0
 ATTACH_RTTS = 0.5
 """The list of held pieces goes to the new parent; the first piece's way back is counted with the hops."""
 HEAD_START_S = 0.3
-"""As `rollout_node.sync.parent_link.HEAD_START_S`: for a parent that does not answer."""
+"""As `rollout_node.sync.parent_failover.HEAD_START_S`: for a parent that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 import blake3
 
 from p2pcast import limits
-from p2pcast.daemon.tasks import spawn
+from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.send_schedule import ChildSchedules

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
-from p2pcast.daemon.tasks import report_bug
+from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.rate_limit import RateLimit, cost
 from p2pcast.transport.stripe import Stripe

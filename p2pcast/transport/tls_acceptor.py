@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from p2pcast import limits
 from p2pcast.addresses import plain_host
-from p2pcast.daemon.tasks import spawn
+from p2pcast.daemon.background_tasks import spawn
 from p2pcast.transport.handshake_admission import HandshakeAdmission, PendingConnections
 
 BACKLOG = 512

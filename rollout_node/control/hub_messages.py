@@ -16,7 +16,7 @@ from rollout_node.sync.catalog_updater import CatalogUpdater
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
 from rollout_node.sync.downloader import Downloader
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 
 
 class HubMessages:
@@ -26,7 +26,7 @@ class HubMessages:
         self,
         *,
         orders: HubOrders,
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
         connector: Connector,
         downstream: Downstream,
         downloader: Downloader,
@@ -38,7 +38,7 @@ class HubMessages:
         replan: Callable[[], None],
     ) -> None:
         self._orders = orders
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._connector = connector
         self._downstream = downstream
         self._downloader = downloader
@@ -55,7 +55,7 @@ class HubMessages:
             messages.Ways: self._connector.learn_addresses,
             messages.Unreached: self._connector.stop_waiting,
             messages.Called: lambda body: self._connector.dial_child(body, self._downstream),
-            messages.Neighbours: lambda body: self._parent_link.introduce(list(body.peers)),
+            messages.Neighbours: lambda body: self._parent_failover.introduce(list(body.peers)),
             messages.Sources: lambda body: self._downloader.add_sources(body.artifact, list(body.peers)),
             messages.Catalog: self._catalog,
             messages.Engine: self._engine,
@@ -66,7 +66,7 @@ class HubMessages:
 
     def _plan(self, body: messages.Plan) -> None:
         parent = None if body.parent is None else (body.parent, body.host, body.port)
-        self._parent_link.order(body.epoch, parent, list(body.backups))
+        self._parent_failover.order(body.epoch, parent, list(body.backups))
 
     def _catalog(self, body: messages.Catalog) -> None:
         self._catalog_updater.apply(body, asyncio.get_running_loop().time())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pcast import limits
-from p2pcast.daemon.tasks import spawn
+from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
 from p2pcast.version import Version
 from rollout_node.engine.weight_provider import WeightProvider

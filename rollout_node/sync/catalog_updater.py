@@ -13,7 +13,7 @@ from p2pcast.wire import messages
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.downloader import Downloader
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 
 
 class CatalogUpdater:
@@ -25,7 +25,7 @@ class CatalogUpdater:
         self,
         catalog: Catalog,
         node: Node,
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
         downloader: Downloader,
         hub: HubSession,
         on_whole: Callable[[], None],
@@ -34,7 +34,7 @@ class CatalogUpdater:
     ) -> None:
         self._catalog = catalog
         self._node = node
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._downloader = downloader
         self._hub = hub
         self._on_whole = on_whole
@@ -49,7 +49,7 @@ class CatalogUpdater:
             dropped = self._unlisted()
         for artifact in dropped:
             self._drop(artifact)
-        if not whole and (live := self._parent_link.live) is not None:
+        if not whole and (live := self._parent_failover.live) is not None:
             for listed in body.artifacts:
                 if not listed.sealed:
                     live.expect(listed.artifact)

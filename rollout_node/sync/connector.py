@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2pcast.addresses import Address, show_address
-from p2pcast.daemon.tasks import spawn
+from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import P2PCastError, RefusedError
 from p2pcast.limits import MAX_CALLS_OF_NODE
 from p2pcast.relay.downstream import Downstream

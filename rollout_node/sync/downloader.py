@@ -24,7 +24,7 @@ from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
 from p2pcast.wakeup import Wakeup
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.connector import Connector, Place
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -75,12 +75,12 @@ class Downloader:
         node: Node,
         connector: Connector,
         hub: HubSession,
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
     ) -> None:
         self._node = node
         self._connector = connector
         self._hub = hub
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._schedule = PullSchedule()
         self._wishes: dict[bytes, _Wish] = {}
         self._sources: dict[bytes, PullSource] = {}
@@ -238,7 +238,7 @@ class Downloader:
     async def _begin(self, artifact: bytes) -> None:
         """Have the parent decline the artifact first. A parent that sends it already goes on, and it is not pulled."""
         wish = self._wishes[artifact]
-        parent = self._parent_link.feeding
+        parent = self._parent_failover.feeding
         declined = parent is None or await parent.decline(artifact)
         if self._wishes.get(artifact) is not wish:
             return
@@ -283,7 +283,7 @@ class Downloader:
     def _find(self, group: asyncio.TaskGroup, now: float) -> None:
         self._shunned = {node: at for node, at in self._shunned.items() if now - at < SHUN_S}
         places = {place[0]: place for wish in self._wishes.values() for place in wish.places or ()}
-        parent, link = self._parent_link.place, self._parent_link.feeding
+        parent, link = self._parent_failover.place, self._parent_failover.feeding
         if parent is not None and link is not None and any(artifact in link.offers for artifact in self._wishes):
             places.setdefault(parent[0], parent)
         hub = self._hub.place

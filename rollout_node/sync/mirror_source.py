@@ -34,7 +34,7 @@ from p2pcast.wakeup import Wakeup
 from rollout_node import peer_metrics
 from rollout_node.sync.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import MirrorCatalog
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.planner import Planner
 from rollout_node.sync.source_choice import due_from_mirror, needs_source
 
@@ -117,7 +117,7 @@ class MirrorSource:
         room: asyncio.Semaphore,
         *,
         swarm_lost: Callable[[], bool],
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
         planner: Planner,
         on_listed: Callable[[], None],
         at_once: bool,
@@ -130,7 +130,7 @@ class MirrorSource:
         self._events = events
         self._room = room
         self._swarm_lost = swarm_lost
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._planner = planner
         self._on_listed = on_listed
         self._at_once = at_once
@@ -265,7 +265,7 @@ class MirrorSource:
         return due_from_mirror(
             self._node.holdings.get(artifact),
             pulled=artifact in self._node.pulled,
-            has_parent=self._parent_link.feeding is not None,
+            has_parent=self._parent_failover.feeding is not None,
             listed_for_s=now - self._catalog.seen_at[artifact],
         )
 

@@ -21,7 +21,7 @@ from p2pcast.wire import messages
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.timeline import Timeline
 from rollout_node.sync.artifact_catalog import Catalog
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.stalls import Row, Stalls
 
 logger = logging.getLogger("p2pcast.peer")
@@ -51,7 +51,7 @@ class MissingVersions:
         self,
         catalog: Catalog,
         node: Node,
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
         timeline: Timeline,
         hub: HubSession,
     ) -> None:
@@ -59,7 +59,7 @@ class MissingVersions:
         """Versions that a parent held up."""
         self._catalog = catalog
         self._node = node
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._timeline = timeline
         self._hub = hub
         self._stalls = Stalls()
@@ -113,7 +113,7 @@ class MissingVersions:
 
     def on_opened(self, holding: Holding) -> None:
         """A new artifact has come in."""
-        if holding.source is not None and holding.source is self._parent_link.feeding:
+        if holding.source is not None and holding.source is self._parent_failover.feeding:
             self._opened.append(True)
 
     def on_missed(self, artifact: bytes, live: Upstream, now: float) -> None:

@@ -20,7 +20,7 @@ from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.source_choice import needs_source
 
@@ -34,7 +34,7 @@ class Planner:
         catalog: Catalog,
         mirror: MirrorCatalog | NoMirror,
         node: Node,
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
         store: Store,
         saved: SavedHubState,
         squashes: CatchupChoice,
@@ -49,7 +49,7 @@ class Planner:
         self._catalog = catalog
         self._mirror = mirror
         self._node = node
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._store = store
         self._saved = saved
 
@@ -98,7 +98,7 @@ class Planner:
         """Artifacts that other nodes hold whole, as listed by the hub or a mirror."""
         use = self._mirror.in_use
         # The catalog of a hub that is gone names what no node may hold any more, unless there is a parent.
-        listed = self._catalog.edges() if not use or self._parent_link.feeding is not None else {}
+        listed = self._catalog.edges() if not use or self._parent_failover.feeding is not None else {}
         return (listed | (self._mirror.edges() if use else {})).values()
 
     def layout_of(self, artifact: bytes) -> bytes | None:

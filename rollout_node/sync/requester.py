@@ -19,7 +19,7 @@ from rollout_node.sync.artifact_catalog import Catalog, Entry
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.missing_versions import MissingVersions
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.planner import Planner
 from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.source_choice import Ask, choose_source, needs_source
@@ -42,7 +42,7 @@ class Requester:
         state: ShadowState,
         catalog: Catalog,
         node: Node,
-        parent_link: ParentLink,
+        parent_failover: ParentFailover,
         downloader: Downloader,
         missing_versions: MissingVersions,
         mirror: MirrorCatalog | NoMirror,
@@ -54,7 +54,7 @@ class Requester:
         self._state = state
         self._catalog = catalog
         self._node = node
-        self._parent_link = parent_link
+        self._parent_failover = parent_failover
         self._downloader = downloader
         self._missing_versions = missing_versions
         self._mirror = mirror
@@ -69,7 +69,7 @@ class Requester:
 
     def request(self, now: float) -> bool:
         """Ask for what is missing now; True when something is missing that may have to be asked for later."""
-        live = self._parent_link.feeding
+        live = self._parent_failover.feeding
         path = self._planner.path()
         if self._awaits_squash(path, now):
             return True
@@ -163,7 +163,7 @@ class Requester:
         if live is not None and artifact in live.withheld:
             self._missing_versions.complain(artifact, live, now)
             return True
-        receiving, moved_at = self._parent_link.receiving, self._parent_link.moved_at
+        receiving, moved_at = self._parent_failover.receiving, self._parent_failover.moved_at
         if receiving is not None and receiving < entry.version:
             return False
         if live is not None and live.attached.is_set() and entry.sealed_at < moved_at:

@@ -17,9 +17,9 @@ from insiders.insider import FIRST, allowed
 from insiders.values import Nonsense, World
 
 from p2pcast.daemon import metrics
+from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
-from p2pcast.daemon.tasks import Tasks, report_bug
 from p2pcast.errors import RemoteError
 from p2pcast.limits import MIB
 from p2pcast.wire.connection_state import Side, State

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-TASKS = "p2pcast/daemon/tasks.py"
+TASKS = "p2pcast/daemon/background_tasks.py"
 LEAD = "rollout_node/engine/group_leader.py"
 SPANS = "trainer_node/membership/engine_groups.py"
 IN_DAEMONS = "tests/daemons/hub/test_tasks.py::"
-IN_TASKS = "tests/p2pcast/daemon/test_tasks.py::"
+IN_TASKS = "tests/p2pcast/daemon/test_background_tasks.py::"
 UPLINK = "tests/trainer_node/sdk/test_hub_connection.py::"
 HOSTS = "tests/daemons/engines/test_hosts.py::"
 AT_A_LEAD = "tests/rollout_node/engine/group/test_thieves.py::"

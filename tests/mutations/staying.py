@@ -60,7 +60,7 @@ STAYING = [
     Mutation(
         STARTED,
         PEER,
-        "        relay.parent_link.recall(parent, backups, neighbours)",
+        "        relay.parent_failover.recall(parent, backups, neighbours)",
         "        pass",
         AWAY + "test_a_peer_gets_missed_versions_from_the_swarm_without_the_hub",
     ),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from p2pcast import limits
+from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.tasks import Tasks
 from p2pcast.relay.child_lag import Inflow
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
@@ -55,7 +55,7 @@ class Parts:
         self.hub_session = SimpleNamespace(heard_at=None, connected=False)
         self.engines = SimpleNamespace(found=[], committed=None)
         self.engines.rows = lambda: self.engines.found
-        self.parent_link = SimpleNamespace(settled=(1, 2), parent=None, feeding=None, beside=None)
+        self.parent_failover = SimpleNamespace(settled=(1, 2), parent=None, feeding=None, beside=None)
         self.listed: dict[Version, int] = {}
         self.identities: dict[Version, bytes] = {}
         owner: Any = SimpleNamespace()
@@ -65,7 +65,7 @@ class Parts:
             tasks=Tasks(self.events), timeline=Timeline(self.events), freshness=self.freshness,
             hub_session=self.hub_session,
             certificate=None, state=self.state,
-            node=self.node, downstream=Downstream(self.node), parent_link=self.parent_link,
+            node=self.node, downstream=Downstream(self.node), parent_failover=self.parent_failover,
             planner=SimpleNamespace(states=lambda: self.listed),
             downloader=SimpleNamespace(artifacts=[], sources=[], bytes_received=9),
             missing_versions=SimpleNamespace(withheld=2),
@@ -113,8 +113,8 @@ async def test_a_report_before_the_first_version(parts: Parts) -> None:
 
 async def test_a_report_names_the_parents_link_and_the_running_transfer(parts: Parts) -> None:
     link = SimpleNamespace(dialled=True, address="192.0.2.2:7")
-    parts.parent_link.parent = PARENT
-    parts.parent_link.feeding = SimpleNamespace(link=link, inflow=Inflow(1000, 0.5, 70))
+    parts.parent_failover.parent = PARENT
+    parts.parent_failover.feeding = SimpleNamespace(link=link, inflow=Inflow(1000, 0.5, 70))
     parts.node.holdings[b"one"] = incomplete(V(0, 2), 3, 10)
     parts.node.holdings[b"old"] = incomplete(V(0, 1), 1, 10)
     parts.node.holdings[b"part"] = incomplete(V(0, 9), 1, 10, excerpt=True)
@@ -123,7 +123,7 @@ async def test_a_report_names_the_parents_link_and_the_running_transfer(parts: P
     assert report.link == {"dialled_by": "child", "address": "192.0.2.2:7"}
     assert report.progress == {"version": "0.2", "pieces": 3, "of": 10}
     link.dialled = False
-    parts.parent_link.feeding.inflow = None
+    parts.parent_failover.feeding.inflow = None
     report = parts.view.report(None)
     assert report.link == {"dialled_by": "parent", "address": "192.0.2.2:7"}
     assert report.inflow is None

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from parts import Background, Encoder
 
-from p2pcast.daemon.tasks import Tasks
+from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.version import Version
 from topology.hub_uplink import Uplink
 from trainer_node.hub_config import HubConfig

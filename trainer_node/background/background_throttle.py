@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
-from p2pcast.daemon.tasks import spawn
+from p2pcast.daemon.background_tasks import spawn
 
 LOOK_S = 0.01
 SHARE = 0.05

@@ -25,8 +25,8 @@ from trainer_node.ledger.ledger_rows import (
     move,
     move_all,
 )
+from trainer_node.ledger.share_ceiling import plays_training, within_share
 from trainer_node.ledger.worker_rates import WorkerRates
-from trainer_node.ledger.worker_shares import plays_training, within_share
 
 _OPEN = text("jobs.state = 'open'")
 """Not a parameter: PostgreSQL uses a partial index only for a statement that repeats its condition."""

@@ -30,7 +30,7 @@ from trainer_node.ledger import (
     ledger_report,
     ledger_retention,
     resuming,
-    worker_shares,
+    share_ceiling,
 )
 from trainer_node.ledger.acceptance import Rejection, rejection
 from trainer_node.ledger.auditing import AuditSample, Sampled
@@ -301,7 +301,7 @@ class Ledger:
             known = now.manifests.get(version)
             if known is None:
                 row = {"branch": version.branch, "step": version.step, "manifest": manifest, "known_s": now.now_s}
-                worker_shares.count_publication(conn, now, self._policy, self._rates, version)
+                share_ceiling.count_publication(conn, now, self._policy, self._rates, version)
                 conn.execute(insert(db.versions).values(**row))
             elif known != manifest:
                 raise RefusedError(f"version {version} is known with another manifest")

@@ -25,11 +25,11 @@ from aiohttp import web
 from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.daemon import metrics
+from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_caller import certified_caller
 from p2pcast.daemon.http_server import HttpServer
-from p2pcast.daemon.tasks import Tasks
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock

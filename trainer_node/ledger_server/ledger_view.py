@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from p2pcast.daemon import daemon_metrics
-from p2pcast.daemon.tasks import Tasks
+from p2pcast.daemon.background_tasks import Tasks
 from trainer_node.ledger_server import ledger_metrics
 
 RENEW_S = 1.0

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 
 from p2pcast.addresses import Address, family_of, is_loopback, may_be_told, show_address, site_of
-from p2pcast.daemon.tasks import report_bug
+from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.limits import MAX_WAYS
 from p2pcast.transport.dial import probe as dial_probe
 from p2pcast.wakeup import Wakeup

@@ -16,7 +16,7 @@ from typing import Any
 from p2pcast import limits
 from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
-from p2pcast.daemon.tasks import report_bug
+from p2pcast.daemon.background_tasks import report_bug
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
 from p2pcast.state.staging import Staging
 from p2pcast.transport.link import Link

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from p2pcast.cli.status import table
-from p2pcast.daemon.tasks import TaskFailedError
+from p2pcast.daemon.background_tasks import TaskFailedError
 from p2pcast.errors import LocalError
 from p2pcast.relay import read_ahead
 from p2pcast.store import write_behind

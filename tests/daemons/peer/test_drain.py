@@ -24,7 +24,7 @@ async def chain_of_three(swarm: Any, states: Any) -> tuple[list[Any], Any]:
     order = [bytes.fromhex(ident) for ident in hub.fleet.membership.plan.chains[0]]
     row = [peers[ident] for ident in order]
     above = [hub.ident, *order[:-1]]
-    await swarm.until(lambda: [p.relay.parent_link.parent for p in row] == above, "the chain stands")
+    await swarm.until(lambda: [p.relay.parent_failover.parent for p in row] == above, "the chain stands")
     return row, state
 
 

@@ -47,7 +47,7 @@ async def test_a_peer_gets_missed_versions_from_the_swarm_without_the_hub(swarm,
     swarm.plaintext = False
     state = await run_with(swarm, states, "a", "b", chains=1)
     a, b = swarm.peers["a"], swarm.peers["b"]
-    await swarm.until(lambda: b.relay.parent_link.parent == a.ident, "b hangs below a")
+    await swarm.until(lambda: b.relay.parent_failover.parent == a.ident, "b hangs below a")
     await swarm.down(b)
     for step in (3, 4):
         state = states.trained(state, step)

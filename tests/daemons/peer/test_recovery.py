@@ -190,7 +190,7 @@ async def test_the_hub_restarts_and_nothing_is_sent_twice(swarm, states):
     assert str(swarm.hub.publishing.pipeline.head) == "0.2"
     await swarm.until(lambda: len(swarm.hub.state.sessions) == 3, "all peers are back")
     await swarm.until(
-        lambda: all(p.relay.parent_link.live is not None for p in swarm.peers.values()), "all have parents"
+        lambda: all(p.relay.parent_failover.live is not None for p in swarm.peers.values()), "all have parents"
     )
     assert swarm.hub.fleet.membership.plan.epoch > epoch
     swarm.publish(3, states.trained(state, 3))

@@ -27,9 +27,9 @@ async def test_an_unreachable_parent_dials_its_child(swarm, states, host):
     )
     below = await swarm.peer_up("below", listen=(host, 0))
     await swarm.live("0.0")
-    await swarm.until(lambda: below.relay.parent_link.parent == shut.ident, "it hangs below the other")
-    assert not below.relay.parent_link.live.link.dialled
-    assert len(below.relay.parent_link.live.link.stripes) == 2
+    await swarm.until(lambda: below.relay.parent_failover.parent == shut.ident, "it hangs below the other")
+    assert not below.relay.parent_failover.live.link.dialled
+    assert len(below.relay.parent_failover.live.link.stripes) == 2
     swarm.publish(1, states.trained(first, 1))
     await swarm.live("0.1")
     await swarm.until(
@@ -50,7 +50,7 @@ async def test_two_unreachable_peers_are_fed_by_the_hub(swarm, states):
     hub = await swarm.hub_up(chains=1)
     shut = [await swarm.peer_up(name, advertise=(unused_address(),)) for name in ("a", "b")]
     # Both are at one site (this machine), so the hub waits until both have tried.
-    await swarm.until(lambda: all(p.relay.parent_link.parent == hub.ident for p in shut), "both hang below the hub")
+    await swarm.until(lambda: all(p.relay.parent_failover.parent == hub.ident for p in shut), "both hang below the hub")
     await swarm.until(lambda: set(hub.fleet.membership.plan.parent.values()) == {""}, "and that is the plan")
     swarm.publish(1, states.trained(states.first(), 1))
     await swarm.live("0.1")

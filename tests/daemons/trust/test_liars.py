@@ -31,7 +31,7 @@ async def chain(swarm, states, *names, shapes=BIG):
     swarm.publish(0, state)
     await swarm.live("0.0")
     for above, below in itertools.pairwise(peers):
-        await swarm.until(lambda a=above, b=below: b.relay.parent_link.parent == a.ident, "the chain stands")
+        await swarm.until(lambda a=above, b=below: b.relay.parent_failover.parent == a.ident, "the chain stands")
     return hub, peers, state
 
 
@@ -109,7 +109,7 @@ async def test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted
     assert what == "no seal" or child.relay.downloader.bytes_received > 0
     ident = liar.ident.hex()
     await swarm.until(lambda: ident in hub.fleet.membership.muted(time.monotonic()), "the hub blames it")
-    await swarm.until(lambda: child.relay.parent_link.parent == hub.ident, "the child is moved")
+    await swarm.until(lambda: child.relay.parent_failover.parent == hub.ident, "the child is moved")
     [row] = [row for row in (await swarm.status(hub))["peers"] if row["node"] == ident]
     assert (row["withheld_from"], row["quarantined"]) == (1, False)
     metric = (await swarm.get(child, "/metrics"))[1]
@@ -152,7 +152,7 @@ async def test_a_parent_that_opens_no_version_is_demoted(swarm, states):
         swarm.publish(step, state)
         await swarm.live(f"0.{step}")
     await swarm.until(lambda: liar.ident.hex() in hub.fleet.membership.muted(time.monotonic()), "the hub blames it")
-    await swarm.until(lambda: child.relay.parent_link.parent == hub.ident, "the child is moved")
+    await swarm.until(lambda: child.relay.parent_failover.parent == hub.ident, "the child is moved")
 
 
 async def test_a_parent_that_offers_and_does_not_send_is_not_waited_for(swarm, states):
@@ -164,7 +164,7 @@ async def test_a_parent_that_offers_and_does_not_send_is_not_waited_for(swarm, s
     await swarm.published("0.1")
     lie(liar, lambda send: True)
     child = await swarm.peer_up("child")
-    await swarm.until(lambda: child.relay.parent_link.parent == liar.ident, "it is below the liar again")
+    await swarm.until(lambda: child.relay.parent_failover.parent == liar.ident, "it is below the liar again")
     await swarm.live("0.1", child)
 
 

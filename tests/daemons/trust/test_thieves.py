@@ -20,7 +20,7 @@ async def chain(swarm, states):
     state = states.first()
     swarm.publish(0, state)
     await swarm.live("0.0")
-    await swarm.until(lambda: child.relay.parent_link.parent == thief.ident, "the child hangs below the thief")
+    await swarm.until(lambda: child.relay.parent_failover.parent == thief.ident, "the child hangs below the thief")
     return hub, thief, child, state
 
 
@@ -42,7 +42,7 @@ async def test_a_parent_that_makes_its_own_versions_is_left(swarm, states, monke
     monkeypatch.setattr(assembly, "run_id", lambda public: hub.token.run if public == forger.public else run_id(public))
     thief.node.run_key = forger.public
     thief.node.open(record.to_signed(forger), None, thief.relay.store.begin(record, layout))
-    await swarm.until(lambda: child.relay.parent_link.parent == hub.ident, "the child is with the hub")
+    await swarm.until(lambda: child.relay.parent_failover.parent == hub.ident, "the child is with the hub")
     assert record.artifact in thief.node.holdings
     assert record.artifact not in child.node.holdings
     swarm.publish(1, states.trained(state, 1))

@@ -39,8 +39,8 @@ WARM: Final = 0.2
 """Share of the messages that are sent before memory is read for the first time: kernels load, quotas and caches fill.
 """
 UNEXPECTED: Final = re.compile(r"Traceback|background task .* failed|never retrieved|Fatal|internal error")
-"""Log lines of an unexpected error: of a daemon's tasks and links (p2pcast.daemon.tasks), of its HTTP server, of the
-event loop and of the interpreter.
+"""Log lines of an unexpected error: of a daemon's tasks and links (p2pcast.daemon.background_tasks), of its HTTP
+server, of the event loop and of the interpreter.
 """
 RANKS: Final = 0.2
 """Share of the messages that are sent while ranks are among the insiders."""

@@ -7,7 +7,7 @@ from p2pcast.wire import messages
 from rollout_node.control.hub_messages import HubMessages
 
 A, B = b"a" * 16, b"b" * 16
-PARTS = ("orders", "parent_link", "connector", "downloader", "squashes", "catalog_updater", "saved")
+PARTS = ("orders", "parent_failover", "connector", "downloader", "squashes", "catalog_updater", "saved")
 
 
 class Parts:
@@ -36,14 +36,14 @@ def test_a_plan_names_parent_and_backups():
     parts = Parts()
     parts.take(messages.Plan((3, 4), A, "h", 7, [(B, "i", 8)]))
     parts.take(messages.Plan((3, 4), None, "", 0, [(B, "i", 8)]))
-    assert parts.parent_link.named("order") == [((3, 4), (A, "h", 7), [(B, "i", 8)]), ((3, 4), None, [(B, "i", 8)])]
+    assert parts.parent_failover.named("order") == [((3, 4), (A, "h", 7), [(B, "i", 8)]), ((3, 4), None, [(B, "i", 8)])]
 
 
 def test_neighbours_and_sources_are_places():
     parts = Parts()
     parts.take(messages.Neighbours([(A, "h", 7)]))
     parts.take(messages.Sources(B, [(A, "h", 7)]))
-    assert parts.parent_link.named("introduce") == [[(A, "h", 7)]]
+    assert parts.parent_failover.named("introduce") == [[(A, "h", 7)]]
     assert parts.downloader.named("add_sources") == [(B, [(A, "h", 7)])]
 
 

@@ -169,7 +169,7 @@ class FakeParent(Recorder):
         )  # fmt: skip
 
 
-class FakeParentLink:
+class FakeParentFailover:
     def __init__(self, feeding: FakeParent | None = None) -> None:
         self.feeding = self.live = feeding
         self.receiving: Version | None = None

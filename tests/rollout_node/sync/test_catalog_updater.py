@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from fake_holding import FakeHolding, FakeNode, FakeParent, FakeParentLink, artifact, row
+from fake_holding import FakeHolding, FakeNode, FakeParent, FakeParentFailover, artifact, row
 from recorder import Recorder
 
 from p2pcast.wire import messages
@@ -18,7 +18,7 @@ class Peer:
         self.updater = CatalogUpdater(
             Catalog(),
             self.node,
-            FakeParentLink(parent),
+            FakeParentFailover(parent),
             self.downloader,
             SimpleNamespace(joined_at=5.0),
             lambda: self.events.append("whole"),

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from fake_holding import FakeCatalog, FakeHolding, FakeNode, FakeParent, FakeParentLink, artifact, entry
+from fake_holding import FakeCatalog, FakeHolding, FakeNode, FakeParent, FakeParentFailover, artifact, entry
 from recorder import Recorder
 
 from p2pcast import limits
@@ -22,9 +22,9 @@ class Peer:
     def __init__(self, *holdings, parent=None, entries=None) -> None:
         self.catalog = FakeCatalog(*([entry(1, 2)] if entries is None else entries))
         self.node, self.parent, self.timeline, self.reports = FakeNode(*holdings), parent, Recorder(), 0
-        self.parent_link = FakeParentLink(parent)
+        self.parent_failover = FakeParentFailover(parent)
         self.missing = MissingVersions(
-            self.catalog, self.node, self.parent_link, self.timeline, SimpleNamespace(hub=HUB, changed=self.report)
+            self.catalog, self.node, self.parent_failover, self.timeline, SimpleNamespace(hub=HUB, changed=self.report)
         )
 
     def report(self) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from fake_holding import FakeHolding, FakeMirror, FakeNode, FakeParent, FakeParentLink, artifact, entry, row
+from fake_holding import FakeHolding, FakeMirror, FakeNode, FakeParent, FakeParentFailover, artifact, entry, row
 
 from p2pcast.version import Version
 from p2pcast.wire import messages
@@ -30,7 +30,7 @@ class Peer:
             catalog=self.catalog,
             mirror=mirror or NoMirror(),
             node=self.node,
-            parent_link=FakeParentLink(parent),
+            parent_failover=FakeParentFailover(parent),
             store=SimpleNamespace(artifacts=dict(enumerate(stored))),
             saved=self.saved,
             squashes=CatchupChoice("none", 1),

@@ -10,7 +10,7 @@ from fake_holding import (
     FakeMirror,
     FakeNode,
     FakeParent,
-    FakeParentLink,
+    FakeParentFailover,
     artifact,
     entry,
 )
@@ -53,7 +53,7 @@ class Peer:
             begun=asyncio.Event(), news=Wakeup(), squashes=self.squashes, path=lambda: list(path), state_bytes=1000
         )
         self.planner.answers = {"needed": frozenset(), "edges": []}
-        self.node, self.parent, self.parent_link = FakeNode(*holdings), parent, FakeParentLink(parent)
+        self.node, self.parent, self.parent_failover = FakeNode(*holdings), parent, FakeParentFailover(parent)
         self.downloader, self.missing = Downloader(), Recorder()
         self.missing.answers["check"] = False
         self.given_up, self.asked, self.hub_answers = [], [], True
@@ -62,7 +62,7 @@ class Peer:
             state=SimpleNamespace(staged=Version(0, staged)),
             catalog=FakeCatalog(*entries),
             node=self.node,
-            parent_link=self.parent_link,
+            parent_failover=self.parent_failover,
             downloader=self.downloader,
             missing_versions=self.missing,
             mirror=mirror or NoMirror(),
@@ -134,14 +134,14 @@ async def test_a_parent_attached_after_the_seal_must_offer_to_push():
     parent = FakeParent()
     parent.attached.set()
     peer = Peer([edge(1, 2)], entries=[entry(1, 2, sealed_at=NOW - 1)], parent=parent)
-    peer.parent_link.moved_at = NOW - 0.5
+    peer.parent_failover.moved_at = NOW - 0.5
     peer.request()
     assert peer.pulled == [ONE_TWO]
 
 
 async def test_a_parent_still_sending_an_earlier_version_is_given_time():
     peer = Peer([edge(1, 2)], entries=[entry(1, 2)], parent=FakeParent())
-    peer.parent_link.receiving = Version(0, 1)
+    peer.parent_failover.receiving = Version(0, 1)
     assert peer.request()
     assert peer.pulled == []
 

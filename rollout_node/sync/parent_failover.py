@@ -59,7 +59,7 @@ class PlanOrders:
     backups: list[Place] = field(default_factory=list)
 
 
-class ParentLink:
+class ParentFailover:
     def __init__(
         self,
         node: Node,

@@ -1,5 +1,5 @@
 """Failures of background tasks, callbacks, timers, futures and threads: each is reported, with the consequence that
-p2pcast.daemon.tasks states.
+p2pcast.daemon.background_tasks states.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from p2pcast.daemon import event_loop
+from p2pcast.daemon.background_tasks import TaskFailedError, Tasks, spawn
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.tasks import TaskFailedError, Tasks, spawn
 from p2pcast.errors import LocalError, RemoteError
 
 LIMIT_S = 30.0
@@ -247,7 +247,7 @@ def test_all_running_daemons_of_a_loop_record_its_errors(run):
 
 
 def test_at_the_end_running_tasks_finish_and_hanging_tasks_are_cancelled(run, monkeypatch):
-    monkeypatch.setattr("p2pcast.daemon.tasks.END_S", 0.01)
+    monkeypatch.setattr("p2pcast.daemon.background_tasks.END_S", 0.01)
 
     async def work() -> None:
         tasks, done = Tasks(Events()), []
@@ -259,7 +259,7 @@ def test_at_the_end_running_tasks_finish_and_hanging_tasks_are_cancelled(run, mo
         tasks.later(writes(), "evicted")
         tasks.later(hangs.wait(), "hangs")
         tasks.later(fails(Bug()), "fails while it ends")
-        monkeypatch.setattr("p2pcast.daemon.tasks.END_S", 0.2)
+        monkeypatch.setattr("p2pcast.daemon.background_tasks.END_S", 0.2)
         await tasks.end()
         assert done == [1]
         assert not tasks._running

@@ -16,9 +16,9 @@ from p2pcast.transport.listener import Listener
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
-from rollout_node.sync import parent_link
+from rollout_node.sync import parent_failover
 from rollout_node.sync.connector import Connector
-from rollout_node.sync.parent_link import ParentLink
+from rollout_node.sync.parent_failover import ParentFailover
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PARENT, BACKUP = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -39,7 +39,7 @@ def fake_hub(place) -> SimpleNamespace:
     return SimpleNamespace(place=place, hub=place[0], changed=lambda: None)
 
 
-class Tried(ParentLink):
+class Tried(ParentFailover):
     """Records the attempted parents, and the waits between attempts."""
 
     def __init__(self, port: int) -> None:
@@ -64,7 +64,7 @@ async def tries(monkeypatch, attach: Tried, until: int) -> list[bytes | float]:
             enough.set()
         await real_sleep(0)
 
-    monkeypatch.setattr(parent_link.asyncio, "sleep", sleep)
+    monkeypatch.setattr(parent_failover.asyncio, "sleep", sleep)
     task = asyncio.create_task(attach._follow_plan())
     async with asyncio.timeout(30):
         await enough.wait()
@@ -81,8 +81,8 @@ async def test_a_hub_that_is_gone_is_tried_ever_less_often(monkeypatch):
     assert tried[0::2] == [HUB] * (len(tried) // 2)
     waits = [w for w in tried[1::2] if isinstance(w, float)]
     assert len(waits) == len(tried) // 2
-    assert waits[0] <= 1.5 * parent_link.RETRY_MIN_S
-    assert waits[-1] >= 0.5 * parent_link.RETRY_MAX_S
+    assert waits[0] <= 1.5 * parent_failover.RETRY_MIN_S
+    assert waits[-1] >= 0.5 * parent_failover.RETRY_MAX_S
 
 
 async def test_every_candidate_is_tried_before_the_first_wait(monkeypatch):
@@ -136,7 +136,7 @@ async def attached(parents):
     node = Node(Quiet(), bytes([9]) * 16, bytes(32))
     reports: list[bytes | None] = []
     me = dialling(Identity(node.ident, "me", TOKEN))
-    attach = ParentLink(node, me, fake_hub(places[0]), 2, SimpleNamespace(attached=reports.append), Recorder())
+    attach = ParentFailover(node, me, fake_hub(places[0]), 2, SimpleNamespace(attached=reports.append), Recorder())
     task = asyncio.create_task(attach.run())
     yield attach, reports
     task.cancel()
@@ -267,12 +267,12 @@ async def test_a_hub_that_hangs_up_at_once_is_not_hammered(parents, attached, mo
         raise RetryableError("not now")
 
     monkeypatch.setattr(hub, "accept_link", hang_up)
-    monkeypatch.setattr(parent_link.asyncio, "sleep", sleep)
+    monkeypatch.setattr(parent_failover.asyncio, "sleep", sleep)
     attach.order((1, 1), None, [])
     async with asyncio.timeout(30):
         await enough.wait()
     assert waits[0] < waits[-1]
-    assert waits[-1] >= 0.5 * parent_link.RETRY_MAX_S
+    assert waits[-1] >= 0.5 * parent_failover.RETRY_MAX_S
 
 
 async def test_a_silent_parent_does_not_delay_the_backup(parents, attached):
@@ -357,7 +357,7 @@ async def test_a_parent_that_can_only_be_called_does_not_delay_the_backup(parent
     """
     _, (_, _, backup) = parents
     attach, _ = attached
-    monkeypatch.setattr(parent_link, "CALM_S", 3600.0)
+    monkeypatch.setattr(parent_failover, "CALM_S", 3600.0)
     monkeypatch.setattr(attach._connector, "_send", lambda record: True)
     attach._connector.learn_addresses(messages.Ways([(PARENT, True, [("127.0.0.1", free_port())])]))
     attach.order((1, 1), (PARENT, "127.0.0.1", free_port()), [backup])
