@@ -119,7 +119,7 @@ class ShadowRepair:
                     continue
                 async with still():
                     stay = await self._blocking(
-                        heal, shadow, left, reader_of_path(way.edges, self._whole() | excerpts, way.base)
+                        heal, shadow, left, reader_of_path(way.edges, excerpts | self._whole(), way.base)
                     )
                 left = [cell for cell, _ in stay]
                 if not left:
@@ -171,15 +171,14 @@ class ShadowRepair:
             # A file's contents lie in the delta that changed it; a whole state has all files.
             for edge in reversed(way_to(version, edges) or [e for e in edges if e.version == version][:1]):
                 if store.manifest(version) is None:
-                    if not await self._fetched([edge], Excerpt(), excerpts, version):
+                    if (holding := await self._part(edge, Excerpt(), excerpts, version)) is None:
                         return False
-                    store.note(_manifest(excerpts[edge.artifact]))
+                    store.note(_manifest(holding))
                 lacking = frozenset(file.hash for file in await self._lacking(version, deep=True) or ())
                 if not lacking:
                     break
-                if not await self._fetched([edge], Excerpt(files=lacking), excerpts, version):
+                if (holding := await self._part(edge, Excerpt(files=lacking), excerpts, version)) is None:
                     return False
-                holding = excerpts.get(edge.artifact) or here[edge.artifact]
                 try:
                     found = await self._blocking(_contents, holding, lacking)
                 except P2PCastError as error:
@@ -279,6 +278,14 @@ class ShadowRepair:
         if missing:
             logger.warning("no node sent %d of them", missing)
         return not missing
+
+    async def _part(
+        self, edge: Edge, excerpt: Excerpt, excerpts: dict[bytes, Holding], version: Version
+    ) -> Holding | None:
+        """A holding with that part of the artifact. The artifact may have come as a whole meanwhile, or have gone."""
+        if not await self._fetched([edge], excerpt, excerpts, version):
+            return None
+        return self._whole().get(edge.artifact) or excerpts.get(edge.artifact)
 
     async def _fetch_elsewhere(self, artifact: bytes, excerpt: Excerpt) -> None:
         """The downloader has no source for the part: take it from the mirror, or give it up. While the hub is away, a

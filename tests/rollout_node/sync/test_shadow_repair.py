@@ -253,6 +253,25 @@ async def test_an_unknown_manifest_is_fetched_first(monkeypatch):
     assert known == ["manifest 0.2"]
 
 
+async def test_an_artifact_that_comes_as_a_whole_meanwhile_is_read(monkeypatch):
+    """Its parent has pushed it since the way was chosen."""
+    peer = Peer(monkeypatch, listed=[(None, 2)])
+    known = []
+
+    def manifest(version):
+        if peer.downloader.named("release") == []:
+            peer.node.holdings[artifact(None, 2)] = here(None, 2)
+        return known[-1] if known else None
+
+    peer.store.manifest, peer.store.note = manifest, known.append
+    missing_files(peer, [FILE], [])
+    peer.contents = {artifact(None, 2): {"config.json": b"{}"}}
+    await peer.repair.complete(V[2], LAYOUT)
+    assert known == ["manifest 0.2"]
+    assert peer.downloader.named("fetch_part") == []
+    assert peer.store.named("keep_files") == [{"config.json": b"{}"}]
+
+
 async def test_files_that_no_node_has_are_left_out_and_asked_for_once(monkeypatch, caplog):
     peer = Peer(monkeypatch, here(None, 2))
     missing_files(peer, [FILE])
