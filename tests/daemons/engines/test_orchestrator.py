@@ -149,6 +149,8 @@ async def test_an_orchestrator_may_pause_its_own_engine(swarm, states, server, p
     (engine,) = json.loads(done.stdout)["engines"]
     assert (engine["version"], engine["wrong"], engine["unknown"]) == (f"0.{VERSIONS}", [], [])
 
+    # The audit has undone the preparation of the next version; a reload in the midst of the next one would be noticed.
+    await staged(VERSIONS + 1)
     # The server reloads its first folder: the label stays, the weights change.
     async with (
         one_off_connections() as http,
