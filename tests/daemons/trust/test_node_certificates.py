@@ -158,7 +158,7 @@ async def test_a_lost_answer_costs_no_identity(tls):
 
 
 async def test_an_expired_certificate_is_requested_anew_with_the_same_key(tls):
-    hub = await tls.hub_up(certificate_s=1.0)
+    hub = await tls.hub_up(certificate_s=10.0)
     token = await token_for(hub, "worker")
     first = await working(tls, token)
     held = Credentials.load(tls.folder / "w" / FILE)
@@ -196,7 +196,7 @@ async def test_a_renewed_certificate_is_shown_by_the_next_request(tls):
 async def test_a_hub_that_is_away_ends_no_worker(tls, caplog, monkeypatch):
     monkeypatch.setattr(node_certificate, "RETRY_MOST_S", 1.0)
     caplog.set_level(logging.DEBUG, "p2pcast.certificate")
-    hub = await tls.hub_up(certificate_s=3.0)
+    hub = await tls.hub_up(certificate_s=10.0)
     worker = await working(tls, await token_for(hub, "worker"))
     first = worker.until
     await tls.down(hub)

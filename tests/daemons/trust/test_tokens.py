@@ -68,7 +68,7 @@ async def test_a_known_node_needs_only_its_key(tls):
     """Certificate and token both expired while the hub was away: the key alone readmits the peer. No other node is
     admitted by that token, or by that node's id.
     """
-    hub = await tls.hub_up(certificate_s=2.0)
+    hub = await tls.hub_up(certificate_s=10.0)
     a = await tls.peer_up("a")
     token, first = token_of(tls), a.startup.certificate.until
     await tls.down(hub)
@@ -157,7 +157,7 @@ async def test_no_loss_of_files_ends_an_admitted_peer(tls, caplog):
     """The hub has lost its ledger and its token, and the peer's certificate has expired, so the hub cannot admit the
     peer. The peer continues, and is readmitted once the files are restored.
     """
-    hub = await tls.hub_up(certificate_s=2.0)
+    hub = await tls.hub_up(certificate_s=10.0)
     a = await tls.peer_up("a")
     await tls.down(hub)
     state = tls.folder / "hub"

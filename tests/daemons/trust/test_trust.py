@@ -75,7 +75,7 @@ async def test_a_certificate_outlasts_its_token_and_is_issued_once(tls):
 
 async def test_certificates_are_renewed_while_running(tls):
     """The old one runs out meanwhile; links begun afterwards are with the new one, at hub and peer."""
-    hub = await tls.hub_up(certificate_s=4.0)
+    hub = await tls.hub_up(certificate_s=10.0)
     peer = await tls.peer_up("a")
     first, hubs = peer.startup.certificate.until, hub.state.admission.leaf
     await tls.until(lambda: time.time() > first, "the first certificate is over")
@@ -91,7 +91,7 @@ async def test_certificates_are_renewed_while_running(tls):
 
 async def test_a_peer_with_an_expired_certificate_enrols_again(tls):
     """The hub was away for longer than a certificate lasts."""
-    hub = await tls.hub_up(certificate_s=2.0)
+    hub = await tls.hub_up(certificate_s=10.0)
     peer = await tls.peer_up("a")
     first = peer.startup.certificate.until
     await tls.down(hub)
