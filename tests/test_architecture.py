@@ -246,3 +246,9 @@ def test_every_task_has_an_owner_or_an_awaiter() -> None:
 
 def test_every_thread_reports_its_failure() -> None:
     assert calls({"Thread", "Timer"}) == {row[0][0] for row in table("module")} - calls(TASK_MAKERS)
+
+
+def test_random_state_of_the_surrounding_program_is_left_alone() -> None:
+    """Trainers seed ``random`` to repeat a run, engines seed it alike on every machine."""
+    found = {module for module in MODULES if not module.startswith("netem.") and "random" in imported_anywhere(module)}
+    assert found == {"p2pcast.private_random"}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from p2pcast.addresses import Address
 from p2pcast.backoff import Backoff, Uniform
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.errors import P2PCastError, RetryableError, UsageError
+from p2pcast.private_random import uniform
 from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.transport.enrolment import enrol
 from p2pcast.trust.certificates import Key, new_key
@@ -56,7 +56,7 @@ class NodeCertificate:
         name: str,
         hub: Address,
         token: JoinToken | None,
-        uniform: Uniform = random.uniform,
+        uniform: Uniform = uniform,
     ) -> None:
         """``state``: an existing folder that this process has locked. ``token`` None: the token of the last enrolment.
         Blocks. Raises LocalError, UsageError.

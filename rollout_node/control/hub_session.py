@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from typing import Protocol
 
 from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UntrustedError
+from p2pcast.private_random import uniform
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -107,7 +107,7 @@ class HubSession:
             if self.left:
                 await asyncio.Event().wait()
             self._owner.on_hub_lost()
-            backoff = Backoff(REDIAL_MIN_S, REDIAL_MAX_S, random.uniform)
+            backoff = Backoff(REDIAL_MIN_S, REDIAL_MAX_S, uniform)
             while not self.connected:
                 await asyncio.sleep(backoff.next_s())
                 if self.left:

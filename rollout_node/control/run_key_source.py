@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
 from p2pcast.errors import P2PCastError, RetryableError, UntrustedError
+from p2pcast.private_random import uniform
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.saved_hub_state import SavedHubState
 from rollout_node.control.welcome import Welcome
@@ -76,7 +76,7 @@ class RunKeySource:
 
     async def _from_hub(self, session: HubSession, kept: bytes | None) -> RunKey:
         """Retries for ``join_timeout_s``, unless the state holds a key or the run has a mirror."""
-        loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, random.uniform)
+        loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, uniform)
         timeout_s, began = self._join_timeout_s, loop.time()
         while True:
             try:

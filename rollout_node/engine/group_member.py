@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import secrets
 import ssl
 from collections import deque
@@ -23,6 +22,7 @@ from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.backoff import REDIAL_MAX_S, REDIAL_MIN_S, Backoff
 from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.private_random import uniform
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -156,7 +156,7 @@ class GroupMember:
     # -- the connection
 
     async def _attend(self) -> None:
-        loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, random.uniform)
+        loop, backoff = asyncio.get_running_loop(), Backoff(REDIAL_MIN_S, REDIAL_MAX_S, uniform)
         while True:
             lead = self._lead
             if lead is None:

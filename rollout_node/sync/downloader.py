@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.private_random import fraction
 from p2pcast.relay.excerpt import Excerpt
 from p2pcast.relay.node import Node
 from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
@@ -250,7 +250,7 @@ class Downloader:
             holding.want()
         # Deltas are decoded in order. Anchors begin at a random piece, so that peers that pull at the same time have
         # different pieces to exchange.
-        self._schedule.want(artifact, random.random() if wish.anchor else 0.0)
+        self._schedule.want(artifact, fraction() if wish.anchor else 0.0)
         wish.wanted = True
         self._know(artifact)
         for source in self.sources:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -26,6 +25,7 @@ from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, Retryable
 from p2pcast.mirror.object_names import KEY, slice_name
 from p2pcast.mirror.object_store import MissingError, Objects
 from p2pcast.mirror.upload_plan import Span, spans
+from p2pcast.private_random import uniform
 from p2pcast.relay.excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
@@ -85,7 +85,7 @@ class MirrorErrors:
 
 async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> bytes:
     """The run's public key, from the mirror. Raises RefusedError (it is another run's), RetryableError."""
-    backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+    backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
     while True:
         try:
             key = await objects.get(KEY, KEY_BYTES)
@@ -214,7 +214,7 @@ class MirrorSource:
     # -- listings
 
     async def _poll(self) -> None:
-        backoff = Backoff(POLL_MIN_S, POLL_MAX_S, random.uniform, jitter=0.25, factor=1.5)
+        backoff = Backoff(POLL_MIN_S, POLL_MAX_S, uniform, jitter=0.25, factor=1.5)
         while True:
             try:
                 news = await self._list()
@@ -271,7 +271,7 @@ class MirrorSource:
 
     async def _fetch_artifact(self, artifact: bytes) -> None:
         """Until the artifact is complete, has another source, or is gone from the mirror."""
-        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
         holding = None
         try:
             while artifact in self.entries and (holding is None or holding.incomplete):

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from p2pcast.addresses import show_address
 from p2pcast.backoff import Backoff
 from p2pcast.errors import P2PCastError
+from p2pcast.private_random import uniform
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes
@@ -166,7 +166,7 @@ class ParentFailover:
     async def _follow_plan(self) -> None:
         await self._ordered.wait()
         loop = asyncio.get_running_loop()
-        backoff, loops = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform), 0
+        backoff, loops = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform), 0
         found: tuple[Place, Upstream] | None = None
         while True:
             if found is None:

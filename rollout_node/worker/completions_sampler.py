@@ -8,7 +8,6 @@ weights) that the peer named before and after the request. Where they differ, th
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -16,6 +15,7 @@ import aiohttp
 
 from p2pcast.backoff import Backoff
 from p2pcast.errors import RetryableError
+from p2pcast.private_random import uniform
 from p2pcast.tasks.task import Sample
 from rollout_node.worker import completions_form
 from rollout_node.worker.completions_form import PATH, Completion
@@ -107,7 +107,7 @@ class CompletionsSampler:
 
     async def _stretch(self) -> Stretch:
         """The present one, once no weight is written."""
-        delays = Backoff(0.05, 2.0, random.uniform)
+        delays = Backoff(0.05, 2.0, uniform)
         for _ in range(WAITS):
             try:
                 return await self._weights.stretch()

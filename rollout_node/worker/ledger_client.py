@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import msgpack
 from p2pcast import limits
 from p2pcast.backoff import Backoff
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
 from p2pcast.transport.tls_errors import explain
@@ -98,7 +98,7 @@ class LedgerClient:
         url: str,
         bearer: str | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        uniform: Callable[[float, float], float] = random.uniform,
+        uniform: Callable[[float, float], float] = uniform,
     ) -> None:
         self._http, self._url = http, url.rstrip("/")
         self._headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any, Final, Protocol
 from p2pcast import limits
 from p2pcast.backoff import Backoff
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.tasks.play import result_of
@@ -106,7 +106,7 @@ class PlayLoop:
         self._changed = Wakeup()
         self._session: Session | None = None
         self._registering = asyncio.Lock()
-        self._failures = Backoff(0.2, 30.0, random.uniform)
+        self._failures = Backoff(0.2, 30.0, uniform)
         self._rests_until = 0.0
         self._leasing = True
         self._ended = False
@@ -168,7 +168,7 @@ class PlayLoop:
     # -- leases
 
     async def _lease_until_end(self, group: asyncio.TaskGroup) -> None:
-        delays, loop = Backoff(0.2, 5.0, random.uniform), asyncio.get_running_loop()
+        delays, loop = Backoff(0.2, 5.0, uniform), asyncio.get_running_loop()
         while self._leasing:
             rests_s = self._rests_until - loop.time()
             if not self._book.free or rests_s > 0:
@@ -293,7 +293,7 @@ class PlayLoop:
     # -- results and returns
 
     async def _hand_in_until_end(self) -> None:
-        delays = Backoff(0.2, 15.0, random.uniform)
+        delays = Backoff(0.2, 15.0, uniform)
         while not (self._ended and self._idle):
             if not self._outbox:
                 await self._changed.wait(IDLE_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ import aiohttp
 
 from p2pcast.backoff import Backoff
 from p2pcast.errors import RetryableError
+from p2pcast.private_random import uniform
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.transport.node_certificate import NodeCertificate
@@ -96,7 +96,7 @@ class WorkerDaemon:
 
 async def _once_up(ask: Callable[[], Awaitable[T]]) -> T:
     """The answer, as soon as engine and peer are up. Raises P2PCastError that no waiting mends."""
-    delays = Backoff(0.5, 10.0, random.uniform)
+    delays = Backoff(0.5, 10.0, uniform)
     while True:
         try:
             return await ask()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from p2pcast.mirror.object_names import KEY, SLICE_BYTES, Marker, slice_name, ta
 from p2pcast.mirror.object_store import MissingError, Objects, TooLargeError
 from p2pcast.mirror.suspect_objects import SuspectObject, SuspectObjects, artifact_of
 from p2pcast.mirror.upload_plan import Inventory, head, removals, uploads
+from p2pcast.private_random import uniform
 from p2pcast.relay.catchup_path import Edge
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.store.retention import DEFAULT, Counts
@@ -145,7 +145,7 @@ class MirrorUploader:
 
     async def run(self) -> None:
         """Until cancelled; no failure ends it."""
-        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
         self._slice_at = asyncio.get_running_loop().time()
         try:
             while True:

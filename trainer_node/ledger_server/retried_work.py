@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 
 from p2pcast.backoff import Backoff
 from p2pcast.daemon.events import Events
 from p2pcast.errors import IntegrityError, P2PCastError, RefusedError
+from p2pcast.private_random import uniform
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -36,7 +36,7 @@ class RetriedWork:
         """Do ``work`` again and again, ``interval_s`` seconds after each success. Raises RefusedError,
         IntegrityError, and exceptions of other kinds.
         """
-        delays = Backoff(RETRY_S, RETRY_MOST_S, random.uniform)
+        delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
         while True:
             try:
                 await work()

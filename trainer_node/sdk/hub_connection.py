@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import ssl
 import threading
 import time
@@ -23,6 +22,7 @@ from p2pcast import limits
 from p2pcast.backoff import Backoff
 from p2pcast.daemon import event_loop
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RetryableError
+from p2pcast.private_random import uniform
 from p2pcast.transport.dial import dial
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -292,7 +292,7 @@ class HubConnection:
 
     async def _dialled(self) -> Link:
         """Tries again while the hub is being restarted. Raises RefusedError, RetryableError."""
-        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, random.uniform)
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S, uniform)
         while True:
             try:
                 tls = await self._badge.show(self._address, self._name)

@@ -9,7 +9,6 @@ import asyncio
 import http.client
 import json
 import os
-import random
 import socket
 import ssl
 import time
@@ -24,6 +23,7 @@ import msgpack
 from p2pcast import limits
 from p2pcast.backoff import Backoff
 from p2pcast.errors import LocalError, P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
+from p2pcast.private_random import uniform
 from p2pcast.trust.node_names import default_name
 from trainer_node.sdk.trainer_certificate import TrainerCertificate, hub_address, join_token
 
@@ -72,7 +72,7 @@ class LedgerConnection:
 
     def post(self, name: str, body: Any) -> Any:
         """The answer to a JSON body, or to bytes of msgpack. Raises RefusedError, RemoteError, RetryableError."""
-        delays = Backoff(RETRY_S, RETRY_MOST_S, random.uniform)
+        delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
         until_s = None if self._give_up_s is None else time.monotonic() + self._give_up_s
         while True:
             try:

@@ -254,7 +254,7 @@ async def test_an_unknown_manifest_is_fetched_first(monkeypatch):
 
 
 async def test_an_artifact_that_comes_as_a_whole_meanwhile_is_read(monkeypatch):
-    """Its parent has pushed it since the way was chosen."""
+    """The parent has pushed the artifact since the way was chosen."""
     peer = Peer(monkeypatch, listed=[(None, 2)])
     known = []
 

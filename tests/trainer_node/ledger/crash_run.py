@@ -184,7 +184,7 @@ class CrashRun:
         while len(self.sessions) < WORKERS:
             self.joined += 1
             one = Registration(f"w{self.joined}", 6, "sums", TASK_HASH)
-            self.sessions.append(self.ledger.register("here", one)[1])
+            self.sessions.append(self.ledger.register(f"c{self.joined}", one)[1])
         session = self.random.choice(self.sessions)
         live = sorted(v for v in self.published if v.branch == self.branch)
         if not live:
