@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, func, insert, select, update
@@ -12,7 +12,7 @@ from p2pcast.errors import RefusedError
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.group_pool import drop, shorten
-from trainer_node.ledger.ledger_rows import Present, UnknownIdError, check_epoch, finished, move
+from trainer_node.ledger.ledger_rows import Present, UnknownIdError, check_epoch, finished, move, move_all
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
 from trainer_node.ledger.pace import Bounds, Candidate, Verdict, cut
 
@@ -155,25 +155,33 @@ def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:
         .where(db.batch_members.c.batch_id == row.id)
         .order_by(db.batch_members.c.ordinal)
     ).all()
-    members = tuple(Member(bytes(g.body), _results(conn, g.id, row.oldest_step)) for g in groups)
+    results = _results(conn, row.id, row.oldest_step)
+    members = tuple(Member(bytes(g.body), tuple(results[bytes(g.id)])) for g in groups)
     report = _report(conn, now, [g.id for g in groups])
     return Taken(Batch(bytes(row.id), row.step, members), False, *report)
 
 
-def _results(conn: Connection, group_id: bytes, oldest_step: int) -> tuple[MemberResult, ...]:
+def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes, list[MemberResult]]:
+    """The results that are fresh enough, by group."""
     rows = conn.execute(
-        select(db.results, db.workers.c.name)
-        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+        select(db.jobs.c.group_id, db.results, db.workers.c.name)
+        .select_from(db.batch_members)
+        .join(db.jobs, db.jobs.c.group_id == db.batch_members.c.group_id)
+        .join(db.results, db.results.c.job_id == db.jobs.c.id)
         .join(db.leases, db.leases.c.id == db.results.c.lease_id)
         .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
         .where(
-            db.jobs.c.group_id == group_id,
+            db.batch_members.c.batch_id == batch,
             db.results.c.verdict == "accepted",
             db.results.c.oldest_step >= oldest_step,
         )
         .order_by(db.jobs.c.position)
     )
-    return tuple(MemberResult(Place(r.segment, r.offset, r.length), r.reward, r.name) for r in rows)
+    found: dict[bytes, list[MemberResult]] = defaultdict(list)
+    for row in rows:
+        place = Place(row.segment, row.offset, row.length)
+        found[bytes(row.group_id)].append(MemberResult(place, row.reward, row.name))
+    return found
 
 
 def _report(conn: Connection, now: Present, used: Sequence[bytes]) -> tuple[int, float | None]:
@@ -224,5 +232,5 @@ def ack(
 def trained(conn: Connection, batch: bytes, checkpoint: bytes | None) -> None:
     """Mark a batch and its groups."""
     move(conn, "batch", db.batches, batch, "trained", checkpoint=checkpoint)
-    for group in conn.scalars(select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)).all():
-        move(conn, "group", db.groups, group, "trained")
+    members = select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)
+    move_all(conn, "group", db.groups, conn.scalars(members).all(), "trained")

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, case, func, insert, select, update
 
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Group
@@ -37,33 +37,37 @@ def add_groups(conn: Connection, now: Present, added: Sequence[Group]) -> int:
         asked = sum(group.purpose == purpose for group in added)
         if asked and int(conn.scalar(select(func.count()).where(waiting)) or 0) + asked > most:
             raise FullError(f"{most} groups to {purpose} are waiting: add more when some have been opened")
-    number, new = int(conn.scalar(select(db.meta.c.added)) or 0), 0
     for group in added:
         _check(group)
-        body = conn.scalar(select(db.groups.c.body).where(db.groups.c.id == group.id))
-        if body is not None:
-            if Group.from_bytes(bytes(body)) != group:
-                raise RefusedError(f"another group has the id {group.id.hex()}")
-            continue
-        new += 1
-        pinned = group.pinned
-        conn.execute(
-            insert(db.groups).values(
-                id=group.id,
-                added=number + new,
-                added_step=now.step,
-                state="waiting",
-                purpose=group.purpose,
-                task_hash=group.task_hash,
-                size=group.size,
-                pinned_branch=None if pinned is None else pinned.branch,
-                pinned_step=None if pinned is None else pinned.step,
-                stale_endings=0,
-                body=group.to_bytes(),
-            )
-        )
-    conn.execute(update(db.meta).values(added=number + new))
-    return new
+    number, known = int(conn.scalar(select(db.meta.c.added)) or 0), read_groups(conn, {group.id for group in added})
+    rows: list[dict[str, Any]] = []
+    for group in added:
+        if group.id not in known:
+            known[group.id] = group
+            rows.append(_row(group, number + len(rows) + 1, now))
+        elif known[group.id] != group:
+            raise RefusedError(f"another group has the id {group.id.hex()}")
+    if rows:
+        conn.execute(insert(db.groups), rows)
+        conn.execute(update(db.meta).values(added=number + len(rows)))
+    return len(rows)
+
+
+def _row(group: Group, number: int, now: Present) -> dict[str, Any]:
+    pinned = group.pinned
+    return {
+        "id": group.id,
+        "added": number,
+        "added_step": now.step,
+        "state": "waiting",
+        "purpose": group.purpose,
+        "task_hash": group.task_hash,
+        "size": group.size,
+        "pinned_branch": None if pinned is None else pinned.branch,
+        "pinned_step": None if pinned is None else pinned.step,
+        "stale_endings": 0,
+        "body": group.to_bytes(),
+    }
 
 
 def _check(group: Group) -> None:
@@ -108,22 +112,22 @@ def open_groups(
         return False
     number = int(conn.scalar(select(db.meta.c.opened)) or 0)
     conn.execute(update(db.meta).values(opened=number + len(rows)))
-    fresh = []
-    for opened, row in enumerate(rows, start=number + 1):
-        move(conn, "group", db.groups, row.id, "open", opened=opened)
-        fresh += [
-            {
-                "id": new_id(),
-                "group_id": row.id,
-                "position": index,
-                "opened": opened,
-                "purpose": purpose,
-                "task_hash": task_hash,
-                "state": "open",
-                "failures": 0,
-            }
-            for index in range(row.size)
-        ]
+    opened = {bytes(row.id): place for place, row in enumerate(rows, start=number + 1)}
+    move_all(conn, "group", db.groups, opened, "open", opened=case(opened, value=db.groups.c.id))
+    fresh = [
+        {
+            "id": new_id(),
+            "group_id": row.id,
+            "position": index,
+            "opened": opened[bytes(row.id)],
+            "purpose": purpose,
+            "task_hash": task_hash,
+            "state": "open",
+            "failures": 0,
+        }
+        for row in rows
+        for index in range(row.size)
+    ]
     conn.execute(insert(db.jobs), fresh)
     return True
 
@@ -157,23 +161,27 @@ def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) ->
         .where(db.jobs.c.group_id.in_(group_ids))
         .group_by(db.jobs.c.group_id, db.groups.c.purpose, db.jobs.c.state)
     )
-    states: dict[tuple[bytes, str], Counter[str]] = defaultdict(Counter)
+    jobs: dict[tuple[bytes, str], Counter[str]] = defaultdict(Counter)
     for row in conn.execute(counted):
-        states[bytes(row.group_id), row.purpose][row.state] = row.jobs
-    for (group_id, purpose), found in states.items():
-        if not any(found[state] for state in UNSETTLED_JOBS):
-            _end(conn, now, group_id, purpose, found)
+        jobs[bytes(row.group_id), row.purpose][row.state] = row.jobs
+    ended: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+    for (group_id, purpose), states in jobs.items():
+        if not any(states[state] for state in UNSETTLED_JOBS):
+            ended[purpose, _end_of(purpose, states)].append(group_id)
+    for (purpose, end), groups in ended.items():
+        if end == "dropped":
+            for group_id in groups:
+                drop(conn, now, group_id, "too few results")
+        else:
+            at = {"ended_epoch": now.epoch, "ended_step": now.step} if purpose == "evaluate" else {}
+            move_all(conn, "group", db.groups, groups, end, **at)
 
 
-def _end(conn: Connection, now: Present, group_id: bytes, purpose: str, states: Counter[str]) -> None:
-    least = 1 if purpose == "evaluate" else LEAST_SURVIVORS
-    ended = {"ended_epoch": now.epoch, "ended_step": now.step} if purpose == "evaluate" else {}
-    if states["accepted"] == states.total() >= least:
-        move(conn, "group", db.groups, group_id, "complete", **ended)
-    elif states["accepted"] >= least:
-        move(conn, "group", db.groups, group_id, "short", **ended)
-    else:
-        drop(conn, now, group_id, "too few results")
+def _end_of(purpose: str, jobs: Counter[str]) -> str:
+    """The state of a group whose jobs have all ended."""
+    if jobs["accepted"] < (1 if purpose == "evaluate" else LEAST_SURVIVORS):
+        return "dropped"
+    return "complete" if jobs["accepted"] == jobs.total() else "short"
 
 
 def drop(conn: Connection, now: Present, group_id: bytes, reason: str) -> None:

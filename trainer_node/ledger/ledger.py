@@ -290,7 +290,8 @@ class Ledger:
     # -- trainer
 
     def add_groups(self, groups: Sequence[Group]) -> int:
-        return self._at_present(lambda conn, now: group_pool.add_groups(conn, now, groups))
+        # Requests for leases, which are urgent, may wait for them.
+        return self._at_present(lambda conn, now: group_pool.add_groups(conn, now, groups), urgent=True)
 
     def publish(self, version: Version, manifest: bytes) -> None:
         """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
@@ -372,7 +373,7 @@ class Ledger:
             waiting = select(func.count()).select_from(db.groups).where(db.groups.c.state == "waiting")
             return int(conn.scalar(select(db.meta.c.added)) or 0), int(conn.scalar(waiting) or 0)
 
-        return self._call(transition)
+        return self._call(transition, urgent=True)
 
     def workers(self) -> list[dict[str, Any]]:
         """One row a worker, by name."""
