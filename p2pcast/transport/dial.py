@@ -102,28 +102,26 @@ async def _dial_stripe(
     on_connect: Callable[[], None] = lambda: None,
 ) -> _Up:
     """One established stripe. ``connected``: connected sockets, of which the stripe takes one if there is any."""
-    sock = connected.pop() if connected else None
     handshake = _Handshake(secure=tls is not None)
-    connection = Connection(Side.DIALER, identity, secrets.token_bytes(32), request, expect)
-    stripe = Stripe(connection, handshake, sockets=sockets)
+    stripe = Stripe(
+        Connection(Side.DIALER, identity, secrets.token_bytes(32), request, expect), handshake, sockets=sockets
+    )
+    established: Established | None = None
     try:
-        if sock is None:
-            sock = await _connect((host, port), on_connect)
+        sock = connected.pop() if connected else await _connect((host, port), on_connect)
+        # From here on the socket is the loop's, which closes it.
         await asyncio.get_running_loop().create_connection(
             lambda: stripe, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
         )
+        established = await handshake.done
     except ssl.SSLError as error:
         raise explain(error, show_address(host, port)) from None
     except Exception as error:  # noqa: BLE001 - one peer's address must not end a daemon
         raise _unreachable((host, port), error) from None
     finally:
-        if sock is not None and not stripe.made:
-            sock.close()
-    try:
-        return stripe, await handshake.done, handshake
-    except BaseException:
-        stripe.abort()
-        raise
+        if established is None:
+            stripe.abort()
+    return stripe, established, handshake
 
 
 async def dial(

@@ -69,8 +69,6 @@ class Stripe(asyncio.BufferedProtocol):
         """The address of this machine on the connection."""
         self._transport: asyncio.Transport | None = None
         """None again after the connection is lost, to break a reference cycle with TLS."""
-        self.made = False
-        """Whether ``connection_made`` was called."""
         self._error: P2PCastError | None = None
         self._established = False
         self._closed = False
@@ -113,7 +111,6 @@ class Stripe(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.made = True
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):

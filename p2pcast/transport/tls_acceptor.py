@@ -13,6 +13,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -144,6 +145,10 @@ class _PendingHandshake:
         self._timer: asyncio.TimerHandle = self._loop.call_at(self._until, self.close)
         self._peek_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_the_loops = False
+        """Whether the event loop owns the socket, which it closes in its own time: TLS that is up when the task is
+        cancelled ends with a last exchange. Closed here, the socket's number would go to another one meanwhile.
+        """
 
     def peek(self, delay_s: float) -> None:
         """Check whether a whole ClientHello has arrived, without reading it from the socket. A timer repeats the check:
@@ -189,17 +194,12 @@ class _PendingHandshake:
 
     async def _handshake(self, factory: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext) -> None:
         left_s = max(0.01, self._until - self._loop.time())
-        try:
+        self._is_the_loops = True
+        with contextlib.suppress(OSError):  # a TLS error or a timeout
             await self._loop.connect_accepted_socket(factory, self._sock, ssl=tls, ssl_handshake_timeout=left_s)
-        except OSError:  # includes TLS errors and timeouts
-            self._sock.close()
-        except BaseException:
-            self._sock.close()
-            raise
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
-            # The task may not have begun, so that nothing else closes the socket.
+        if not self._is_the_loops:
             self._sock.close()
         self._acceptor.ended(self)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import socket
 import ssl
 import time
 import weakref
@@ -28,6 +30,8 @@ from p2pcast.wire.connection_state import Side
 from p2pcast.wire.join_token import JoinToken
 
 LIMIT_S = 30.0
+TURNS = 80
+"""Of the event loop: more than a dial takes."""
 SECRET = b"s" * 20
 HUB, PEER = b"h" * 16, b"p" * 16
 
@@ -109,6 +113,43 @@ def test_links_are_mutual_tls_1_3(place, loop):
         link.close()
 
     place(play, loop=loop)
+
+
+@LOOPS
+def test_handshakes_may_be_interrupted_in_any_turn_of_the_loop(place, loop):
+    """By the end of the listener, or of the dial: the event loop owns the sockets, and nobody else closes them."""
+
+    async def play(here: Place) -> None:
+        tls, ends = here.certificate.tls(PEER), set()
+        with socket.create_server(("127.0.0.1", 0), backlog=4096) as other:
+            for turns, stops in itertools.product(range(TURNS), (True, False)):
+                dialling = asyncio.create_task(here.dial(tls, timeout_s=0.5))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if stops:
+                    await here.listener.stop()
+                else:
+                    dialling.cancel()
+                for _ in range(3):
+                    await connect_some(other.getsockname())
+                await asyncio.wait([dialling])
+                ends.add((stops, dialling.cancelled() or dialling.exception() is not None))
+                if not dialling.cancelled() and dialling.exception() is None:
+                    dialling.result().close()
+                if stops:
+                    await here.listener.start("127.0.0.1", 0)
+        assert ends == {(True, True), (True, False), (False, True), (False, False)}
+
+    place(play, loop=loop)
+
+
+async def connect_some(where: tuple[str, int]) -> None:
+    """New sockets, which take the lowest free numbers."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(6):
+            sock = opened.enter_context(socket.socket())
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, where)
 
 
 def test_older_tls_is_not_spoken(place):
