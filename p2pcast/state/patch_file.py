@@ -79,6 +79,7 @@ class PatchWriter:
         self._lock = threading.Lock()
         self._end = HEADER_BYTES
         self._rows: dict[int, tuple[int, ...]] = {}
+        self._finished = False
         with explained("write", path):
             self._fd = disk.create(self._part, os.O_RDWR)
             try:
@@ -124,21 +125,24 @@ class PatchWriter:
         with explained("write", self.path):
             os.fchmod(self._fd, 0o400)  # engines map this file, by descriptors
             disk.rename(self._part, self.path)
+            self._finished = True
         self._close()
 
     def abandon(self) -> None:
-        """Remove the unfinished file. Idempotent, and without effect after ``finish``."""
-        if self._fd >= 0:
-            disk.unlink(self._part, missing_ok=True)
-            self._close()
+        """Remove the file, finished or not. Idempotent. No thread may be writing: the number of a closed descriptor may
+        belong to another file.
+        """
+        disk.unlink(self.path if self._finished else self._part, missing_ok=True)
+        self._close()
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
         with explained("write", self.path):
             disk.write_at(self._fd, self._part, [data], at)
 
     def _close(self) -> None:
-        os.close(self._fd)
-        self._fd = -1
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class PatchFile:

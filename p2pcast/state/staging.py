@@ -8,7 +8,7 @@ files.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,9 @@ class Staging:
             await self._decode_all(holding, stager)
             manifest = holding.assembly.manifest
             assert manifest is not None
-            return await self.run(stager.finish, manifest.state)
+            finishing = asyncio.get_running_loop().run_in_executor(None, stager.finish, manifest.state)
+            await _wait_for_threads([finishing])
+            return finishing.result()
         except BaseException as error:
             writer.abandon()
             if holding.aborted and isinstance(error, LocalError | IntegrityError):
@@ -134,19 +136,29 @@ class Staging:
                     return
                 if not holding.progress.is_set():
                     await holding.progress.wait()
-        except BaseException:
-            # Wait for every writer before the patch is removed. Do not cancel: a running thread would continue
-            # unnoticed.
-            if running:
-                await asyncio.wait(running)
-            for future in running:
-                if not future.cancelled():
-                    future.exception()
-            raise
+        finally:
+            await _wait_for_threads(running)
 
 
 def _decode(holding: Holding, stager: PatchBuilder, placed: Placed) -> None:
     stager.decode(placed, holding.log.read(placed.offset, placed.bytes))
+
+
+async def _wait_for_threads(running: Collection[asyncio.Future[Any]]) -> None:
+    """Return when all have ended. A cancellation waits too: a thread cannot be stopped, and would write to a patch that
+    is removed, or to another file under the number of a closed descriptor.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not all(future.done() for future in running):
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for future in running:
+        if not future.cancelled():
+            future.exception()  # mark it as retrieved
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _some(running: set[asyncio.Future[None]]) -> set[asyncio.Future[None]]:

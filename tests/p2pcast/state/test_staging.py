@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from p2pcast.errors import RetryableError
+from p2pcast.errors import LocalError, RetryableError
 from p2pcast.state.patch_builder import PatchBuilder
+from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version
 
@@ -65,6 +66,44 @@ async def test_patch_is_removed_after_the_running_decode_ends(world, tmp_path, m
             assert len(ended) == 2
             assert not part.exists()
             assert shadow.patches == []
+    finally:
+        go_on.set()
+        staging.close()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cancelled twice", "fails"])
+async def test_removal_of_a_patch_waits_for_its_last_write(world, tmp_path, monkeypatch, how):
+    """Two threads that close one descriptor would close another file of its number."""
+    a, b = world.state(1), world.step(world.state(1), 2)
+    begun, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    finish = PatchWriter.finish
+
+    def slow(self, state):
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60)
+        finish(self, state)
+        if how == "fails":
+            raise LocalError("the disk is full")
+
+    monkeypatch.setattr(PatchWriter, "finish", slow)
+    staging = Staging(2)
+    try:
+        with world.filled(tmp_path, a) as shadow:
+            holding = Whole(world.delta(a, b))
+            holding.finished = True
+            holding.assembly.manifest = SimpleNamespace(state=world.digest(b))
+            task = asyncio.ensure_future(staging.patch(holding, shadow))
+            await begun.wait()
+            for _ in range({"cancelled": 1, "cancelled twice": 2, "fails": 0}[how]):
+                task.cancel()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            assert not task.done()
+            go_on.set()
+            with pytest.raises(LocalError if how == "fails" else asyncio.CancelledError):
+                await task
+            assert list(shadow.patch_path(V1).parent.iterdir()) == []
     finally:
         go_on.set()
         staging.close()

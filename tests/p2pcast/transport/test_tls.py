@@ -117,7 +117,7 @@ def test_links_are_mutual_tls_1_3(place, loop):
 
 @LOOPS
 def test_handshakes_may_be_interrupted_in_any_turn_of_the_loop(place, loop):
-    """By the end of the listener, or of the dial: the event loop owns the sockets, and nobody else closes them."""
+    """The listener stops, or the dial is cancelled; only the event loop closes the sockets."""
 
     async def play(here: Place) -> None:
         tls, ends = here.certificate.tls(PEER), set()
