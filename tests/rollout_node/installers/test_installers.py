@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -27,6 +26,7 @@ from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.command import CommandInstaller
 from rollout_node.installers.installer import Audit
 from rollout_node.installers.step_folders import StepFolders
+from tests.process_ends import wait_for_end
 
 LAYOUT = Layout(
     [Tensor("a.weight", "BF16", (300, 7)), Tensor("b", "F32", (5,)), Tensor("c", "U8", (3,))], cell_words=512
@@ -483,34 +483,26 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_dead(pid: int) -> None:
-    """Until the process, not our child perhaps, has ended; a test that hangs here is ended by its time limit."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([fd], [], [], 20)[0], f"process {pid} still runs"
-    finally:
-        os.close(fd)
-
-
 async def test_a_command_without_end_is_stopped_with_its_children(shadow, tmp_path):
     pids = tmp_path / "pids"
     code = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-S', '-c', 'import signal; signal.pause()'])\n"
-        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"open({str(pids)!r} + '.part', 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        f"os.rename({str(pids)!r} + '.part', {str(pids)!r})\n"
         "child.wait()"
     )
-    installer = CommandInstaller(command(code), tmp_path / "scratch", small_files, timeout_s=2)
-    await installer.start()
-    with pytest.raises(LocalError, match="no end after 2 s"):
-        await install(installer, shadow, Version(0, 1), 1)
-    assert not installer.ready
+    timeouts_s = iter((2, 8, 32, 128))
+    while not pids.exists():  # on a busy machine the command needs more time to start its child
+        timeout_s = next(timeouts_s)
+        installer = CommandInstaller(command(code), tmp_path / "scratch", small_files, timeout_s=timeout_s)
+        await installer.start()
+        with pytest.raises(LocalError, match=f"no end after {timeout_s} s"):
+            await install(installer, shadow, Version(0, 1), 1)
+        assert not installer.ready
+        await installer.close()
     for pid in map(int, pids.read_text().split()):
-        await asyncio.to_thread(wait_dead, pid)
-    await installer.close()
+        await asyncio.to_thread(wait_for_end, pid)
 
 
 async def test_cancelling_a_commit_ends_the_command(shadow, tmp_path):
