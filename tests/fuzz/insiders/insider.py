@@ -34,7 +34,7 @@ Place = tuple[str, int]
 
 AT_ONCE: Final = 12
 """Messages between two PINGs."""
-ANSWER_S: Final = 30.0
+ANSWER_S: Final = 120.0
 """For the answer to a PING: a link over its ration waits."""
 OUT_OF_PLACE: Final = 0.004
 """Share of messages that the state does not allow: each ends its link."""

@@ -24,6 +24,7 @@ from rollout_node.in_engine.install_frames import InstallClient, pack, unpack
 from rollout_node.installers import install_socket as module
 from rollout_node.installers.install_socket import InstallSocket
 
+ANSWER_S = 120.0
 REPORT = {"engine": "e", "rank": 0, "phase": "commit", "version": "0.1", "error": None}
 
 
@@ -65,7 +66,7 @@ async def server(tmp_path: Path, files: Files) -> AsyncIterator[InstallSocket]:
 
 
 async def call(server: InstallSocket, work: Callable[[InstallClient], Any]) -> Any:
-    return await asyncio.to_thread(work, InstallClient(server.path, timeout_s=5))
+    return await asyncio.to_thread(work, InstallClient(server.path, timeout_s=ANSWER_S))
 
 
 def contents(client: InstallClient, base: Version | None) -> tuple[bool, list[bytes]]:
@@ -153,7 +154,7 @@ async def test_nonsense_gets_an_error_and_the_socket_lives_on(
 
 def raw(path: Path, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(5)
+        sock.settimeout(ANSWER_S)
         sock.connect(str(path))
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
@@ -172,7 +173,7 @@ async def test_broken_frames_end_the_connection_alone(server: InstallSocket, dat
 async def test_a_frame_may_come_byte_by_byte(server: InstallSocket, files: Files) -> None:
     def drip() -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(5)
+            sock.settimeout(ANSWER_S)
             sock.connect(str(server.path))
             for byte in pack({"op": "report", **REPORT}, limits.KIB):
                 sock.sendall(bytes([byte]))
