@@ -94,7 +94,7 @@ class PeerView:
             **present,
         )
 
-    def _link(self) -> messages.ParentFailover | None:
+    def _link(self) -> messages.ParentLink | None:
         """The link to the parent: the side that dialled, and the address."""
         if (live := self.parent_failover.feeding) is None:
             return None

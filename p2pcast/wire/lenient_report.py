@@ -187,8 +187,8 @@ class EngineStatus(TypedDict, total=False):
     error: str | None
 
 
-class ParentFailover(TypedDict, total=False):
-    """How the link to the parent came about."""
+class ParentLink(TypedDict, total=False):
+    """The link to the parent: the side that dialled, and the address that it dialled."""
 
     dialled_by: str
     address: str
@@ -252,7 +252,7 @@ class Report(Record):
     inflow: Annotated[tuple[Count, Micros, Count] | None, Lenient()] = ABSENT
     cores: Annotated[int, Integer(1, limits.MAX_CORES), Lenient()] | None = None
     http: Annotated[tuple[Host, Annotated[int, Integer(1, 65535)]], Lenient()] | None = None
-    link: Annotated[ParentFailover | None, Nullable(_LINK), Lenient()] = ABSENT
+    link: Annotated[ParentLink | None, Nullable(_LINK), Lenient()] = ABSENT
     state: Annotated[str, Truncated(limits.MAX_SPAN_NAME), Lenient()] | None = None
     progress: Annotated[Progress | None, Nullable(_PROGRESS), Lenient()] = ABSENT
     bytes_received: Annotated[int, _COUNT, Lenient()] | None = None
