@@ -263,11 +263,9 @@ def _reporter(startup: Startup, relay: RelayParts, sync: SyncParts, view: PeerVi
         relay.transfers,
         startup.hub_session,
         view.report,
-        {
-            "evicted": lambda: startup.evictions.unreported(startup.welcome.hub_key),
-            "lacking": sync.missing_versions.rows,
-            "spoilt": list if mirror is None else mirror.catalog.take_complaints,
-        },
+        evicted=lambda: startup.evictions.unreported(startup.welcome.hub_key),
+        lacking=sync.missing_versions.rows,
+        spoilt=list if mirror is None else mirror.catalog.take_complaints,
     )
 
 

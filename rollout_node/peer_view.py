@@ -28,6 +28,7 @@ from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.peer_certificate import PeerCertificate
+from rollout_node.control.reporter import Changes
 from rollout_node.control.timeline import Timeline
 from rollout_node.engine.engines import Engines
 from rollout_node.engine.group_leader import GroupLeader
@@ -73,25 +74,32 @@ class PeerView:
     identities: Callable[[], Mapping[Version, bytes]]
     http_address: Callable[[], tuple[str, int]]
 
-    def report(self, transfer: tuple[int, int] | None) -> messages.Report:
+    def report(self, transfer: tuple[int, int] | None, changes: Changes) -> messages.Report:
         """``transfer``: bytes and microseconds of a transfer that has just ended."""
-        progress = self._progress_of_all()
-        engines = [row | {"error": _cut(row["error"])} for row in progress["engines"][: limits.MAX_PEER_ENGINES]]
-        present = progress | {
-            "epoch": self.parent_failover.settled,
-            "engines": engines,
-            "error": _cut(self.activity.error),
-        }
         return messages.Report(
             parent=self.parent_failover.parent,
-            link=self._link(),
             staged=self.state.staged,
             committed=self.engines.committed,
+            evicted=changes.evicted,
+            durable=changes.durable,
+            opened=changes.opened,
+            held=changes.held,
+            dropped=changes.dropped,
+            garbled=changes.garbled,
+            lacking=changes.lacking,
+            spoilt=changes.spoilt,
+            epoch=self.parent_failover.settled,
             transfer=transfer,
             inflow=_inflow(self.parent_failover.feeding),
             cores=self.cores,
             http=self.http_address(),
-            **present,
+            link=self._link(),
+            state=self.activity.shown,
+            progress=self._progress(),
+            bytes_received=self.node.bytes_received,
+            bytes_duplicate=self.node.bytes_duplicate,
+            engines=[_reported(row) for row in self.engines.rows()[: limits.MAX_PEER_ENGINES]],
+            error=_cut(self.activity.error),
         )
 
     def _link(self) -> messages.ParentLink | None:
@@ -145,7 +153,7 @@ class PeerView:
 
     def status(self) -> Document:
         shadow, staged, parent = self.state.shadow, self.state.staged, self.parent_failover.parent
-        return self._progress_of_all() | {
+        return {
             "role": "peer",
             "run": self.config.token.run.hex(),
             "name": self.config.name,
@@ -155,6 +163,13 @@ class PeerView:
             "mirror": None if self.mirror_source is None else self.mirror_source.status(),
             "parent": None if parent is None else parent.hex(),
             "link": self._link(),
+            "epoch": list(self.parent_failover.settled),
+            "state": self.activity.shown,
+            "progress": self._progress(),
+            "bytes_received": self.node.bytes_received,
+            "bytes_duplicate": self.node.bytes_duplicate,
+            "engines": self.engines.rows(),
+            "error": self.activity.error,
             "staged": None if staged is None else str(staged),
             "committed": None if (c := self.engines.committed) is None else str(c),
             "layout_id": None if shadow is None else shadow.layout.layout_id.hex(),
@@ -216,7 +231,7 @@ class PeerView:
         engines = {row["name"]: row for row in self.engines.rows()}
         if (member := self.member) is not None:
             serves = None if member.serves is None else str(member.serves)
-            engines[member.name] = {"ready": member.ready, "committed": serves}
+            engines[member.name] = {"name": member.name, "ready": member.ready, "committed": serves}
         share = sum(
             row["ready"] and row["committed"] is not None and Version.parse(row["committed"]) >= version
             for row in engines.values()
@@ -247,26 +262,20 @@ class PeerView:
         yield peer_metrics.LAST_COMMIT_PAUSE(([e["name"]], e["pause_s"]) for e in engines if e["pause_s"] is not None)
         known = sorted({*self.planner.states(), *([] if staged is None else [staged])})
         yield peer_metrics.ENGINE_LAG(
-            ([e["name"]], lag(e["committed"] and Version.parse(e["committed"]), known)) for e in engines
+            ([e["name"]], lag(None if (at := e["committed"]) is None else Version.parse(at), known)) for e in engines
         )
 
-    def _progress_of_all(self) -> Document:
-        return {
-            "epoch": list(self.parent_failover.settled),
-            "state": self.activity.shown,
-            "progress": self._progress(),
-            "bytes_received": self.node.bytes_received,
-            "bytes_duplicate": self.node.bytes_duplicate,
-            "engines": self.engines.rows(),
-            "error": self.activity.error,
-        }
-
-    def _progress(self) -> Document | None:
+    def _progress(self) -> messages.Progress | None:
         live = [h for h in self.node.holdings.values() if h.incomplete and not h.excerpt]
         if not live:
             return None
         newest = max(live, key=lambda h: h.open.version)
         return {"version": str(newest.open.version), "pieces": newest.artifact.held.count, "of": newest.assembly.pieces}
+
+
+def _reported(row: messages.EngineStatus) -> messages.EngineStatus:
+    """An engine's row as a report carries it."""
+    return row | {"error": _cut(row["error"])}
 
 
 def _cut(error: str | None) -> str | None:

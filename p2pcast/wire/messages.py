@@ -49,6 +49,7 @@ from p2pcast.wire.field_types import Route as Route
 from p2pcast.wire.field_types import Wanted as Wanted
 from p2pcast.wire.lenient_report import EngineStatus as EngineStatus
 from p2pcast.wire.lenient_report import ParentLink as ParentLink
+from p2pcast.wire.lenient_report import Progress as Progress
 from p2pcast.wire.lenient_report import Report as Report
 from p2pcast.wire.message_types import MAX_BODY as MAX_BODY
 from p2pcast.wire.message_types import PLAIN as PLAIN

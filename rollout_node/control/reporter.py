@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import family_of, may_be_told
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import Holding
 from p2pcast.transport.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.version import Version
 from p2pcast.wire import messages
-from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.transfers import Transfers
 
 
@@ -42,56 +42,91 @@ def join_body(
     )
 
 
+class Reported(Protocol):
+    """A node: its artifacts, and the nodes that sent it damaged pieces."""
+
+    @property
+    def holdings(self) -> Mapping[bytes, Holding]: ...
+
+    @property
+    def garbled(self) -> Counter[bytes]:
+        """Node id -> number of its pieces whose hash did not match."""
+
+
+class Connection(Protocol):
+    """The connection to the hub."""
+
+    @property
+    def joined_at(self) -> float:
+        """When this peer joined the hub that it is connected to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """The part of a report that states changes and faults. None leaves a list out of the report."""
+
+    held: Sequence[bytes] | None = None
+    dropped: Sequence[bytes] | None = None
+    garbled: Sequence[tuple[bytes, int]] | None = None
+    evicted: Sequence[bytes] | None = None
+    lacking: Sequence[messages.Missing] | None = None
+    spoilt: Sequence[str] | None = None
+    durable: Sequence[bytes] | None = None
+    opened: Sequence[bytes] | None = None
+
+
 class Reporter:
-    """``status`` makes the part of a report that states the present; ``extra`` are lists that are sent while they are
-    not empty, by their key in REPORT.
+    """``status`` adds the present to the last transfer and the changes. ``evicted``, ``lacking`` and ``spoilt`` make
+    lists that are sent while they are not empty.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: Reported,
         transfers: Transfers,
-        hub: HubSession,
-        status: Callable[[tuple[int, int] | None], messages.Report],
-        extra: Mapping[str, Callable[[], object]],
+        hub: Connection,
+        status: Callable[[tuple[int, int] | None, Changes], messages.Report],
+        *,
+        evicted: Callable[[], Sequence[bytes]],
+        lacking: Callable[[], Sequence[messages.Missing]],
+        spoilt: Callable[[], Sequence[str]],
     ) -> None:
         self._node = node
         self._transfers = transfers
         self._hub = hub
         self._status = status
-        self._extra = extra
+        self._evicted = evicted
+        self._lacking = lacking
+        self._spoilt = spoilt
         self._reported: set[bytes] = set()
         """Artifacts that the hub knows to be held here, since it was joined at ``_reported_since``."""
         self._reported_since: float | None = None
 
     def report(self) -> messages.Report:
-        return dataclasses.replace(self._status(self._transfers.take_last()), **self._changes())
+        return self._status(self._transfers.take_last(), self._changes())
 
-    def _evidence(self) -> dict[str, Any]:
-        """Signed records of the newest versions here. A hub that lost a part of its state needs them before it goes
-        on.
-        """
-        newest = sorted(self._node.holdings.values(), key=lambda h: h.open.version, reverse=True)
-        durable = (h.assembly.durable_signed for h in newest)
-        return {
-            "durable": [signed for signed in durable if signed is not None][: limits.MAX_EVIDENCE],
-            "opened": [h.assembly.open_signed for h in newest[: limits.MAX_EVIDENCE]],
-        }
-
-    def _changes(self) -> dict[str, Any]:
+    def _changes(self) -> Changes:
         """Artifacts that are held since the last report, and those that are held no longer. The first report on a
-        connection lists all.
+        connection lists all, and proves the newest versions: a hub that lost a part of its state needs their signed
+        records before it goes on.
         """
         first = self._reported_since != self._hub.joined_at
         if first:
             self._reported_since, self._reported = self._hub.joined_at, set()
-        held = {h.id for h in self._node.holdings.values() if h.complete}
-        news: dict[str, Any] = {
-            "held": sorted(held - self._reported)[: limits.MAX_HELD],
-            "dropped": sorted(self._reported - held)[: limits.MAX_HELD],
-            "garbled": self._node.garbled.most_common(limits.MAX_GARBLED),
-            **{key: rows() for key, rows in self._extra.items()},
-            **(self._evidence() if first else {}),
-        }
-        self._reported = (self._reported | set(news["held"])) - set(news["dropped"])
-        return {key: value for key, value in news.items() if value}
+        here = self._node.holdings.values()
+        complete = {h.id for h in here if h.complete}
+        held = sorted(complete - self._reported)[: limits.MAX_HELD]
+        dropped = sorted(self._reported - complete)[: limits.MAX_HELD]
+        self._reported = (self._reported | set(held)) - set(dropped)
+        newest = sorted(here, key=lambda h: h.open.version, reverse=True) if first else []
+        durable = [signed for h in newest if (signed := h.assembly.durable_signed) is not None]
+        return Changes(
+            held=held or None,
+            dropped=dropped or None,
+            garbled=self._node.garbled.most_common(limits.MAX_GARBLED) or None,
+            evicted=self._evicted() or None,
+            lacking=self._lacking() or None,
+            spoilt=self._spoilt() or None,
+            durable=durable[: limits.MAX_EVIDENCE] or None,
+            opened=[h.assembly.open_signed for h in newest[: limits.MAX_EVIDENCE]] or None,
+        )

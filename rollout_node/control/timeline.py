@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.http_server import Document
 from p2pcast.version import Version
+from p2pcast.wire import messages
 from rollout_node import peer_metrics
 from rollout_node.installers.installer import CommitReport
 
@@ -28,7 +28,7 @@ class EngineNow:
     error of the engine's last step.
     """
 
-    row: Document
+    row: messages.EngineStatus
     commits: int
     report: CommitReport | None
     fault: str | None

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
+from p2pcast.wire import messages
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.timeline import EngineNow, Timeline
 from rollout_node.engine.group_installer import GroupInstaller
 from rollout_node.engine.group_leader import GroupLeader
 from rollout_node.engine.group_member import GroupMember
 from rollout_node.engine.runner import Runner
-
-Document = dict[str, Any]
 
 
 class Engines:
@@ -52,15 +50,15 @@ class Engines:
             known.append(self.member.serves or Version(0, 0))
         return min(known, default=None)
 
-    def rows(self) -> list[Document]:
+    def rows(self) -> list[messages.EngineStatus]:
         """As in /status and in reports."""
         return [self._row(runner) for runner in self.runners]
 
-    def _row(self, runner: Runner) -> Document:
+    def _row(self, runner: Runner) -> messages.EngineStatus:
         row, late = runner.status(), None
         committed, target = row["committed"], self._orders.target
-        barrier = self._orders.commits == "barrier" and row["ready"] and committed is not None
-        if barrier and target is not None and Version.parse(committed) < target:
+        barrier = self._orders.commits == "barrier" and row["ready"]
+        if barrier and committed is not None and target is not None and Version.parse(committed) < target:
             late = f"version {committed} while the others are at {target}"
         return row | {"started": runner.started, "ready": row["ready"] and late is None, "error": row["error"] or late}
 

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 from p2pcast.errors import IntegrityError, P2PCastError, RefusedError, RetryableError
 from p2pcast.version import Version
+from p2pcast.wire import messages
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission
 from rollout_node.engine.rolling import SwitchSlots
@@ -333,8 +333,8 @@ class Runner:
             self._was_ready = None
             self._slots.leave(self)
 
-    def status(self) -> dict[str, Any]:
-        """For /status."""
+    def status(self) -> messages.EngineStatus:
+        """For /status and reports."""
         installer, report, committed = self.installer, self.report, self.committed
         return {
             "name": installer.name,

@@ -20,6 +20,7 @@ from p2pcast.version import Version
 from p2pcast.wire.join_token import JoinToken
 from rollout_node.control.activity import Activity
 from rollout_node.control.freshness import Freshness
+from rollout_node.control.reporter import Changes
 from rollout_node.control.timeline import Timeline
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_view import PeerView
@@ -105,7 +106,7 @@ async def parts(make: Callable[..., Parts]) -> Parts:
 
 
 async def test_a_report_before_the_first_version(parts: Parts) -> None:
-    report = parts.view.report(None)
+    report = parts.view.report(None, Changes())
     assert (report.staged, report.committed, report.parent, report.link) == (None, None, None, None)
     assert (report.state, report.epoch, report.cores, report.http) == ("joining", (1, 2), 4, ("127.0.0.1", 80))
     assert (report.progress, report.inflow, report.transfer, report.engines) == (None, None, None, [])
@@ -118,13 +119,14 @@ async def test_a_report_names_the_parents_link_and_the_running_transfer(parts: P
     parts.node.holdings[b"one"] = incomplete(V(0, 2), 3, 10)
     parts.node.holdings[b"old"] = incomplete(V(0, 1), 1, 10)
     parts.node.holdings[b"part"] = incomplete(V(0, 9), 1, 10, excerpt=True)
-    report = parts.view.report((5, 6))
+    report = parts.view.report((5, 6), Changes(held=[b"a" * 16]))
+    assert (report.held, report.dropped) == ([b"a" * 16], None)
     assert (report.parent, report.transfer, report.inflow) == (PARENT, (5, 6), (1000, 500_000, 70))
     assert report.link == {"dialled_by": "child", "address": "192.0.2.2:7"}
     assert report.progress == {"version": "0.2", "pieces": 3, "of": 10}
     link.dialled = False
     parts.parent_failover.feeding.inflow = None
-    report = parts.view.report(None)
+    report = parts.view.report(None, Changes())
     assert report.link == {"dialled_by": "parent", "address": "192.0.2.2:7"}
     assert report.inflow is None
     parts.node.holdings.clear()
@@ -134,7 +136,7 @@ async def test_a_report_is_bounded(parts: Parts) -> None:
     long = "x" * (limits.MAX_REPORTED_ERROR + 1)
     parts.engines.found = [engine(f"e{n}", None, error=long) for n in range(limits.MAX_PEER_ENGINES + 1)]
     parts.activity.error = long
-    report = parts.view.report(None)
+    report = parts.view.report(None, Changes())
     assert report.error == long[:-1]
     assert report.engines is not None
     assert len(report.engines) == limits.MAX_PEER_ENGINES

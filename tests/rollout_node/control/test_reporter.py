@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 from p2pcast import limits
@@ -26,15 +28,18 @@ class Peer:
     def __init__(self) -> None:
         self.hub = SimpleNamespace(joined_at=1.0)
         self.last = (5, 6)
-        self.extra = {"lacking": []}
+        self.extra = {}
         self.node = SimpleNamespace(holdings={}, garbled=Counter())
         self.reporter = Reporter(
             self.node,
             SimpleNamespace(take_last=lambda: self.last),
             self.hub,
-            lambda transfer: Report(None, None, None, transfer=transfer),
-            {"lacking": lambda: self.extra["lacking"]},
+            self.status,
+            **{key: partial(self.extra.get, key, []) for key in ("evicted", "lacking", "spoilt")},
         )
+
+    def status(self, transfer, changes) -> Report:
+        return Report(None, None, None, transfer=transfer, **dataclasses.asdict(changes))
 
     def hold(self, *holdings) -> None:
         self.node.holdings = {h.id: h for h in holdings}
@@ -81,9 +86,11 @@ def test_the_first_report_on_a_connection_proves_the_newest_versions():
 def test_complaints_are_sent_while_there_are_any():
     peer = Peer()
     peer.node.garbled[A] = 3
-    peer.extra["lacking"] = [(B, None)]
+    assert peer.reporter.report().lacking is None
+    peer.extra.update(lacking=[(B, None)], evicted=[b"signed"], spoilt=["name"])
     report = peer.reporter.report()
     assert (report.garbled, report.lacking) == ([(A, 3)], [(B, None)])
+    assert (report.evicted, report.spoilt) == ([b"signed"], ["name"])
 
 
 def body(monkeypatch, own=("10.0.0.1",), **changes):
