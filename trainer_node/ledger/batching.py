@@ -18,11 +18,12 @@ from trainer_node.ledger.pace import Bounds, Candidate, Verdict, cut
 
 
 class MemberResult(NamedTuple):
-    """``place``: of the result's bytes. ``worker``: name."""
+    """``place``: of the result's bytes. ``worker``: name. ``settled_step``: of the learner, when the result came."""
 
     place: Place
     reward: float
     worker: str
+    settled_step: int
 
 
 class Member(NamedTuple):
@@ -180,7 +181,7 @@ def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes,
     found: dict[bytes, list[MemberResult]] = defaultdict(list)
     for row in rows:
         place = Place(row.segment, row.offset, row.length)
-        found[bytes(row.group_id)].append(MemberResult(place, row.reward, row.name))
+        found[bytes(row.group_id)].append(MemberResult(place, row.reward, row.name, row.settled_step))
     return found
 
 

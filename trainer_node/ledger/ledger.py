@@ -364,7 +364,11 @@ class Ledger:
 
     def group(self, group_id: bytes) -> dict[str, Any]:
         """Raises UnknownIdError."""
-        return self._call(lambda conn: ledger_report.group(conn, group_id))
+        return self.groups([group_id])[0]
+
+    def groups(self, group_ids: Sequence[bytes]) -> list[dict[str, Any]]:
+        """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
+        return self._call(lambda conn: ledger_report.groups(conn, group_ids))
 
     def pool(self) -> tuple[int, int]:
         """Groups that were ever added, and groups that wait."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, case, func, select
 
+from p2pcast.errors import UsageError
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import Present, UnknownIdError, ahead, finished
@@ -15,6 +16,8 @@ from trainer_node.ledger.pace import Bounds
 
 MOST_STEPS = 16
 """Steps behind the learner from which on results are counted together."""
+MAX_READ = 1024
+"""Groups that are read in one request."""
 
 
 def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
@@ -109,15 +112,23 @@ def workers(conn: Connection, now: Present, rates: Mapping[str, float | None]) -
     ]
 
 
-def group(conn: Connection, group_id: bytes) -> dict[str, Any]:
-    """State and rewards of one group. Raises UnknownIdError."""
-    row = conn.execute(select(db.groups).where(db.groups.c.id == group_id)).first()
-    if row is None:
-        raise UnknownIdError(f"no group {group_id.hex()}")
-    rewards = conn.scalars(
-        select(db.results.c.reward)
-        .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
-        .where(db.jobs.c.group_id == group_id, db.results.c.verdict == "accepted")
+def groups(conn: Connection, group_ids: Sequence[bytes]) -> list[dict[str, Any]]:
+    """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
+    if len(group_ids) > MAX_READ:
+        raise UsageError(f"{len(group_ids)} groups in one request, and {MAX_READ} are allowed")
+    found = select(db.groups.c.id, db.groups.c.state, db.groups.c.reason).where(db.groups.c.id.in_(group_ids))
+    rows = {bytes(row.id): row for row in conn.execute(found)}
+    if missing := [group for group in group_ids if group not in rows]:
+        raise UnknownIdError(f"no group {missing[0].hex()}")
+    rewards: dict[bytes, list[float]] = {group: [] for group in rows}
+    accepted = (
+        select(db.jobs.c.group_id, db.results.c.reward)
+        .join(db.results, db.results.c.job_id == db.jobs.c.id)
+        .where(db.jobs.c.group_id.in_(group_ids), db.results.c.verdict == "accepted")
         .order_by(db.jobs.c.position)
-    ).all()
-    return {"group": group_id.hex(), "state": row.state, "reason": row.reason, "rewards": list(rewards)}
+    )
+    for row in conn.execute(accepted):
+        rewards[bytes(row.group_id)].append(row.reward)
+    return [
+        {"group": i.hex(), "state": rows[i].state, "reason": rows[i].reason, "rewards": rewards[i]} for i in group_ids
+    ]

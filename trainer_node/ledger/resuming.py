@@ -31,6 +31,8 @@ def resume(
     conn.execute(update(db.meta).values(epoch=now.epoch + 1, branch=branch, step=step))
     _cancel_dead_leases(conn, lineage)
     _cancel_dead_results(conn, lineage)
+    # A result waits from now on: in the lineage of the checkpoint the later steps never were.
+    conn.execute(update(db.results).where(db.results.c.settled_step > step).values(settled_step=step))
     return now.epoch + 1
 
 

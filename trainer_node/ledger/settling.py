@@ -198,6 +198,7 @@ def _accept_all(
                 "verdict": "accepted",
                 "reward": reward,
                 "sampled": result.sampled,
+                "settled_step": now.step,
                 "oldest_step": result.oldest_step,
                 "versions": " ".join(sorted({str(span.version) for span in result.spans})),
                 "segment": place.segment,
@@ -243,6 +244,7 @@ def _reject(
             reason=reason,
             detail=detail,
             sampled=result.sampled,
+            settled_step=now.step,
         )
     )
     if wrong.reason.blames:

@@ -39,6 +39,7 @@ from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.batching import Member, Taken
 from trainer_node.ledger.ledger import Ledger, Registration
+from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import MAX_LIST, FullError, UnknownIdError
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
 from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
@@ -116,6 +117,7 @@ class LedgerRoutes:
         }
         trainer: dict[str, Handler] = {
             "groups": self._add_groups,
+            "groups/read": self._read_groups,
             "versions": self._publish,
             "batches/take": self._take,
             "batches/applied": self._applied,
@@ -313,6 +315,10 @@ class LedgerRoutes:
         group = Form({"group": request.match_info["group"]}).hexadecimal("group", ID_BYTES)
         return web.json_response(await self._call(self._ledger.group, group))
 
+    async def _read_groups(self, request: web.Request) -> web.StreamResponse:
+        ids = (await self._form(request)).hexadecimals("groups", ID_BYTES, MAX_READ)
+        return web.json_response({"groups": await self._call(self._ledger.groups, ids)})
+
     async def _publish(self, request: web.Request) -> web.StreamResponse:
         form = await self._form(request)
         version, manifest = form.version("version"), form.hexadecimal("manifest", HASH_BYTES)
@@ -362,7 +368,12 @@ class LedgerRoutes:
 
     def _member(self, member: Member) -> dict[str, Any]:
         rows = [
-            {"result": self._ledger.body(result.place), "reward": result.reward, "worker": result.worker}
+            {
+                "result": self._ledger.body(result.place),
+                "reward": result.reward,
+                "worker": result.worker,
+                "settled_step": result.settled_step,
+            }
             for result in member.results
         ]
         return {"group": member.group, "results": rows}

@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -33,14 +33,23 @@ from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from trainer_node.sdk.ledger_connection import LedgerConnection
 
+WAIT_S: Final = 0.02
+WAIT_MOST_S: Final = 5.0
+"""Bounds in seconds of the delay that the ledger asks for."""
+READ_AT_ONCE: Final = 1024
+"""Groups in one request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """``reward``: computed by the ledger. ``worker``: name."""
+    """``reward``: computed by the ledger. ``worker``: name. ``settled_step``: of the learner, when the result came to
+    the ledger. The steps until then passed in flight, later ones in the queue.
+    """
 
     result: Result
     reward: float
     worker: str
+    settled_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,35 @@ class RolloutBatch:
     groups: tuple[RolloutGroup, ...]
     groups_played: int
     mean_reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is no batch yet. ``wait_s``: delay in seconds before the next request."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """``state``: waiting, open, complete, short, trained or dropped. ``reason``: of a dropped group. ``rewards``: of
+    accepted results, in the order of the samples.
+    """
+
+    id: bytes
+    state: str
+    reason: str | None
+    rewards: tuple[float, ...]
+
+    @property
+    def ended(self) -> bool:
+        """No further result counts."""
+        return self.state not in ("waiting", "open")
 
 
 class BatchClient:
@@ -95,13 +133,21 @@ class BatchClient:
         """The batch of the learner's ``step``, as soon as there is one; the same batch when repeated. None at the end
         of the run. Raises RefusedError.
         """
-        while True:
-            answer = self._ledger.post("batches/take", {"epoch": self._epoch, "branch": self._branch, "step": step})
+        while isinstance(found := self.poll(step), Wait):
+            time.sleep(found.wait_s)
+        return None if isinstance(found, Finished) else found
+
+    def poll(self, step: int) -> RolloutBatch | Finished | Wait:
+        """The batch of the learner's ``step``, if there is one now; the same batch when repeated. Raises
+        RefusedError.
+        """
+        answer = self._ledger.post("batches/take", {"epoch": self._epoch, "branch": self._branch, "step": step})
+        try:
             if "batch" in answer:
                 return _batch_of(answer)
-            if answer.get("finished"):
-                return None
-            time.sleep(min(5.0, max(0.02, float(answer["wait"]))))
+            return Finished() if answer.get("finished") else Wait(min(WAIT_MOST_S, max(WAIT_S, float(answer["wait"]))))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RemoteError("the ledger's answer to batches/take is malformed") from None
 
     def applied(self, batch: RolloutBatch, step: int) -> None:
         """The learner has applied the batch, and is at ``step`` now. Raises RefusedError."""
@@ -119,6 +165,23 @@ class BatchClient:
         packed = msgpack.packb({"groups": [group.to_bytes() for group in groups]})
         return int(self._ledger.post("groups", packed)["added"])
 
+    def read_groups(self, groups: Sequence[bytes]) -> list[GroupReport]:
+        """States and rewards of groups that were added, in the order of the ids. Raises RefusedError for an id that
+        the ledger does not know.
+        """
+        found: list[GroupReport] = []
+        for first in range(0, len(groups), READ_AT_ONCE):
+            ids = [group.hex() for group in groups[first : first + READ_AT_ONCE]]
+            answer = self._ledger.post("groups/read", {"groups": ids})
+            try:
+                found += [
+                    GroupReport(bytes.fromhex(row["group"]), row["state"], row["reason"], tuple(row["rewards"]))
+                    for row in answer["groups"]
+                ]
+            except (KeyError, TypeError, ValueError):
+                raise RemoteError("the ledger's answer to groups/read is malformed") from None
+        return found
+
     def publish(self, version: Version, manifest: bytes) -> None:
         """State a version and the hash of its signed manifest, where the ledger follows no hub."""
         self._ledger.post("versions", {"version": str(version), "manifest": manifest.hex()})
@@ -130,7 +193,12 @@ def _batch_of(answer: Any) -> RolloutBatch:
             RolloutGroup(
                 Group.from_bytes(row["group"]),
                 tuple(
-                    Rollout(Result.from_bytes(one["result"]), float(one["reward"]), str(one["worker"]))
+                    Rollout(
+                        Result.from_bytes(one["result"]),
+                        float(one["reward"]),
+                        str(one["worker"]),
+                        int(one["settled_step"]),
+                    )
                     for one in row["results"]
                 ),
             )

@@ -82,13 +82,19 @@ class Stage:
 
 
 class OneSampler:
+    """``first``: the first of two tokens."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+
     async def sample(self, prompt_ids: Any, **more: Any) -> Sample:
-        return Sample([3, 2], [-1.0, -1.0], [Span(ZERO, 0, 2, MANIFEST, "recompute")], "end")
+        return Sample([self._first, 2], [-1.0, -1.0], [Span(ZERO, 0, 2, MANIFEST, "recompute")], "end")
 
 
-async def played(lease: bytes, job: Job) -> Result:
+async def played(lease: bytes, job: Job, *, odd: bool = True) -> Result:
+    """``odd``: the reward is 1."""
     play = Play(job.prompt)
-    sample = await play.turn(OneSampler(), job, job.max_tokens, (2,))
+    sample = await play.turn(OneSampler(3 if odd else 4), job, job.max_tokens, (2,))
     return result_of(job, lease, play.end(sample.stop), 0.0)
 
 
@@ -112,6 +118,7 @@ async def stage(tmp_path: Path, up: Up) -> AsyncIterator[Stage]:
         ("/v1/batches/ack", "worker", 403),
         ("/v1/learner/resume", "worker", 403),
         ("/v1/groups", "worker", 403),
+        ("/v1/groups/read", "worker", 403),
         ("/v1/versions", "worker", 403),
         ("/v1/lease", "trainer", 403),
         ("/v1/results", "trainer", 403),

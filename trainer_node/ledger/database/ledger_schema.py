@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the tables. A ledger refuses the tables of another version."""
 
 metadata = MetaData()
@@ -176,6 +176,7 @@ results = Table(
     Column("detail", Text),
     Column("reward", Float),
     Column("sampled", BigInteger, nullable=False),
+    Column("settled_step", BigInteger, nullable=False),
     Column("oldest_step", BigInteger),
     Column("versions", Text),
     Column("segment", BigInteger),
@@ -190,7 +191,9 @@ results = Table(
     ),
     Index("results_by_segment", "segment"),
 )
-"""``versions``: of all spans, as texts separated by spaces."""
+"""``settled_step``: of the learner, when the result was judged, or the step to which the learner has gone back since.
+``versions``: of all spans, as texts separated by spaces.
+"""
 
 batches = Table(
     "batches",

@@ -1,0 +1,78 @@
+"""A trainer's client of the ledger: asked once for a batch, and groups that are read together."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+from ledger_stage import END_S, Up, config_of
+from parity_task import Parity
+from test_ledger_daemon import client_of
+from test_ledger_requests import MANIFEST, ZERO, Stage, played
+
+from p2pcast.errors import RefusedError
+from p2pcast.rollouts.job import Group
+from trainer_node.sdk.batch_client import BatchClient, Finished, GroupReport, RolloutBatch, Wait
+
+
+def groups(count: int, purpose: str) -> list[Group]:
+    prompt = next(iter(Parity().jobs(0)))
+    return [
+        Group(
+            id=bytes([len(purpose), *number.to_bytes(15, "big")]), size=2, purpose=purpose, task="parity",
+            task_hash=Parity().hash, prompt=prompt.prompt, seed=number, temperature=1.0, max_tokens=8,
+            pinned=ZERO if purpose == "evaluate" else None,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def at_step_0(client: BatchClient) -> Wait | Finished | RolloutBatch:
+    client.resume(0, 0)
+    client.publish(ZERO, MANIFEST)
+    return client.poll(0)
+
+
+async def test_a_poll_finds_a_wait_a_batch_or_the_end(tmp_path: Path, up: Up) -> None:
+    config = config_of(tmp_path, batch_groups=1, last_step=1)
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        client, stage = client_of(daemon, tmp_path), Stage(daemon, tmp_path, http)
+        waits = await asyncio.to_thread(at_step_0, client)
+        assert isinstance(waits, Wait)
+        assert waits.wait_s > 0
+        session = await stage.register("w")
+        leases = await stage.lease(session, 4)
+        results = [await played(lease, job, odd=bool(job.index % 2)) for lease, job in leases]
+        assert (await stage.hand_in(session, *results))[0] == 200
+        batch = await asyncio.to_thread(client.poll, 0)
+        assert isinstance(batch, RolloutBatch)
+        assert {one.settled_step for group in batch.groups for one in group.rollouts} == {0}
+        await asyncio.to_thread(client.applied, batch, 1)
+        assert await asyncio.to_thread(client.poll, 1) == Finished()
+
+
+async def test_groups_of_an_evaluation_are_read_together(tmp_path: Path, up: Up) -> None:
+    config = config_of(tmp_path, feed=None)
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        client, stage = client_of(daemon, tmp_path), Stage(daemon, tmp_path, http)
+        await asyncio.to_thread(at_step_0, client)
+        session = await stage.register("w")
+        added = groups(2, "evaluate")
+        assert await asyncio.to_thread(client.add_groups, added) == 2
+        leases = await stage.lease(session, 2)
+        await stage.hand_in(session, *[await played(lease, job) for lease, job in leases])
+        ids = [group.id for group in added]
+        found = await asyncio.to_thread(client.read_groups, ids)
+        assert found == [
+            GroupReport(ids[0], "complete", None, (1.0, 1.0)),
+            GroupReport(ids[1], "waiting", None, ()),
+        ]
+        assert [one.ended for one in found] == [True, False]
+        many = await asyncio.to_thread(client.read_groups, ids * 1024)
+        assert many == found * 1024
+        with pytest.raises(RefusedError, match="no group 00000000"):
+            await asyncio.to_thread(client.read_groups, [bytes(16)])
+        assert (await stage.ask("/v1/groups/read", {"groups": []}))[0] == 403
+        assert (await stage.ask("/v1/groups/read", {"groups": ["0" * 32] * 1025}, "trainer"))[0] == 400
