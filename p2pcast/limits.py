@@ -124,7 +124,7 @@ MAX_PATH_PART_BYTES = 255
 MAX_HANDSHAKES = 256
 """Most unauthenticated connections at the same time."""
 
-FIRST_WORD_S = 10.0
+FIRST_MESSAGE_S = 10.0
 """Time limit in seconds for the dialer to state the purpose of a link (JOIN, ATTACH, RANK, MEMBER). An honest dialer
 sends that message together with its last message of the handshake.
 """

@@ -166,12 +166,16 @@ def test_a_package_has_few_direct_modules() -> None:
     assert not {package: n for package, n in count.items() if n > MOST_MODULES}
 
 
-def test_no_two_modules_have_one_name() -> None:
+def test_no_two_modules_or_packages_have_one_name() -> None:
     excepted = {name for row in table("name") for name in row[0]}
     places: dict[str, list[str]] = defaultdict(list)
+    packages: dict[str, list[str]] = defaultdict(list)
     for path in MODULES.values():
         places[path.stem].append(str(path.relative_to(ROOT)))
-    assert not {name: found for name, found in places.items() if len(found) > 1 and name not in excepted}
+        if path.name == "__init__.py":
+            packages[path.parent.name].append(str(path.parent.relative_to(ROOT)))
+    for found in (places, packages):
+        assert not {name: at for name, at in found.items() if len(at) > 1 and name not in excepted}
 
 
 # -- purity

@@ -28,7 +28,7 @@ class Blame:
         self._last_s: dict[str, float] = {}
         """Node → time of its newest blame."""
 
-    def heard(self, witness: str, rows: Collection[tuple[str, int]], now_s: float) -> list[str]:
+    def record(self, witness: str, rows: Collection[tuple[str, int]], now_s: float) -> list[str]:
         """Take a report. `rows`: (node, corrupt pieces so far). Returns the nodes newly blamed by a credible
         witness.
         """
@@ -49,7 +49,7 @@ class Blame:
     def quarantined(self, node: str) -> bool:
         return self.witnesses(node) >= WITNESSES
 
-    def muted(self, now_s: float) -> frozenset[str]:
+    def demoted(self, now_s: float) -> frozenset[str]:
         """Nodes that must feed no other node."""
         return frozenset(
             node

@@ -18,7 +18,7 @@ KEPT: Final = 4096
 
 
 class Uplink:
-    """Windows of measurement. Call `look` at any interval; windows are never shorter than `WINDOW_S`."""
+    """Windows of measurement. Call `sample` at any interval; windows are never shorter than `WINDOW_S`."""
 
     def __init__(self) -> None:
         self._at_s: float | None = None
@@ -36,7 +36,7 @@ class Uplink:
         """Number of windows that count."""
         return len(self._windows)
 
-    def look(self, now_s: float, sent: Mapping[str, int], pulling: Set[str]) -> bool:
+    def sample(self, now_s: float, sent: Mapping[str, int], pulling: Set[str]) -> bool:
         """Take a sample. `sent`: acknowledged bytes by link; `pulling`: links with payload waiting. Returns whether a
         window counted.
         """

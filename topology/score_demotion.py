@@ -58,14 +58,14 @@ class Standings:
         """Peers that must feed no other peer."""
         return frozenset(peer for peer, step in self._steps.items() if step is Standing.LEAF)
 
-    def look(self, reliable: Mapping[str, float | None]) -> None:
+    def update(self, reliable: Mapping[str, float | None]) -> None:
         """Update for one planning, with the reliability (0 to 100) of all present peers; None: never measured."""
         known = [value for value in reliable.values() if value is not None]
         middle = median(known) if known else 0.0
         for peer, value in reliable.items():
-            self._look(peer, 0 if value is None else _wanted(value, middle, self.of(peer)))
+            self._update_one(peer, 0 if value is None else _wanted(value, middle, self.of(peer)))
 
-    def _look(self, peer: str, wanted: int) -> None:
+    def _update_one(self, peer: str, wanted: int) -> None:
         held = self._held.pop(peer, 0)
         held = held + wanted if held * wanted > 0 else wanted
         if abs(held) >= SUSTAINED:

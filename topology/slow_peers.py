@@ -27,11 +27,11 @@ planning, because a move costs a re-attachment.
 """
 BEHIND_S: Final = 0.3
 """Least delay behind the parent, in seconds at the median flow: more than a short stall or a short hop causes."""
-LOOKS: Final = 2
+SLOW_REPORTS: Final = 2
 """Number of slow reports in a row, at least a quarter of a second apart. One slow report may be a process that was not
 scheduled.
 """
-HEAD_LOOKS: Final = 6
+SLOW_HEAD_REPORTS: Final = 6
 """The same for a head while the uplink is full: heads share the uplink, for moments unevenly."""
 FULL: Final = 0.9
 """Share of the uplink above which it counts as full."""
@@ -61,7 +61,7 @@ class Laggards:
         self.detached: frozenset[str] = frozenset()
         self._held: dict[str, int] = {}
 
-    def look(self, bps: Mapping[str, float | None]) -> frozenset[str]:
+    def update(self, bps: Mapping[str, float | None]) -> frozenset[str]:
         """Update for one planning, with all peers' rates in bits/s. Returns the detached peers. Forgets ids not in
         `bps`.
         """
@@ -131,9 +131,9 @@ class Stragglers:
             flow.slow = 0
             return False
         flow.slow += 1
-        if not plan.children(peer) or flow.slow < LOOKS:
+        if not plan.children(peer) or flow.slow < SLOW_REPORTS:
             return False
-        if plan.parent[peer] == ROOT and flow.slow < HEAD_LOOKS and self._heads_bps(plan) > FULL * uplink_bps:
+        if plan.parent[peer] == ROOT and flow.slow < SLOW_HEAD_REPORTS and self._heads_bps(plan) > FULL * uplink_bps:
             return False
         return 8.0 * behind_bytes > max(BEHIND_S, span_s) * self._usual_bps
 

@@ -51,7 +51,7 @@ class Withholding:
         self._last_s: dict[str, float] = {}
         self._blame = Blame()
 
-    def heard(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now_s: float) -> None:
+    def record(self, witness: str, rows: Iterable[tuple[bytes, str | None]], now_s: float) -> None:
         """Take a report. ``rows``: (artifact that the witness lacks, its parent; None: the hub)."""
         for artifact, parent in rows:
             self._complaints.setdefault((witness, artifact), _Complaint(None if parent == witness else parent, now_s))
@@ -81,7 +81,7 @@ class Withholding:
             if len(excused) < EXCUSES:
                 return False
         count = self._counts[witness, node] = self._counts.get((witness, node), 0) + 1
-        if not self._blame.heard(witness, [(node, count)], now_s):
+        if not self._blame.record(witness, [(node, count)], now_s):
             return False
         self._incidents.setdefault(node, set()).add(artifact)
         self._last_s[node] = now_s
@@ -94,7 +94,7 @@ class Withholding:
     def quarantined(self, node: str) -> bool:
         return self.witnesses(node) >= WITNESSES and len(self._incidents.get(node, ())) >= INCIDENTS
 
-    def muted(self, now_s: float) -> frozenset[str]:
+    def demoted(self, now_s: float) -> frozenset[str]:
         """Nodes that must feed no other node."""
         return frozenset(
             node

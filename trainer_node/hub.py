@@ -22,10 +22,10 @@ from p2pcast.wire.join_token import JoinToken
 from trainer_node.commit.barrier import Tick
 from trainer_node.hub_config import HubConfig
 from trainer_node.hub_startup import (
-    Control,
-    Fleet,
+    ControlParts,
+    FleetParts,
     Publishing,
-    State,
+    StateParts,
     build_control,
     build_fleet,
     build_publishing,
@@ -47,7 +47,7 @@ class Hub:
     Everything happens on one event loop; blocking work goes to executors.
     """
 
-    def __init__(self, state: State, fleet: Fleet, publishing: Publishing, control: Control) -> None:
+    def __init__(self, state: StateParts, fleet: FleetParts, publishing: Publishing, control: ControlParts) -> None:
         self.config, self.ident = state.config, state.ident
         self.events, self.tasks = state.events, state.tasks
         self.node, self.http = publishing.node, control.http
@@ -96,7 +96,6 @@ class Hub:
         await self.tasks.end()
         for session in list(state.sessions.values()):
             session.link.close()
-        publishing.downstream.close()
         self.node.close()
         state.numbers.close()
         state.staging.close()

@@ -80,7 +80,7 @@ PULLS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateParts:
     """Stage 1: the contents of the state folder. ``admission`` needs the joined peers, hence ``sessions``."""
 
     config: HubConfig
@@ -99,7 +99,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetParts:
     """Stage 2: the peers, and the plan that they follow."""
 
     membership: Membership
@@ -133,7 +133,7 @@ class Publishing:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlParts:
     """Stage 4: connections, and what peers and users say."""
 
     plan_distributor: PlanDistributor
@@ -145,7 +145,7 @@ class Control:
     http: HttpServer
 
 
-async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> State:
+async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> StateParts:
     """Raises LocalError, UsageError."""
     checkpoints, folder = config.checkpoints, config.state
     if checkpoints is not None and not checkpoints.is_dir():
@@ -184,7 +184,7 @@ async def open_state(config: HubConfig, events: Events, tasks: Tasks) -> State:
         restarted=state_file["incarnation"] > 1,
         unlike=lambda peer, version: _report_unlike(events, numbers, peer, version),
     )
-    return State(
+    return StateParts(
         config, events, tasks, staging, key, state_file, history, ident, sessions, admission, store, numbers, recovery
     )
 
@@ -198,7 +198,7 @@ def _report_unlike(events: Events, numbers: VersionNumbers, peer: str, version: 
     events.emit("unlike", peer=peer, version=str(version), branch=numbers.floor)
 
 
-def build_fleet(state: State) -> Fleet:
+def build_fleet(state: StateParts) -> FleetParts:
     config = state.config
     membership = Membership(
         state.state_file["incarnation"],
@@ -218,7 +218,7 @@ def build_fleet(state: State) -> Fleet:
     )
     leads.recall()
     broadcasts = BroadcastPlanner(membership, progress, timeline, state.sessions)
-    return Fleet(membership, timeline, progress, broadcasts, leads, Sources())
+    return FleetParts(membership, timeline, progress, broadcasts, leads, Sources())
 
 
 def _recall_sizes(sizes: Sizes, store: Store) -> None:
@@ -229,7 +229,7 @@ def _recall_sizes(sizes: Sizes, store: Store) -> None:
     sizes.published(*of_steps((s.base, s.version, s.manifest.log) for s in stored if s.base is not None))
 
 
-def build_publishing(state: State, fleet: Fleet) -> Publishing:
+def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     config, store, staging, events, key = state.config, state.store, state.staging, state.events, state.key
     sessions, membership, later = state.sessions, fleet.membership, state.tasks.later
     store_changed, live_changed = Wakeup(), asyncio.Event()
@@ -294,7 +294,7 @@ def build_publishing(state: State, fleet: Fleet) -> Publishing:
     )  # fmt: skip
 
 
-def build_control(state: State, fleet: Fleet, publishing: Publishing) -> Control:
+def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) -> ControlParts:
     config, store, admission, sessions = state.config, state.store, state.admission, state.sessions
     membership, node, downstream = fleet.membership, publishing.node, publishing.downstream
     mirror, tls = publishing.mirror_uploader, admission.tls
@@ -353,4 +353,4 @@ def build_control(state: State, fleet: Fleet, publishing: Publishing) -> Control
         healthy=state.tasks.healthy,
         documents={"versions": view.weights},
     )
-    return Control(plan_distributor, report_handler, acceptor, listener, meter, view, http)
+    return ControlParts(plan_distributor, report_handler, acceptor, listener, meter, view, http)

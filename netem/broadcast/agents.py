@@ -41,7 +41,7 @@ class Agent:
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, **order: Any) -> None:
+    def send_order(self, **order: Any) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
@@ -102,9 +102,9 @@ class Agents:
     def start(self, host: str, role: str, settings: Mapping[str, Any]) -> None:
         self.agents[host] = Agent(self._net, host, role, settings, self._module)
 
-    def tell(self, **order: Any) -> None:
+    def send_order(self, **order: Any) -> None:
         for agent in self.agents.values():
-            agent.tell(**order)
+            agent.send_order(**order)
 
     def answers(self, key: str) -> dict[str, Any]:
         return {host: agent.answer(key) for host, agent in self.agents.items()}

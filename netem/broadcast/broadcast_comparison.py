@@ -55,8 +55,8 @@ class Bench:
         return min(peers, max(1, int(self.uplink_bps / self.peer_bps)))
 
 
-def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """``tell`` receives each row as soon as it is measured. From the main thread. Raises LocalError, IntegrityError."""
+def bench_broadcast(bench: Bench, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """``show`` receives each row as soon as it is measured. From the main thread. Raises LocalError, IntegrityError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = []
     given, whole = ([name for name in bench.rivals if name in table] for table in (RIVALS, WHOLE))
@@ -65,7 +65,7 @@ def bench_broadcast(bench: Bench, tell: Callable[[dict[str, Any]], None]) -> dic
         for system in systems:
             for made in _rows(bench, system, peers):
                 rows.append(made)
-                tell(made)
+                show(made)
     return {
         "uplink_bps": bench.uplink_bps,
         "peer_bps": bench.peer_bps,

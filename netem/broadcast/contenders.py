@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from netem.broadcast.json_lines import PORT, orders, say
+from netem.broadcast.json_lines import PORT, orders, write_facts
 
 CONNECT_S = 10.0
 QUEUED_PIECES = 32
@@ -99,13 +99,13 @@ def chain(settings: dict[str, Any]) -> None:
     """
     above: socket.socket | None = None
     server = socket.create_server(("", PORT))
-    say(ready=True)
+    write_facts(ready=True)
     lines = orders()
     next(lines)  # all processes are listening
     below = [_connected(child) for child in settings["children"]]
     if not settings["source"]:
         above, _ = server.accept()
-    say(ready=True)
+    write_facts(ready=True)
     for order in lines:
         pieces: list[queue.Queue[bytes | None]] = [queue.Queue(QUEUED_PIECES) for _ in below]
         senders = [threading.Thread(target=_send, args=pair) for pair in zip(below, pieces, strict=True)]
@@ -120,7 +120,7 @@ def chain(settings: dict[str, Any]) -> None:
             line.put(None)
         for sender in senders:
             sender.join()
-        say(done_s=done_s)
+        write_facts(done_s=done_s)
 
 
 def _connected(address: list[Any]) -> socket.socket:
@@ -165,7 +165,7 @@ def star_hub(settings: dict[str, Any]) -> None:
         return web.Response(body=payload)
 
     async def started(app: web.Application) -> None:
-        say(ready=True)
+        write_facts(ready=True)
 
     app = web.Application()
     app.router.add_get("/", get)
@@ -182,12 +182,12 @@ def star(settings: dict[str, Any]) -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as http:
-            say(ready=True)
+            write_facts(ready=True)
             while await loop.run_in_executor(None, sys.stdin.readline):
                 async with http.get(settings["url"]) as response:
                     async for _ in response.content.iter_any():
                         pass
-                say(done_s=time.time())
+                write_facts(done_s=time.time())
 
     asyncio.run(work())
 
@@ -202,7 +202,7 @@ def torrent(settings: dict[str, Any]) -> None:
     lt: Any = importlib.import_module("libtorrent")
     session = lt.session(TORRENT_SETTINGS | {"listen_interfaces": f"0.0.0.0:{PORT}"})
     with tempfile.TemporaryDirectory(prefix="p2pcast-torrent-", dir=settings["folder"]) as name:
-        say(ready=lt.version)
+        write_facts(ready=lt.version)
         folder, number, handle = Path(name), 0, None
         for order in orders():
             if handle is not None and "go" not in order:
@@ -224,13 +224,13 @@ def torrent(settings: dict[str, Any]) -> None:
                 handle = session.add_torrent(add)
                 if "torrent" in order:
                     _torrent_met(handle, settings["peers"])
-                say(torrent=document.hex() if "seed" in order else "")
+                write_facts(torrent=document.hex() if "seed" in order else "")
                 continue
             assert handle is not None
             handle.unset_flags(lt.torrent_flags.upload_mode)
             while not handle.status().is_seeding:
                 time.sleep(TORRENT_POLL_S)
-            say(done_s=time.time())
+            write_facts(done_s=time.time())
 
 
 def _torrent_met(handle: Any, others: list[str]) -> None:

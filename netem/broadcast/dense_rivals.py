@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netem.broadcast.json_lines import PORT, carried, orders, say
+from netem.broadcast.json_lines import PORT, carried, orders, write_facts
 from netem.emulation.description import Network
 
 CHANGED = 0.01
@@ -108,7 +108,7 @@ def _folder(settings: dict[str, Any]) -> Iterator[Path]:
 def _report_facts(path: Path, before: tuple[int, int]) -> None:
     """Answer the request for facts, which comes after the clock has stopped."""
     received, sent = (now - then for now, then in zip(carried(), before, strict=True))
-    say(facts={"digest": digest(path), "received_bytes": received, "sent_bytes": sent})
+    write_facts(facts={"digest": digest(path), "received_bytes": received, "sent_bytes": sent})
 
 
 # -- rsync: a daemon at the hub, every peer fetches the new file against its old one
@@ -124,14 +124,14 @@ def rsync_hub(settings: dict[str, Any]) -> None:
         config.write_text(f"use chroot = no\nuid = {os.getuid()}\ngid = {os.getgid()}\n[state]\npath = {folder}\n")
         server = socket.create_server(("", RSYNC_PORT), backlog=128)
         threading.Thread(target=_serve, args=(server, config), daemon=True).start()
-        say(ready=True)
+        write_facts(ready=True)
         before = carried()
         for order in orders():
             if "save" in order:
                 course.next()
                 course.save()
                 before = carried()
-                say(saved=course.step)
+                write_facts(saved=course.step)
             else:
                 _report_facts(course.path, before)
 
@@ -155,7 +155,7 @@ def rsync(settings: dict[str, Any]) -> None:
     with _folder(settings) as folder:
         course = StateSequence(settings["state_bytes"], folder / "state")
         course.save()
-        say(ready=True)
+        write_facts(ready=True)
         before = carried()
         for order in orders():
             if "fetch" in order:
@@ -170,7 +170,7 @@ def rsync(settings: dict[str, Any]) -> None:
                 done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
                 if done.returncode:
                     raise SystemExit(f"rsync ended with {done.returncode}: {done.stderr.strip()}")
-                say(done_s=time.time())
+                write_facts(done_s=time.time())
             else:
                 _report_facts(course.path, before)
 
@@ -237,14 +237,14 @@ def zstd_hub(settings: dict[str, Any]) -> None:
         await runner.setup()
         await web.TCPSite(runner, port=PORT).start()
         course = StateSequence(settings["state_bytes"], folder / "state")
-        say(ready=True)
+        write_facts(ready=True)
         before = carried()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             if "save" in line:
                 course.next()
                 course.save()
                 before = carried()
-                say(saved=course.step)
+                write_facts(saved=course.step)
             elif "publish" in line:
                 stream = streams.setdefault(course.step, Stream())
                 await loop.run_in_executor(None, _compress, course.path, loop, stream)
@@ -270,12 +270,12 @@ def zstd(settings: dict[str, Any]) -> None:
             with path.open("wb") as file:
                 async for chunk in response.content.iter_any():
                     file.write(unpacker.decompress(chunk))
-        say(done_s=time.time())
+        write_facts(done_s=time.time())
 
     async def work(path: Path) -> None:
         loop = asyncio.get_running_loop()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as http:
-            say(ready=True)
+            write_facts(ready=True)
             before = carried()
             while line := await loop.run_in_executor(None, sys.stdin.readline):
                 if "fetch" in line:

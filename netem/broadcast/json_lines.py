@@ -12,7 +12,7 @@ PORT = 7099
 DEVICE = "eth0"
 
 
-def say(**facts: Any) -> None:
+def write_facts(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 

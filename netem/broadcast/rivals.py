@@ -81,10 +81,10 @@ def _forwarded(net: Emulated, payload_bytes: int, rounds: int, below: Mapping[st
             addresses = [[net.network.address(child), PORT] for child in children]
             agents.start(host, "chain", {"children": addresses, "source": host == HUB})
         agents.answers("ready")
-        agents.tell(listening=True)
+        agents.send_order(listening=True)
         agents.answers("ready")
         return [
-            run_broadcast(agents, lambda: agents.tell(bytes=payload_bytes, piece=PIECE_BYTES))
+            run_broadcast(agents, lambda: agents.send_order(bytes=payload_bytes, piece=PIECE_BYTES))
             for _ in range(rounds + 1)
         ][1:]
 
@@ -97,7 +97,7 @@ def http_star(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
         for peer in peers_of(net):
             agents.start(peer, "star", {"url": f"http://{net.network.address(HUB)}:{PORT}/"})
         agents.answers("ready")
-        ran = [run_broadcast(agents, lambda: agents.tell(fetch=True), servers) for _ in range(rounds)]
+        ran = [run_broadcast(agents, lambda: agents.send_order(fetch=True), servers) for _ in range(rounds)]
     return BroadcastSeries("http star", payload_bytes, ran)
 
 
@@ -119,14 +119,14 @@ def libtorrent(net: Emulated, payload_bytes: int, rounds: int, chains: int, fold
 
 def _torrent_round(agents: Agents, payload_bytes: int) -> Broadcast:
     hub = agents.agents[HUB]
-    hub.tell(seed=payload_bytes)
+    hub.send_order(seed=payload_bytes)
     document = hub.answer("torrent")
     peers = [agent for host, agent in agents.agents.items() if host != HUB]
     for agent in peers:
-        agent.tell(torrent=document)
+        agent.send_order(torrent=document)
     for agent in peers:
         agent.answer("torrent")
-    return run_broadcast(agents, lambda: agents.tell(go=True))
+    return run_broadcast(agents, lambda: agents.send_order(go=True))
 
 
 def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
@@ -146,10 +146,10 @@ def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folde
             agents.agents[peer].answer("ready")
         ran = []
         for number in range(1, rounds + 1):
-            origins.tell(save=payload_bytes)
+            origins.send_order(save=payload_bytes)
             origins.answers("saved")
-            agents.tell(wait=number)
-            ran.append(run_broadcast(agents, lambda: origins.tell(go=True), origins))
+            agents.send_order(wait=number)
+            ran.append(run_broadcast(agents, lambda: origins.send_order(go=True), origins))
     told = {"version": version, "layout": "middle nodes in chains", "chains": chains, **settings}
     return BroadcastSeries("shardcast", payload_bytes, ran, told)
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from netem.broadcast.json_lines import PORT, orders, say
+from netem.broadcast.json_lines import PORT, orders, write_facts
 from netem.emulation.description import Network
 
 CLONE_NEWNS = 0x00020000
@@ -100,12 +100,12 @@ def origin(settings: dict[str, Any]) -> None:
     """An order is ``{"save": bytes}``, then ``{"go": true}`` to cut them into shards and offer them."""
     package = _package(settings)
     server = package.OriginServer(str(_data()), PORT, settings["SHARDCAST_MAX_DISTRIBUTION_FOLDERS"])
-    say(ready=package.__version__)
+    write_facts(ready=package.__version__)
     payload = TMP / "payload"
     for order in orders():
         if "save" in order:
             payload.write_bytes(os.urandom(order["save"]))
-            say(saved=True)
+            write_facts(saved=True)
         else:
             server.broadcast(str(payload), settings["SHARDCAST_SHARD_SIZE"])
 
@@ -117,8 +117,8 @@ def middle(settings: dict[str, Any]) -> None:
     package = _package(settings)
     servers = [f"http://{host}:{PORT}" for host in settings["upstream"]]
     node = package.MiddleNode(servers, str(_data()), PORT, settings["check_interval"])
-    say(ready=True)
+    write_facts(ready=True)
     for order in orders():
         while f"v{order['wait']}" not in node.processed_versions:
             time.sleep(POLL_S)
-        say(done_s=time.time())
+        write_facts(done_s=time.time())

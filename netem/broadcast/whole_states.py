@@ -33,7 +33,7 @@ def rsync(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> Broadca
     given = {"state_bytes": state_bytes, "folder": str(folder), "hub": net.network.address(HUB), "options": options}
     with Agents(net) as hubs, Agents(net) as agents:
         _start(net, hubs, agents, "rsync", given)
-        ran, moved = _rounds(hubs, agents, rounds, lambda number: agents.tell(fetch=number))
+        ran, moved = _rounds(hubs, agents, rounds, lambda number: agents.send_order(fetch=number))
     return BroadcastSeries("rsync", state_bytes, ran, {"options": " ".join(options), **moved})
 
 
@@ -44,8 +44,8 @@ def zstd(net: Emulated, state_bytes: int, rounds: int, folder: Path) -> Broadcas
         _start(net, hubs, agents, "zstd", given)
 
         def begin(number: int) -> None:
-            hubs.tell(publish=number)
-            agents.tell(fetch=number)
+            hubs.send_order(publish=number)
+            agents.send_order(fetch=number)
 
         ran, moved = _rounds(hubs, agents, rounds, begin)
     return BroadcastSeries(
@@ -67,11 +67,11 @@ def _rounds(
     """Broadcasts of the states after the common first one, and their traffic."""
     ran, came, sent = [], [], []
     for number in range(1, rounds + 1):
-        hubs.tell(save=True)
+        hubs.send_order(save=True)
         hubs.answers("saved")
         ran.append(run_broadcast(agents, lambda number=number: begin(number), hubs))  # type: ignore[misc]
-        hubs.tell(facts=True)
-        agents.tell(facts=True)
+        hubs.send_order(facts=True)
+        agents.send_order(facts=True)
         (hub,), peers = hubs.answers("facts").values(), agents.answers("facts")
         for host, facts in peers.items():
             if facts["digest"] != hub["digest"]:

@@ -128,7 +128,7 @@ class Board:
             table.add_row("pass" if check["ok"] else "FAIL", check["name"], check["detail"])
         self._console.print(table)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _picture(self) -> Group:

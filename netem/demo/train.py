@@ -223,11 +223,11 @@ def warm_up(
         loss = supervised_loss(model, train.draw(WARMUP_BATCH, generator))
         take_step(optimiser, model, loss, peak_lr * scale)
         if (step + 1) % 20 == 0:
-            say(f"warm-up: step {step + 1} of {steps}, loss {loss.item():.3f}")
+            print_line(f"warm-up: step {step + 1} of {steps}, loss {loss.item():.3f}")
     return float(loss.detach())
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -277,7 +277,7 @@ def train(options: argparse.Namespace, publish: Publish | None = None) -> None:
     params = sum(value.numel() for value in published.values())
     write_checkpoint(base, published, model)
     right = accuracy(model, held_out)
-    say(f"base: {params:,} parameters, loss {loss:.3f}, {right:.0%} of unseen sums right")
+    print_line(f"base: {params:,} parameters, loss {loss:.3f}, {right:.0%} of unseen sums right")
     report("base", step=0, path=str(base), loss=loss, accuracy=right, params=params)
 
     last_s = float("-inf")
@@ -300,7 +300,7 @@ def train(options: argparse.Namespace, publish: Publish | None = None) -> None:
         write_checkpoint(folder, weights, model)
         published = weights
         taken = None if publish is None else publish(step, model)
-        say(
+        print_line(
             f"step {step}: reward {reward:.2f}, {right:.1%} of unseen sums right, {changed / params:.2%} of the "
             "values changed"
         )

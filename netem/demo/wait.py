@@ -38,13 +38,13 @@ class Watch:
         self._processes, self._state, self._http, self._between = processes, state, http, between
 
     async def until(
-        self, what: str, child: Child, limit_s: float, done: Callable[[], bool], look: Callable[[], None] | None = None
+        self, what: str, child: Child, limit_s: float, done: Callable[[], bool], poll: Callable[[], None] | None = None
     ) -> None:
         """Poll until ``done``. Raises DemoError if a child ends unexpectedly or after ``limit_s``."""
         deadline = time.monotonic() + limit_s
         while True:
-            if look is not None:
-                look()
+            if poll is not None:
+                poll()
             if done():
                 return
             self._processes.check()
@@ -71,12 +71,12 @@ class Watch:
         """The URL of a daemon, once it serves (and is ready)."""
         path, found = self._state(name) / "daemon.json", ""
 
-        def look() -> None:
+        def poll() -> None:
             nonlocal found
             with contextlib.suppress(OSError, ValueError, KeyError):
                 found = str(json.loads(path.read_text())["http"])
 
-        await self.until(f"address of {name}", child, READY_S, lambda: bool(found), look)
+        await self.until(f"address of {name}", child, READY_S, lambda: bool(found), poll)
         if ready:
             await self.until_answers(name, child, READY_S, found + "/readyz")
         return found

@@ -25,10 +25,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from netem.bench.codec import pulse_format, sparrowrl_format, xor_format
-from netem.bench.codec.reference_scan import compact
+from netem.bench.codec_comparison import pulse_format, sparrowrl_format, xor_format
+from netem.bench.codec_comparison.reference_scan import compact
 from netem.broadcast.contenders import NOTSENT_LOWAT_BYTES
-from netem.broadcast.json_lines import orders, say
+from netem.broadcast.json_lines import orders, write_facts
 from p2pcast.codec.cell import decode, digest, encode
 from p2pcast.codec.layout import Cell, Layout, Tensor
 
@@ -144,16 +144,16 @@ def sender(settings: dict[str, Any]) -> None:
     time.
     """
     states = States.read(Path(settings["folder"]))
-    say(ready=True)
+    write_facts(ready=True)
     sock: socket.socket | None = None
     for order in orders():
         if "costs" in order:
-            say(costs=costs(states, order["costs"]))
+            write_facts(costs=costs(states, order["costs"]))
         elif "connect" in order:
             sock = socket.create_connection(tuple(order["connect"]))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
-            say(connected=True)
+            write_facts(connected=True)
         else:
             assert sock is not None
             began_s = time.time()
@@ -161,14 +161,14 @@ def sender(settings: dict[str, Any]) -> None:
                 for *frame, payload in frames(states, order["send"]):
                     put(FRAME.pack(*frame, len(payload)) + payload)
                 put(FRAME.pack(END, 0, 0, 0, 0))
-            say(began_s=began_s)
+            write_facts(began_s=began_s)
 
 
 def receiver(settings: dict[str, Any]) -> None:
     """Orders: ``{"receive": format}``, answered with the time at which all was decoded."""
     states = States.read(Path(settings["folder"]))
     server = socket.create_server(("", PORT))
-    say(ready=True)
+    write_facts(ready=True)
     sock: socket.socket | None = None
     for order in orders():
         if sock is None:
@@ -176,7 +176,7 @@ def receiver(settings: dict[str, Any]) -> None:
         with _line(partial(_decode, states, order["receive"])) as put:
             while (header := _exactly(sock, FRAME.size)) and (frame := FRAME.unpack(header))[0] != END:
                 put((frame[:4], _exactly(sock, frame[4])))
-        say(done_s=time.time())
+        write_facts(done_s=time.time())
 
 
 def _put(sock: socket.socket, data: bytes) -> None:

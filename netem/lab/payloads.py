@@ -2,8 +2,8 @@
 under real AdamW steps.
 
 Formats: ``dense`` (the whole state in bf16), ``naive`` (a 32-bit index and the value of each changed word),
-``sparrowrl`` (SparrowRL section 5.1, as in ``netem.bench.codec.sparrowrl_format``) and ``ours`` (``context``, with
-every byte decoded again and compared).
+``sparrowrl`` (SparrowRL section 5.1, as in ``netem.bench.codec_comparison.sparrowrl_format``) and ``ours``
+(``context``, with every byte decoded again and compared).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measured(learning_rate: float, steps: int) -> Payloads:
     """Sizes over ``steps`` consecutive steps of a running training. Takes some seconds; needs torch, transformers and
     the pretrained weights. Raises LocalError.
     """
-    from netem.bench.codec.codec_comparison import sizes, trained_datasets
+    from netem.bench.codec_comparison.comparison import sizes, trained_datasets
 
     (dataset,) = trained_datasets((learning_rate,), steps)
     row = sizes(dataset, "context")

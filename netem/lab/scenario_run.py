@@ -74,9 +74,9 @@ def backend_of(scenario: Scenario, wanted: str = "auto", every: Sequence[Backend
 
 
 def run(
-    scenario: Scenario, backend: str, only: Sequence[int] = (), tell: Callable[[str], None] = lambda record: None
+    scenario: Scenario, backend: str, only: Sequence[int] = (), show: Callable[[str], None] = lambda record: None
 ) -> Record:
-    """The document. ``only``: case numbers; ``tell`` receives progress lines. From the main thread. Raises LocalError,
+    """The document. ``only``: case numbers; ``show`` receives progress lines. From the main thread. Raises LocalError,
     UsageError.
     """
     every = list(cases(scenario))
@@ -91,19 +91,19 @@ def run(
     calibrations: list[Record] = []
     failed: list[Record] = []
     ready = [replace(case, argument=prepared(scenario.experiment, case.argument)) for case in wanted]
-    for case, record in _terminable(_records(scenario, backend, ready, tell)):
+    for case, record in _terminable(_records(scenario, backend, ready, show)):
         if "row" in record:
             rows.append({"case": case.number, **case.keys, **record["row"]})
-            tell(f"  {_brief(record['row'])}")
+            show(f"  {_brief(record['row'])}")
         elif "note" in record:
-            tell(f"  {record['note']}")
+            show(f"  {record['note']}")
         elif "off" in record:
             calibrations.append({"case": case.number, **{key: value for key, value in record.items() if key != "case"}})
             for off in record["off"]:
-                tell(f"  left out, {off}")
+                show(f"  left out, {off}")
         elif "failed" in record:
             failed.append({"case": case.number, **case.keys, "why": record["failed"]})
-            tell(f"  failed: {record['failed']}")
+            show(f"  failed: {record['failed']}")
     return {
         "scenario": scenario.name,
         "what": scenario.what,
@@ -151,7 +151,7 @@ def checked(name: str, case: Case) -> None:
 
 
 def _records(
-    scenario: Scenario, backend: str, wanted: Sequence[Case], tell: Callable[[str], None]
+    scenario: Scenario, backend: str, wanted: Sequence[Case], show: Callable[[str], None]
 ) -> Generator[tuple[Case, Record], None, None]:
     """The results of all cases, each with its case. As many cases as possible run in one kernel; if that kernel ends
     early, the rest run in another.
@@ -160,7 +160,7 @@ def _records(
     while left:
         listed = [{"number": case.number, "argument": case.argument} for case in left.values()]
         at = next(iter(left))
-        _begin(left[at], scenario, tell)
+        _begin(left[at], scenario, show)
         try:
             with closing(results(backend, WORK, {"experiment": scenario.experiment, "cases": listed})) as saying:  # type: ignore[type-var]
                 for record in saying:
@@ -169,7 +169,7 @@ def _records(
                         del left[at]
                         if left:
                             at = next(iter(left))
-                            _begin(left[at], scenario, tell)
+                            _begin(left[at], scenario, show)
             if left:
                 raise LocalError("the emulated kernel ended without a result")
         except UsageError:
@@ -188,8 +188,8 @@ def _terminable(record: Generator[T, None, None]) -> Iterator[T]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _begin(case: Case, scenario: Scenario, tell: Callable[[str], None]) -> None:
-    tell(f"case {case.number}: {_brief(case.keys) or scenario.what}")
+def _begin(case: Case, scenario: Scenario, show: Callable[[str], None]) -> None:
+    show(f"case {case.number}: {_brief(case.keys) or scenario.what}")
 
 
 def _brief(row: Any) -> str:

@@ -94,7 +94,7 @@ def main(
     """Measure all parts without a result, and write benchmarks.md."""
     logging.basicConfig(level=logging.WARNING)
     try:
-        whole = write_only or measure(folder, only, quick=quick, tell=lambda said: click.echo(f"== {said}", err=True))
+        whole = write_only or measure(folder, only, quick=quick, show=lambda said: click.echo(f"== {said}", err=True))
         click.echo(report(folder, labs, docs))
     except P2PCastError as error:
         click.echo(f"error: {error}", err=True)

@@ -53,7 +53,7 @@ def kept(folder: Path) -> dict[str, Kept]:
     return found
 
 
-def measure(folder: Path, only: Sequence[str], *, quick: bool, tell: Callable[[str], None]) -> bool:
+def measure(folder: Path, only: Sequence[str], *, quick: bool, show: Callable[[str], None]) -> bool:
     """Returns whether every part that can run here has a result. Raises UsageError, LocalError, KeyboardInterrupt."""
     parts = chosen_parts(only)
     with explained("create", folder):
@@ -62,16 +62,16 @@ def measure(folder: Path, only: Sequence[str], *, quick: bool, tell: Callable[[s
     for part in parts:
         old = before.get(part.name, {})
         if not only and "document" in old and (quick or not old["quick"]):
-            tell(f"{part.name}: kept, measured {old['began']} (make bench ONLY={part.name} measures it again)")
+            show(f"{part.name}: kept, measured {old['began']} (make bench ONLY={part.name} measures it again)")
             continue
         if (lacking := part.lacking()) is not None:
-            tell(f"{part.name}: left out, {lacking}")
+            show(f"{part.name}: left out, {lacking}")
             made: Kept = {"part": part.name, "why": lacking}
         else:
-            tell(f"{part.name}: p2pcast {' '.join(part.words(quick=quick))}")
+            show(f"{part.name}: p2pcast {' '.join(part.words(quick=quick))}")
             made = _run(folder, part, quick=quick)
             if "why" in made:
-                tell(f"{part.name}: failed, {made['why']}")
+                show(f"{part.name}: failed, {made['why']}")
                 whole = False
         if "document" in made or "document" not in old:
             atomic_write(folder / f"{part.name}.json", json.dumps(made, indent=1).encode() + b"\n", None)

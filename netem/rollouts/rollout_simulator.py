@@ -390,7 +390,7 @@ class RolloutSimulation:
         capacity = sum(each.rollouts_per_s for each in active)
         self._note(capacity, control.target_per_s)
         active += [Candidate(m.name, m.usd_per_h, m.capacity) for m in self._starting]
-        change = self._control.look(self._now, control.target_per_s, active, standby)
+        change = self._control.decide(self._now, control.target_per_s, active, standby)
         for started in change.activate:
             machine = next(m for m in self._standby if m.name == started.name)
             self._standby.remove(machine)

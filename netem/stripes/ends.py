@@ -93,14 +93,14 @@ async def parent(folder: Path, order: dict[str, Any]) -> None:
     end = Parent(folder, order)
     await end.listener.start("0.0.0.0", 0)
     running = [asyncio.ensure_future(end.node.run()), asyncio.ensure_future(end.downstream.run())]
-    say(listening=end.listener.address[1])
+    write_facts(listening=end.listener.address[1])
     while (told := await heard()) and "close" not in told:
         if "prepare" in told:
             end.prepare()
-            say(prepared=True)
+            write_facts(prepared=True)
         else:
-            say(began=end.publish())
-    say(sent=end.sent())
+            write_facts(began=end.publish())
+    write_facts(sent=end.sent())
     await _finish(end, running)
     await end.listener.stop()
 
@@ -124,7 +124,7 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     upstream.start(link)
     watching = asyncio.ensure_future(upstream.run())
     await upstream.attached.wait()
-    say(attached=True)
+    write_facts(attached=True)
     # All bytes since the previous version belong to this one, also those received before this order was read.
     before = 0
     while (told := await heard()) and "close" not in told:
@@ -135,11 +135,11 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
         end.complete.clear()
         came, before = upstream.bytes_received - before, upstream.bytes_received
         left = str(watching.result() or "the link was closed") if watching.done() else None
-        say(received={"at": at, "whole": done, "bytes": came, "left": left})
+        write_facts(received={"at": at, "whole": done, "bytes": came, "left": left})
     link.abort()
     await asyncio.wait([watching])
     await _finish(end, running)
-    say(closed=True)
+    write_facts(closed=True)
 
 
 def own_choice(congestion: str, rtt_s: float) -> int:
@@ -155,7 +155,7 @@ async def _finish(end: End, running: Sequence[asyncio.Future[None]]) -> None:
     end.node.close()
 
 
-def say(**facts: Any) -> None:
+def write_facts(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
@@ -170,7 +170,7 @@ def main() -> None:
     role = {"parent": parent, "child": child}[sys.argv[1]]
     settings = json.loads(sys.argv[2])
     keep_freed_memory()
-    say(ready=True)
+    write_facts(ready=True)
     while line := sys.stdin.readline():
         # Work in a folder of the starting process, which removes the folder even if this process is killed.
         with tempfile.TemporaryDirectory(dir=settings["folder"]) as folder:

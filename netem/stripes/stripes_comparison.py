@@ -51,8 +51,8 @@ class Bench:
 Row = dict[str, Any]
 
 
-def bench_stripes(bench: Bench, tell: Callable[[Row], None]) -> dict[str, Any]:
-    """The report document. ``tell`` receives each path's judgement as soon as it is known."""
+def bench_stripes(bench: Bench, show: Callable[[Row], None]) -> dict[str, Any]:
+    """The report document. ``show`` receives each path's judgement as soon as it is known."""
     ways, rows = [], []
     for sweep in bench.sweeps():
         here: list[Row] = []
@@ -67,7 +67,7 @@ def bench_stripes(bench: Bench, tell: Callable[[Row], None]) -> dict[str, Any]:
             way |= judged(sweep, here)
         ways.append(way)
         rows += here
-        tell(way)
+        show(way)
     return {
         "backend": bench.backend,
         "rate_bps": bench.rate_bps,

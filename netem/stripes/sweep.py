@@ -100,28 +100,28 @@ def link(
         "key": secrets.token_hex(32), "secret": secrets.token_hex(20), "bytes": given.payload_bytes,
         "congestion": congestion, "buffer_bytes": buffer_bytes,
     }  # fmt: skip
-    parent.tell(**common)
+    parent.send_order(**common)
     port = parent.answer("listening")
-    child.tell(**common, address=net.network.address("parent"), port=port, stripes=stripes)
+    child.send_order(**common, address=net.network.address("parent"), port=port, stripes=stripes)
     child.answer("attached")
     limit_s = given.limit * given.ideal_s + given.rtt_s
     goodputs: list[float] = []
     left = None
     for _ in range(given.rounds):
-        parent.tell(prepare=True)
+        parent.send_order(prepare=True)
         parent.answer("prepared")
         time.sleep(IDLE_S + IDLE_ROUND_TRIPS * given.rtt_s)
-        child.tell(wait=limit_s)
-        parent.tell(publish=True)
+        child.send_order(wait=limit_s)
+        parent.send_order(publish=True)
         began, received = parent.answer("began"), child.answer("received")
         goodputs.append(8 * received["bytes"] / (received["at"] - began))
         left = received["left"]
         if not received["whole"]:
             break
-    parent.tell(close=True)
+    parent.send_order(close=True)
     # Close last: the counters of a link disappear with the link.
     sent = parent.answer("sent")
-    child.tell(close=True)
+    child.send_order(close=True)
     child.answer("closed")
     return {
         "rtt_s": given.rtt_s,

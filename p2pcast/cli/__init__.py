@@ -20,13 +20,19 @@ from p2pcast.errors import EXIT_FAILED, EXIT_USAGE, P2PCastError
 COMMANDS = {
     "seed": ("p2pcast.cli.seed:seed", "Publish every new checkpoint to all peers that join."),
     "join": ("p2pcast.cli.join:join", "Receive every version of a run, pass it on, install it."),
-    "ledger": ("p2pcast.cli.rollouts.ledger_command:ledger", "Lease jobs to workers, and cut batches for the learner."),
-    "work": ("p2pcast.cli.rollouts.work_command:work", "Play jobs of the ledger with the engine beside a peer."),
+    "ledger": (
+        "p2pcast.cli.rollout_commands.ledger_command:ledger",
+        "Lease jobs to workers, and cut batches for the learner.",
+    ),
+    "work": (
+        "p2pcast.cli.rollout_commands.work_command:work",
+        "Play jobs of the ledger with the engine beside a peer.",
+    ),
     "audit": (
-        "p2pcast.cli.rollouts.audit_command:audit",
+        "p2pcast.cli.rollout_commands.audit_command:audit",
         "Score rollouts of other engines with an engine of one's own.",
     ),
-    "task": ("p2pcast.cli.rollouts.task_try:task", "Try a task with a local engine."),
+    "task": ("p2pcast.cli.rollout_commands.task_try:task", "Try a task with a local engine."),
     "status": ("p2pcast.cli.status:status", "Show the run, or one peer."),
     "commit": ("p2pcast.cli.status:commit", "Let engines switch to a version."),
     "token": ("p2pcast.cli.tokens_and_evictions:token", "Create, list and revoke join tokens."),
@@ -35,9 +41,9 @@ COMMANDS = {
     "inspect": ("p2pcast.cli.inspect:inspect", "Show the contents of a delta, a checkpoint or a state folder."),
     "check": ("p2pcast.cli.state_folder:check", "Verify every byte of a state folder and of its shadow."),
     "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
-    "bench": ("netem.bench.cli.group:bench", "Measure this installation."),
+    "bench": ("netem.bench.commands.group:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
-    "fleet": ("p2pcast.cli.rollouts.fleet_command:fleet", "Plan the rollout workers of a run, and their cost."),
+    "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan the rollout workers of a run, and their cost."),
     "lab": ("p2pcast.cli.lab:lab", "Run experiments on emulated WANs."),
     "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
 }

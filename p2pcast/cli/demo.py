@@ -41,7 +41,7 @@ def demo(folder: Path, versions: int, peers: int, pace: float, no_vllm: bool, ke
     board = Board(Console(stderr=as_json))
     result = run(Options(folder, versions, peers, not no_vllm, keep, pace), board)
     board.checks(result["checks"])
-    board.say(f"{result['verdict']} in {result['elapsed_s']:.0f} s; logs are in {result['folder']}/logs")
+    board.print_line(f"{result['verdict']} in {result['elapsed_s']:.0f} s; logs are in {result['folder']}/logs")
     if as_json:
         click.echo(json.dumps(result))
     if result["verdict"] == "FAIL":

@@ -21,7 +21,7 @@ from p2pcast.ordered_map import cores
 from p2pcast.progress_bar import Meter
 from p2pcast.state.shadow import MARKS_NAME, Shadow, layout_in
 from p2pcast.state.stale_shadows import find_stale, remove
-from p2pcast.state.version_reader import heal, replay_to
+from p2pcast.state.version_reader import replay_to, restore_cells
 from p2pcast.store.anchor_log import AnchorLog
 from p2pcast.store.artifact_log import FileLog, Log
 from p2pcast.store.atomic_files import explained
@@ -172,7 +172,7 @@ def _shadow_faults(found: Survey, folder: Path, repair: bool) -> dict[str, Any]:
                     return out | {"note": f"shadow {folder}: every cell of version {shadow.version} matches its digest"}
                 out["note"] = f"shadow {folder}: {len(cells)} cells of version {shadow.version} are damaged"
                 if repair and (replay := replay_to(shadow.version, [_opened(i) for i in good])) is not None:
-                    out["left"] = len(heal(shadow, cells, replay))
+                    out["left"] = len(restore_cells(shadow, cells, replay))
                     out["healed"] = not out["left"]
                 if healed := len(cells) - out["left"]:
                     out["note"] += f"; {healed} restored from artifacts on disk"

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from p2pcast.cli.listener_owner import foreign_listener
 from p2pcast.cli.options import BEARER_FILE, PATH, VersionType, console
-from p2pcast.cli.rollouts.ledger_table import ledger_heading, rollouts_line, workers_table
+from p2pcast.cli.rollout_commands.ledger_table import ledger_heading, rollouts_line, workers_table
 from p2pcast.cli.status_document import Found, failure_lines, shown_text
 from p2pcast.daemon.daemon_process import state_home
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError

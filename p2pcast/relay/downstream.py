@@ -70,7 +70,7 @@ class Downstream:
     def accept(self, link: Link) -> None:
         """A child has connected; its ATTACH follows."""
         self.children[link] = Child(link, asyncio.get_running_loop().time())
-        link.await_first_word("ATTACH")
+        link.expect_first_message("ATTACH")
 
     def close(self) -> None:
         self._ahead.close()

@@ -7,8 +7,8 @@ are opened (``store.private_folders``). An interrupted first fill is reported an
 when the shadow is created, so a full tmpfs is an error then and never a SIGBUS later. Format:
 docs/formats/delta-format.md, section 8.
 
-Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``heal``); the caller
-keeps readers of ``words`` apart from the writer.
+Synchronous; dense passes run on ``workers`` threads. One writer at a time (``apply``, ``fill``, ``restore_cell``); the
+caller keeps readers of ``words`` apart from the writer.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ class Shadow:
             self._each(workers, self._apply_cell, patch.cells)
             self._settle(patch.version)
 
-    def heal(self, cell: Cell, words: Words) -> None:
+    def restore_cell(self, cell: Cell, words: Words) -> None:
         """Restore a cell that ``verify`` reported. Raises IntegrityError if ``words`` do not match the mark either."""
         with self._changing():
             self._require_clean()

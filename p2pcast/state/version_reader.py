@@ -1,6 +1,6 @@
 """The words of a stored version, cell by cell, read from a whole state and the deltas after it.
 
-Every digest on the path is verified. Used to heal cells of a shadow, and to squash deltas that need the words before
+Every digest on the path is verified. Used to restore cells of a shadow, and to squash deltas that need the words before
 them. Memory: two cells. Thread-safe.
 """
 
@@ -115,7 +115,7 @@ def replay_to(version: Version, kept: Iterable[WholeArtifact]) -> VersionReader 
     return reader_of_path(way, by_id) if way else None
 
 
-def heal(shadow: Shadow, rotten: Iterable[Cell], replay: VersionReader) -> list[tuple[Cell, P2PCastError]]:
+def restore_cells(shadow: Shadow, rotten: Iterable[Cell], replay: VersionReader) -> list[tuple[Cell, P2PCastError]]:
     """Restore the cells that ``Shadow.verify`` reported, from ``replay`` at the shadow's version.
 
     Returns the cells that stay corrupt, with the error: their source can't be read or does not match its signed digest.
@@ -123,7 +123,7 @@ def heal(shadow: Shadow, rotten: Iterable[Cell], replay: VersionReader) -> list[
     left: list[tuple[Cell, P2PCastError]] = []
     for cell in rotten:
         try:
-            shadow.heal(cell, replay.words(cell))
+            shadow.restore_cell(cell, replay.words(cell))
         except (IntegrityError, LocalError) as error:
             left.append((cell, error))
     return left

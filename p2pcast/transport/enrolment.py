@@ -47,7 +47,7 @@ async def enrol(
     """
     authority = b""
 
-    def vouch(leaf: bytes, shown: bytes) -> Certified:
+    def verify_authority(leaf: bytes, shown: bytes) -> Certified:
         nonlocal authority
         hub = pinned(leaf, shown, token.authority, token.run, time.time())
         authority = shown
@@ -60,7 +60,7 @@ async def enrol(
                 enrolment,
                 host,
                 port,
-                Identity(node, name, token, vouch=vouch),
+                Identity(node, name, token, verify_authority=verify_authority),
                 purpose=ENROL,
                 role=role,
                 tls=first_contact(),

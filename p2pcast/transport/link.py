@@ -125,11 +125,12 @@ class Link:
         if not self.closed and (first := self.stripes.get(0)) is not None and not first.closed:
             self._write(first, first.connection.send(record, handle))
 
-    def await_first_word(self, what: str, seconds: float | None = None) -> None:
-        """Close the link after ``seconds`` (None: FIRST_WORD_S), unless ``introduced`` is called before. ``what``: the
-        awaited message, for the error.
+    def expect_first_message(self, what: str, seconds: float | None = None) -> None:
+        """Close the link after ``seconds`` (None: FIRST_MESSAGE_S), unless ``introduced`` is called before.
+
+        ``what``: the awaited message, for the error.
         """
-        seconds = limits.FIRST_WORD_S if seconds is None else seconds
+        seconds = limits.FIRST_MESSAGE_S if seconds is None else seconds
         late = RemoteError(f"no {what} within {seconds:g} s")
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.close, late)
 

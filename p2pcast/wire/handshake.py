@@ -57,8 +57,8 @@ class Identity:
     """This node, as its connections show it. ``evicted``: nodes to refuse. ``gate``: present at the hub. ``speaks``:
     supported protocols.
 
-    ``vouch``: present where a node enrols. It takes the listener's certificate and that of its authority, returns the
-    holder of the former, and raises RefusedError unless the token pins the latter.
+    ``verify_authority``: present where a node enrols. Takes the listener's certificate and that of its authority.
+    Returns the holder of the former. Raises RefusedError unless the token pins the latter.
     """
 
     node: bytes
@@ -66,7 +66,7 @@ class Identity:
     token: JoinToken
     evicted: Container[bytes] = frozenset()
     gate: Gate | None = None
-    vouch: Callable[[bytes, bytes], Certified] | None = None
+    verify_authority: Callable[[bytes, bytes], Certified] | None = None
     speaks: ProtocolRange = SPOKEN
 
 
@@ -249,10 +249,10 @@ class Handshake:
         node, nonce = challenge.node, challenge.nonce
         self._settle(challenge.v)
         if self._leaf is not None:
-            if self._identity.vouch is None or self.hello.purpose != ENROL:
+            if self._identity.verify_authority is None or self.hello.purpose != ENROL:
                 raise RemoteError("CHALLENGE where certificates have been shown")
             # Verify the listener before proving anything: an attacker on the path may have answered.
-            if self._identity.vouch(self._leaf, challenge.authority or b"").node != node:
+            if self._identity.verify_authority(self._leaf, challenge.authority or b"").node != node:
                 raise UntrustedError("the hub's certificate is another node's")
         if not hmac.compare_digest(self._proof(LISTENER_LABEL, nonce, node), challenge.proof):
             raise RefusedError("the other side does not know this run's token")

@@ -112,7 +112,7 @@ class _Seat:
         """None before HELD."""
         self.heard_at = asyncio.get_running_loop().time()
         self._lead = lead
-        link.await_first_word("MEMBER")
+        link.expect_first_message("MEMBER")
 
     def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
         if not isinstance(event, Message) or isinstance(event.body, messages.Pong):

@@ -59,7 +59,7 @@ class _Coming(QuietOwner):
 
     def __init__(self, call: _Call, link: Link) -> None:
         self._call = call
-        link.await_first_word("other stripes", DIAL_S)
+        link.expect_first_message("other stripes", DIAL_S)
 
     def hand_over(self, link: Link) -> None:
         if len(link.stripes) < link.expected:

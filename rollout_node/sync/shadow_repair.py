@@ -28,7 +28,7 @@ from p2pcast.relay.excerpt import Excerpt, expected_bytes
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
-from p2pcast.state.version_reader import WordsOf, heal, reader_of_path, way_to
+from p2pcast.state.version_reader import WordsOf, reader_of_path, restore_cells, way_to
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
 from rollout_node.control.activity import Activity
@@ -119,7 +119,7 @@ class ShadowRepair:
                     continue
                 async with still():
                     stay = await self._blocking(
-                        heal, shadow, left, reader_of_path(way.edges, excerpts | self._whole(), way.base)
+                        restore_cells, shadow, left, reader_of_path(way.edges, excerpts | self._whole(), way.base)
                     )
                 left = [cell for cell, _ in stay]
                 if not left:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from getting_in import GETTING_IN
+from admission import ADMISSION
+from availability import AVAILABILITY
+from exhaustion import EXHAUSTION, SAID
 from inputs import INPUTS
 from inside import FROM_INSIDE, MIRRORS
 from local import LOCAL
 from lost import LOST
 from mutation import Mutation
 from one_version import ONE_VERSION
-from owned import OWNED
 from releases import RELEASES
 from rollouts import ROLLOUTS
-from staying import STAYING
-from wearing_out import SAID, WEARING_OUT
+from stolen_peer import STOLEN_PEER
 
 MUTATIONS: list[Mutation] = [
-    *GETTING_IN,
+    *ADMISSION,
     *INPUTS,
     *FROM_INSIDE,
     *MIRRORS,
     *LOCAL,
     *LOST,
     *ONE_VERSION,
-    *OWNED,
+    *STOLEN_PEER,
     *RELEASES,
     *ROLLOUTS,
-    *STAYING,
+    *AVAILABILITY,
     *SAID,
-    *WEARING_OUT,
+    *EXHAUSTION,
 ]

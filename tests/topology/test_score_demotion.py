@@ -17,7 +17,7 @@ GOOD = dict.fromkeys("abcde", 100.0)
 
 def looked(standings: Standings, times: int, **reliable: float | None) -> Standing:
     for _ in range(times):
-        standings.look(GOOD | reliable)
+        standings.update(GOOD | reliable)
     return standings.of("x")
 
 
@@ -51,14 +51,14 @@ def test_once_in_a_while_costs_nothing():
 def test_a_fault_of_all_peers_demotes_none():
     standings = Standings()
     for _ in range(20):
-        standings.look(dict.fromkeys("abcdef", 30.0))
+        standings.update(dict.fromkeys("abcdef", 30.0))
     assert not standings._steps
 
 
 def test_absent_and_unmeasured_peers_keep_their_standing():
     standings = Standings()
     looked(standings, SUSTAINED, x=10.0)
-    standings.look(GOOD)
+    standings.update(GOOD)
     assert looked(standings, 5, x=None) is Standing.MIDDLE
     standings.forget("x")
     assert standings.of("x") is Standing.HEAD

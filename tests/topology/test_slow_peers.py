@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from topology.plan_changes import GAMMA
 from topology.plan_tree import ROOT, Plan
-from topology.slow_peers import HEAD_LOOKS, HOPELESS, LOOKS, SUSTAINED, Laggards, Patience, Stragglers
+from topology.slow_peers import HOPELESS, SLOW_HEAD_REPORTS, SLOW_REPORTS, SUSTAINED, Laggards, Patience, Stragglers
 
 MBIT = 1e6
 TWO = Plan((1, 1), {"a": ROOT, "b": "a", "c": "b", "d": ROOT, "e": "d"})
@@ -25,11 +25,11 @@ def test_hopeless_peers_are_detached_and_return_after_recovery() -> None:
     laggards = Laggards()
     others = dict.fromkeys("abc", 100 * MBIT)
     for bps, detached in ((20, 0), (20, 0), (20, 1), (80, 1), (95, 1), (95, 1), (95, 0), (30, 0)):
-        assert len(laggards.look(others | {"x": bps * MBIT})) == detached
+        assert len(laggards.update(others | {"x": bps * MBIT})) == detached
     for _ in range(SUSTAINED):
-        laggards.look(others | {"x": MBIT})
+        laggards.update(others | {"x": MBIT})
     assert laggards.detached == {"x"}
-    assert laggards.look(others) == frozenset()  # the laggard left
+    assert laggards.update(others) == frozenset()  # the laggard left
 
 
 def run(
@@ -61,14 +61,14 @@ def test_tails_and_uniformly_slow_fleets_are_no_stragglers() -> None:
     assert run(Stragglers(), TWO, 2, dict.fromkeys("abcde", 20.0), {"b": 9.0}) == []
 
 
-@pytest.mark.parametrize(("uplink", "looks"), [(200 * MBIT, LOOKS), (130 * MBIT, HEAD_LOOKS)])
+@pytest.mark.parametrize(("uplink", "looks"), [(200 * MBIT, SLOW_REPORTS), (130 * MBIT, SLOW_HEAD_REPORTS)])
 def test_a_slow_head_is_found_if_others_are_faster(uplink: float, looks: int) -> None:
     """The hub is always ahead of it. While the uplink is full it may have got an uneven share, and is looked at
     longer.
     """
     heads = Plan((1, 1), {"a": ROOT, "b": "a", "c": ROOT, "d": "c", "e": "d"})
     stragglers, found = Stragglers(), []
-    for look in range(HEAD_LOOKS + 1):
+    for look in range(SLOW_HEAD_REPORTS + 1):
         for peer in heads.order:
             mbit = 30 if peer in "ab" else 100
             if stragglers.found(heads, peer, float(look), mbit * MBIT, 10**9 if peer in "ac" else 0, uplink):
@@ -112,7 +112,7 @@ class Detaching(RuleBasedStateMachine):
     def plan(self, rates: dict[str, float]) -> None:
         bps = {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "e": 100.0, **rates}
         self.before = self.laggards.detached
-        self.laggards.look(bps)
+        self.laggards.update(bps)
         self.history = {p: [*self.history.get(p, []), rate] for p, rate in bps.items()}
 
     @invariant()

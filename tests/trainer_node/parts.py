@@ -88,7 +88,7 @@ class FakeLink:
     def resume_reading(self) -> None:
         self.reading = True
 
-    def await_first_word(self, name: str) -> None:
+    def expect_first_message(self, name: str) -> None:
         self.first_word = name
 
     def introduced(self) -> None:

@@ -133,7 +133,7 @@ class Admission:
         if len(self._entering) >= limits.MAX_HANDSHAKES:
             next(iter(self._entering)).abort(RetryableError("too many nodes join at once"))
         self._entering[link] = None
-        link.owner = _Entering(self, hello)
+        link.owner = EnrolmentLink(self, hello)
         asyncio.get_running_loop().call_later(HANDSHAKE_S, link.close)
 
     def on_entering_closed(self, link: Link) -> None:
@@ -308,7 +308,7 @@ class Admission:
         self.trust.close()
 
 
-class _Entering(QuietOwner):
+class EnrolmentLink(QuietOwner):
     """Owns a first connection: one request, one certificate."""
 
     def __init__(self, admission: Admission, hello: messages.Hello) -> None:

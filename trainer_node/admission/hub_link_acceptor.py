@@ -45,4 +45,4 @@ class LinkAcceptor(QuietOwner):
             raise RefusedError("a hub leads no engine; dial the peer that does")
         else:
             link.owner = self._session(link, hello.token)
-            link.await_first_word("JOIN")
+            link.expect_first_message("JOIN")

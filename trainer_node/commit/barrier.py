@@ -5,11 +5,13 @@ hold their shadows at that version, so a trainer that publishes faster than the 
 version away from a peer. A round ends in one of these ways:
 
 - *committed*: every awaited engine has staged the version, or the time-out has passed and a quorum of the peers has.
-The next round begins once they have switched, or after another time-out. A late peer is unready until it has the
-version. - *failed*: the time-out has passed below quorum. No engine switches. The round goes on while there is no newer
-version: peers may still reach the quorum. - *superseded*: a newer version takes its place: after a failure; when no
-peer is awaited; when a peer has staged a newer version, which it cannot undo; or when a newer version is sealed and no
-peer has staged this one in ten time-outs.
+  The next round begins once they have switched, or after another time-out. A late peer is unready until it has the
+  version.
+- *failed*: the time-out has passed below quorum. No engine switches. The round goes on while there is no newer version:
+  peers may still reach the quorum.
+- *superseded*: a newer version takes its place. This happens after a failure, when no peer is awaited, and when a peer
+  has staged a newer version, which it cannot undo. It also happens when a newer version is sealed and no peer has
+  staged this one in EMPTY_TIMEOUTS time-outs.
 
 The time-out runs from the moment the first peer has staged the version: from then on a peer could switch and waits for
 others.
@@ -31,8 +33,8 @@ from enum import Enum
 
 from p2pcast.version import Version
 
-NOBODY = 10
-"""After so many time-outs without a single peer that has staged it, a version gives way to a newer one."""
+EMPTY_TIMEOUTS = 10
+"""Number of time-outs without any peer that has staged a version, after which a newer version takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,7 @@ class Barrier:
             this.phase = Phase.FAILED
             out.append(Failed(this.version, staged, ready, needed, self._late(this)))
         assert this.since is not None
-        hopeless = not staged and now - this.since >= NOBODY * self._timeout_s
+        hopeless = not staged and now - this.since >= EMPTY_TIMEOUTS * self._timeout_s
         if behind and (this.phase is Phase.FAILED or hopeless):
             return self._supersede(this, newest, out)
         return False

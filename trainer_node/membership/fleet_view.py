@@ -98,8 +98,8 @@ class FleetView:
     def families(self) -> Iterable[Metric]:
         members, now = self.membership, self.clock()
         yield hub_metrics.CHAINS(len(members.plan.chains))
-        yield hub_metrics.BLAMED_PEERS(len(members.blame.muted(now) & members.peers.keys()))
-        yield hub_metrics.WITHHOLDING_PEERS(len(members.withholding.muted(now) & members.peers.keys()))
+        yield hub_metrics.BLAMED_PEERS(len(members.blame.demoted(now) & members.peers.keys()))
+        yield hub_metrics.WITHHOLDING_PEERS(len(members.withholding.demoted(now) & members.peers.keys()))
         yield hub_metrics.DETACHED_PEERS(len(members.detached))
         yield hub_metrics.UPLINK(members.uplink_bps)
 

@@ -135,7 +135,7 @@ class Membership:
         self.peers[peer.ident] = peer
         self._fed.setdefault(peer.parent, set()).add(peer.ident)
         self._cap_bps = None
-        leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.muted(now)
+        leaf = peer.ident in self._laggards.detached | self._standings.leaves | self.demoted(now)
         member = Member(peer.ident, peer.region, rate.bps, leaf=leaf)
         if peer.ways:
             self.reach.join(peer.ident, peer.site, peer.ways, peer.families, beside_hub=peer.beside_hub)
@@ -261,7 +261,7 @@ class Membership:
         """A peer reports how many corrupt pieces each peer has sent. Returns the joined peers that are newly blamed;
         they feed no other peer.
         """
-        anew = [ident for ident in self.blame.heard(witness, rows, now) if ident in self.peers]
+        anew = [ident for ident in self.blame.record(witness, rows, now) if ident in self.peers]
         self._made_leaves(anew, now)
         return anew
 
@@ -270,7 +270,7 @@ class Membership:
         peer's planned parent alone.
         """
         above = self.plan.parent[witness] if witness in self.plan else ROOT
-        self.withholding.heard(
+        self.withholding.record(
             witness, ((artifact, parent if parent == above else None) for artifact, parent in rows), now
         )
 
@@ -301,8 +301,8 @@ class Membership:
         strayed, self._strayed = self._strayed, False
         bps = self._bps()
         was = self._laggards.detached | self._standings.leaves
-        self._laggards.look(bps)
-        self._standings.look({ident: reliability(peer.transfers) for ident, peer in self.peers.items()})
+        self._laggards.update(bps)
+        self._standings.update({ident: reliability(peer.transfers) for ident, peer in self.peers.items()})
         plan = self._made(now)
         if not self._patience.wanted(plan is not self.plan):
             if not strayed and was == self._laggards.detached | self._standings.leaves:
@@ -414,11 +414,11 @@ class Membership:
 
     def _leaves(self, now: float) -> AbstractSet[str]:
         """All peers that must feed no other peer."""
-        return self._laggards.detached | self._standings.leaves | self._suspects | self.muted(now)
+        return self._laggards.detached | self._standings.leaves | self._suspects | self.demoted(now)
 
-    def muted(self, now: float) -> frozenset[str]:
+    def demoted(self, now: float) -> frozenset[str]:
         """Peers that must feed no other peer because of what others report of them."""
-        return self.blame.muted(now) | self.withholding.muted(now)
+        return self.blame.demoted(now) | self.withholding.demoted(now)
 
     def _member(self, peer: PeerRecord, bps: float | None, leaf: bool, now: float) -> Member:
         rated = self.score(peer.ident, now)

@@ -126,7 +126,7 @@ class PlanDistributor:
         peer, peers, reach, now = session.peer, self._membership.peers, self._membership.reach, time.monotonic()
         assert peer is not None
         ident, region = peer.ident, peer.region
-        unfit = {node.hex() for node in body.without} | self._membership.detached | self._membership.muted(now)
+        unfit = {node.hex() for node in body.without} | self._membership.detached | self._membership.demoted(now)
         holders: list[str] = []
         if self.knows(body.artifact):
             holders = self.sources.seek(ident, body.artifact, unfit, lambda p: peers[p].region == region)
@@ -139,10 +139,10 @@ class PlanDistributor:
         """A peer reports how many corrupt pieces each peer has sent."""
         blame = self._membership.blame
         named = [(node.hex(), pieces) for node, pieces in rows]
-        muted, given_up = blame.muted(now), {ident for ident, _ in named if blame.quarantined(ident)}
+        demoted, given_up = blame.demoted(now), {ident for ident, _ in named if blame.quarantined(ident)}
         for ident in self._membership.note_garbled(witness.ident, named, now):
             name, quarantined = self._membership.peers[ident].name, blame.quarantined(ident)
-            if ident in (given_up if quarantined else muted):
+            if ident in (given_up if quarantined else demoted):
                 continue
             self._events.emit("garbled", peer=name, node=ident, witness=witness.name, quarantined=quarantined)
             logger.warning(

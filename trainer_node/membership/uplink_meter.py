@@ -28,5 +28,5 @@ class UplinkMeter:
         attached = {str(id(link)): child for link, child in self._children.items() if child.attached}
         sent = {name: sum(s.acked_bytes for s in child.link.stripes.values()) for name, child in attached.items()}
         waiting = {name for name, child in attached.items() if child.schedules.waiting}
-        if self.uplink.look(now, sent, waiting) and self.uplink.bps is not None:
+        if self.uplink.sample(now, sent, waiting) and self.uplink.bps is not None:
             self._measured(self.uplink.bps)

@@ -17,7 +17,7 @@ from p2pcast.relay.catchup_path import Edge, cheapest_path
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
-from p2pcast.state.version_reader import heal, replay_to
+from p2pcast.state.version_reader import replay_to, restore_cells
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
 
@@ -88,7 +88,7 @@ class HubShadow:
         replay = replay_to(shadow.version, [h for h in self._node.holdings.values() if h.finished])
         if replay is None:
             return False
-        if left := await self._staging.run(heal, shadow, rotten, replay):
+        if left := await self._staging.run(restore_cells, shadow, rotten, replay):
             logger.error("%d of them could not be repaired: %s", len(left), left[0][1])
             return False
         logger.warning("%d cells of the shadow were repaired from the artifacts on disk", len(rotten))

@@ -49,7 +49,7 @@ class RankSession:
         self._paused = False
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         self._live: messages.Live | None = None
-        link.await_first_word("RANK")
+        link.expect_first_message("RANK")
 
     def beat(self, now: float) -> None:
         if self._paused:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-LOOKS = 3
+MEASUREMENTS = 3
 """Looks in a row that must deviate before the fleet changes."""
 WINDOW_S = 60.0
 """Seconds that these looks must span at least."""
@@ -79,21 +79,21 @@ class FleetControl:
         self._side = 0
         """-1 while capacity is below the target, 1 while it is above by the margin."""
         self._since_s = 0.0
-        self._looks = 0
+        self._measurements = 0
 
-    def look(
+    def decide(
         self, now_s: float, target_per_s: float, active: Collection[Candidate], standby: Collection[Candidate]
     ) -> Change:
-        """``active``: workers that run, with their measured rates; a dead one has none. A worker that is starting has
-        the rate that is expected: otherwise each look during its start would ask for another. ``standby``: others that
-        could be started.
+        """Take one measurement. ``active``: workers that run, with their measured rates; a dead worker has none.
+        A worker that is starting has the expected rate: otherwise each measurement during its start would ask for
+        another worker. ``standby``: others that could be started.
         """
         capacity = sum(c.rollouts_per_s for c in active)
         side = -1 if capacity < target_per_s else int(capacity > (1 + RELEASE_MARGIN) * target_per_s)
         if side != self._side:
-            self._side, self._since_s, self._looks = side, now_s, 0
-        self._looks += 1
-        if side == 0 or self._looks < LOOKS or now_s - self._since_s < WINDOW_S:
+            self._side, self._since_s, self._measurements = side, now_s, 0
+        self._measurements += 1
+        if side == 0 or self._measurements < MEASUREMENTS or now_s - self._since_s < WINDOW_S:
             return NO_CHANGE
         change = (
             Change(activate=_additions(target_per_s - capacity, standby))

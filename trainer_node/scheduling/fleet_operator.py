@@ -56,7 +56,7 @@ class FleetOperator:
         """Workers of each offer at the provider's last answer."""
         self._held_until_s: dict[str, float] = {}
 
-    async def look(self, now_s: float, target_per_s: float) -> Change:
+    async def adjust(self, now_s: float, target_per_s: float) -> Change:
         """Measure the fleet once, and change it after a sustained deviation."""
         rates = await self._workers.rates()
         active: list[Candidate] = []
@@ -68,7 +68,7 @@ class FleetOperator:
             active += [self._candidate(source, name, rates, now_s) for name in names if name not in self._draining]
             standby += others
             of |= dict.fromkeys([*names, *(each.name for each in others)], source)
-        change = self._control.look(now_s, target_per_s, active, standby)
+        change = self._control.decide(now_s, target_per_s, active, standby)
         for started in change.activate:
             await self._start(of[started.name], started.name, now_s)
         for released in change.release:

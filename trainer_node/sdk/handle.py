@@ -8,7 +8,7 @@ import time
 
 from p2pcast.errors import RetryableError, UsageError
 from p2pcast.version import Version
-from trainer_node.sdk.hub_connection import Durable, Heard, HubConnection
+from trainer_node.sdk.hub_connection import Durable, HubConnection, Received
 
 
 class Handle:
@@ -58,14 +58,14 @@ class Handle:
         version = self.wait_durable(timeout_s)
         assert self.uplink is not None
 
-        def look(heard: Heard) -> dict[str, Version] | None:
-            there = {name: v for name, (v, _) in heard.engines.items() if v is not None and v >= version}
+        def live_engines(received: Received) -> dict[str, Version] | None:
+            there = {name: v for name, (v, _) in received.engines.items() if v is not None and v >= version}
             # A share such as 0.9 × 10 must not become 10 by rounding.
-            return there if there and len(there) >= math.ceil(fraction * len(heard.engines) - 1e-9) else None
+            return there if there and len(there) >= math.ceil(fraction * len(received.engines) - 1e-9) else None
 
-        found = self.uplink.wait(look, max(0.0, deadline - time.monotonic()))
+        found = self.uplink.wait(live_engines, max(0.0, deadline - time.monotonic()))
         if found is None:
-            engines = self.uplink.heard.engines
+            engines = self.uplink.received.engines
             behind = [
                 f"{name} at {v or 'nothing'}" for name, (v, _) in sorted(engines.items()) if v is None or v < version
             ]

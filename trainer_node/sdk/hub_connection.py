@@ -1,7 +1,7 @@
 """A rank's connection to the hub: a thread of its own, with an event loop; other threads write to it and wait on it.
 
 Promises: every wait ends: with its result, at its time limit, or when the connection is over. A connection that is
-silent for SILENCE_S is over. At most QUEUE_BYTES wait to be sent; then senders wait. ``Heard`` keeps the hub's
+silent for SILENCE_S is over. At most QUEUE_BYTES wait to be sent; then senders wait. ``Received`` keeps the hub's
 messages, and is pure. Protocol: docs/formats/wire-protocol.md, section 6.
 """
 
@@ -79,7 +79,7 @@ class Ranked:
 
 
 @dataclass(slots=True)
-class Heard:
+class Received:
     """The hub's messages so far."""
 
     ranked: Ranked | None = None
@@ -120,7 +120,7 @@ class HubConnection:
     """One connection; replaced by a new one when it is over. Thread-safe."""
 
     def __init__(self, address: tuple[str, int], badge: TrainerCertificate, name: str) -> None:
-        self.heard = Heard()
+        self.received = Received()
         self._address = address
         self._badge = badge
         self._name = name[:128]
@@ -154,7 +154,7 @@ class HubConnection:
         self._until = time.monotonic() + timeout_s
         self._queue.append((messages.Rank(group, rank, ranks), 0))
         self._thread.start()
-        ranked = self.wait(lambda heard: heard.ranked, timeout_s)
+        ranked = self.wait(lambda received: received.ranked, timeout_s)
         if ranked is None:
             unreachable = self._unreachable
             self.close()
@@ -171,7 +171,7 @@ class HubConnection:
             while (
                 self._queued_bytes
                 and self._queued_bytes + nbytes > QUEUE_BYTES
-                and _serial(record) not in self.heard.aborted
+                and _serial(record) not in self.received.aborted
             ):
                 self._raise_if_over()
                 self._changed.wait()
@@ -180,14 +180,14 @@ class HubConnection:
             self._queued_bytes += nbytes
         self._call(self._pump)
 
-    def wait(self, look: Callable[[Heard], Found | None], timeout_s: float | None = None) -> Found | None:
-        """The first result of ``look`` on the hub's messages that is not None; None at the time limit. Raises the error
+    def wait(self, find: Callable[[Received], Found | None], timeout_s: float | None = None) -> Found | None:
+        """The first result of ``find`` on the hub's messages that is not None; None at the time limit. Raises the error
         that ended the connection.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
-                found = look(self.heard)
+                found = find(self.received)
                 if found is not None:
                     return found
                 self._raise_if_over()
@@ -288,7 +288,7 @@ class HubConnection:
         except Exception as error:  # noqa: BLE001 - callers that wait get the error
             self._failed(loop, {"message": "the publisher's thread failed", "exception": error})
         finally:
-            await self._part_from(link)
+            await self._close_link(link)
 
     async def _dialled(self) -> Link:
         """Tries again while the hub is being restarted. Raises RefusedError, RetryableError."""
@@ -314,19 +314,19 @@ class HubConnection:
         identity = Identity(self._badge.node, self._name, self._badge.token)
         return await dial(self, *self._address, identity, purpose="publish", role="rank", tls=tls)
 
-    async def _part_from(self, link: Link) -> None:
+    async def _close_link(self, link: Link) -> None:
         """The loop ends after this, and no socket may outlive it."""
         if link.closed:
             return
-        stripe, parting = link.stripes[0], _Parting()
-        stripe.owner = parting
+        stripe, closing = link.stripes[0], ClosingLink()
+        stripe.owner = closing
         if self._in_peace:
             link.send(messages.Leave())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
-                    await parting.over.wait()
+                    await closing.over.wait()
         link.abort()
-        await parting.over.wait()
+        await closing.over.wait()
 
     def _pump(self) -> None:
         link = self._link
@@ -363,7 +363,7 @@ class HubConnection:
             link.send(messages.Pong(event.body.t))
             return
         with self._changed:
-            self.heard.take(event)
+            self.received.take(event)
             if isinstance(event.body, messages.Aborted):
                 self._drop(event.body.serial)
             self._changed.notify_all()
@@ -378,7 +378,7 @@ class HubConnection:
         self._end(error)
 
 
-class _Parting:
+class ClosingLink:
     """Owner of a stripe that is given up: further messages are ignored."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.join_token import JoinToken
 from trainer_node.sdk.handle import Handle
-from trainer_node.sdk.hub_connection import Heard, HubConnection, Ranked
+from trainer_node.sdk.hub_connection import HubConnection, Ranked, Received
 from trainer_node.sdk.process_group import ProcessGroup
 from trainer_node.sdk.send import Plan, send_parts
 from trainer_node.sdk.shards import Holding, dealt, holding
@@ -283,7 +283,7 @@ class Publisher:
         try:
             self._deliver(handle, uplink, serial, plan, resume)
         except BaseException as error:  # noqa: BLE001
-            if serial not in uplink.heard.aborted:
+            if serial not in uplink.received.aborted:
                 _abandon(uplink, serial, error)
             handle.finish(error)
         else:
@@ -299,7 +299,7 @@ class Publisher:
             self._told = layout.layout_id
         uplink.send(messages.Begin(serial=serial, step=handle.step, layout=layout.layout_id, resume=resume))
         self._take_base(plan, uplink)
-        begun = self._answer(handle, uplink, serial, lambda heard: heard.begun.get(serial))
+        begun = self._answer(handle, uplink, serial, lambda received: received.begun.get(serial))
         handle.version = begun.version
         coded = begun.base is not None and begun.base == self._version
         marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
@@ -307,24 +307,24 @@ class Publisher:
             for path, contents in self._base.small_files().items():
                 uplink.send(messages.File(serial=serial, path=path, contents=contents), len(contents))
         uplink.send(messages.Done(serial, sent))
-        handle.durable = self._answer(handle, uplink, serial, lambda heard: heard.durable.get(serial))
+        handle.durable = self._answer(handle, uplink, serial, lambda received: received.durable.get(serial))
         plan.rooms.keep()
         self._version, self._marks = handle.durable.version, marks
         # Later versions must have the tensors of the first: a forgotten tensor does not begin another model.
         self._known = self._known or [Known.of(f"version {self._version}", layout.tensors)]
 
     def _answer(
-        self, handle: Handle, uplink: HubConnection, serial: int, look: Callable[[Heard], Found | None]
+        self, handle: Handle, uplink: HubConnection, serial: int, find: Callable[[Received], Found | None]
     ) -> Found:
         """The hub's next message about this version. Raises RetryableError when the version was aborted."""
 
-        def heard_of(heard: Heard) -> tuple[Found | None, str] | None:
-            if serial in heard.aborted:
-                return None, heard.aborted[serial]
-            found = look(heard)
+        def answer_in(received: Received) -> tuple[Found | None, str] | None:
+            if serial in received.aborted:
+                return None, received.aborted[serial]
+            found = find(received)
             return None if found is None else (found, "")
 
-        answer = uplink.wait(heard_of)
+        answer = uplink.wait(answer_in)
         assert answer is not None
         found, reason = answer
         if found is None:
@@ -333,7 +333,7 @@ class Publisher:
 
     def _take_base(self, plan: Plan, uplink: HubConnection) -> None:
         """If the hub's newest version is the base folder's state, this rank's share of it is the previous state."""
-        ranked = uplink.heard.ranked
+        ranked = uplink.received.ranked
         if self._base is None or self._version is not None or ranked is None or ranked.state is None:
             return
         base = self._base

@@ -63,7 +63,7 @@ def send_parts(
 
     for number, cell in enumerate(ordered_map(cell_of, range(len(parts)), workers=workers, name="p2pcast encode")):
         now = time.monotonic()
-        if serial in uplink.heard.aborted:
+        if serial in uplink.received.aborted:
             break  # the next question to the hub raises
         if cell is not None:
             uplink.send(cell, len(cell.payload))

@@ -64,10 +64,10 @@ class MirroredFleet(Fleet):
     async def follow(self) -> None:
         """Start the follower as soon as the mirror has a version."""
 
-        async def look() -> bool:
+        async def mirror_is_newest() -> bool:
             return self.is_newest((await self.answers(HUB))["mirror"]["version"])
 
-        await self._until(look, lambda: f"{self.version} is on the mirror")
+        await self._until(mirror_is_newest, lambda: f"{self.version} is on the mirror")
         self.names.append(FOLLOWER)
         await self.start(FOLLOWER)
         await self.live(FOLLOWER)

@@ -112,13 +112,13 @@ def _started(net: Namespaces, agents: Agents, folder: Path) -> str:
     agents.start(HUB, "sender", {"folder": str(folder)})
     agents.start(peers[0], "receiver", {"folder": str(folder)})
     agents.answers("ready")
-    agents.agents[HUB].tell(connect=[net.network.address(peers[0]), PORT])
+    agents.agents[HUB].send_order(connect=[net.network.address(peers[0]), PORT])
     agents.agents[HUB].answer("connected")
     return peers[0]
 
 
 def _cost(agents: Agents, name: str, state_bytes: int) -> Cost:
-    agents.agents[HUB].tell(costs=name)
+    agents.agents[HUB].send_order(costs=name)
     found = agents.agents[HUB].answer("costs")
     return Cost(state_bytes / found["encode_s"], state_bytes / found["decode_s"], found["bytes"] / state_bytes)
 
@@ -131,8 +131,8 @@ def _times(agents: Agents, name: str, rounds: int) -> float:
     hub = agents.agents[HUB]
     (peer,) = (agent for host, agent in agents.agents.items() if host != HUB)
     while len(taken) < (rounds + 1 if sum(taken) < ENOUGH_S else 2):
-        peer.tell(receive=name)
-        hub.tell(send=name)
+        peer.send_order(receive=name)
+        hub.send_order(send=name)
         began_s = hub.answer("began_s")
         taken.append(peer.answer("done_s") - began_s)
     return min(taken[1:])

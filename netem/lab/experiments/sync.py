@@ -16,7 +16,7 @@ from itertools import chain, islice
 from statistics import median
 from typing import Any
 
-from netem.bench.codec.codec_comparison import Dataset, speeds
+from netem.bench.codec_comparison.comparison import Dataset, speeds
 from netem.broadcast.rivals import HUB, peers_of
 from netem.emulation.description import Link
 from netem.emulation.namespaces import Namespaces, namespaces

@@ -133,7 +133,7 @@ async def test_a_report_that_makes_no_sense_is_left_out(swarm, states, caplog):
 )
 async def test_a_link_that_says_nothing_ends(swarm, monkeypatch, purpose, role, what):
     await swarm.hub_up()
-    monkeypatch.setattr(limits, "FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(limits, "FIRST_MESSAGE_S", 0.05)
     owner = Nobody()
     link = await stolen(swarm, owner, purpose=purpose, role=role)
     # To be there is not enough.
@@ -144,7 +144,7 @@ async def test_a_link_that_says_nothing_ends(swarm, monkeypatch, purpose, role, 
 async def test_a_link_to_a_peer_that_says_nothing_ends(swarm, monkeypatch):
     await swarm.hub_up()
     peer = await swarm.peer_up("a")
-    monkeypatch.setattr(limits, "FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(limits, "FIRST_MESSAGE_S", 0.05)
     owner = Nobody()
     await stolen(swarm, owner, at=peer.startup.listener.address, purpose="data", role="child")
     assert "no ATTACH within" in str(await owner.ended())

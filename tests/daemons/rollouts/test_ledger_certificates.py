@@ -14,7 +14,7 @@ from parity_task import Parity
 
 sys.path.append(str(Path(__file__).parents[1] / "trust"))
 
-from strangers import token_for, working
+from unknown_nodes import token_for, working
 
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions

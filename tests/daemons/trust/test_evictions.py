@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from strangers import NODE, Nobody, bought, joined, knock, token_of
+from unknown_nodes import NODE, Nobody, bought, joined, knock, token_of
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.errors import RefusedError

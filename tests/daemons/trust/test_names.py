@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 
 import pytest
-from strangers import NODE, Nobody, bought, joined
+from unknown_nodes import NODE, Nobody, bought, joined
 
 from p2pcast.errors import RefusedError
 from rollout_node.peer import Peer

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 from aiohttp import web
-from strangers import node, token_for, working
+from unknown_nodes import node, token_for, working
 
 from p2pcast.daemon.http_caller import certified_caller
 from p2pcast.errors import RefusedError, UntrustedError, UsageError

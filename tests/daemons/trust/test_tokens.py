@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from strangers import NODE, Nobody, bought, joined, knock, token_of
+from unknown_nodes import NODE, Nobody, bought, joined, knock, token_of
 
 from p2pcast.errors import LocalError, RefusedError
 from p2pcast.trust.certificates import new_key

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from strangers import NODE, Nobody, at, bought, knock, token_of
+from unknown_nodes import NODE, Nobody, at, bought, knock, token_of
 
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.daemon.events import Events
@@ -197,10 +197,10 @@ async def test_one_connection_gives_one_certificate(tls):
     owner, key = Nobody(), new_key()
     token = token_of(tls)
 
-    def vouch(leaf, shown):
+    def verify_authority(leaf, shown):
         return pinned(leaf, shown, token.authority, token.run, time.time())
 
-    identity = Identity(NODE, "x", token, vouch=vouch)
+    identity = Identity(NODE, "x", token, verify_authority=verify_authority)
     link = await dial(owner, *tls.address, identity, purpose="enrol", role="peer", tls=first_contact())
     for _ in range(2):
         link.send(messages.Enrol(request(key)))

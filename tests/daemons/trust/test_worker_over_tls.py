@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from strangers import token_for, working
+from unknown_nodes import token_for, working
 
 sys.path += [str(Path(__file__).parents[2] / part) for part in ("rollout_node/worker", "p2pcast/tasks")]
 

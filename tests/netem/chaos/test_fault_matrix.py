@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from netem.bench.cli.simulated_command import simulated_s
+from netem.bench.commands.simulated_command import simulated_s
 from netem.bench.model_agreement import learn, measure
 from netem.chaos.fault_matrix import FAULTS, MOMENTS, POSITIONS, Case, matrix, run_case
 from netem.emulation.loopback import Net

@@ -278,29 +278,29 @@ def short_part(monkeypatch: pytest.MonkeyPatch, *words: str, **lacks: Any) -> No
 def test_a_part_is_kept_and_measured_again_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     short_part(monkeypatch, "--peers", "20")
     said: list[str] = []
-    assert measure(tmp_path, [], quick=True, tell=said.append)
+    assert measure(tmp_path, [], quick=True, show=said.append)
     first = kept(tmp_path)["plan"]
     assert first["quick"]
     assert first["command"] == "p2pcast bench plan --peers 20"
     assert first["document"]["peers"] == 20
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-    assert measure(tmp_path, [], quick=True, tell=said.append)
+    assert measure(tmp_path, [], quick=True, show=said.append)
     assert said[-1].startswith("plan: kept, measured ")
     assert kept(tmp_path)["plan"] == first
     monkeypatch.setattr(measuring, "_run", lambda folder, part, quick: {"part": part.name, "why": "part failed"})
-    assert not measure(tmp_path, ["plan"], quick=True, tell=said.append)
+    assert not measure(tmp_path, ["plan"], quick=True, show=said.append)
     assert kept(tmp_path)["plan"] == first
     # A quick run does not replace a full measurement.
-    assert not measure(tmp_path, [], quick=False, tell=said.append)
+    assert not measure(tmp_path, [], quick=False, show=said.append)
 
 
 def test_skipped_and_failed_parts_have_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
     short_part(monkeypatch, lacks=(lambda: "there is no moon",))
-    assert measure(tmp_path, [], quick=False, tell=said.append)
+    assert measure(tmp_path, [], quick=False, show=said.append)
     assert kept(tmp_path)["plan"] == {"part": "plan", "why": "there is no moon"}
     short_part(monkeypatch, "--peers", "1")
-    assert not measure(tmp_path, [], quick=False, tell=said.append)
+    assert not measure(tmp_path, [], quick=False, show=said.append)
     assert "--peers" in kept(tmp_path)["plan"]["why"]
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
@@ -334,7 +334,7 @@ def test_interrupted_part_cleans_up_and_keeps_no_partial_result(
     breaking.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            measure(tmp_path / "kept", [], quick=True, tell=lambda said: None)
+            measure(tmp_path / "kept", [], quick=True, show=lambda said: None)
     finally:
         over.set()
         breaking.join()
@@ -344,7 +344,7 @@ def test_interrupted_part_cleans_up_and_keeps_no_partial_result(
 
 def test_unknown_names_and_files_are_one_line_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no part 'moon'"):
-        measure(tmp_path, ["moon"], quick=False, tell=print)
+        measure(tmp_path, ["moon"], quick=False, show=print)
     (tmp_path / "codec.json").write_text("[]")
     with pytest.raises(LocalError, match=r"codec\.json is not a result of"):
         kept(tmp_path)

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from netem.bench.cli.plan_command import plan
+from netem.bench.commands.plan_command import plan
 from netem.simulation.fleet_simulator import Scenario, simulate
 from p2pcast.cli.simulate import simulate as command
 

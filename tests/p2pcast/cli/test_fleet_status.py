@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pcast.cli import cli
-from p2pcast.cli.rollouts.fleet_status import fleet_document
+from p2pcast.cli.rollout_commands.fleet_status import fleet_document
 from p2pcast.cli.status_document import Found
 from p2pcast.errors import RefusedError, UsageError
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.cli.rollouts.work_command import http_url, ledger_url
+from p2pcast.cli.rollout_commands.work_command import http_url, ledger_url
 from p2pcast.errors import UsageError
 
 

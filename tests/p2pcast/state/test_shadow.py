@@ -284,8 +284,8 @@ def test_corruption_is_found_and_healed(world, tmp_path):
             file.write(bytes([byte[0] ^ 4]))
         assert shadow.verify() == [cell]
         with pytest.raises(IntegrityError):
-            shadow.heal(cell, world.words(world.state(9))(cell))
-        shadow.heal(cell, world.words(a)(cell))
+            shadow.restore_cell(cell, world.words(world.state(9))(cell))
+        shadow.restore_cell(cell, world.words(a)(cell))
         assert shadow.verify() == []
         assert world.bytes_of(shadow) == a
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from p2pcast.codec.digest import digest
 from p2pcast.errors import RetryableError
 from p2pcast.state import shadow_snapshot as module
-from p2pcast.state.version_reader import VersionReader, heal
+from p2pcast.state.version_reader import VersionReader, restore_cells
 from p2pcast.version import Version
 
 
@@ -59,10 +59,10 @@ def test_corrupt_cells_are_healed_and_others_unchanged(world, tmp_path):
     for cell in rotten:
         shadow._words(cell)[0] ^= np.array(1, shadow._words(cell).dtype)
     assert shadow.verify() == rotten
-    assert heal(shadow, rotten, VersionReader(world.words(state))) == []
+    assert restore_cells(shadow, rotten, VersionReader(world.words(state))) == []
     assert world.bytes_of(shadow) == state
     shadow._words(rotten[0])[0] ^= np.array(1, shadow._words(rotten[0]).dtype)
-    ((left, error),) = heal(shadow, rotten[:1], VersionReader(world.words(world.state(9))))
+    ((left, error),) = restore_cells(shadow, rotten[:1], VersionReader(world.words(world.state(9))))
     assert left == rotten[0]
     assert "do not match version" in str(error)
     assert digest(shadow.words(rotten[0]), rotten[0]) != shadow.mark(rotten[0].index)

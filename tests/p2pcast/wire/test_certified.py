@@ -43,7 +43,7 @@ class Gate:
         return SECRET
 
 
-def vouch(hub: bytes, authority: bytes) -> Certified:
+def verify_authority(hub: bytes, authority: bytes) -> Certified:
     return pinned(hub, authority, TOKEN.authority, RUN, NOW)
 
 
@@ -53,7 +53,7 @@ def asked(purpose: str, role: str | None = None) -> ConnectionRequest:
 
 def pair(purpose, dialer: bytes, listener: bytes, *, role=None, expect=None, **more):
     """Of nodes ``dialer`` and ``listener``, with no certificates looked at yet."""
-    mine = replace(Identity(dialer, "mine", TOKEN, vouch=vouch), **more.get("mine", {}))
+    mine = replace(Identity(dialer, "mine", TOKEN, verify_authority=verify_authority), **more.get("mine", {}))
     theirs = replace(Identity(listener, "theirs", JoinToken(RUN, b"x" * 20)), **more.get("theirs", {}))
     d = Connection(Side.DIALER, mine, b"1" * 32, asked(purpose, role), expect)
     return d, Connection(Side.LISTENER, theirs, b"2" * 32)

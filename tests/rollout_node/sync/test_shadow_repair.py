@@ -42,13 +42,13 @@ class Downloader(Recorder):
 
 
 class Peer:
-    """``heals``: for each call of ``heal``, the cells that stay rotten."""
+    """``heals``: for each call of ``restore_cells``, the cells that stay corrupt."""
 
     def __init__(self, monkeypatch, *holdings, listed=(), mirror=None, hub=True, base=None) -> None:
         monkeypatch.setattr(module, "PAUSE_S", 1e-6)
         monkeypatch.setattr(module, "CHECK_S", 1e-6)
         monkeypatch.setattr(module, "_holds", lambda holding, excerpt: getattr(holding, "here", True))
-        monkeypatch.setattr(module, "heal", self._heal)
+        monkeypatch.setattr(module, "restore_cells", self._heal)
         monkeypatch.setattr(module, "reader_of_path", lambda edges, holdings, base: (edges, base))
         monkeypatch.setattr(module, "expected_bytes", lambda e, cells, layout: 10)
         monkeypatch.setattr(module, "_check", self._check)

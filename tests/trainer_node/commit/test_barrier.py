@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from p2pcast.version import Version
 from trainer_node.commit.barrier import (
-    NOBODY,
+    EMPTY_TIMEOUTS,
     Aborted,
     Barrier,
     Commit,
@@ -251,8 +251,8 @@ def test_an_engine_past_all_known_versions_is_not_waited_for():
 def test_a_version_that_no_peer_can_stage_is_superseded_at_last():
     barrier = in_service("ab")
     assert barrier.handle(Sealed(THREE), 1.0) == []
-    assert barrier.handle(Tick(), NOBODY * TIMEOUT_S - 1) == []
-    assert barrier.handle(Tick(), NOBODY * TIMEOUT_S) == [Superseded(TWO, THREE), Hold(THREE)]
+    assert barrier.handle(Tick(), EMPTY_TIMEOUTS * TIMEOUT_S - 1) == []
+    assert barrier.handle(Tick(), EMPTY_TIMEOUTS * TIMEOUT_S) == [Superseded(TWO, THREE), Hold(THREE)]
 
 
 def test_an_engine_that_does_not_switch_delays_the_next_round_by_one_time_out():

@@ -22,11 +22,11 @@ def test_a_withholding_parent_moves_to_a_tail_and_feeds_no_peer():
     assert members.judge_withholding(1.0 + GRACE_S) == [("b", "c")]
     assert members.plan.children("b") == ()
     assert members.plan.parent["c"] == "a"
-    assert members.muted(2.0 + GRACE_S) == {"b"}
+    assert members.demoted(2.0 + GRACE_S) == {"b"}
 
 
 def test_a_report_of_lacking_artifacts_counts_against_the_own_parent_alone():
     members = chain("abc")
     members.note_lacking("c", [(VERSION, "a")], 1.0)
     assert members.judge_withholding(1.0 + GRACE_S) == []
-    assert members.muted(2.0 + GRACE_S) == frozenset()
+    assert members.demoted(2.0 + GRACE_S) == frozenset()

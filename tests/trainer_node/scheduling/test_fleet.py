@@ -7,7 +7,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_node.scheduling.fleet import LOOKS, NO_CHANGE, RELEASE_MARGIN, WINDOW_S, Candidate, FleetControl, cheapest
+from trainer_node.scheduling.fleet import (
+    MEASUREMENTS,
+    NO_CHANGE,
+    RELEASE_MARGIN,
+    WINDOW_S,
+    Candidate,
+    FleetControl,
+    cheapest,
+)
 
 CANDIDATES = st.lists(
     st.builds(Candidate, st.integers(0, 99).map(str), st.floats(0.1, 50), st.floats(0, 20)),
@@ -52,40 +60,42 @@ def test_a_small_cheap_worker_that_a_large_one_makes_needless_is_left_out():
     assert cheapest([small, large], 10.0) == [large]
 
 
-def looks(control: FleetControl, times, target, active, standby):
-    return [control.look(at, target, active, standby) for at in times]
+def measure_repeatedly(control: FleetControl, times, target, active, standby):
+    return [control.decide(at, target, active, standby) for at in times]
 
 
-SPREAD = [n * WINDOW_S / (LOOKS - 1) for n in range(LOOKS)]
+SPREAD = [n * WINDOW_S / (MEASUREMENTS - 1) for n in range(MEASUREMENTS)]
 CHEAP, DEAR = Candidate("cheap", 1.0, 10.0), Candidate("dear", 5.0, 10.0)
 
 
 def test_the_cheapest_standby_is_activated_after_a_sustained_shortfall():
-    *early, last = looks(FleetControl(), SPREAD, 15.0, [Candidate("busy", 1.0, 10.0)], [DEAR, CHEAP])
-    assert early == [NO_CHANGE] * (LOOKS - 1)
+    *early, last = measure_repeatedly(FleetControl(), SPREAD, 15.0, [Candidate("busy", 1.0, 10.0)], [DEAR, CHEAP])
+    assert early == [NO_CHANGE] * (MEASUREMENTS - 1)
     assert last.activate == (CHEAP,)
 
 
 def test_short_or_interrupted_deviations_change_nothing():
     control, active = FleetControl(), [Candidate("busy", 1.0, 10.0)]
-    assert looks(control, [0, 1, 2, 3], 15.0, active, [CHEAP]) == [NO_CHANGE] * 4
-    assert control.look(WINDOW_S - 1, 10.0, active, [CHEAP]) == NO_CHANGE, "the target is met: the looks begin anew"
-    assert looks(control, [WINDOW_S, WINDOW_S + 1], 15.0, active, [CHEAP]) == [NO_CHANGE] * 2
+    assert measure_repeatedly(control, [0, 1, 2, 3], 15.0, active, [CHEAP]) == [NO_CHANGE] * 4
+    assert control.decide(WINDOW_S - 1, 10.0, active, [CHEAP]) == NO_CHANGE, (
+        "the target is met: the measurements begin anew"
+    )
+    assert measure_repeatedly(control, [WINDOW_S, WINDOW_S + 1], 15.0, active, [CHEAP]) == [NO_CHANGE] * 2
 
 
 def test_the_dearest_worker_is_released_only_above_the_margin():
     active = [CHEAP, DEAR, Candidate("middle", 2.0, 10.0)]
     within = 30.0 / (1 + RELEASE_MARGIN) + 0.1
-    assert looks(FleetControl(), SPREAD, within, active, []) == [NO_CHANGE] * LOOKS
-    assert looks(FleetControl(), SPREAD, 20.0, active, [])[-1].release == (DEAR,)
-    assert looks(FleetControl(), SPREAD, 22.0, active, [])[-1] == NO_CHANGE, "all three are needed"
+    assert measure_repeatedly(FleetControl(), SPREAD, within, active, []) == [NO_CHANGE] * MEASUREMENTS
+    assert measure_repeatedly(FleetControl(), SPREAD, 20.0, active, [])[-1].release == (DEAR,)
+    assert measure_repeatedly(FleetControl(), SPREAD, 22.0, active, [])[-1] == NO_CHANGE, "all three are needed"
 
 
 @given(CANDIDATES, st.floats(0.1, 60), st.integers(0, 8))
 def test_the_fleet_settles_and_never_oscillates(candidates, target, at_first):
     control, active, standby, changes = FleetControl(), candidates[:at_first], candidates[at_first:], 0
     for number in range(60):
-        change = control.look(number * WINDOW_S / 2, target, active, standby)
+        change = control.decide(number * WINDOW_S / 2, target, active, standby)
         changes += change != NO_CHANGE
         active = [c for c in [*active, *change.activate] if c not in change.release]
         standby = [c for c in [*standby, *change.release] if c not in change.activate]

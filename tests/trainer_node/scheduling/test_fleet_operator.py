@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from p2pcast.errors import LocalError
-from trainer_node.scheduling.fleet import LOOKS, NO_CHANGE, WINDOW_S
+from trainer_node.scheduling.fleet import MEASUREMENTS, NO_CHANGE, WINDOW_S
 from trainer_node.scheduling.fleet_operator import HOLD_S, START_S, FleetOperator, Source
 from trainer_node.scheduling.fleet_plan import Offer
 from trainer_node.scheduling.static_provider import StaticProvider
@@ -54,10 +54,10 @@ class Fleet:
     def __init__(self, ledger: Ledger, *sources: Source) -> None:
         self.operator, self.now_s = FleetOperator(sources, ledger), 0.0
 
-    async def looks(self, target_per_s: float, count: int = LOOKS) -> list[object]:
+    async def measure_repeatedly(self, target_per_s: float, count: int = MEASUREMENTS) -> list[object]:
         made = []
         for _ in range(count):
-            made.append(await self.operator.look(self.now_s, target_per_s))
+            made.append(await self.operator.adjust(self.now_s, target_per_s))
             self.now_s += WINDOW_S / 2
         return made
 
@@ -69,20 +69,20 @@ def offer(kind: str = "gpu", usd: float = 1.0, count: int = 4) -> Offer:
 async def test_a_shortfall_starts_one_worker_that_counts_during_its_start():
     machines, ledger = Machines("gpu-0"), Ledger(**{"gpu-0": 10.0})
     fleet = Fleet(ledger, Source(offer(), machines))
-    await fleet.looks(15.0)
+    await fleet.measure_repeatedly(15.0)
     assert machines.names == ["gpu-0", "gpu-1"]
-    assert await fleet.looks(15.0, 5 * LOOKS) == [NO_CHANGE] * 5 * LOOKS
+    assert await fleet.measure_repeatedly(15.0, 5 * MEASUREMENTS) == [NO_CHANGE] * 5 * MEASUREMENTS
     fleet.now_s += START_S
-    await fleet.looks(15.0)
+    await fleet.measure_repeatedly(15.0)
     assert machines.names == ["gpu-0", "gpu-1", "gpu-2"], "a worker that never took part was not replaced"
 
 
 async def test_a_silent_worker_is_replaced():
     machines, ledger = Machines("gpu-0", "gpu-1"), Ledger(**{"gpu-0": 10.0, "gpu-1": 10.0})
     fleet = Fleet(ledger, Source(offer(), machines))
-    assert await fleet.looks(20.0) == [NO_CHANGE] * LOOKS
+    assert await fleet.measure_repeatedly(20.0) == [NO_CHANGE] * MEASUREMENTS
     del ledger.now["gpu-1"]
-    await fleet.looks(20.0)
+    await fleet.measure_repeatedly(20.0)
     assert machines.names == ["gpu-0", "gpu-1", "gpu-2"]
 
 
@@ -90,11 +90,11 @@ async def test_a_worker_is_stopped_only_when_drained():
     machines = Machines("gpu-0", "gpu-1", "gpu-2")
     ledger = Ledger(**dict.fromkeys(machines.names, 10.0))
     fleet = Fleet(ledger, Source(offer(), machines))
-    await fleet.looks(10.0)
+    await fleet.measure_repeatedly(10.0)
     assert ledger.asked
     assert machines.stopped == []
     ledger.empty = True
-    await fleet.looks(10.0, 1)
+    await fleet.measure_repeatedly(10.0, 1)
     assert machines.stopped == ["gpu-2", "gpu-1"]
     assert machines.names == ["gpu-0"]
 
@@ -103,22 +103,22 @@ async def test_workers_started_by_hand_are_measured_and_left_alone():
     ledger = Ledger(one=10.0, two=10.0)
     machines = Machines()
     fleet = Fleet(ledger, Source(offer("own", 5.0, 2), StaticProvider(["one", "two"])), Source(offer(), machines))
-    await fleet.looks(5.0)
+    await fleet.measure_repeatedly(5.0)
     assert ledger.asked == []
-    await fleet.looks(25.0)
+    await fleet.measure_repeatedly(25.0)
     assert machines.names == ["gpu-0"]
 
 
 async def test_a_broken_provider_is_left_out_while_the_next_one_starts_workers(caplog):
     cheap, dear, ledger = Machines("cheap-0"), Machines(), Ledger(**{"cheap-0": 10.0})
     fleet = Fleet(ledger, Source(offer("cheap"), cheap), Source(offer("dear", 9.0), dear))
-    await fleet.looks(15.0, 1)
+    await fleet.measure_repeatedly(15.0, 1)
     cheap.broken = True
-    await fleet.looks(15.0)
+    await fleet.measure_repeatedly(15.0)
     assert dear.names == ["dear-0"], "the known worker of the broken provider still counts, so one is enough"
     assert "the cloud is away" in caplog.text
     ledger.now = {"cheap-0": 10.0, "dear-0": 10.0}
     cheap.broken = False
     fleet.now_s += HOLD_S
-    await fleet.looks(25.0)
+    await fleet.measure_repeatedly(25.0)
     assert cheap.names == ["cheap-0", "cheap-1"]

@@ -186,7 +186,7 @@ class PlayedHub(QuietOwner):
     def deaf(self, deaf: bool = True) -> None:
         self._do(self._call(self.links[-1].pause_reading if deaf else self.links[-1].resume_reading))
 
-    def heard(self, *kinds: Type, count: int = 1) -> list[Any]:
+    def received(self, *kinds: Type, count: int = 1) -> list[Any]:
         """The bodies of messages of these kinds, once there are ``count``."""
 
         def look() -> list[Any] | None:
@@ -196,7 +196,7 @@ class PlayedHub(QuietOwner):
         found: list[Any] = until(look, f"{count} × {kinds} was said; so far {[k.name for _, k, _ in self.said]}")
         return found
 
-    def heard_of(self, kind: Type, serial: int) -> Any:
+    def received_of(self, kind: Type, serial: int) -> Any:
         """The message of this kind that speaks of ``serial``."""
 
         def look() -> Any:
@@ -207,7 +207,7 @@ class PlayedHub(QuietOwner):
 
     def ranked(self, groups: int = 1) -> None:
         """Let the newest group, of one rank, go on once there were ``groups``."""
-        self.heard(Type.RANK, count=groups)
+        self.received(Type.RANK, count=groups)
         self.say(messages.Ranked(head=None, layout=None, state=None))
 
     # -- Acceptor, LinkOwner

@@ -18,7 +18,7 @@ from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 from trainer_node import Publisher
 from trainer_node.sdk import hub_connection, publisher
-from trainer_node.sdk.hub_connection import Heard
+from trainer_node.sdk.hub_connection import Received
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def tensors(value: float = 1.0) -> dict[str, torch.Tensor]:
 
 
 def begun(played, serial: int, version: tuple[int, int], base: tuple[int, int] | None = None) -> None:
-    played.heard_of(Type.BEGIN, serial)
+    played.received_of(Type.BEGIN, serial)
     played.say(messages.Begun(serial=serial, version=Version(*version), base=base and Version(*base)))
 
 
 def durable(played, serial: int, version: tuple[int, int]) -> None:
-    played.heard_of(Type.DONE, serial)
+    played.received_of(Type.DONE, serial)
     played.say(messages.Durable(serial=serial, version=Version(*version), bytes=1, changed=2, params=3))
 
 
@@ -68,19 +68,19 @@ def test_a_version_sends_its_messages_in_order(played, made):
     changed["b"][2, 2] += 1
     handle = made.resume(4, changed)
     begun(played, 1, (1, 4), (0, 4))
-    *whole, cell = played.heard(Type.CELL, count=3)
+    *whole, cell = played.received(Type.CELL, count=3)
     assert (cell.cell, cell.start, cell.words, cell.changed) == (1, 0, 35, 1)
     assert cell.before == whole[1].after != cell.after
     durable(played, 1, (1, 4))
     assert handle.wait_durable(60) == Version(1, 4)
-    assert played.heard(Type.BEGIN, count=2)[1].resume is True
+    assert played.received(Type.BEGIN, count=2)[1].resume is True
     # Marks of unchanged tensors are still known.
     changed["a"][0] += 1
     made.publish(5, changed)
     begun(played, 2, (1, 5), (1, 4))
-    assert played.heard(Type.CELL, count=4)[3].before == whole[0].after
+    assert played.received(Type.CELL, count=4)[3].before == whole[0].after
     durable(played, 2, (1, 5))
-    assert len(played.heard(Type.LAYOUT)) == 1
+    assert len(played.received(Type.LAYOUT)) == 1
 
 
 def test_another_base_is_answered_with_whole_words(played, made):
@@ -89,7 +89,7 @@ def test_another_base_is_answered_with_whole_words(played, made):
     durable(played, 0, (0, 1))
     made.publish(2, tensors())
     begun(played, 1, (0, 3), (0, 2))
-    assert [cell.before for cell in played.heard(Type.CELL, count=4)] == [None] * 4
+    assert [cell.before for cell in played.received(Type.CELL, count=4)] == [None] * 4
     durable(played, 1, (0, 3))
 
 
@@ -105,35 +105,35 @@ def test_an_aborted_version_raises_and_changes_nothing(played, made):
         handle.wait_durable(60)
     with pytest.raises(RetryableError, match="rank 2 of 4"):
         handle.wait_live(timeout_s=60)
-    before = len(played.heard(Type.CELL))
+    before = len(played.received(Type.CELL))
     handle = made.publish(3, tensors())
     begun(played, 2, (0, 3), (0, 1))
     durable(played, 2, (0, 3))
     handle.wait_durable(60)
     # The same as version 0.1: nothing to send.
-    assert len(played.heard(Type.CELL)) == before
+    assert len(played.received(Type.CELL)) == before
 
 
 def test_aborts_are_kept_for_later_ranks():
     """Another rank gives up the next version before this one's thread has looked at the end of the last."""
-    heard = Heard()
+    received = Received()
     for serial in range(3):
-        heard.take(Message(Type.ABORTED, messages.Aborted(serial, f"why {serial}")))
-    assert heard.aborted == {0: "why 0", 1: "why 1", 2: "why 2"}
-    heard.take(Message(Type.BEGUN, messages.Begun(2, Version(0, 1), base=None)))
-    assert heard.aborted == {2: "why 2"}
+        received.take(Message(Type.ABORTED, messages.Aborted(serial, f"why {serial}")))
+    assert received.aborted == {0: "why 0", 1: "why 1", 2: "why 2"}
+    received.take(Message(Type.BEGUN, messages.Begun(2, Version(0, 1), base=None)))
+    assert received.aborted == {2: "why 2"}
 
 
 def test_the_codec_that_a_hub_says_or_does_not():
-    heard = Heard()
+    received = Received()
     for serial, said in enumerate(({}, {"codec": "context"})):
-        heard.take(Message(Type.BEGUN, messages.Begun(serial, Version(0, 1), base=None, **said)))
-        assert heard.begun[serial].codec == said.get("codec", "auto")
+        received.take(Message(Type.BEGUN, messages.Begun(serial, Version(0, 1), base=None, **said)))
+        assert received.begun[serial].codec == said.get("codec", "auto")
 
 
 def test_an_abort_before_anything_began(played, made):
     handle = made.publish(1, tensors())
-    played.heard(Type.BEGIN)
+    played.received(Type.BEGIN)
     played.say(messages.Aborted(0, ""))
     with pytest.raises(RetryableError, match="not published"):
         handle.wait_durable(60)
@@ -142,7 +142,7 @@ def test_an_abort_before_anything_began(played, made):
 def test_tensors_that_do_not_fit_free_the_other_ranks(played, made):
     with pytest.raises(UsageError, match="takes names and tensors"):
         made.publish(1, {"a": 3})
-    assert played.heard(Type.ABORTED)[0].serial == 0
+    assert played.received(Type.ABORTED)[0].serial == 0
     handle = made.publish(1, tensors())
     begun(played, 1, (0, 1))
     durable(played, 1, (0, 1))
@@ -158,7 +158,7 @@ def test_a_failed_snapshot_raises_at_its_wait(played, made, monkeypatch):
     for wait in (handle.wait_snapshot, handle.wait_durable):
         with pytest.raises(RuntimeError, match="no memory"):
             wait()
-    assert played.heard(Type.ABORTED)[0] == messages.Aborted(0, "RuntimeError: no memory")
+    assert played.received(Type.ABORTED)[0] == messages.Aborted(0, "RuntimeError: no memory")
 
 
 def test_the_optimiser_goes_on_though_the_hub_is_gone(played, made, thread, eventually):
@@ -170,10 +170,10 @@ def test_the_optimiser_goes_on_though_the_hub_is_gone(played, made, thread, even
     handle.wait_snapshot()
     live["a"].zero_()
     # The connection was made anew, with a group of its own.
-    groups = [body.group for body in played.heard(Type.RANK, count=2)]
+    groups = [body.group for body in played.received(Type.RANK, count=2)]
     assert groups[0] != groups[1]
     played.ranked(groups=2)
-    played.heard_of(Type.BEGIN, 0)
+    played.received_of(Type.BEGIN, 0)
     played.hang_up(RetryableError("rank 1 of 2 is gone"))
     with pytest.raises(RetryableError, match="rank 1 of 2 is gone"):
         handle.wait_durable(60)
@@ -183,9 +183,9 @@ def test_a_publish_waits_for_the_previous_publish(played, made, thread):
     first = made.publish(1, tensors())
     second = thread.submit(made.publish, 2, tensors())
     begun(played, 0, (0, 1))
-    played.heard(Type.DONE)
+    played.received(Type.DONE)
     assert not second.done()
-    assert len(played.heard(Type.BEGIN)) == 1
+    assert len(played.received(Type.BEGIN)) == 1
     durable(played, 0, (0, 1))
     first.wait_durable(60)
     begun(played, 1, (0, 2), (0, 1))
@@ -197,7 +197,7 @@ def test_a_hub_that_does_not_read_holds_back_and_can_abort(played, made, monkeyp
     monkeypatch.setattr(hub_connection, "QUEUE_BYTES", 1 << 20)
     big = {f"w{k}": torch.randn(1 << 18) for k in range(64)}
     handle = made.publish(1, big)
-    played.heard(Type.BEGIN)
+    played.received(Type.BEGIN)
     played.deaf()
     played.say(messages.Begun(serial=0, version=Version(0, 1), base=None))
     link = handle.uplink
@@ -239,7 +239,7 @@ def impatient(monkeypatch):
 def test_a_silent_hub_is_taken_for_dead(played, impatient, made):
     played.answers_pings = False
     handle = made.publish(1, tensors())
-    played.heard(Type.BEGIN)
+    played.received(Type.BEGIN)
     played.deaf()
     with pytest.raises(RetryableError, match="silent"):
         handle.wait_durable(60)
@@ -260,7 +260,7 @@ def test_closing_in_peace_waits_for_the_last_version(played, made, thread):
     handle = made.publish(1, tensors())
     closing = thread.submit(made.close)
     begun(played, 0, (0, 1))
-    played.heard(Type.DONE)
+    played.received(Type.DONE)
     assert not closing.done()
     durable(played, 0, (0, 1))
     closing.result()
@@ -272,7 +272,7 @@ def test_steps_are_numbers_in_range(played, made):
     for serial, step in enumerate((-1, 1 << 63)):
         with pytest.raises(UsageError, match="out of range"):
             made.publish(step, tensors())
-        assert "out of range" in played.heard_of(Type.ABORTED, serial).reason
+        assert "out of range" in played.received_of(Type.ABORTED, serial).reason
 
 
 def test_a_tensor_that_is_forgotten_later(played, made):
@@ -358,7 +358,7 @@ def test_a_publishers_thread_that_dies_ends_the_wait(played, thread, monkeypatch
     played.ranked()
     made = making.result()
     handle = made.publish(4, tensors())
-    played.heard_of(Type.BEGIN, 0)
+    played.received_of(Type.BEGIN, 0)
     monkeypatch.setattr(hub_connection, "SILENCE_S", "no number")
     with pytest.raises(RetryableError, match="failed with an internal error \\(TypeError"):
         handle.wait_durable()

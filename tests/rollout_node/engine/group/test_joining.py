@@ -189,7 +189,7 @@ async def test_errors_of_versions_off_the_wire_close_the_link(hosts):
 
 async def test_a_connection_without_a_member_message_is_closed(hosts, monkeypatch):
     lead = await hosts("lead", "a", ONE)
-    monkeypatch.setattr(limits, "FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(limits, "FIRST_MESSAGE_S", 0.05)
     knocker, link = await knock(lead)
     link.send(messages.Ping(1))
     await until(lambda: knocker.closed)

@@ -1,4 +1,4 @@
-"""Defences against being worn out, and what HTTP and logs say."""
+"""Defences against the exhaustion of resources, and the contents of HTTP answers and logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAST = "trainer_node/publish/publish_history.py"
 PAST_TEST = "tests/trainer_node/publish/test_publish_history.py::"
 RECOVERY = "tests/daemons/peer/test_recovery.py::"
 
-WEARING_OUT = [
+EXHAUSTION = [
     Mutation(
         "resetting each connection as soon as it is up",
         "p2pcast/daemon/event_loop.py",

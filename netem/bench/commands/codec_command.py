@@ -70,11 +70,11 @@ def codec(
     """
     if (old is None) != (new is None):
         raise UsageError("give --old and --new together, or neither")
-    from netem.bench.codec import codec_comparison as bench
-    from netem.bench.codec import formats
-    from netem.bench.codec.cores import WORKING_SET_BYTES, two_cores
-    from netem.bench.codec.end_to_end import end_to_end
-    from netem.bench.codec.memory import GIB, memory
+    from netem.bench.codec_comparison import comparison as bench
+    from netem.bench.codec_comparison import formats
+    from netem.bench.codec_comparison.cores import WORKING_SET_BYTES, two_cores
+    from netem.bench.codec_comparison.end_to_end import end_to_end
+    from netem.bench.codec_comparison.memory import GIB, memory
 
     datasets = (
         iter([bench.folder_dataset(old, new)]) if old is not None and new is not None else bench.trained_datasets()

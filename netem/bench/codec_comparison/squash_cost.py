@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from netem.bench.codec.codec_comparison import one_core, take_turns
+from netem.bench.codec_comparison.comparison import one_core, take_turns
 from p2pcast.checkpoint import Checkpoint
 from p2pcast.codec.cell import apply, decode, digest, encode
 from p2pcast.codec.layout import Cell, Layout
@@ -59,7 +59,7 @@ class Run:
 
 def trained_runs(learning_rates: Sequence[float] = LEARNING_RATES) -> Iterator[Run]:
     """Real weights under real AdamW steps, without end. Needs torch and transformers. Raises LocalError."""
-    from netem.bench.codec.adamw_steps import endless_states
+    from netem.bench.codec_comparison.adamw_steps import endless_states
 
     for rate in learning_rates:
         layout, states = endless_states(rate)

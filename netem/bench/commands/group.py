@@ -8,66 +8,69 @@ from p2pcast.cli import LazyGroup
 
 COMMANDS = {
     "codec": (
-        "netem.bench.cli.codec_command:codec",
+        "netem.bench.commands.codec_command:codec",
         "Size and speed of the delta codec, beside PULSE's format and a scan.",
     ),
     "squash": (
-        "netem.bench.cli.squash_command:squash",
+        "netem.bench.commands.squash_command:squash",
         "Size and time of a squash beside its deltas, and the saving of a ladder of squashes.",
     ),
     "device": (
-        "netem.bench.cli.device_command:device",
+        "netem.bench.commands.device_command:device",
         "Speed of the dense passes with torch operations, on a GPU or the CPU.",
     ),
-    "relay": ("netem.bench.cli.relay_command:relay", "CPU and memory of a peer in the middle of a chain."),
+    "relay": ("netem.bench.commands.relay_command:relay", "CPU and memory of a peer in the middle of a chain."),
     "faults": (
-        "netem.bench.cli.faults_command:faults",
+        "netem.bench.commands.faults_command:faults",
         "Recovery time of a broadcast from each fault.",
     ),
     "simulated": (
-        "netem.bench.cli.simulated_command:simulated",
+        "netem.bench.commands.simulated_command:simulated",
         "Measured broadcasts beside the same broadcasts in the simulator.",
     ),
     "soak": (
-        "netem.bench.cli.soak_command:soak",
+        "netem.bench.commands.soak_command:soak",
         "Correctness, times and leaks over many versions, while peers die, freeze, slow down and return.",
     ),
     "siege": (
-        "netem.bench.cli.siege_command:siege",
+        "netem.bench.commands.siege_command:siege",
         "Time and correctness of versions under attack by ten thousand connections.",
     ),
-    "catchup": ("netem.bench.cli.catchup_command:catchup", "Bytes and time for a late peer, by each way to catch up."),
+    "catchup": (
+        "netem.bench.commands.catchup_command:catchup",
+        "Bytes and time for a late peer, by each way to catch up.",
+    ),
     "heal": (
-        "netem.bench.cli.heal_command:heal",
+        "netem.bench.commands.heal_command:heal",
         "Bytes and time for the repair of damaged cells of a shadow.",
     ),
     "anchors": (
-        "netem.bench.cli.anchors_command:anchors",
+        "netem.bench.commands.anchors_command:anchors",
         "Time of versions while the hub writes an anchor, beside versions without.",
     ),
     "kills": (
-        "netem.bench.cli.kills_command:kills",
+        "netem.bench.commands.kills_command:kills",
         "Correctness of hub, peers and mirror follower after kill -9 at any disk or mirror operation.",
     ),
     "broadcast": (
-        "netem.bench.cli.broadcast_command:broadcast",
+        "netem.bench.commands.broadcast_command:broadcast",
         "Time to the last peer over rate-shaped links, beside bare chains, libtorrent and a star.",
     ),
     "stripes": (
-        "netem.bench.cli.stripes_command:stripes",
+        "netem.bench.commands.stripes_command:stripes",
         "Goodput of one link over emulated delay and loss, by number of stripes.",
     ),
     "ledger": (
-        "netem.bench.cli.ledger_load_command:ledger",
+        "netem.bench.commands.ledger_load_command:ledger",
         "Results per second of a ledger, and times of its requests with a thousand workers.",
     ),
-    "plan": ("netem.bench.cli.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
+    "plan": ("netem.bench.commands.plan_command:plan", "Time of the hub's planning decisions for ten thousand peers."),
     "publish": (
-        "netem.bench.cli.publish_command:publish",
+        "netem.bench.commands.publish_command:publish",
         "Time that publishing live tensors adds to a training step, beside a memcpy.",
     ),
     "live": (
-        "netem.bench.cli.live_command:live",
+        "netem.bench.commands.live_command:live",
         "Pause of a live vLLM under load at each version, beside vLLM's own dense reload.",
     ),
 }

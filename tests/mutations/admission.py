@@ -1,4 +1,4 @@
-"""Defences against strangers: docs/design/security.md, Getting in."""
+"""Defences against unknown nodes: docs/design/security.md, section Admission."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mutation import (
     Mutation,
 )
 
-GETTING_IN = [
+ADMISSION = [
     Mutation(
         "connects without a certificate",
         HANDSHAKE,
@@ -62,7 +62,7 @@ GETTING_IN = [
     Mutation(
         "answers in the hub's place to learn a token",
         HANDSHAKE,
-        'if self._identity.vouch(self._leaf, challenge.authority or b"").node != node:',
+        'if self._identity.verify_authority(self._leaf, challenge.authority or b"").node != node:',
         "if False:",
         CERTIFIED + "test_an_impostor_of_the_hub_receives_no_proof",
     ),

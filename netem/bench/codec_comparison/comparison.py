@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netem.bench.codec import pulse_format, sparrowrl_format, verl_format, xor_format
-from netem.bench.codec.reference_scan import compact
+from netem.bench.codec_comparison import pulse_format, sparrowrl_format, verl_format, xor_format
+from netem.bench.codec_comparison.reference_scan import compact
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import CODEC_NAMES, Encoded, decode, digest, encode
 from p2pcast.codec.digest import word_dtype
@@ -64,7 +64,7 @@ class Dataset:
 
 def trained_datasets(learning_rates: Sequence[float] = LEARNING_RATES, pairs: int = PAIRS) -> Iterator[Dataset]:
     """Real weights under real AdamW steps. Needs torch and transformers. Raises LocalError."""
-    from netem.bench.codec.adamw_steps import consecutive_states
+    from netem.bench.codec_comparison.adamw_steps import consecutive_states
 
     for rate in learning_rates:
         layout, states = consecutive_states(rate, pairs)

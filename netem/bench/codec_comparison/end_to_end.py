@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from netem.bench.codec.formats import Format
+from netem.bench.codec_comparison.formats import Format
 from p2pcast.codec.soonest_codec import (
     PEER_CORES,
     State,

@@ -11,7 +11,7 @@ IN_DAEMONS = "tests/daemons/hub/test_tasks.py::"
 IN_TASKS = "tests/p2pcast/daemon/test_background_tasks.py::"
 UPLINK = "tests/trainer_node/sdk/test_hub_connection.py::"
 HOSTS = "tests/daemons/engines/test_hosts.py::"
-AT_A_LEAD = "tests/rollout_node/engine/group/test_thieves.py::"
+AT_A_LEAD = "tests/rollout_node/engine/group/test_stolen_member.py::"
 IN_SPANS = "tests/trainer_node/membership/test_engine_groups.py::"
 
 OWN_WORK = "the daemon's own work fails"
@@ -19,7 +19,7 @@ ONE_LINK = "work for one connection fails"
 ENGINES = "posing as a member of an engine on several hosts"
 PLACE = "taking the place of an engine's lead"
 
-OWNED = [
+STOLEN_PEER = [
     Mutation(
         OWN_WORK,
         TASKS,

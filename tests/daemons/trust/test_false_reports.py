@@ -108,7 +108,7 @@ async def test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted
     assert child.sync.missing_versions.withheld == 1
     assert what == "no seal" or child.relay.downloader.bytes_received > 0
     ident = liar.ident.hex()
-    await swarm.until(lambda: ident in hub.fleet.membership.muted(time.monotonic()), "the hub blames it")
+    await swarm.until(lambda: ident in hub.fleet.membership.demoted(time.monotonic()), "the hub blames it")
     await swarm.until(lambda: child.relay.parent_failover.parent == hub.ident, "the child is moved")
     [row] = [row for row in (await swarm.status(hub))["peers"] if row["node"] == ident]
     assert (row["withheld_from"], row["quarantined"]) == (1, False)
@@ -137,7 +137,7 @@ async def test_a_parent_that_aborts_a_sealed_version_delays_no_peer(swarm, state
     await swarm.live("0.1")
     # On a busy machine the child may leave the silent liar before the child has a reason to complain.
     await swarm.until(
-        lambda: beneath.closed or liar.ident.hex() in hub.fleet.membership.muted(time.monotonic()),
+        lambda: beneath.closed or liar.ident.hex() in hub.fleet.membership.demoted(time.monotonic()),
         "the hub blames the liar",
     )
     calling.cancel()
@@ -151,7 +151,7 @@ async def test_a_parent_that_opens_no_version_is_demoted(swarm, states):
         state = states.trained(state, step, share=1)
         swarm.publish(step, state)
         await swarm.live(f"0.{step}")
-    await swarm.until(lambda: liar.ident.hex() in hub.fleet.membership.muted(time.monotonic()), "the hub blames it")
+    await swarm.until(lambda: liar.ident.hex() in hub.fleet.membership.demoted(time.monotonic()), "the hub blames it")
     await swarm.until(lambda: child.relay.parent_failover.parent == hub.ident, "the child is moved")
 
 
@@ -178,17 +178,17 @@ async def test_complaints_about_unsealed_artifacts_are_ignored(swarm, states):
     assert hub.fleet.membership.withholding._complaints == {}
 
 
-async def test_a_peer_below_a_liar_is_not_blamed(swarm, states):
+async def test_a_peer_below_a_withholding_parent_is_not_blamed(swarm, states):
     hub, (liar, middle, _child), state = await chain(swarm, states, "liar", "middle", "child")
     lie(liar, LIES["no pieces"])
     swarm.publish(1, states.trained(state, 1, share=1))
     await swarm.live("0.1")
     await swarm.until(
-        lambda: liar.ident.hex() in hub.fleet.membership.muted(time.monotonic()), "the hub blames the liar"
+        lambda: liar.ident.hex() in hub.fleet.membership.demoted(time.monotonic()), "the hub blames the liar"
     )
     held = hub.fleet.membership.withholding
     await swarm.until(lambda: all(c.judged for c in held._complaints.values()), "all that was said is judged")
-    assert middle.ident.hex() not in hub.fleet.membership.muted(time.monotonic())
+    assert middle.ident.hex() not in hub.fleet.membership.demoted(time.monotonic())
     assert held.witnesses(middle.ident.hex()) == 0
 
 
@@ -202,4 +202,4 @@ async def test_a_slow_parent_is_not_blamed(swarm, states, monkeypatch):
     swarm.publish(1, states.trained(state, 1, share=1))
     await swarm.live("0.1")
     assert child.sync.missing_versions.withheld == 0
-    assert hub.fleet.membership.withholding.muted(time.monotonic()) == frozenset()
+    assert hub.fleet.membership.withholding.demoted(time.monotonic()) == frozenset()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netem.bench.codec.pulse_format import Changes
+from netem.bench.codec_comparison.pulse_format import Changes
 
 _HEAD = struct.Struct("<II")
 """Of a tensor: number of changed words, bytes of their varints."""

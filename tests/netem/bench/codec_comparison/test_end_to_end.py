@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from netem.bench.codec.codec_comparison import Dataset
-from netem.bench.codec.end_to_end import GBIT_S, end_to_end
-from netem.bench.codec.formats import Format, measure_formats
+from netem.bench.codec_comparison.comparison import Dataset
+from netem.bench.codec_comparison.end_to_end import GBIT_S, end_to_end
+from netem.bench.codec_comparison.formats import Format, measure_formats
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.codec.soonest_codec import MEASURED_BEFORE, Cost
 

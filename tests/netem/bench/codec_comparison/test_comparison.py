@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from netem.bench.anonymous_memory import Peak, anonymous_bytes
-from netem.bench.cli.codec_command import codec as command
-from netem.bench.codec import codec_comparison as bench
-from netem.bench.codec import memory, pulse_format, sparrowrl_format, verl_format, xor_format
-from netem.bench.codec.cores import two_cores
-from netem.bench.codec.reference_scan import compact
+from netem.bench.codec_comparison import comparison as bench
+from netem.bench.codec_comparison import memory, pulse_format, sparrowrl_format, verl_format, xor_format
+from netem.bench.codec_comparison.cores import two_cores
+from netem.bench.codec_comparison.reference_scan import compact
+from netem.bench.commands.codec_command import codec as command
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import LocalError
 

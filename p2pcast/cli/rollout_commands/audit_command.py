@@ -8,7 +8,7 @@ import click
 
 from p2pcast.addresses import show_address
 from p2pcast.cli.options import PATH, Address, seconds
-from p2pcast.cli.rollouts.work_command import http_url, ledger_url
+from p2pcast.cli.rollout_commands.work_command import http_url, ledger_url
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 

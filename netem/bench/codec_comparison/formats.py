@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netem.bench.codec import pulse_format, sparrowrl_format, verl_format, xor_format
-from netem.bench.codec.codec_comparison import Dataset, one_core, other_sizes, take_turns, tiled
-from netem.bench.codec.reference_scan import compact
+from netem.bench.codec_comparison import pulse_format, sparrowrl_format, verl_format, xor_format
+from netem.bench.codec_comparison.comparison import Dataset, one_core, other_sizes, take_turns, tiled
+from netem.bench.codec_comparison.reference_scan import compact
 from p2pcast.codec.cell import decode, digest, encode
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.codec.soonest_codec import Cost

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
-from netem.bench.cli.squash_command import squash as command
-from netem.bench.codec import squash_cost as bench
+from netem.bench.codec_comparison import squash_cost as bench
+from netem.bench.commands.squash_command import squash as command
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import UsageError
 

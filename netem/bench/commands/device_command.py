@@ -25,7 +25,7 @@ MEANINGS = {
 @documented
 def device(mib: int, rounds: int, device: str | None, as_json: bool, output: Path | None) -> None:
     """Measure the dense passes of coding and audit with torch operations, on the device that holds the weights."""
-    from netem.bench.codec.device_speed import bench_device
+    from netem.bench.codec_comparison.device_speed import bench_device
 
     result = bench_device(mib << 20, rounds, device=device)
     if written(result, output, as_json=as_json):

@@ -4,10 +4,10 @@ the others (docs/design/faults.md, docs/design/security.md).
 
 from __future__ import annotations
 
-from mutation import THIEVES, Mutation
+from mutation import STOLEN_CERTIFICATES, Mutation
 
 AWAY = "tests/daemons/peer/test_hub_away.py::"
-LIARS = "tests/daemons/trust/test_liars.py::"
+FALSE_REPORTS = "tests/daemons/trust/test_false_reports.py::"
 OVERDUE = "tests/daemons/intake/test_overdue.py::"
 PACE = "tests/trainer_node/publish/test_backpressure.py::"
 WITHHOLDING = "tests/topology/test_withholding.py::"
@@ -21,7 +21,7 @@ SENDS_NOTHING = "delaying the peers below"
 KEEPS_WAITING = "a rank hangs or never comes"
 HOLDS_BACK = "delaying training with `--max-lag`"
 
-STAYING = [
+AVAILABILITY = [
     Mutation(
         STARTED,
         RUN_KEY,
@@ -125,56 +125,56 @@ STAYING = [
         "rollout_node/sync/stalls.py",
         "            if now - since > row.patience_s:",
         "            if False:",
-        LIARS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
+        FALSE_REPORTS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
     ),
     Mutation(
         SENDS_NOTHING,
         "p2pcast/relay/upstream.py",
         "        if artifact in self.withheld:\n            # This parent's announcement",
         "        if False:\n            # This parent's announcement",
-        LIARS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
+        FALSE_REPORTS + "test_a_withheld_version_comes_from_elsewhere_and_the_parent_is_demoted",
     ),
     Mutation(
         SENDS_NOTHING,
         "rollout_node/sync/missing_versions.py",
         "            if self._opened.count(False) >= MISSES:",
         "            if False:",
-        LIARS + "test_a_parent_that_opens_no_version_is_demoted",
+        FALSE_REPORTS + "test_a_parent_that_opens_no_version_is_demoted",
     ),
     Mutation(
         SENDS_NOTHING,
         "rollout_node/sync/planner.py",
         "(not needs_source(holding) and self._node.is_listed(holding.id))",
         "not needs_source(holding)",
-        THIEVES + "test_an_unlisted_artifact_is_not_waited_for",
+        STOLEN_CERTIFICATES + "test_an_unlisted_artifact_is_not_waited_for",
     ),
     Mutation(
         SENDS_NOTHING,
         "p2pcast/relay/upstream.py",
         "                if node.is_sealed(holding.id):",
         "                if False:",
-        LIARS + "test_a_parent_that_aborts_a_sealed_version_delays_no_peer",
+        FALSE_REPORTS + "test_a_parent_that_aborts_a_sealed_version_delays_no_peer",
     ),
     Mutation(
         SENDS_NOTHING,
         "rollout_node/sync/missing_versions.py",
         " or artifact in live.wanted)",
         ")",
-        LIARS + "test_a_parent_that_offers_and_does_not_send_is_not_waited_for",
+        FALSE_REPORTS + "test_a_parent_that_offers_and_does_not_send_is_not_waited_for",
     ),
     Mutation(
         SENDS_NOTHING,
         "rollout_node/sync/ingest.py",
         "            self._node.confirm(holding, entry.durable)",
         "            pass",
-        LIARS + "test_a_parent_that_withholds_the_durable_record_delays_no_peer",
+        FALSE_REPORTS + "test_a_parent_that_withholds_the_durable_record_delays_no_peer",
     ),
     Mutation(
         SENDS_NOTHING,
         "topology/withholding.py",
         "        if (node, artifact) in self._complaints:",
         "        if False:",
-        LIARS + "test_a_peer_below_a_liar_is_not_blamed",
+        FALSE_REPORTS + "test_a_peer_below_a_withholding_parent_is_not_blamed",
     ),
     Mutation(
         SENDS_NOTHING,
@@ -209,7 +209,7 @@ STAYING = [
         "trainer_node/membership/report_handler.py",
         "for artifact, parent in body.lacking if self._is_sealed(artifact)]",
         "for artifact, parent in body.lacking]",
-        LIARS + "test_complaints_about_unsealed_artifacts_are_ignored",
+        FALSE_REPORTS + "test_complaints_about_unsealed_artifacts_are_ignored",
     ),
     Mutation(
         KEEPS_WAITING,

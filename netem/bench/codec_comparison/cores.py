@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from netem.bench.codec.codec_comparison import Dataset, Work, decode_part, encode_part, work_of
+from netem.bench.codec_comparison.comparison import Dataset, Work, decode_part, encode_part, work_of
 from p2pcast.ordered_map import ordered_map
 
 WORKING_SET_BYTES = 256 << 20

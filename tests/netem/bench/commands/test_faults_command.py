@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from netem.bench.cli.faults_command import _document, _show, faults
+from netem.bench.commands.faults_command import _document, _show, faults
 from netem.chaos.fault_matrix import Case, Outcome
 
 OUTCOMES = [

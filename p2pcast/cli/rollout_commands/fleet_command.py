@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pcast.cli.options import PATH, console, documented, seconds, written
-from p2pcast.cli.rollouts.fleet_status import status
+from p2pcast.cli.rollout_commands.fleet_status import status
 from p2pcast.errors import EXIT_FAILED, LocalError
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def broadcast(
         "machine",
     )
 
-    def tell(row: dict[str, Any]) -> None:
+    def show_row(row: dict[str, Any]) -> None:
         if "skipped" in row:
             click.echo(f"{row['system']}, {row['peers']} peers: left out, {row['skipped']}", err=True)
             return
@@ -128,7 +128,7 @@ def broadcast(
         plaintext,
         round(state * (1 << 20)),
     )
-    result = bench_broadcast(bench, tell)
+    result = bench_broadcast(bench, show_row)
     if written(result, output, as_json=as_json):
         return
     console().print(table)

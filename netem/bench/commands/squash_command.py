@@ -41,7 +41,7 @@ def squash(
     CHECKPOINTS: a folder with a run's step_N folders. Without CHECKPOINTS, the data are pretrained weights under real
     AdamW steps; training takes some minutes for each learning rate.
     """
-    from netem.bench.codec import squash_cost as bench
+    from netem.bench.codec_comparison import squash_cost as bench
 
     if plot is not None:
         require_matplotlib()

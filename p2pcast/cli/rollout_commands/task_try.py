@@ -54,7 +54,7 @@ def try_task(
       p2pcast task try sums --engine http://127.0.0.1:8000
       p2pcast task try math,questions=problems.jsonl --engine http://127.0.0.1:8000
     """
-    from p2pcast.cli.rollouts.work_command import http_url
+    from p2pcast.cli.rollout_commands.work_command import http_url
     from p2pcast.tasks.task_loader import load_task, missing_settings
 
     engine = http_url(engine, "--engine")
@@ -93,7 +93,7 @@ def _job(task: Task, prompt: bytes, number: int, seed: int, temperature: float, 
 async def _model_of(engine: str) -> str:
     import aiohttp
 
-    from p2pcast.cli.rollouts.engine_model import model_of
+    from p2pcast.cli.rollout_commands.engine_model import model_of
 
     async with aiohttp.ClientSession() as http:
         return await model_of(http, engine)

@@ -88,7 +88,7 @@ def stripes(
     table = Table("round trip", "loss", "congestion", *map(str, numbers), "chosen", "÷ best of these")
     verdicts: list[str] = []
 
-    def tell(way: dict[str, Any]) -> None:
+    def show_row(way: dict[str, Any]) -> None:
         named = f"{way['rtt_s'] * 1e3:g} ms", f"{way['loss']:.1%}"
         if "by_congestion" not in way:
             verdicts.append(f"{named[0]}, {named[1]}: left out, {'; '.join(way['off'])}")
@@ -120,7 +120,7 @@ def stripes(
         rounds,
         limit,
     )
-    result = bench_stripes(bench, tell)
+    result = bench_stripes(bench, show_row)
     if written(result, output, as_json=as_json):
         return
     console().print(table)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netem.bench.codec.pulse_format import Changes
+from netem.bench.codec_comparison.pulse_format import Changes
 
 POSITION = np.dtype("<i4")
 
