@@ -2,7 +2,8 @@
 
 Promises: a check that hangs or crashes costs its own result only; its process is killed with all that it started, and
 the next check gets a new one. No check holds its place for longer than the time limits. A process sees no secret of the
-environment. Where a task states the reward of a failed check, a check that hangs or crashes gives this reward.
+environment. Where a task states the reward of a failed check, a check that hangs or crashes gives that reward. No
+result is rejected for a process that does not start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgpack
 import numpy as np
 
 from p2pcast import limits
-from p2pcast.errors import LocalError
+from p2pcast.errors import LocalError, RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_checker import LENGTH_BYTES
@@ -43,6 +44,10 @@ class CheckFailedError(LocalError):
     """The check of one result hung or crashed, or the task raised."""
 
 
+class ChecksDownError(RetryableError):
+    """No process for checks can be started: the fault is this machine's, not a result's."""
+
+
 class TaskProcesses:
     """At most ``processes`` checks at once; more wait for their turn."""
 
@@ -59,15 +64,22 @@ class TaskProcesses:
         """``task``: its name. ``task_hash``: a process that finds another hash is refused."""
         self._task, self._hash = task, task_hash
         self._check_s, self._start_s = check_s, start_s
+        self.places = processes
         self._memory_bytes = memory_bytes
         self._places = asyncio.Semaphore(processes)
         self._idle: list[_Checker] = []
         self._busy: set[_Checker] = set()
         self.failed = 0
         """Checks that hung or crashed."""
+        self.fault = ""
+        """Why the newest process did not start; empty if it did."""
+
+    @property
+    def check_s(self) -> float:
+        return self._check_s
 
     async def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
-        """Raises ForgedPlayError for tokens that the task refuses, and CheckFailedError."""
+        """Raises ForgedPlayError for tokens that the task refuses, CheckFailedError, and ChecksDownError."""
         request = msgpack.packb([job.to_bytes(), token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()])
         async with self._places, self._checker() as checker:
             try:
@@ -86,8 +98,8 @@ class TaskProcesses:
 
     @contextlib.asynccontextmanager
     async def _checker(self) -> AsyncIterator[_Checker]:
-        """An idle process, or a new one; killed afterwards unless it answered."""
-        checker = self._idle.pop() if self._idle else await self._started()
+        """An idle process, or a new one; killed afterwards unless it answered. Raises ChecksDownError."""
+        checker = await self._living() or await self._started()
         self._busy.add(checker)
         checker.clean = False
         try:
@@ -100,7 +112,34 @@ class TaskProcesses:
                 self.failed += 1
                 await checker.kill()
 
+    async def _living(self) -> _Checker | None:
+        """An idle process that has not died while it was idle."""
+        while self._idle:
+            checker = self._idle.pop()
+            if checker.alive:
+                return checker
+            await checker.kill()
+        return None
+
+    async def mend(self) -> None:
+        """Start a process if the newest attempt failed. Raises ChecksDownError."""
+        if self.fault:
+            async with self._places:
+                self._idle.append(await self._started())
+
     async def _started(self) -> _Checker:
+        """Raises ChecksDownError."""
+        try:
+            checker = await self._start()
+        except ChecksDownError as error:
+            if str(error) != self.fault:
+                logger.error("%s", error)
+            self.fault = str(error)
+            raise
+        self.fault = ""
+        return checker
+
+    async def _start(self) -> _Checker:
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         environment["PYTHONHASHSEED"] = "0"  # equal checks visit sets in equal order
         command = [
@@ -111,8 +150,8 @@ class TaskProcesses:
             str(self._memory_bytes),
             str(os.getpid()),
         ]
-        checker = _Checker(
-            await asyncio.create_subprocess_exec(
+        try:
+            process = await asyncio.create_subprocess_exec(
                 *command,
                 env=environment,
                 stdin=asyncio.subprocess.PIPE,
@@ -120,19 +159,24 @@ class TaskProcesses:
                 limit=MAX_ANSWER_BYTES,
                 start_new_session=True,
             )
-        )
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ChecksDownError(f"no process for checks can be made ({why}): free memory or processes") from None
+        checker = _Checker(process)
         try:
             async with asyncio.timeout(self._start_s):
                 what, found = await checker.answer()
         except (TimeoutError, OSError, EOFError, ValueError, msgpack.UnpackException) as error:
             await checker.kill()
-            raise CheckFailedError(f"the process for checks did not start ({type(error).__name__})") from None
+            why = f"no answer within {self._start_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+            raise ChecksDownError(f"the process for checks did not start ({why}): see its messages above") from None
         except BaseException:
             await checker.kill()
             raise
         if what != "ready" or found[0] != self._hash:
             await checker.kill()
-            raise CheckFailedError(found if what == "failed" else f"task {self._task} has changed on disk: restart")
+            changed = f"task {self._task} has changed on disk: restart this program"
+            raise ChecksDownError(f"the process for checks did not start: {found}" if what == "failed" else changed)
         checker.failed_reward = found[1]
         return checker
 
@@ -151,6 +195,10 @@ class _Checker:
         """The last request was answered."""
         self.failed_reward: float | None = None
         """Reward of a check that hangs or crashes, as the task states it."""
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
 
     async def ask(self, request: bytes) -> tuple[str, Any]:
         assert self._process.stdin is not None

@@ -35,6 +35,11 @@ MAX_ANSWER_BYTES: Final = 160 * limits.MIB
 """Largest answer: as many jobs of the largest size as one request may lease, and a little more."""
 REQUEST_S: Final = 30.0
 """Time limit of a request in seconds, besides the time for which the ledger was asked to wait."""
+CHECK_S: Final = 10.0
+CHECK_MOST_S: Final = 3600.0
+"""Time limit of a check at a ledger that states none, and the longest that counts, in seconds."""
+TURNS: Final = 2
+"""Checks at the ledger for which a result may wait, in time limits of a check, its own included."""
 RETRY_S, RETRY_MOST_S = 0.2, 15.0
 MSGPACK: Final = "application/x-msgpack"
 
@@ -106,13 +111,16 @@ class LedgerClient:
         self._uniform = uniform
         self._answered = False
         """A ledger has answered."""
+        self._check_s = CHECK_S
+        """The ledger's time limit for the check of one result, in seconds."""
 
     async def register(self, **about: Any) -> Session:
         """``about``: name, price_usd_h, slots, task, task_hash, classes. Raises RefusedError."""
         found = await self._until_answered("/v1/workers", about)
         try:
+            self._check_s = min(CHECK_MOST_S, max(0.0, float(found.get("check_s", CHECK_S))))
             return Session(str(found["session"]), str(found["worker"]), max(0.1, float(found["heartbeat_s"])))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise _malformed("/v1/workers") from None
 
     async def lease(self, session: str, slots: int, served: Served, wait_s: float) -> Leases:
@@ -166,7 +174,8 @@ class LedgerClient:
     async def hand_in(self, session: str, results: Sequence[Result]) -> list[Verdict]:
         """Raises SessionLostError, ConflictError, UnfitError, RefusedError."""
         body = msgpack.packb({"session": bytes.fromhex(session), "results": [result.to_bytes() for result in results]})
-        found = await self._until_answered("/v1/results", body)
+        # Other workers' checks have turns between these: a request that gives up early only sends everything again.
+        found = await self._until_answered("/v1/results", body, TURNS * len(results) * self._check_s)
         try:
             return [
                 Verdict(str(row["job"]), row["verdict"] == "accepted", row.get("reason"), row.get("detail"))

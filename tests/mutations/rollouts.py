@@ -25,6 +25,8 @@ GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejecti
 BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
 REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
+DESK = "trainer_node/ledger_server/reward_desk.py"
+DESKS = "tests/trainer_node/ledger_server/test_reward_desk.py::"
 COMPLETIONS = "tests/rollout_node/worker/test_completions_sampler.py::"
 
 ROLLOUTS = [
@@ -293,6 +295,27 @@ ROLLOUTS = [
         "min(now.now_s + row.lasts_s, row.latest_s)",
         "now.now_s + row.lasts_s",
         SHARES + "test_heartbeats_prolong_no_lease_beyond_its_longest_time",
+    ),
+    Mutation(
+        "hands in results whose checks take long",
+        DESK,
+        "caller = min(waiting, key=lambda one: (one.running, one.since))",
+        "caller = waiting[0]",
+        DESKS + "test_a_caller_with_many_checks_delays_another_by_one",
+    ),
+    Mutation(
+        "hands in results whose checks take long",
+        DESK,
+        "return caller if self._free > 1 or not caller.running else None",
+        "return caller",
+        DESKS + "test_the_last_free_place_is_for_a_caller_without_one",
+    ),
+    Mutation(
+        "hands in results whose checks take long",
+        DESK,
+        "first = key not in self._shared",
+        "first = True",
+        DESKS + "test_a_result_that_is_sent_again_is_checked_once",
     ),
     Mutation(
         "asks for all jobs before others do",

@@ -40,7 +40,7 @@ from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.batching import Member, Taken
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_report import MAX_READ
-from trainer_node.ledger.ledger_rows import MAX_LIST, FullError, UnknownIdError
+from trainer_node.ledger.ledger_rows import BEARER, MAX_LIST, FullError, UnknownIdError
 from trainer_node.ledger_server.body_budget import BODY_BYTES, BodyBudget, TooLargeError
 from trainer_node.ledger_server.caller_connections import CallerConnections, ManyConnectionsError
 from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
@@ -48,6 +48,7 @@ from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form
+from trainer_node.ledger_server.reward_desk import RewardDesk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,6 +101,7 @@ class LedgerRoutes:
         ``finished``: whether the run has ended.
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
+        self._desk = RewardDesk(self._score, scorers.places)
         self._executor = executor
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
         self._connections = CallerConnections()
@@ -214,7 +216,12 @@ class LedgerRoutes:
         worker, session = await self._call(self._ledger.register, caller.name, stated)
         self._events.emit("worker_registered", name=stated.name, worker=worker.hex(), slots=stated.slots)
         return web.json_response(
-            {"worker": worker.hex(), "session": session.hex(), "heartbeat_s": self._ledger.heartbeat_s}
+            {
+                "worker": worker.hex(),
+                "session": session.hex(),
+                "heartbeat_s": self._ledger.heartbeat_s,
+                "check_s": self._scorers.check_s,
+            }
         )
 
     async def _lease(self, request: web.Request) -> web.StreamResponse:
@@ -269,17 +276,16 @@ class LedgerRoutes:
             session = form.binary("session", ID_BYTES)
             await self._learn({span.version for result in results for span in result.spans})
             jobs = await self._call(self._ledger.unscored, session, results)
-            rewards = await asyncio.gather(
-                *(self._reward(job, result) for job, result in zip(jobs, results, strict=True))
-            )
-            verdicts = await self._call(self._ledger.settle, session, results, rewards)
+            # Holders of a bearer token cannot be told apart: each session has turns of its own.
+            name = self._callers.of_role(request, "worker").name
+            turn = session.hex() if name == BEARER else name
+            async with self._desk.rewards(turn, jobs, results) as rewards:
+                verdicts = await self._call(self._ledger.settle, session, results, rewards)
         self._queue.changed()
         rows = [v._asdict() | {"job": v.job.hex(), "lease": v.lease.hex()} for v in verdicts]
         return web.json_response({"results": rows})
 
-    async def _reward(self, job: Job | None, result: Result) -> float | Rejection | None:
-        if job is None:
-            return None
+    async def _score(self, job: Job, result: Result) -> float | Rejection:
         try:
             return await self._scorers.reward(job, result.token_ids, result.mask)
         except ForgedPlayError as error:

@@ -202,6 +202,31 @@ async def test_the_same_result_again_gets_the_same_verdict_and_another_409(stage
     assert "another result" in answer["error"]
 
 
+async def test_a_request_that_is_sent_again_starts_no_second_check(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    result, begins, ends = await played(lease, job), asyncio.Event(), asyncio.Event()
+    begun = 0
+
+    async def reward(*_: object) -> float:
+        nonlocal begun
+        begun += 1
+        begins.set()
+        await ends.wait()
+        return 1.0
+
+    monkeypatch.setattr(stage.daemon._scorers, "reward", reward)
+    first = asyncio.create_task(stage.hand_in(stage.session, result))
+    await begins.wait()
+    first.cancel()  # the worker gives up; the ledger goes on
+    again = asyncio.create_task(stage.hand_in(stage.session, result))
+    await stage.get("/status")
+    ends.set()
+    status, answer = await again
+    assert (status, answer["results"][0]["verdict"], begun) == (200, "accepted", 1)
+
+
 async def test_a_worker_settles_no_lease_of_another(stage: Stage) -> None:
     [(lease, job)] = await stage.lease(stage.session)
     thief = await stage.register("thief")

@@ -8,14 +8,24 @@ from typing import Any
 
 import aiohttp
 import msgpack
+import numpy as np
 import pytest
 from aiohttp import web
 
 from p2pcast.errors import P2PCastError, RefusedError, RemoteError
+from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from rollout_node.worker import ledger_client
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.ledger_client import LedgerClient
+
+
+def made_result() -> Result:
+    return Result(
+        job=bytes(16), lease=bytes(16), task_hash=bytes(32), token_ids=np.zeros(1, "<u4"), mask=np.ones(1, "u1"),
+        logprobs=np.zeros(1, "<f4"), spans=[], temperature=1.0, reward=0.0, stop="end",
+    )  # fmt: skip
+
 
 SERVED = Served(Version(0, 1), bytes(32), None)
 ANSWERS: list[Any] = [
@@ -101,6 +111,25 @@ async def test_a_refusal_carries_the_ledgers_text(ledger: Ledger, client: Ledger
     ledger.status, ledger.body = status, b'{"error": "no such worker"}'
     with pytest.raises(RefusedError, match="no such worker"):
         await client.register(name="w")
+
+
+async def test_results_have_time_for_their_checks(
+    ledger: Ledger, client: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_s = []
+
+    class Recorded(aiohttp.ClientTimeout):
+        def __init__(self, total: float) -> None:
+            super().__init__(total)
+            limits_s.append(total)
+
+    monkeypatch.setattr(aiohttp, "ClientTimeout", Recorded)
+    ledger.body = b'{"session": "ab", "worker": "w", "heartbeat_s": 1, "check_s": 60}'
+    await client.register(name="w")
+    ledger.body = b'{"results": []}'
+    await client.hand_in("ab", [made_result()] * 3)
+    await client.hand_in("ab", [])
+    assert limits_s == [ledger_client.REQUEST_S, ledger_client.REQUEST_S + 2 * 3 * 60, ledger_client.REQUEST_S]
 
 
 async def test_a_lease_request_names_the_engines_weights(ledger: Ledger, client: LedgerClient) -> None:

@@ -1,0 +1,130 @@
+"""Rewards are computed once, and callers take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from p2pcast.errors import RetryableError
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result
+from tests.trainer_node.ledger.ledger_game import ZERO, sample
+from tests.trainer_node.ledger.test_acceptance import job as job_record
+from trainer_node.ledger.leasing import Leased
+from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
+
+
+def result(number: int) -> tuple[Job, Result]:
+    job = job_record()
+    return job, sample(Leased(number.to_bytes(16, "big"), job, 1.0, 1.0), ZERO, 1)
+
+
+class Scorer:
+    """Checks that end when the test says."""
+
+    def __init__(self, *, places: int = 1) -> None:
+        self.begun: list[bytes] = []
+        self.gate = asyncio.Event()
+        self.failure: Exception | None = None
+        self.desk = RewardDesk(self.score, places)
+
+    async def score(self, job: Job, one: Result) -> float:
+        self.begun.append(one.lease)
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return 1.0
+
+    async def ask(self, *numbers: int, caller: str = "a") -> list[object]:
+        made = [result(number) for number in numbers]
+        async with self.desk.rewards(caller, [job for job, _ in made], [one for _, one in made]) as found:
+            return list(found)
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_result_that_is_sent_again_is_checked_once() -> None:
+    scorer = Scorer(places=4)
+    asked = [asyncio.create_task(scorer.ask(1, 2)) for _ in range(5)]
+    await settled()
+    assert len(scorer.begun) == 2
+    asked[1].cancel()
+    scorer.gate.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert [one for one in found if not isinstance(one, BaseException)] == [[1.0, 1.0]] * 4
+    assert not scorer.desk._shared
+    await scorer.ask(1)
+    assert len(scorer.begun) == 3, "a reward is forgotten with its last request"
+
+
+async def test_a_reward_is_found_until_its_request_has_settled() -> None:
+    scorer = Scorer()
+    scorer.gate.set()
+    job, one = result(1)
+    async with scorer.desk.rewards("a", [None, job], [one, one]) as first:
+        assert first == [None, 1.0]
+        assert await scorer.ask(1) == [1.0]
+    assert len(scorer.begun) == 1
+
+
+async def test_a_failure_reaches_every_request_and_is_not_kept() -> None:
+    scorer = Scorer(places=2)
+    scorer.failure = RetryableError("no process")
+    asked = [asyncio.create_task(scorer.ask(1, 2)) for _ in range(2)]
+    await settled()
+    scorer.gate.set()
+    for one in asked:
+        with pytest.raises(RetryableError, match="no process"):
+            await one
+    scorer.failure = None
+    assert await scorer.ask(1, 2) == [1.0, 1.0]
+
+
+async def test_a_first_request_that_is_cancelled_has_the_others_send_again() -> None:
+    scorer = Scorer()
+    first, other = asyncio.create_task(scorer.ask(1)), asyncio.create_task(scorer.ask(1))
+    await settled()
+    first.cancel()
+    with pytest.raises(RetryableError, match="send again"):
+        await other
+
+
+async def test_a_caller_with_many_checks_delays_another_by_one() -> None:
+    scorer = Scorer()
+    many = asyncio.create_task(scorer.ask(*range(10), caller="a"))
+    await settled()
+    few = asyncio.create_task(scorer.ask(90, caller="b"))
+    await settled()
+    scorer.gate.set()
+    await asyncio.gather(many, few)
+    assert scorer.begun.index((90).to_bytes(16, "big")) == 1
+
+
+async def test_the_last_free_place_is_for_a_caller_without_one() -> None:
+    turns, running = Turns(3), Counter[str]()
+
+    async def run(caller: str) -> None:
+        async with turns.place(caller):
+            running[caller] += 1
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(run("a")) for _ in range(5)]
+    await settled()
+    assert running == {"a": 2}
+    tasks.append(asyncio.create_task(run("b")))
+    await settled()
+    assert running == {"a": 2, "b": 1}
+    for task in tasks[:2]:
+        task.cancel()
+    await settled()
+    assert running == {"a": 3, "b": 1}
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert turns._free == 3
+    assert not turns._callers

@@ -1,0 +1,164 @@
+"""Rewards of results that workers hand in: each computed once, and in turns of the callers.
+
+Promises: a result that is sent again while its reward is computed starts no second check. Callers take turns, so a
+caller whose checks take long delays another caller by one check at most. The last free place is for a caller that has
+none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from p2pcast.errors import RetryableError
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result
+from trainer_node.ledger.acceptance import Rejection
+
+Reward = float | Rejection
+_Key = tuple[bytes, bytes, bytes]
+"""Job, lease, and the digest of the result."""
+
+
+@dataclass(slots=True)
+class _Caller:
+    """``running``: checks. ``since``: the turn after which the caller waits."""
+
+    since: int
+    running: int = 0
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+class Turns:
+    """``places``: checks that run at once."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._callers: dict[str, _Caller] = {}
+        """Callers whose checks run or wait."""
+        self._turns = 0
+        """Turns so far."""
+
+    @contextlib.asynccontextmanager
+    async def place(self, name: str) -> AsyncIterator[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Before a caller that had its turn since, and after one that has waited for longer.
+        self._callers.setdefault(name, _Caller(self._turns - 1)).waiting.append(turn)
+        self._hand_out()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._forget(name)
+            else:  # the turn came at the same time
+                self._give_back(name)
+            raise
+        try:
+            yield
+        finally:
+            self._give_back(name)
+
+    def _give_back(self, name: str) -> None:
+        self._free += 1
+        self._callers[name].running -= 1
+        self._hand_out()
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """Unless the caller has checks."""
+        caller = self._callers.get(name)
+        if caller is not None and not caller.running and all(turn.cancelled() for turn in caller.waiting):
+            del self._callers[name]
+
+    def _hand_out(self) -> None:
+        while self._free and (caller := self._next()) is not None:
+            self._turns += 1
+            self._free -= 1
+            caller.since = self._turns
+            caller.running += 1
+            caller.waiting.popleft().set_result(None)
+
+    def _next(self) -> _Caller | None:
+        """Of the waiting callers with the fewest places, the one that has waited for the most turns of others."""
+        for caller in self._callers.values():
+            while caller.waiting and caller.waiting[0].cancelled():
+                caller.waiting.popleft()
+        waiting = [caller for caller in self._callers.values() if caller.waiting]
+        if not waiting:
+            return None
+        caller = min(waiting, key=lambda one: (one.running, one.since))
+        return caller if self._free > 1 or not caller.running else None
+
+
+class _Shared:
+    """The reward of one result. ``askers``: requests that need it."""
+
+    def __init__(self) -> None:
+        self.found: asyncio.Future[Reward] = asyncio.get_running_loop().create_future()
+        self.askers = 0
+
+
+class RewardDesk:
+    """``score``: the reward from job and tokens, or why there is none; raises P2PCastError. ``places``: checks that run
+    at once.
+    """
+
+    def __init__(self, score: Callable[[Job, Result], Awaitable[Reward]], places: int) -> None:
+        self._score = score
+        self._turns = Turns(places)
+        self._shared: dict[_Key, _Shared] = {}
+
+    @contextlib.asynccontextmanager
+    async def rewards(
+        self, caller: str, jobs: Sequence[Job | None], results: Sequence[Result]
+    ) -> AsyncIterator[list[Reward | None]]:
+        """The rewards of one request, None for results without a job. A request that is repeated before the end of the
+        block finds them again. Raises what ``score`` raises.
+        """
+        wanted = [(job, result) for job, result in zip(jobs, results, strict=True) if job is not None]
+        with contextlib.ExitStack() as stack:
+            begun = [stack.enter_context(self._asked((r.job, r.lease, r.digest()))) for _, r in wanted]
+            asked = zip(begun, wanted, strict=True)
+            checks = [self._reward(caller, *shared, *one) for shared, one in asked]
+            # All of them end here: a request that is repeated after a failure must not meet checks that still run.
+            ended = await asyncio.gather(*checks, return_exceptions=True)
+            found = iter([_value(one) for one in ended])
+            yield [None if job is None else next(found) for job in jobs]
+
+    @contextlib.contextmanager
+    def _asked(self, key: _Key) -> Iterator[tuple[_Shared, bool]]:
+        """The reward's record, and whether this request computes it."""
+        first = key not in self._shared
+        shared = self._shared.setdefault(key, _Shared())
+        shared.askers += 1
+        try:
+            yield shared, first
+        finally:
+            shared.askers -= 1
+            if not shared.askers:
+                del self._shared[key]
+
+    async def _reward(self, caller: str, shared: _Shared, first: bool, job: Job, result: Result) -> Reward:
+        if not first:
+            # The future is of all requests: a caller that has gone must not cancel it.
+            return await asyncio.shield(shared.found)
+        try:
+            async with self._turns.place(caller):
+                reward = await self._score(job, result)
+        except BaseException as error:
+            why = error if isinstance(error, Exception) else RetryableError("the ledger is stopping: send again")
+            shared.found.set_exception(why)
+            shared.found.exception()  # read here: perhaps no other request waits
+            raise
+        shared.found.set_result(reward)
+        return reward
+
+
+def _value(ended: Reward | BaseException) -> Reward:
+    """Raises the failure of a check."""
+    if isinstance(ended, BaseException):
+        raise ended
+    return ended
