@@ -22,7 +22,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.task import Sampler, Task, Trajectory
-from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
 from p2pcast.wakeup import Wakeup
 from rollout_node.worker.engine_versions import Served
 from rollout_node.worker.lease_book import LeaseBook
@@ -257,7 +257,7 @@ class PlayLoop:
                 reward = self._task.reward(job, played.token_ids, played.mask)
             else:
                 reward = await self._checks.reward(job, played.token_ids, played.mask)
-        except CheckFailedError as error:
+        except (CheckFailedError, ChecksDownError) as error:
             logger.warning("the check of job %s failed: %s", job.job.hex(), error)
             played = replace(played, tags=(*played.tags, ("check", str(error)[:MAX_TAG])))
         result = result_of(job, lease.lease, played, reward)

@@ -110,6 +110,23 @@ async def test_results_wait_while_the_hub_answers_wrongly(tmp_path: Path, up: Up
         assert answer["results"][0]["verdict"] == "accepted", answer
 
 
+async def test_a_task_that_changed_on_disk_rejects_no_result(tmp_path: Path, up: Up) -> None:
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        await stage.ask("/v1/versions", {"version": "0.0", "manifest": MANIFEST.hex()}, "trainer")
+        [(lease, job)] = await stage.lease(stage.session)
+        result, own = await played(lease, job), daemon._scorers._hash
+        daemon._scorers._hash = bytes(32)
+        status, answer = await stage.hand_in(stage.session, result)
+        assert (status, "has changed on disk" in answer["error"]) == (503, True)
+        await until_readiness(stage, 503, "has changed on disk")
+        daemon._scorers._hash = own
+        await until_readiness(stage, 200, "")
+        status, answer = await stage.hand_in(stage.session, result)
+        assert (status, answer["results"][0]["verdict"]) == (200, "accepted")
+
+
 async def test_a_ledger_of_another_run_ends_with_the_reason(tmp_path: Path, hub: Any) -> None:
     (tmp_path / "ledger.json").write_text('{"run": "%s"}' % ("00" * 16))
     async with asyncio.timeout(END_S), opened(config_of(tmp_path, hub=hub.url)) as daemon:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,11 +14,10 @@ import pytest
 from scripted_sampler import jobs_of
 
 from p2pcast import limits
-from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_loader import load_task
-from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
 from tests.process_ends import wait_for_end
 
 FOLDER = Path(__file__).parent
@@ -94,11 +94,37 @@ async def test_no_more_processes_than_allowed_run_at_once(checks: TaskProcesses)
 async def test_a_task_that_changed_on_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
     checks = TaskProcesses(NAME, bytes(32))
-    with pytest.raises(CheckFailedError, match="has changed"):
+    with pytest.raises(ChecksDownError, match="has changed"):
         await checks.reward(job("good"), TOKENS, MASK)
+    assert "has changed" in checks.fault
 
 
 async def test_a_process_that_cannot_load_the_task_says_why() -> None:
     checks = TaskProcesses("no_such_module:Task", bytes(32))
-    with pytest.raises(LocalError, match="no_such_module"):
+    with pytest.raises(ChecksDownError, match="no_such_module"):
         await checks.reward(jobs_of(load_task("sums"), 1)[0], TOKENS, MASK)
+
+
+async def test_a_process_that_cannot_be_made_is_no_fault_of_a_result(
+    checks: TaskProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*words: str, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "create_subprocess_exec", full)
+        with pytest.raises(ChecksDownError, match="Resource temporarily unavailable"):
+            await checks.reward(job("good"), TOKENS, MASK)
+        with pytest.raises(ChecksDownError):
+            await checks.mend()
+    await checks.mend()
+    assert not checks.fault
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+
+
+async def test_a_process_that_died_while_idle_costs_no_result(checks: TaskProcesses) -> None:
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
+    [idle] = checks._idle
+    os.kill(idle._process.pid, signal.SIGKILL)
+    await idle._process.wait()
+    assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
