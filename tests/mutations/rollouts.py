@@ -318,6 +318,13 @@ ROLLOUTS = [
         DESKS + "test_a_result_that_is_sent_again_is_checked_once",
     ),
     Mutation(
+        "sends one result again and again, so that its others are not audited",
+        "trainer_node/ledger/ledger.py",
+        "        for one in verdicts.new:",
+        "        for one in verdicts.given:",
+        "tests/trainer_node/ledger/test_auditing.py::test_a_result_that_is_sent_again_is_no_likelier_to_be_audited",
+    ),
+    Mutation(
         "asks for all jobs before others do",
         LEASING,
         "wanted = within_share(conn, now, policy, rates, worker, wanted)",

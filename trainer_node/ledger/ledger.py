@@ -50,7 +50,7 @@ from trainer_node.ledger.ledger_rows import (
     Present,
     PresentReader,
 )
-from trainer_node.ledger.settling import Settled, judge_all, settle_all, standards_of
+from trainer_node.ledger.settling import Settled, Verdicts, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
 
 T = TypeVar("T")
@@ -273,7 +273,7 @@ class Ledger:
         with another result.
         """
 
-        def record(conn: Connection, now: Present) -> list[Settled]:
+        def record(conn: Connection, now: Present) -> Verdicts:
             worker = bytes(leasing.worker_of(conn, session).id)
             append = self._store.segments.append
             verdicts = settle_all(conn, now, self._policy, self._rates, append, worker, handed_in, rewards)
@@ -281,11 +281,13 @@ class Ledger:
             return verdicts
 
         verdicts = self._at_present(record)
-        for result, verdict in zip(handed_in, verdicts, strict=True):
-            versions = {span.version for span in result.spans}
-            if verdict.verdict == "accepted" and len(versions) == 1:
-                self._audits.offer(versions.pop(), Sampled(result.job, result.lease))
-        return verdicts
+        spans = {(result.job, result.lease): result.spans for result in handed_in}
+        for one in verdicts.new:
+            versions = {span.version for span in spans[one.job, one.lease]}
+            # A result that is sent again must not be likelier to be audited.
+            if one.verdict == "accepted" and len(versions) == 1:
+                self._audits.offer(versions.pop(), Sampled(one.job, one.lease))
+        return verdicts.given
 
     # -- trainer
 

@@ -31,6 +31,13 @@ class Settled(NamedTuple):
     detail: str | None
 
 
+class Verdicts(NamedTuple):
+    """``given``: of all results, in their order. ``new``: those that this transition has recorded."""
+
+    given: list[Settled]
+    new: list[Settled]
+
+
 class Judged(NamedTuple):
     """``answer``: None while the reward is missing. ``row``: of the lease."""
 
@@ -137,11 +144,12 @@ def settle_all(
     worker_id: bytes,
     handed_in: Sequence[Result],
     rewards: Sequence[float | Rejection | None],
-) -> list[Settled]:
+) -> Verdicts:
     """Record the verdicts. ``rewards``: each result's reward, or why there is none; None for a result that was
     rejected before. Raises RetryableError for a result that needs a reward now.
     """
     answers: dict[tuple[bytes, bytes], Settled] = {}
+    new: list[Settled] = []
     accepted: dict[bytes, _Accepted] = {}
     rejected: list[tuple[Result, Row[Any], Rejection]] = []
     judged = judge_all(conn, now, policy, worker_id, handed_in)
@@ -162,12 +170,10 @@ def settle_all(
             assert not isinstance(reward, Rejection)
             accepted[result.job] = _Accepted(result, one.job, one.row, float(reward))
     _accept_all(conn, now, rates, append, worker_id, list(accepted.values()))
-    for one_accepted in accepted.values():
-        result = one_accepted.result
-        answers[result.job, result.lease] = Settled(result.job, result.lease, "accepted", None, None)
-    for result, row, wrong in rejected:
-        answers[result.job, result.lease] = _reject(conn, now, worker_id, result, row, wrong)
-    return [answers[result.job, result.lease] for result in handed_in]
+    new += [Settled(one.result.job, one.result.lease, "accepted", None, None) for one in accepted.values()]
+    new += [_reject(conn, now, worker_id, result, row, wrong) for result, row, wrong in rejected]
+    answers |= {(one.job, one.lease): one for one in new}
+    return Verdicts([answers[result.job, result.lease] for result in handed_in], new)
 
 
 def _fault_of(reward: float | Rejection | None) -> Rejection | None:

@@ -73,6 +73,19 @@ def test_accepted_results_of_one_version_are_audited_once(game: Game) -> None:
     assert (row["audits"], row["disagreements"]) == (2, 1)
 
 
+def test_a_result_that_is_sent_again_is_no_likelier_to_be_audited(game: Game) -> None:
+    session = game.join("a")
+    game.add(1)
+    leases = game.lease(session, 3)
+    for _ in range(5):
+        game.hand_in(session, leases[:1])
+    game.hand_in(session, leases)
+    bodies = []
+    while (found := game.ledger.next_audit(ZERO)) is not None:
+        bodies.append(Result.from_bytes(found[1]).job)
+    assert sorted(bodies) == sorted(one.job.job for one in leases)
+
+
 def test_rejected_results_are_not_audited(game: Game) -> None:
     session = game.join("a")
     game.add(1)
