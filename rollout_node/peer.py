@@ -1,7 +1,10 @@
 """The peer: the rollout machine's side. Receives, verifies, forwards, stages, installs.
 
-Promises: forwarding never waits for staging, nor staging for the other engines; the shadow and every engine are always
-at a version that the run's key has sealed, or say that they are not; a fault of one version costs that version alone.
+Promises:
+
+- Forwarding never waits for staging, nor staging for the other engines.
+- The shadow and every engine are always at a version that the run's key has sealed, or say that they are not.
+- A fault of one version costs that version alone.
 
 Composition only. ``build_peer`` is the second phase of the start; the first is ``rollout_node.peer_startup``.
 """
@@ -30,7 +33,6 @@ from rollout_node.peer_parts import (
     EngineParts,
     RelayParts,
     SyncParts,
-    add_runners,
     build_engines,
     build_relay,
     build_sync,
@@ -55,12 +57,11 @@ async def build_peer(startup: Startup, key: RunKey) -> Peer:
     relay = build_relay(startup, key.key, store)
     engine = build_engines(startup, relay)
     sync = build_sync(startup, relay, engine, key)
-    add_runners(startup, engine, sync.shadow_updater.suspect)
 
     def links() -> list[Link]:
-        return [*relay.downstream.children, *(upstream.link for upstream in relay.node.upstreams)]
+        return [*relay.node.downstream.children, *(upstream.link for upstream in relay.node.upstreams)]
 
-    startup.acceptor.begin(Receivers(relay.downstream, relay.connector, engine.lead, links))
+    startup.acceptor.begin(Receivers(relay.node.downstream, relay.connector, engine.lead, links))
     for part in await startup.staging.run(store.resume, startup.staging.workers):
         holding = relay.node.add_partial(part.assembly, part.log, part.held)
         logger.info(
@@ -100,7 +101,7 @@ def _messages(startup: Startup, relay: RelayParts, engine: EngineParts, sync: Sy
         orders=startup.orders,
         parent_failover=relay.parent_failover,
         connector=relay.connector,
-        downstream=relay.downstream,
+        downstream=relay.node.downstream,
         downloader=relay.downloader,
         squashes=sync.planner.squashes,
         catalog_updater=catalog_updater,
@@ -132,7 +133,7 @@ class Peer:
             certificate=startup.certificate,
             state=startup.shadow_state,
             node=relay.node,
-            downstream=relay.downstream,
+            downstream=relay.node.downstream,
             parent_failover=relay.parent_failover,
             planner=sync.planner,
             downloader=relay.downloader,
@@ -179,7 +180,7 @@ class Peer:
         self.startup.dispatcher.begin(self._handlers)
         async with self.tasks.group() as group:
             group.create_task(self.node.run(), name="node")
-            group.create_task(self.relay.downstream.run(), name="keepalives")
+            group.create_task(self.node.downstream.run(), name="keepalives")
             group.create_task(self.startup.hub_session.run(self.reporter.report), name="control")
             group.create_task(self.relay.connector.run(), name="dialling")
             group.create_task(self._attach(), name="attachment")
@@ -223,16 +224,16 @@ class Peer:
         if not self._joined or not self.startup.hub_session.connected:
             return  # without the hub, children turn to their backups
         self.sync.activity.draining = True
-        logger.info("asked to end; handing over %d children", self.relay.downstream.fed)
+        logger.info("asked to end; handing over %d children", self.node.downstream.fed)
         await self.startup.hub_session.leave()
         try:
             async with asyncio.timeout(DRAIN_S):
-                while self.relay.downstream.fed:
-                    await self.relay.downstream.fewer.wait(DRAIN_S)
+                while self.node.downstream.fed:
+                    await self.node.downstream.fewer.wait(DRAIN_S)
         except TimeoutError:
             logger.warning(
                 "%d children were not sent elsewhere in %.0f s; they go to their backups",
-                self.relay.downstream.fed,
+                self.node.downstream.fed,
                 DRAIN_S,
             )
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
+from p2pcast.observers import Observers
 from p2pcast.ordered_map import cores
-from p2pcast.relay.downstream import Downstream
-from p2pcast.relay.node import Node, NodeOwner
+from p2pcast.relay.node import Node
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.dial import Stripes
 from p2pcast.transport.socket_options import own_congestion, window_bytes
@@ -31,12 +29,14 @@ from rollout_node.engine.rolling import SwitchSlots
 from rollout_node.engine.runner import Runner
 from rollout_node.engine.weight_provider import WeightProvider
 from rollout_node.installers.install_socket import InstallSocket
+from rollout_node.installers.installer import Installer
+from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
 from rollout_node.sync.disposal import Disposal
 from rollout_node.sync.downloader import Downloader
-from rollout_node.sync.ingest import Ingest
+from rollout_node.sync.ingest import Ingest, NodeEvents
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
@@ -54,8 +54,8 @@ from rollout_node.sync.transfers import Transfers
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayParts:
     store: Store
+    node_events: NodeEvents
     node: Node
-    downstream: Downstream
     connector: Connector
     parent_failover: ParentFailover
     downloader: Downloader
@@ -64,17 +64,14 @@ class RelayParts:
 
 def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
     config, session, transfers = startup.config, startup.hub_session, Transfers()
-    node = Node(cast("NodeOwner", None), startup.identity.node, key)  # the owner needs the node: see build_sync
-    startup.ends.callback(node.close)
     mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
-    catalog = startup.catalog
+    catalog, node_events = startup.catalog, NodeEvents(store)
 
     def is_listed(artifact: bytes) -> bool:
         return artifact in mirrored.entries or not session.connected or catalog.get(artifact) is not None
 
-    node.is_sealed, node.is_listed = catalog.is_sealed, is_listed
-    downstream = Downstream(node)
-    startup.ends.callback(downstream.close)
+    node = Node(node_events, startup.identity.node, key, is_sealed=catalog.is_sealed, is_listed=is_listed)
+    startup.ends.callback(node.close)
     for stored in store.artifacts.values():
         node.add_stored(stored.assembly, store.open_log(stored))
     connector = Connector(startup.identity, session.send, startup.dialling_tls, config.sockets)
@@ -87,8 +84,8 @@ def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
     parent_failover = ParentFailover(node, connector, session, links, startup.timeline, startup.saved)
     return RelayParts(
         store=store,
+        node_events=node_events,
         node=node,
-        downstream=downstream,
         connector=connector,
         parent_failover=parent_failover,
         downloader=Downloader(node, connector, session, parent_failover),
@@ -109,6 +106,8 @@ class EngineParts:
     socket: InstallSocket
     lead: GroupLeader | None
     member: GroupMember | None
+    wrong_weights: Observers[[]]
+    """Called when an engine got wrong weights from the shadow."""
 
     def may_leave(self, version: Version | None) -> bool:
         """Whether the shadow may go on from ``version``, as far as an engine of several hosts goes."""
@@ -116,46 +115,56 @@ class EngineParts:
 
 
 def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
-    """All but the runners: these need ``build_sync``."""
-    config, orders = startup.config, startup.orders
+    """Raises UsageError."""
+    config, orders, report_soon = startup.config, startup.orders, startup.hub_session.changed
     name, role = config.engine or ("", "")
-    engines = Engines(orders, startup.timeline, startup.hub_session.changed)
-    orders.on_target = engines.on_target
+    changed: Observers[[]] = Observers()
+    wrong_weights: Observers[[]] = Observers()
     shadow, requests = ShadowReader(startup.shadow_state, relay.node), CommitRequests()
+    policy = CommitPermission(orders, startup.catalog, startup.saved, config.driver, requests)
     member = None
     if role == "member":
-        member = GroupMember(name, startup.shadow_state, startup.identity, startup.dialling_tls, engines.on_changed)
+        member = GroupMember(name, startup.shadow_state, startup.identity, startup.dialling_tls, changed.notify)
     provider = WeightProvider(
         relay.store, startup.base, shadow, (lambda version: None) if member is None else member.give_shadow
     )
     socket = InstallSocket(config.state / "install.sock", provider)
     lead = None
     if role == "lead":
-        lead = GroupLeader(name, socket, startup.hub_session.changed)
+        lead = GroupLeader(name, socket, report_soon)
         if (named := startup.state_file["members"]) is not None and named[0] == name:
             lead.set_members(bytes.fromhex(node) for node in named[1])
         provider.on_report.append(lead.on_report)
     if member is not None:
         provider.on_report.append(member.report)
-    engines.lead, engines.member = lead, member
+    slots, callbacks = SwitchSlots(config.rolling), Callbacks(config.callbacks, max_defer_s=config.max_defer_s)
+    runners = [
+        Runner(installer, shadow, policy, changed.notify, wrong_weights.notify, slots, callbacks)
+        for installer in _installers(config, provider, socket, lead)
+    ]
+    engines = Engines(runners, lead, member, orders, startup.timeline, report_soon)
+    changed.add(engines.on_changed)
+    orders.target_observers.add(engines.on_target)
     return EngineParts(
         engines=engines,
         shadow=shadow,
         requests=requests,
-        policy=CommitPermission(orders, startup.catalog, startup.saved, config.driver, requests),
+        policy=policy,
         provider=provider,
         socket=socket,
         lead=lead,
         member=member,
+        wrong_weights=wrong_weights,
     )
 
 
-def add_runners(startup: Startup, parts: EngineParts, on_wrong_weights: Callable[[], None]) -> None:
-    """Add a runner for each target. Raises UsageError."""
-    config = startup.config
+def _installers(
+    config: PeerConfig, provider: WeightProvider, socket: InstallSocket, lead: GroupLeader | None
+) -> list[Installer]:
+    """One for each target. Raises UsageError."""
     targets = Targets(
-        parts.provider.small_files,
-        parts.socket,
+        provider.small_files,
+        socket,
         config.state,
         config.keep,
         config.kv,
@@ -163,12 +172,7 @@ def add_runners(startup: Startup, parts: EngineParts, on_wrong_weights: Callable
         config.token.run.hex(),
         config.wait,
     )
-    slots, callbacks = SwitchSlots(config.rolling), Callbacks(config.callbacks, max_defer_s=config.max_defer_s)
-    for target in config.targets:
-        installer = targets.installer(target) if parts.lead is None else targets.led(target, parts.lead)
-        parts.engines.runners.append(
-            Runner(installer, parts.shadow, parts.policy, parts.engines.on_changed, on_wrong_weights, slots, callbacks)
-        )
+    return [targets.installer(t) if lead is None else targets.led(t, lead) for t in config.targets]
 
 
 # -- the way to the newest version
@@ -237,6 +241,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         is_regression=engine.policy.is_regression,
         remember=partial(startup.saved.keep_newest, durable=startup.mirror is not None),
     )
+    engine.wrong_weights.add(shadow_updater.suspect)
     requester = Requester(
         planner=planner,
         state=startup.shadow_state,
@@ -254,7 +259,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         planner.squashes.transferred(size, took_s)
         relay.transfers.received(size, took_s)
 
-    node.owner = Ingest(
+    ingest = Ingest(
         node=node,
         store=store,
         freshness=freshness,
@@ -268,6 +273,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         blocking=startup.staging.run,
         background=startup.tasks.later,
     )
+    relay.node_events.observers.append(ingest)
     return SyncParts(
         activity=activity,
         freshness=freshness,

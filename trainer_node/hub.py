@@ -1,8 +1,11 @@
 """The hub: the trainer's side of a run. It publishes checkpoints as versions, plans the chains of peers, and sends each
 version to the heads of the chains.
 
-Promises: a version is announced as sealed only once it is durable here; a restarted hub continues the same run (key,
-versions, epochs); a dead or slow peer never delays publishing.
+Promises:
+
+- A version is announced as sealed only once it is durable here.
+- A restarted hub continues the same run (key, versions, epochs).
+- A dead or slow peer never delays publishing.
 """
 
 from __future__ import annotations

@@ -236,10 +236,10 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     announcer = ArtifactAnnouncer(store.holds, fleet.sources, sessions.send_all)
     sealer = VersionSealer(
         state.ident, key, store, staging, membership.sizes, events, announcer,
-        store_changed=store_changed.notify, later=later,
+        store_changed=store_changed.notify, later=later, max_pulls=PULLS,
     )  # fmt: skip
     node = sealer.node
-    downstream = Downstream(node, PULLS)
+    downstream = node.downstream
     for stored in store.artifacts.values():
         node.add_stored(stored.assembly, store.open_log(stored))
     sealed_artifacts = SealedArtifacts(

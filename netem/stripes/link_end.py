@@ -11,7 +11,6 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, Open, run_id
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import P2PCastError
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
 from p2pcast.store.artifact_log import Log
@@ -36,7 +35,7 @@ class End(QuietOwner):
         self.key = key
         self.store = Store(folder, key.public)
         self.node = Node(self, ident or secrets.token_bytes(16), key.public)
-        self.downstream = Downstream(self.node)
+        self.downstream = self.node.downstream
         self.identity = Identity(self.node.ident, name, JoinToken(run_id(key.public), secret))
         self.layout = Layout([Tensor("w", "U8", (state_bytes,))], cell_words=CELL_BYTES)
         self.node.add_layout(self.layout)
@@ -50,7 +49,7 @@ class End(QuietOwner):
 
     # -- NodeOwner
 
-    def make_log(self, open_: Open, layout: Layout) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding: Holding) -> None: ...

@@ -40,12 +40,11 @@ def task_families(tasks: Tasks) -> Iterable[Metric]:
 
 def node_families(node: Node) -> Iterable[Metric]:
     """Metrics that hub and peer share."""
-    children, sent = (0, 0) if node.downstream is None else (node.downstream.count, node.downstream.bytes_sent)
     yield counter("p2pcast_received_bytes", "Verified piece bytes received", node.bytes_received)
     yield counter("p2pcast_duplicate_bytes", "Piece bytes received more than once", node.bytes_duplicate)
     yield counter("p2pcast_corrupt_pieces", "Pieces whose hash did not match", node.pieces_corrupt)
-    yield gauge("p2pcast_children", "Links to children", children)
-    yield gauge("p2pcast_sending_bytes", "Piece bytes sent to the children of now", sent)
+    yield gauge("p2pcast_children", "Links to children", node.downstream.count)
+    yield gauge("p2pcast_sending_bytes", "Piece bytes sent to the children of now", node.downstream.bytes_sent)
     yield gauge("p2pcast_write_backlog_bytes", "Verified bytes that wait for the disk", node.writeback.backlog_bytes)
     yield gauge("p2pcast_artifacts", "Artifacts held", len(node.holdings))
 

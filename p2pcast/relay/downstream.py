@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
 from p2pcast.relay.pacing import InboundRate
 from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.piece_set import indices_of, ranges_of
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
-from p2pcast.relay.read_ahead import ReadAhead
+from p2pcast.relay.read_ahead import PieceStore, ReadAhead
 from p2pcast.relay.send_schedule import FrameKind, Send, SendSchedule
 from p2pcast.relay.tuning import BURST_BYTES, NEWS_S, THROUGHPUT_WINDOW_S
 from p2pcast.transport.link import Link
@@ -35,10 +35,25 @@ MAX_PULLS = 16
 """Children that may pull from one node at a time; further ones have to find another source. Not measured."""
 
 
+class FeedingNode(PieceStore, Protocol):
+    """The node (p2pcast.relay.node), as the links to its children use it."""
+
+    @property
+    def path(self) -> list[bytes]:
+        """Ids of the nodes from the hub to this one."""
+
+    @property
+    def busy(self) -> bool:
+        """A version is on its way through this node."""
+
+    def update_busy(self) -> None:
+        """Find out again whether a version is on its way."""
+
+
 class Downstream:
     """Owns the links to all children. At most ``max_pulls`` of them may pull."""
 
-    def __init__(self, node: Node, max_pulls: int = MAX_PULLS) -> None:
+    def __init__(self, node: FeedingNode, max_pulls: int = MAX_PULLS) -> None:
         self.node = node
         self._max_pulls = max_pulls
         self.children: dict[Link, Child] = {}
@@ -50,8 +65,6 @@ class Downstream:
         self._inbound = InboundRate()
         self.fewer = Wakeup()
         """Notified when a child has left."""
-        node.downstream = self
-        node.on_busy.append(self._pace)
 
     @property
     def count(self) -> int:
@@ -124,7 +137,7 @@ class Downstream:
             if stripe.number:
                 stripe.write(stripe.connection.send(alive))
 
-    # -- Children (p2pcast.relay.node)
+    # -- for the node
 
     @property
     def pushing(self) -> bool:
@@ -187,6 +200,10 @@ class Downstream:
         """This node no longer holds the artifact: should it come back, it may be pushed to any child."""
         for child in self.children.values():
             child.spared.discard(artifact)
+
+    def busy_changed(self) -> None:
+        """A version has begun, or is no longer on its way."""
+        self._pace()
 
     def path_changed(self) -> None:
         for child in self.children.values():

@@ -1,8 +1,10 @@
 """A node: the artifacts it holds, its parents and its children. A hub has one node, and so has a peer.
 
-Promises: a piece goes on to the children the moment its hash has matched, while it is written and decoded elsewhere;
-memory is bounded (write backlog, piece cache) whatever the payload; a slow child never slows the receiving,
-only a slow disk does.
+Promises:
+
+- A piece goes on to the children the moment its hash has matched, while it is written and decoded elsewhere.
+- Memory is bounded (write backlog, piece cache) whatever the payload.
+- A slow child never slows the receiving, only a slow disk does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
+from p2pcast.observers import Observers
+from p2pcast.relay.downstream import MAX_PULLS, Downstream
 from p2pcast.relay.holding import Holding, Source
 from p2pcast.relay.holding_state import State
 from p2pcast.relay.piece_set import PieceSet
@@ -62,51 +66,27 @@ class Parent(Source, Protocol):
         """Ask for every offered version that is newer than all that this node holds."""
 
 
-class Children(Protocol):
-    """The links to all children (``Downstream``), as their node uses them."""
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def bytes_sent(self) -> int: ...
-
-    @property
-    def pushing(self) -> bool:
-        """A version is on its way to a child."""
-
-    def opened(self, holding: Holding, *, push: bool) -> None: ...
-    def line_up(self, holding: Holding, index: int) -> bool:
-        """Put a verified piece in line; True when a child lacks it. ``pump`` follows."""
-
-    def pump(self) -> bool:
-        """Send what the sockets take; True when pieces stay in line."""
-
-    def sealed(self, holding: Holding) -> None: ...
-    def confirmed(self, holding: Holding) -> None: ...
-    def aborted(self, holding: Holding) -> None: ...
-    def gone(self, holding: Holding) -> None: ...
-    def forgotten(self, artifact: bytes) -> None: ...
-    def path_changed(self) -> None: ...
-
-
-class NodeOwner(Protocol):
-    """The hub or peer that owns a node. Called on the event loop."""
-
-    def make_log(self, open_: Open, layout: Layout) -> Log:
-        """The log of an artifact that comes in. Raises LocalError."""
+class NodeObserver(Protocol):
+    """A part of a hub or peer that follows what happens at the node. Called on the event loop."""
 
     def on_opened(self, holding: Holding) -> None: ...
     def on_complete(self, holding: Holding) -> None:
         """Sealed, and every piece is in the log."""
 
     def on_aborted(self, holding: Holding) -> None:
-        """The owner removes the holding's log."""
+        """The observer removes the holding's log."""
 
     def on_offered(self, upstream: Parent) -> None:
         """A parent announced its artifacts (``offers``)."""
 
     def on_upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None: ...
+
+
+class NodeOwner(NodeObserver, Protocol):
+    """The hub or peer that owns a node."""
+
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+        """The log of an artifact that comes in. ``excerpt``: only a part of it is wanted. Raises LocalError."""
 
 
 class PieceCache:
@@ -133,7 +113,20 @@ class PieceCache:
 class Node:
     """``run_key``: the run's public key. No artifact without its signature comes in."""
 
-    def __init__(self, owner: NodeOwner, ident: bytes, run_key: bytes) -> None:
+    def __init__(
+        self,
+        owner: NodeOwner,
+        ident: bytes,
+        run_key: bytes,
+        *,
+        max_pulls: int = MAX_PULLS,
+        is_sealed: Callable[[bytes], bool] = lambda artifact: False,
+        is_listed: Callable[[bytes], bool] = lambda artifact: True,
+    ) -> None:
+        """``max_pulls``: children that may pull at one time. ``is_sealed``: whether the hub is known to have sealed an
+        artifact; no parent can call such an artifact off. ``is_listed``: whether the hub's catalog lists an artifact;
+        always true while the hub is out of reach.
+        """
         self.owner = owner
         self.ident = ident
         self.run_key = run_key
@@ -141,7 +134,6 @@ class Node:
         self.holdings: dict[bytes, Holding] = {}
         self.path: list[bytes] = [ident]
         """Ids of the nodes from the hub to this one."""
-        self.downstream: Children | None = None
         self.upstreams: set[Parent] = set()
         self.bytes_received = 0
         self.bytes_duplicate = 0
@@ -152,13 +144,11 @@ class Node:
         """Artifacts that are pulled piece by piece from several nodes. No parent may send them as well."""
         self.excerpts: set[bytes] = set()
         """Pulled artifacts of which only a part is wanted: their holdings begin as ``State.EXCERPT``."""
-        self.is_sealed: Callable[[bytes], bool] = lambda artifact: False
-        """Whether the hub is known to have sealed an artifact. No parent can call such an artifact off."""
-        self.is_listed: Callable[[bytes], bool] = lambda artifact: True
-        """Whether the hub's catalog lists an artifact; always true while the hub is out of reach."""
+        self.is_sealed = is_sealed
+        self.is_listed = is_listed
         self.busy = False
         """A version is on its way through this node: pulling gives way, from this node and by this node."""
-        self.on_busy: list[Callable[[], None]] = []
+        self.busy_observers: Observers[[]] = Observers()
         """Called when ``busy`` has changed."""
         self.cache = PieceCache(CACHE_BYTES)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="p2pcast-disk")
@@ -169,6 +159,7 @@ class Node:
         """This node does not read from parents now, because its disk is behind."""
         self.error: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the store fails: the daemon ends with that error."""
+        self.downstream = Downstream(self, max_pulls)
 
     async def run(self) -> None:
         """Runs until cancelled, or until the store fails (then raises its LocalError)."""
@@ -180,6 +171,7 @@ class Node:
         await self.error
 
     def close(self) -> None:
+        self.downstream.close()
         for upstream in list(self.upstreams):
             upstream.link.close()
         for holding in self.holdings.values():
@@ -217,12 +209,14 @@ class Node:
         else:
             state = State.WAITING if sends is None else State.RECEIVING
         now = asyncio.get_running_loop().time()
-        holding = Holding(artifact, log or self._make_log(record, layout), state, source=sends, opened_at=now)
+        holding = Holding(
+            artifact, log or self._make_log(record, layout, excerpt=excerpt), state, source=sends, opened_at=now
+        )
         self.holdings[record.artifact] = holding
         if source is not None:
             self.writeback.note(holding.id, holding.log, (Kind.OPEN, bytes(open_signed)))
         self.owner.on_opened(holding)
-        if self.downstream is not None and not excerpt:
+        if not excerpt:
             self.downstream.opened(holding, push=pushed)
         self.update_busy()
         return holding
@@ -239,20 +233,20 @@ class Node:
             self.abort(holding)
 
     def update_busy(self) -> None:
-        """Find out whether a version is on its way through this node, and call ``on_busy`` on a change."""
+        """Find out whether a version is on its way through this node, and notify ``busy_observers`` of a change."""
         busy = (
             any(h.state is State.MAKING or (h.source is not None and h.source.live) for h in self.holdings.values())
             or any(upstream.expecting for upstream in self.upstreams)
-            or (self.downstream is not None and self.downstream.pushing)
+            or self.downstream.pushing
         )
         if busy != self.busy:
             self.busy = busy
-            for changed in self.on_busy:
-                changed()
+            self.downstream.busy_changed()
+            self.busy_observers.notify()
 
-    def _make_log(self, record: Open, layout: Layout) -> Log:
+    def _make_log(self, record: Open, layout: Layout, *, excerpt: bool) -> Log:
         try:
-            return self.owner.make_log(record, layout)
+            return self.owner.make_log(record, layout, excerpt=excerpt)
         except LocalError as error:
             # A full disk is not the parent's fault, and another parent would not help: the daemon ends.
             if not self.error.done():
@@ -267,7 +261,7 @@ class Node:
         holding = Holding(pieces, log, State.DURABLE, stored=PieceSet(every), opened_at=now)
         self.add_layout(assembly.layout)
         self.holdings[holding.id] = holding
-        if push and self.downstream is not None:
+        if push:
             self.downstream.opened(holding, push=True)
             self.update_busy()
         return holding
@@ -304,16 +298,15 @@ class Node:
         self.add_batch(holding, signed)
         pieces = range(first, holding.assembly.linked_pieces)
         holding.note_made(pieces)
-        if self.downstream is not None:
-            for index in pieces:
-                self.downstream.line_up(holding, index)
-            self.downstream.pump()
+        for index in pieces:
+            self.downstream.line_up(holding, index)
+        self.downstream.pump()
 
     def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None:
         """Take a new, verified piece. ``forward`` follows once the whole read was handled."""
         self.bytes_received += len(payload)
         self.writeback.submit(holding.id, holding.log, holding.open.piece, index, payload)
-        if self.downstream is not None and self.downstream.line_up(holding, index):
+        if self.downstream.line_up(holding, index):
             self._fresh[holding.id, index] = payload
         if self.writeback.backlog_bytes > BACKLOG_HIGH_BYTES and not self.paused:
             self.paused = True
@@ -324,7 +317,7 @@ class Node:
 
     def forward(self) -> None:
         """Hand the new pieces to the children. Pieces that their sockets do not take yet stay in memory."""
-        if self._fresh and self.downstream is not None:
+        if self._fresh:
             if self.downstream.pump():
                 for (artifact, index), payload in self._fresh.items():
                     self.cache.put(artifact, index, payload)
@@ -344,8 +337,7 @@ class Node:
         if holding.add_confirmation(signed):
             if not holding.made:
                 self.writeback.note(holding.id, holding.log, (Kind.DURABLE, bytes(signed)))
-            if self.downstream is not None:
-                self.downstream.confirmed(holding)
+            self.downstream.confirmed(holding)
 
     def _completed(self, holding: Holding) -> None:
         """Everything is verified: children get the seal. The log may still be on its way to the disk."""
@@ -355,8 +347,7 @@ class Node:
         if holding.incomplete:
             holding.verify(asyncio.get_running_loop().time())
             self.writeback.flush()
-            if self.downstream is not None:
-                self.downstream.sealed(holding)
+            self.downstream.sealed(holding)
         self._finish(holding)
 
     def abort(self, holding: Holding) -> None:
@@ -364,8 +355,7 @@ class Node:
         if self.holdings.get(holding.id) is not holding:
             return
         del self.holdings[holding.id]
-        if self.downstream is not None:
-            self.downstream.aborted(holding)
+        self.downstream.aborted(holding)
         for upstream in self.upstreams:
             upstream.wanted.discard(holding.id)
         holding.abort()
@@ -378,8 +368,7 @@ class Node:
         if self.holdings.get(holding.id) is not holding:
             return
         del self.holdings[holding.id]
-        if self.downstream is not None:
-            self.downstream.gone(holding)
+        self.downstream.gone(holding)
         holding.abort()
 
     def forget(self, artifact: bytes) -> None:
@@ -389,8 +378,7 @@ class Node:
             holding.log.close()
         for upstream in self.upstreams:
             upstream.forgotten(artifact)
-        if self.downstream is not None:
-            self.downstream.forgotten(artifact)
+        self.downstream.forgotten(artifact)
 
     def wants(self) -> list[Holding]:
         """Holdings that need a source, or are complete and not confirmed by the hub. A new parent is asked for them."""
@@ -410,8 +398,7 @@ class Node:
     def set_path(self, path: list[bytes]) -> None:
         """Set the parent's path, and tell the children."""
         self.path = [*path, self.ident]
-        if self.downstream is not None:
-            self.downstream.path_changed()
+        self.downstream.path_changed()
 
     # -- store
 

@@ -5,9 +5,9 @@ Promise: every order is saved for a start without the hub (``rollout_node.contro
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
+from p2pcast.observers import Observers
 from p2pcast.version import Version
 
 
@@ -31,7 +31,7 @@ class HubOrders:
         """The version that engines switch to, unless they switch by themselves."""
         self.hold: Version | None = None
         """The shadow goes no further than this."""
-        self.on_target: Callable[[], None] = lambda: None
+        self.target_observers: Observers[[]] = Observers()
         """Called when the target may have changed."""
         self._saved = saved
 
@@ -53,7 +53,7 @@ class HubOrders:
     def commit_to(self, version: Version) -> None:
         self.target = version
         self._save()
-        self.on_target()
+        self.target_observers.notify()
 
     def _save(self) -> None:
         self._saved.keep(

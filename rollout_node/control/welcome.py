@@ -65,7 +65,7 @@ class Welcome:
         else:
             self.check_key(body.key)
             self._timeline.hub(reachable=True)
-        self._orders.on_target()
+        self._orders.target_observers.notify()
 
     def check_key(self, key: bytes) -> None:
         """Raises RefusedError."""

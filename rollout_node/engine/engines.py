@@ -6,7 +6,7 @@ Promise: with a barrier, an engine that missed the others' version is unready, h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
@@ -20,12 +20,20 @@ from rollout_node.engine.runner import Runner
 
 
 class Engines:
-    """``report_soon`` has the hub told at once."""
+    """``lead``, ``member``: of an engine on several hosts. ``report_soon`` has the hub told at once."""
 
-    def __init__(self, orders: HubOrders, timeline: Timeline, report_soon: Callable[[], None]) -> None:
-        self.runners: list[Runner] = []
-        self.lead: GroupLeader | None = None
-        self.member: GroupMember | None = None
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        lead: GroupLeader | None,
+        member: GroupMember | None,
+        orders: HubOrders,
+        timeline: Timeline,
+        report_soon: Callable[[], None],
+    ) -> None:
+        self.runners = runners
+        self.lead = lead
+        self.member = member
         self.changed = Wakeup()
         """Rings whenever something about an engine may have changed."""
         self._orders = orders

@@ -1,8 +1,13 @@
 """Pulls artifacts that no parent pushes: piece by piece, from several nodes at once.
 
-Promises: an artifact is pulled or pushed, never both; a source that dies, refuses, is slow or sends garbage costs its
-own share of the time, since its pieces are asked of other sources at once; while a version is pushed here, sources are
-told to send slowly. ``p2pcast.relay.pull_schedule`` decides which source is asked for which pieces.
+Promises:
+
+- An artifact is pulled or pushed, never both.
+- A source that dies, refuses, is slow or sends garbage costs its own share of the time, since its pieces are asked of
+  other sources at once.
+- While a version is pushed here, sources are told to send slowly.
+
+``p2pcast.relay.pull_schedule`` decides which source is asked for which pieces.
 """
 
 from __future__ import annotations
@@ -94,7 +99,7 @@ class Downloader:
         self._idle_since_s = 0.0
         self.bytes_received = 0
         """Bytes of pieces since the start."""
-        node.on_busy.append(self._ease)
+        node.busy_observers.add(self._ease)
 
     @property
     def sources(self) -> list[PullSource]:

@@ -1,20 +1,24 @@
 """Artifacts received at a peer's node: where they are put, how they become durable, and what is measured.
 
-Promises: an artifact counts as durable once it is sealed in the store, and not before; it is sealed there only once the
-hub is known to hold its version on its own disk, so engines may serve what a store holds; retention takes nothing that
-the way to the newest version needs.
+Promises:
+
+- An artifact counts as durable once it is sealed in the store, and not before.
+- It is sealed there only once the hub is known to hold its version on its own disk, so engines may serve what a store
+  holds.
+- Retention takes nothing that the way to the newest version needs.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import P2PCastError
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node, Parent
+from p2pcast.relay.node import NodeObserver, Parent
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store, Stored
 from rollout_node.control.freshness import Freshness
@@ -26,13 +30,58 @@ from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.planner import Planner
 
 
+class NodeEvents:
+    """A ``NodeOwner``, made before its node: logs are made in the store, and observers get everything else."""
+
+    def __init__(self, store: Store) -> None:
+        self.observers: list[NodeObserver] = []
+        self._store = store
+
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
+        return self._store.begin_excerpt(open_) if excerpt else self._store.begin(open_, layout, resumable=True)
+
+    def on_opened(self, holding: Holding) -> None:
+        for observer in self.observers:
+            observer.on_opened(holding)
+
+    def on_complete(self, holding: Holding) -> None:
+        for observer in self.observers:
+            observer.on_complete(holding)
+
+    def on_aborted(self, holding: Holding) -> None:
+        for observer in self.observers:
+            observer.on_aborted(holding)
+
+    def on_offered(self, upstream: Parent) -> None:
+        for observer in self.observers:
+            observer.on_offered(upstream)
+
+    def on_upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None:
+        for observer in self.observers:
+            observer.on_upstream_lost(upstream, error)
+
+
+class ReceivingNode(Protocol):
+    """The node (p2pcast.relay.node), as far as ``Ingest`` acts on it."""
+
+    @property
+    def error(self) -> asyncio.Future[None]:
+        """Fails when the store fails."""
+
+    def confirm(self, holding: Holding, signed: bytes) -> None:
+        """Take the hub's durable record. Raises IntegrityError."""
+
+    def forget(self, artifact: bytes) -> None:
+        """Drop an artifact that retention removed from the store."""
+
+
 class Ingest:
-    """A ``NodeOwner``. ``on_transfer`` gets the bytes that an artifact brought and the seconds that it took."""
+    """A ``NodeObserver``. ``on_transfer`` gets the bytes that an artifact brought and the seconds that it took."""
 
     def __init__(
         self,
         *,
-        node: Node,
+        node: ReceivingNode,
         store: Store,
         freshness: Freshness,
         missing_versions: MissingVersions,
@@ -57,11 +106,6 @@ class Ingest:
         self._hub = hub
         self._blocking = blocking
         self._background = background
-
-    def make_log(self, open_: Open, layout: Layout) -> Log:
-        if open_.artifact in self._node.excerpts:
-            return self._store.begin_excerpt(open_)
-        return self._store.begin(open_, layout, resumable=True)
 
     def on_opened(self, holding: Holding) -> None:
         if holding.excerpt:

@@ -47,8 +47,8 @@ ONE_VERSION = [
     Mutation(
         "the hub's state is restored from an older copy",
         "rollout_node/control/reporter.py",
-        "            **(self._evidence() if first else {}),\n",
-        "",
+        "reverse=True) if first else []",
+        "reverse=True) if False else []",
         DAEMONS + "test_a_hub_restored_from_an_older_copy_learns_from_its_peers",
     ),
     Mutation(

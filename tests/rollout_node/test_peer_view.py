@@ -14,7 +14,6 @@ from p2pcast import limits
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.relay.child_lag import Inflow
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.version import Version
 from p2pcast.wire.join_token import JoinToken
@@ -66,7 +65,7 @@ class Parts:
             tasks=Tasks(self.events), timeline=Timeline(self.events), freshness=self.freshness,
             hub_session=self.hub_session,
             certificate=None, state=self.state,
-            node=self.node, downstream=Downstream(self.node), parent_failover=self.parent_failover,
+            node=self.node, downstream=self.node.downstream, parent_failover=self.parent_failover,
             planner=SimpleNamespace(states=lambda: self.listed),
             downloader=SimpleNamespace(artifacts=[], sources=[], bytes_received=9),
             missing_versions=SimpleNamespace(withheld=2),

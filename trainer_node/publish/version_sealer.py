@@ -15,6 +15,7 @@ from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.events import Events
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
+from p2pcast.relay.downstream import MAX_PULLS
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
 from p2pcast.state.staging import Staging
@@ -45,9 +46,12 @@ class VersionSealer:
         *,
         store_changed: Callable[[], None],
         later: Callable[[Coroutine[Any, Any, None], str], None],
+        max_pulls: int = MAX_PULLS,
     ) -> None:
-        """``sizes``: of the run's versions, for the planner. ``later`` starts a background task."""
-        self.node = Node(self, ident, key.public)
+        """``sizes``: of the run's versions, for the planner. ``later`` starts a background task. ``max_pulls``: peers
+        that may pull from the hub at one time.
+        """
+        self.node = Node(self, ident, key.public, max_pulls=max_pulls)
         self.observers: list[Observer] = []
         """Called when a version is opened, sealed or aborted."""
         self._key = key
@@ -76,7 +80,7 @@ class VersionSealer:
 
     # -- NodeOwner
 
-    def make_log(self, open_: Open, layout: Layout) -> Log:
+    def make_log(self, open_: Open, layout: Layout, *, excerpt: bool) -> Log:
         raise RemoteError("a hub takes no artifacts from others")
 
     def on_opened(self, holding: Holding) -> None:

@@ -168,7 +168,7 @@ async def test_an_eviction_that_a_peer_cannot_write_is_reported(faulty, states, 
 
 async def test_keepalives_that_fail_end_the_daemon(faulty, states, monkeypatch):
     hub, _, peer = await begun(faulty, states, "a")
-    monkeypatch.setattr(peer.relay.downstream.node, "update_busy", broken)
+    monkeypatch.setattr(peer.node.downstream.node, "update_busy", broken)
     await ends(faulty, peer, "keepalives")
     assert hub.tasks.healthy()[0]
 

@@ -88,7 +88,7 @@ async def test_cells_damaged_while_running_are_fetched_without_delay_for_others(
     state = await started(swarm, states, "a", "b", "c")
     chain = [n.ident for n in sorted(swarm.peers.values(), key=lambda p: len(p.node.path))]
     first = next(p for p in swarm.peers.values() if p.ident == chain[0])
-    name, shadow, links = first.config.name, first.shadow, set(first.relay.downstream.children)
+    name, shadow, links = first.config.name, first.shadow, set(first.node.downstream.children)
     received = {n: p.node.bytes_received for n, p in swarm.peers.items()}
     rot(swarm, name, 0, 5)
     wipe(swarm, name)
@@ -106,7 +106,7 @@ async def test_cells_damaged_while_running_are_fetched_without_delay_for_others(
     assert "made anew" not in caplog.text
     others = [p for p in swarm.peers.values() if p is not first]
     assert [p.node.bytes_received - received[p.config.name] for p in others] == [size] * 2
-    assert set(first.relay.downstream.children) >= {c for c in links if c.stripes}, "those below it stayed"
+    assert set(first.node.downstream.children) >= {c for c in links if c.stripes}, "those below it stayed"
     assert [len(r.versions) for r in runners] == [count + 1 for count in before]
     assert (await swarm.get(first, "/metrics"))[1].count("p2pcast_peer_healed_cells_total 2.0") == 1
 

@@ -148,7 +148,7 @@ async def test_a_source_that_sends_garbage_is_left_and_blamed(run, monkeypatch):
 
 async def test_sources_that_refuse(run, monkeypatch):
     for name in NAMES:
-        run.peers[name].relay.downstream._max_pulls = 0
+        run.peers[name].node.downstream._max_pulls = 0
     late = Late(run, monkeypatch, enough=1)
     await run.live("0.2")
     late.sound()
@@ -159,8 +159,8 @@ async def test_a_source_that_accepts_requests_and_sends_nothing_is_left(run, mon
     """The source answers keepalives; its pieces are requested from others all the same."""
     monkeypatch.setattr("p2pcast.relay.pull_schedule.STALL_S", 0.5)
     mute = run.peers["c"]
-    burst = mute.relay.downstream._burst
-    monkeypatch.setattr(mute.relay.downstream, "_burst", lambda child, stripe: child.live and burst(child, stripe))
+    burst = mute.node.downstream._burst
+    monkeypatch.setattr(mute.node.downstream, "_burst", lambda child, stripe: child.live and burst(child, stripe))
     late = Late(run, monkeypatch)
     await run.live("0.2")
     late.sound()

@@ -39,7 +39,7 @@ def lie(liar, withholds) -> None:
     """From now on it drops what ``withholds`` says, claims that it holds nothing more than it has sent, and that what
     is asked back is on its way.
     """
-    down = liar.relay.downstream
+    down = liar.node.downstream
 
     def keep_alive(child, now):
         if child.attached:
@@ -120,7 +120,7 @@ async def test_a_parent_that_aborts_a_sealed_version_delays_no_peer(swarm, state
     """Each ABORT would undo what came from elsewhere meanwhile, and look like progress."""
     hub, (liar, child), state = await chain(swarm, states, "liar", "child")
     lie(liar, lambda send: send.kind is not FrameKind.OPEN)
-    beneath = next(c.link for c in liar.relay.downstream.children.values() if c.link.remote == child.ident)
+    beneath = next(c.link for c in liar.node.downstream.children.values() if c.link.remote == child.ident)
 
     async def call_off() -> None:
         for handle in itertools.count(30_000):

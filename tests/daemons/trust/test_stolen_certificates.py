@@ -76,7 +76,7 @@ async def test_unlisted_artifacts_of_a_parent_are_bounded(swarm, states):
     swarm.publish(1000, state)
     await swarm.live("0.1000")
     (layout,) = thief.node.layouts.values()
-    link = next(c.link for c in thief.relay.downstream.children.values() if c.link.remote == child.ident)
+    link = next(c.link for c in thief.node.downstream.children.values() if c.link.remote == child.ident)
     stripe, most = link.stripes[0], 4 * limits.MAX_STRAYS
     for number in range(1, most + 1):
         ident, version = secrets.token_bytes(16), Version(0, number)
@@ -98,7 +98,7 @@ async def test_an_unlisted_artifact_is_not_waited_for(swarm, states):
     """A squash that came to nothing, signed and shorter than the deltas beside it, opened and never sent."""
     hub, thief, child, state = await chain(swarm, states)
     (layout,) = thief.node.layouts.values()
-    link = next(c.link for c in thief.relay.downstream.children.values() if c.link.remote == child.ident)
+    link = next(c.link for c in thief.node.downstream.children.values() if c.link.remote == child.ident)
     old = Open(
         secrets.token_bytes(16),
         Version(0, 0),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.relay import child as module
 from p2pcast.relay.active_stripes import ActiveStripes, initial_stripes
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.tuning import NARROW_BPS, NARROW_STRIPES, RATE_SAMPLE_ROUND_TRIPS, RATE_SAMPLES
 from p2pcast.relay.upstream import Upstream
@@ -151,10 +150,10 @@ class End(QuietOwner):
         self.store = Store(root / str(number), maker.key.public)
         self.node = Node(self, bytes([number]) * 16, maker.key.public)
         self.node.add_layout(maker.layout)
-        self.downstream = Downstream(self.node)
+        self.downstream = self.node.downstream
         self.whole = asyncio.Event()
 
-    def make_log(self, open_, layout):
+    def make_log(self, open_, layout, *, excerpt):
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding): ...
@@ -263,7 +262,10 @@ async def test_a_link_limited_by_receive_buffers_uses_all_its_stripes(pair, make
 async def test_an_attach_over_another_stripe_than_the_first_is_served(maker, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(module, "congestion_of", lambda sock: None if sock is None else "bbr")
     end = End(maker, tmp_path, 1)
-    for stripes, used in (({}, 8), ({5: SimpleNamespace(socket=object(), closed=False, writable=False)}, FEWEST)):
+    for stripes, used in (
+        ({}, 8),
+        ({5: SimpleNamespace(socket=object(), closed=False, writable=False, close=lambda *_: None)}, FEWEST),
+    ):
         link = Link(end.downstream, b"c" * 16, "child", 8)
         link.stripes = stripes
         end.downstream.accept(link)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from p2pcast import limits
 from p2pcast.artifact import Assembly
 from p2pcast.errors import RemoteError
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.piece_set import PieceSet, indices_of, ranges_of
 from p2pcast.relay.pull_source import PullSource
@@ -135,7 +134,7 @@ class Heard(Link):
 
 
 class Owner:
-    def make_log(self, open_, layout):
+    def make_log(self, open_, layout, *, excerpt):
         return None
 
     def on_opened(self, holding): ...
@@ -146,9 +145,8 @@ class Owner:
 
 @pytest.fixture
 async def source(maker):
-    node = Node(Owner(), b"c" * 16, maker.key.public)
+    node = Node(Owner(), b"c" * 16, maker.key.public, max_pulls=2)
     node.add_layout(maker.layout)
-    Downstream(node, max_pulls=2)
     yield node
     node.disk.shutdown()
 

@@ -55,7 +55,7 @@ class Silent(Link):
 
 
 class Owner:
-    def make_log(self, open_, layout):
+    def make_log(self, open_, layout, *, excerpt):
         return None
 
     def on_opened(self, holding): ...
@@ -72,7 +72,7 @@ def attached(downstream: Downstream, name: bytes, *, live: bool) -> Silent:
 async def test_live_children_are_paced_by_received_artifacts_alone(maker) -> None:
     node = Node(Owner(), b"c" * 16, maker.key.public)
     node.add_layout(maker.layout)
-    downstream = Downstream(node)
+    downstream = node.downstream
     planned, pulling = attached(downstream, b"r", live=True), attached(downstream, b"s", live=False)
     node.open(maker.make([5000] * 3, piece=1024).open, None)
     whole = {"assembly": SimpleNamespace(pieces=1000), "open": SimpleNamespace(piece=1024)}

@@ -9,7 +9,6 @@ import pytest
 from p2pcast.artifact import RunKey
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
@@ -35,9 +34,11 @@ class Heard(Link):
 class Owner:
     def __init__(self, store):
         self.store = store
-        self.make_log = store.begin
         self.aborted = []
         self.lost = []
+
+    def make_log(self, open_, layout, *, excerpt):
+        return self.store.begin(open_, layout)
 
     def on_opened(self, holding): ...
     def on_complete(self, holding): ...
@@ -55,7 +56,6 @@ class Owner:
 async def child(maker, tmp_path):
     """(node, upstream, link) of a node that has just attached to a live parent."""
     node = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
-    Downstream(node)
     upstream = Upstream(node, live=True)
     link = Heard(upstream)
     upstream.start(link)

@@ -49,7 +49,7 @@ def test_only_a_barrier_holds_shadows_back():
 def test_a_new_target_is_announced():
     made, _ = orders()
     seen = []
-    made.on_target = lambda: seen.append(made.target)
+    made.target_observers.add(lambda: seen.append(made.target))
     made.hold_at(ONE)
     made.commit_to(ONE)
     assert seen == [ONE]

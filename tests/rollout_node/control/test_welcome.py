@@ -15,7 +15,8 @@ KEY = bytes(range(32))
 class Parts:
     def __init__(self, name="a") -> None:
         self.bearer = Recorder(token="first")
-        self.orders, self.catalog, self.evictions, self.timeline = (Recorder() for _ in range(4))
+        self.orders = Recorder(target_observers=Recorder())
+        self.catalog, self.evictions, self.timeline = (Recorder() for _ in range(3))
         self.welcome = Welcome(run_id(KEY), name, self.bearer, self.orders, self.catalog, self.evictions, self.timeline)
 
 
@@ -30,7 +31,8 @@ async def test_the_first_welcome_answers_the_join():
     parts.welcome.accept(body(bearer="second"))
     assert (await expected).key == KEY
     assert parts.bearer.named("replace") == ["second"]
-    assert parts.orders.calls == [("welcome", ("barrier", Version(0, 3)), {}), ("on_target", (), {})]
+    assert parts.orders.calls == [("welcome", ("barrier", Version(0, 3)), {})]
+    assert parts.orders.target_observers.names == ["notify"]
     assert parts.catalog.names == ["begin"]
     assert parts.evictions.names == ["connected"]
     assert parts.timeline.calls == []
@@ -49,7 +51,7 @@ async def test_a_later_welcome_of_another_run_is_refused():
     parts = Parts()
     with pytest.raises(RefusedError, match="the token pins another"):
         parts.welcome.accept(body(key=bytes(32)))
-    assert "on_target" not in parts.orders.names
+    assert parts.orders.target_observers.names == []
 
 
 async def test_an_answered_join_is_answered_once():

@@ -28,11 +28,10 @@ class Runner(Recorder):
 
 
 class Peer:
-    def __init__(self, *runners, commits="auto", target=None) -> None:
+    def __init__(self, *runners, commits="auto", target=None, lead=None, member=None) -> None:
         self.timeline, self.reports = Recorder(), 0
         self.orders = SimpleNamespace(commits=commits, target=target)
-        self.engines = Engines(self.orders, self.timeline, self.report)
-        self.engines.runners += runners
+        self.engines = Engines(runners, lead, member, self.orders, self.timeline, self.report)
 
     def report(self) -> None:
         self.reports += 1
@@ -50,17 +49,15 @@ class Peer:
     ],
 )
 def test_the_peer_is_at_the_oldest_version_that_an_engine_serves(served, member, committed):
-    peer = Peer(*(Runner(str(n), v) for n, v in enumerate(served)))
-    if member != "none":
-        peer.engines.member = Recorder(serves=member)
+    runners = (Runner(str(n), v) for n, v in enumerate(served))
+    peer = Peer(*runners, member=None if member == "none" else Recorder(serves=member))
     assert peer.engines.committed == committed
 
 
 def test_patches_are_needed_from_the_oldest_version_that_is_installed():
     assert Peer().engines.oldest is None
     assert Peer(Runner("a", TWO), Runner("b", ONE), Runner("c")).engines.oldest == ONE
-    peer = Peer(Runner("a", TWO))
-    peer.engines.member = Recorder(serves=None)
+    peer = Peer(Runner("a", TWO), member=Recorder(serves=None))
     assert peer.engines.oldest == Version(0, 0)
 
 
@@ -75,8 +72,7 @@ def test_with_a_barrier_an_engine_behind_the_target_is_unready():
 
 
 def test_a_staged_version_wakes_engines_lead_and_member():
-    peer = Peer(Runner("a"))
-    peer.engines.lead, peer.engines.member = Recorder(), Recorder(serves=None)
+    peer = Peer(Runner("a"), lead=Recorder(), member=Recorder(serves=None))
     peer.engines.on_staged(TWO)
     assert peer.engines.lead.named("moved") == [TWO]
     assert peer.engines.member.names == ["moved"]
@@ -94,8 +90,7 @@ async def test_a_moved_target_wakes_engines_and_is_reported():
 
 async def test_a_change_wakes_waiters_and_tells_the_lead_the_served_version():
     led = GroupInstaller(SimpleNamespace(name="vllm", committed=ONE), Recorder())
-    peer = Peer(Runner("folder", TWO), Runner("vllm", ONE, installer=led))
-    peer.engines.lead = Recorder()
+    peer = Peer(Runner("folder", TWO), Runner("vllm", ONE, installer=led), lead=Recorder())
     rung = peer.engines.changed._event
     peer.engines.on_changed()
     assert peer.engines.lead.named("set_serving") == [(ONE, True)]

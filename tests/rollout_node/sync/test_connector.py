@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from p2pcast.errors import RefusedError
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes, UnreachableError, dial_any
@@ -40,7 +39,7 @@ class Peer:
     def __init__(self, number: int) -> None:
         self.identity = Identity(bytes([number]) * 16, f"peer-{number}", TOKEN)
         self.node = Node(Quiet(), self.identity.node, bytes(32))  # type: ignore[arg-type]
-        self.downstream = Downstream(self.node)
+        self.downstream = self.node.downstream
         self.connector = Connector(self.identity, self.say, None)
         self.listener = Listener(self, self.identity)
         self.said: list[messages.Record] = []

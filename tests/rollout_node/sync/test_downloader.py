@@ -11,7 +11,6 @@ import pytest
 from artifact_maker import Made, Maker
 
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
@@ -50,7 +49,7 @@ class Peer:
         self.store = Store(root / str(number), Maker.key.public)
         self.node = kind(self, self.ident, Maker.key.public)
         self.node.add_layout(Maker.layout)
-        self.downstream = Downstream(self.node)
+        self.downstream = self.node.downstream
         self.listener = Listener(self, self.identity)
         self.complete: set[bytes] = set()
         self.served = 0
@@ -98,7 +97,7 @@ class Peer:
 
     # -- NodeOwner and LinkAcceptor
 
-    def make_log(self, open_, layout):
+    def make_log(self, open_, layout, *, excerpt):
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding: Holding) -> None: ...
@@ -360,7 +359,7 @@ async def test_sources_send_slowly_while_a_version_is_on_its_way(puller, add, hu
     children = source.downstream.children
     # A version that this node makes counts as one that is on its way.
     record = Assembly(OTHER.open, Maker.key.public, Maker.layout).open
-    making = puller.node.open(OTHER.open, None, puller.make_log(record, Maker.layout))
+    making = puller.node.open(OTHER.open, None, puller.make_log(record, Maker.layout, excerpt=False))
     puller.node.update_busy()
     assert puller.node.busy
     await puller.until(lambda: any(child.eased is not None for child in children.values()))

@@ -9,7 +9,7 @@ from recorder import Background, Recorder, blocking
 
 from p2pcast.errors import LocalError
 from p2pcast.version import Version
-from rollout_node.sync.ingest import Ingest
+from rollout_node.sync.ingest import Ingest, NodeEvents
 
 
 class Peer:
@@ -39,13 +39,31 @@ class Peer:
 
 
 async def test_an_excerpts_log_is_not_resumable():
-    peer, record = Peer(), SimpleNamespace(artifact=b"a")
-    peer.ingest.make_log(record, "layout")
-    peer.node.excerpts.add(b"a")
-    peer.ingest.make_log(record, "layout")
-    assert peer.store.calls == [
+    store, record = Recorder(), SimpleNamespace(artifact=b"a")
+    events = NodeEvents(store)
+    events.make_log(record, "layout", excerpt=False)
+    events.make_log(record, "layout", excerpt=True)
+    assert store.calls == [
         ("begin", (record, "layout"), {"resumable": True}),
         ("begin_excerpt", (record,), {}),
+    ]
+
+
+async def test_observers_get_every_event_of_the_node():
+    events, observer = NodeEvents(Recorder()), Recorder()
+    events.on_opened("before the first observer")
+    events.observers.append(observer)
+    events.on_opened(1)
+    events.on_complete(2)
+    events.on_aborted(3)
+    events.on_offered(4)
+    events.on_upstream_lost(5, None)
+    assert observer.calls == [
+        ("on_opened", (1,), {}),
+        ("on_complete", (2,), {}),
+        ("on_aborted", (3,), {}),
+        ("on_offered", (4,), {}),
+        ("on_upstream_lost", (5, None), {}),
     ]
 
 

@@ -105,7 +105,7 @@ class Peer:
 
     # -- NodeOwner
 
-    def make_log(self, open_, layout):
+    def make_log(self, open_, layout, *, excerpt):
         return self.store.begin(open_, layout)
 
     def on_opened(self, holding: Holding) -> None: ...

@@ -10,7 +10,6 @@ import pytest
 from recorder import Recorder
 
 from p2pcast.errors import RetryableError
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.transport.listener import Listener
 from p2pcast.wire import messages
@@ -103,7 +102,7 @@ class Parent:
     def __init__(self, ident: bytes) -> None:
         self.ident = ident
         self.node = Node(None, ident, bytes(32))  # type: ignore[arg-type]
-        self.downstream = Downstream(self.node)
+        self.downstream = self.node.downstream
         self.listener = Listener(self, Identity(ident, "parent", TOKEN))
 
     async def start(self) -> tuple[bytes, str, int]:

@@ -75,4 +75,4 @@ async def test_an_aborted_version_is_withdrawn_and_its_log_removed(encoder: Enco
 
 async def test_a_hub_takes_no_artifacts_from_others(encoder: Encoder) -> None:
     with pytest.raises(RemoteError):
-        encoder.sealer.make_log(None, None)
+        encoder.sealer.make_log(None, None, excerpt=False)

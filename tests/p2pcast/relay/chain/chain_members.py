@@ -9,7 +9,6 @@ from pathlib import Path
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.errors import P2PCastError
-from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.store.artifact_store import Store
@@ -72,7 +71,7 @@ class Member(QuietOwner):
         self.node = kind(self, self.ident, maker.key.public)
         if not bare:
             self.node.add_layout(maker.layout)  # as one that holds an anchor already
-        self.downstream = Downstream(self.node)
+        self.downstream = self.node.downstream
         self.listener = Listener(self, self.identity, self.server_tls)
         self.upstream: Upstream | None = None
         self.lost: list[P2PCastError | None] = []
@@ -139,7 +138,7 @@ class Member(QuietOwner):
 
     # -- NodeOwner
 
-    def make_log(self, open_, layout):
+    def make_log(self, open_, layout, *, excerpt):
         return self.store.begin(open_, layout)
 
     def on_piece(self, holding, index) -> None:
