@@ -129,8 +129,8 @@ FIRST_MESSAGE_S = 10.0
 sends that message together with its last message of the handshake.
 """
 MAX_LINKS_OF_NODE = 16
-"""Most links that one node may have dialled to one daemon: a control link, two as a child, one for pulling, and each of
-them again while the daemon has not noticed the old link's end.
+"""Most links that one node may have dialled to one daemon: a control link, two as a child, one for pulling. Each counts
+twice while the daemon has not noticed the old link's end.
 """
 MAX_PULLS_OF_NODE = 2
 """Most links over which one node may pull from another: one in use, and a dead one whose end is not noticed yet."""

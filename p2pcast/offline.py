@@ -1,6 +1,6 @@
 """Deltas between folders and files, without a network: diff, apply, squash, verify.
 
-Promise: exact to the bit. A result appears whole or not at all; a wrong base, a damaged file, or deltas that do not
+Promise: exact to the bit. A result appears whole or not at all. A wrong base, a damaged file, or deltas that do not
 follow each other are refused before a result has its name. Memory is bounded by a few cells per core. Files are signed
 with a throw-away key, which protects against damage only; authenticity needs a run's own key (``P2pdFile.open(…,
 public=…)``).

@@ -26,7 +26,7 @@ REFUSED_VERSIONS = partial(counter, "p2pcast_peer_refused_versions", "Versions r
 WITHHELD_VERSIONS = partial(
     counter, "p2pcast_peer_withheld_versions", "Versions that the hub had sealed and the parent did not send"
 )
-HEALED_CELLS = partial(counter, "p2pcast_peer_healed_cells", "Cells of the shadow that had rotted and were put right")
+HEALED_CELLS = partial(counter, "p2pcast_peer_healed_cells", "Corrupt cells of the shadow that were repaired")
 HEALING_BYTES = partial(counter, "p2pcast_peer_healing_bytes", "Piece bytes fetched to put cells right")
 
 # -- engines

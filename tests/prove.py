@@ -1,8 +1,8 @@
 """Run the whole proofs: ``python tests/prove.py [PART…]``; ``make prove``.
 
 ``make test`` takes samples, so that it stays short. Here everything runs: all tests, each defence taken out, fuzzers
-for hours, tests beside load. docs/notes/proofs.md records for each part when and on what it last passed; a part that
-fails leaves its record as it was.
+for hours, tests beside load. The page docs/notes/proofs.md records for each part when and on what it last passed. A
+part that fails leaves its record as it was.
 
 Exit code 1 if a part failed.
 """

@@ -1,7 +1,7 @@
 """Run the tests: ``python tests/suite.py [--workers N] [--every] [--repeat N] [--load N] [-- PYTEST OPTIONS]``.
 
 Tests that are marked ``prove`` run only with ``--every``: they are whole proofs of which another test is a sample.
-``--repeat`` and ``--load`` look for tests that fail now and then: the suite runs several times beside busy loops, and
+``--repeat`` and ``--load`` look for tests that fail now and then. The suite runs several times beside busy loops, and
 each test that failed is named with the number of its failures.
 
 Exit code 1 if a test failed in any of the runs.

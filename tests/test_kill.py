@@ -1,4 +1,4 @@
-"""Real processes on loopback, in one chain, killed and stopped during a transfer: the others end up bit for bit equal,
+"""Real processes on loopback, in one chain, killed and stopped during a transfer. The others end up bit for bit equal,
 and no peer receives a byte twice.
 """
 

@@ -1,5 +1,5 @@
-"""docs/design/security.md: every named test exists; each row of its tables of attacks names a test; and for each test
-there is a defence in `tests/mutations/` that can still be taken out.
+"""The page docs/design/security.md: every named test exists, and each row of its tables of attacks names a test. For
+each test there is a defence in `tests/mutations/` that can still be taken out.
 
 `make mutations` shows that the tests notice; it takes minutes.
 """

@@ -6,7 +6,7 @@ r_1 … r_k and a payload P, the last peer is done after
     (P - s) / min r  +  sum over hops (s / r_i + rtt_i / 2)
 
 which is exact for such a pipeline. `Network.hop_s` is added to each half of a round trip. In a tree, the children of a
-sender share its rate, max-min fairly: a child that wants less than an equal share leaves the rest to the others. The
+sender share its rate, max-min fairly. A child that wants less than an equal share leaves the rest to the others. The
 model assumes that a peer receives and sends at up to its own rate, each.
 
 Rates are in bits per second, sizes in bytes.

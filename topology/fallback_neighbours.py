@@ -3,7 +3,7 @@ peers without a hub exchange what they hold.
 
 A cyclic walk over the plan in depth-first order defines the fallback parents: the next peers after a peer's own branch.
 A peer that has lost all of its ancestors (an orphan) receives from the first fallback parent that answers. That parent
-is an orphan too: if one of its ancestors lived, the walk would have met that ancestor first, or it would be an ancestor
+is an orphan too. If one of its ancestors lived, the walk would have met that ancestor first, or it would be an ancestor
 of both. So the orphans form one ring, and what any orphan holds reaches all. Each orphan has one source and tells it
 what it holds, so no piece is sent twice around the ring.
 """

@@ -26,7 +26,8 @@ def repair_links(plan: Plan, links: Links, chains: int) -> Plan:
     """The plan with links that exist, under the old epoch; the plan itself when all links exist.
 
     A peer that must move begins a chain while there are fewer than ``chains``. Otherwise it goes to the highest tail
-    that it can be linked to, else beside a leaf, else to the lowest peer with one child, else to the hub.
+    that it can be linked to. Failing that, it goes beside a leaf, to the lowest peer with one child, or to the hub, in
+    this order.
     """
     wrong = [peer for peer in plan.order if (above := plan.parent[peer]) != ROOT and not links(above, peer)]
     if not wrong:

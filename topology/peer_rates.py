@@ -51,8 +51,8 @@ def update_rates(
     """New rates of the peers with a sample: (bytes, bits per second) of one transfer, which began over the plan `began`
     and ended over `plan`.
 
-    Two kinds of samples are ignored: of a peer that moved meanwhile, because the move cost time; and of a peer whose
-    parent has no sample of as many bytes, because the rate offered to it is unknown.
+    Two kinds of samples are ignored. A peer that moved meanwhile is one, because the move cost time. A peer whose
+    parent has no sample of as many bytes is the other, because the rate offered to it is unknown.
     """
     heads = max(1, len(plan.children(ROOT)))
     updated: dict[str, Rate] = {}

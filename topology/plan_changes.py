@@ -35,8 +35,8 @@ def excise(plan: Plan, dead: Iterable[str], *, epoch: Epoch) -> Plan:
 def adopt(plan: Plan, peer: str, new_parent: str, *, epoch: Epoch) -> Plan:
     """Record that `peer` is below `new_parent` (or ROOT) now, with its branch.
 
-    Raises LoopError when the new parent is below the peer, FullError when it may not feed one more (a leaf of this
-    plan: none), PlanError when either is not in the plan.
+    Raises LoopError when the new parent is below the peer, and FullError when it may not feed one more (a leaf of this
+    plan: none). Raises PlanError when either is not in the plan.
     """
     if peer not in plan:
         raise PlanError(f"peer {peer!r} is not in the plan: admit it first")
@@ -186,8 +186,8 @@ def grow(plan: Plan, newcomers: Sequence[Member], chains: int) -> Plan:
 
 
 class _Slots:
-    """Places for newcomers that move no other peer, the best first: a new chain, the tail of the shortest chain, a
-    second child where all chains end in leaves, the hub.
+    """Places for newcomers that move no other peer, the best first. They are a new chain, the tail of the shortest
+    chain, a second child where all chains end in leaves, and the hub.
     """
 
     def __init__(self, plan: Plan, chains: int) -> None:

@@ -107,9 +107,9 @@ class Plan:
     def changed(
         self, epoch: Epoch, put: Mapping[str, str], gone: Iterable[str] = (), leaves: frozenset[str] | None = None
     ) -> Plan:
-        """The plan with the peers of `put` below their new parents (newcomers, or peers that move with their branches),
-        and without the peers `gone`, whose children `put` must place. Besides copies, takes time in proportion to the
-        moved peers and their branches. Raises like the constructor.
+        """The plan with the peers of `put` below their new parents, and without the peers `gone`, whose children `put`
+        must place. Peers of `put` are newcomers, or move with their branches. Besides copies, takes time in proportion
+        to the moved peers and their branches. Raises like the constructor.
         """
         new = object.__new__(Plan)
         object.__setattr__(new, "epoch", epoch)

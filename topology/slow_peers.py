@@ -1,9 +1,11 @@
 """Slow peers: which ones delay others, and for how long before the planner reacts. Pure.
 
-Three reactions. `Patience`: the hub takes a better plan once it has been better for several plannings in a row.
-`Laggards`: a peer whose rate has been far too low for as many plannings is detached (it feeds no peer, and no peer
-waits for it); after as many plannings at a good rate it returns. `Stragglers`: during a broadcast, a peer that falls
-behind its parent moves to a tail at once.
+Three reactions:
+
+- `Patience`: the hub takes a better plan once it has been better for several plannings in a row.
+- `Laggards`: a peer whose rate has been far too low for as many plannings is detached. It feeds no peer, and no peer
+  waits for it. After as many plannings at a good rate it returns.
+- `Stragglers`: during a broadcast, a peer that falls behind its parent moves to a tail at once.
 """
 
 from __future__ import annotations

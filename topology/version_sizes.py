@@ -27,7 +27,7 @@ a factor of the square root of two.
 SHARE: Final = 1 / 256
 """Share of the state that counts until a delta is known: 64 MiB of an 8B model's 16 GB."""
 SMALLEST: Final = 1 << 20
-"""Smallest typical size in bytes. A smaller version is fast by any plan and measures no rates; a plan for it would have
+"""Smallest typical size in bytes. A smaller version is fast by any plan and measures no rates. A plan for it would have
 the hub feed many peers itself, which delays a large version.
 """
 

@@ -1,7 +1,11 @@
 """The ledger's summary of the rollouts, as the hub shows it under ``rollouts`` in /status.
 
-Promises: a summary is small and flat, whatever the ledger sends: numbers, short texts, and tables of numbers; anything
-else is refused, and the newest summary stays. Nothing at the hub depends on a summary.
+Promises:
+
+- A summary is small and flat, whatever the ledger sends: numbers, short texts, and tables of numbers.
+- Anything else is refused, and the newest summary stays.
+
+Nothing at the hub depends on a summary.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 squash made on demand.
 
 Processes on this machine behind links of a given rate. The weights are bf16. Each version moves a share of them by one
-ULP, mostly the same ones, as training does; so squashes of many versions shrink about as those of real AdamW steps
+ULP, mostly the same ones, as training does. So squashes of many versions shrink about as those of real AdamW steps
 (``bench squash``).
 """
 

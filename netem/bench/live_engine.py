@@ -5,8 +5,8 @@ All parts are those of users: the demo's RL trainer, ``p2pcast seed``, ``p2pcast
 that stream without a pause. The trainer trains all versions in advance, as it would on separate machines, and they are
 published one by one. At every version the engine's weights are digested in place, and greedy probes are answered while
 the clients pause. Then peer and hub end. The same server, under the same clients, takes the same versions by
-``/pause``, ``/collective_rpc reload_weights`` and ``/resume`` from the trainer's folders (local disk, page cache, no
-transfer), with the same policy for keys and values. At last, fresh engines, one for each version, answer the probes.
+``/pause``, ``/collective_rpc reload_weights`` and ``/resume``. It reads the trainer's folders (local disk, page cache,
+no transfer), with the same policy for keys and values. At last, fresh engines, one for each version, answer the probes.
 For both ways, vLLM's scheduler log shows how long the engine paused.
 
 Promise: every figure is verified. A failed request, or a digest or answer of another version, is a failed check and not

@@ -1,8 +1,9 @@
 """Broadcasts measured for comparison with simulated ones: real processes on a loopback network, undisturbed or with a
 fault in the middle.
 
-A calibration broadcast gives the parameters that a model of links lacks: payload's share of a path's rate (headers,
-hashes and the network's burst), and the time that a hop adds to a piece's transfer (verifying, waking up).
+A calibration broadcast gives the two parameters that a model of links lacks. One is payload's share of a path's rate
+(headers, hashes and the network's burst). The other is the time that a hop adds to a piece's transfer (verifying,
+waking up).
 """
 
 from __future__ import annotations

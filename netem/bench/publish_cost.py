@@ -1,5 +1,5 @@
-"""Cost of publishing for a training step: the snapshot that the optimiser waits for, and the time until a hub has
-stored the version, beside a memcpy of the state's bytes in the same run.
+"""Cost of publishing for a training step. Measured are the snapshot that the optimiser waits for, and the time until a
+hub has stored the version, beside a memcpy of the state's bytes in the same run.
 
 The hub is a separate process on loopback. The caller makes the publisher, since this package may not import the
 trainer's. Tensors are square matrices on the CPU; a step moves about 1 % of the bf16 values, as with RL's learning

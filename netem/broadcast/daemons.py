@@ -1,7 +1,11 @@
 """p2pcast processes at the hosts of an emulated network: forked from a process that has loaded everything
 (``netem.fleet.forkserver``), and otherwise the same as users start.
 
-Promises: all daemons are gone at the end of the block; if the process that asked for them dies, the kernel kills them.
+Promises:
+
+- All daemons are gone at the end of the block.
+- If the process that asked for them dies, the kernel kills them.
+
 A daemon that ends unexpectedly is one clear error with the end of its log.
 """
 

@@ -2,8 +2,8 @@
 ``netem.broadcast.contenders``.
 
 Each process generates the state from its number: bf16 words of normally distributed weights. Each step changes the
-share CHANGED of the words at random places, nine in ten of these by one unit in the last place, the others by two to
-four. A peer's final state is compared with the hub's file by BLAKE3, after the clock has stopped.
+share CHANGED of the words at random places. Nine in ten of these change by one unit in the last place, the others by
+two to four. A peer's final state is compared with the hub's file by BLAKE3, after the clock has stopped.
 """
 
 from __future__ import annotations

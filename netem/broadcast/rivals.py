@@ -1,5 +1,6 @@
-"""The rivals, which get the same bytes as p2pcast: bare chains of forwarding sockets (the least work of any relay),
-libtorrent, shardcast, and a star over HTTP (aiohttp). Rivals without deltas are in ``netem.broadcast.whole_states``.
+"""The rivals, which get the same bytes as p2pcast. They are bare chains of forwarding sockets (the least work of any
+relay), libtorrent, shardcast, and a star over HTTP (aiohttp). Rivals without deltas are in
+``netem.broadcast.whole_states``.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _torrent_round(agents: Agents, payload_bytes: int) -> Broadcast:
 
 
 def shardcast(net: Emulated, payload_bytes: int, rounds: int, chains: int, folder: Path) -> BroadcastSeries:
-    """An origin at the hub and a middle node at each peer, in the same chains; clients below one tier of middle nodes
+    """An origin at the hub and a middle node at each peer, in the same chains. Clients below one tier of middle nodes
     took half as long again. The clock starts before the file is cut into shards, when all nodes are up and have found
     their servers. Raises MissingError.
     """

@@ -1,7 +1,7 @@
 """shardcast's origin and middle nodes, as roles of ``netem.broadcast.contenders``.
 
 The package is unmodified from PyPI. It writes to fixed places (/tmp, its installation folder), so each process gets its
-own, as on separate machines: a mount namespace with an empty /tmp that holds a copy of the package.
+own, as on separate machines. A mount namespace has an empty /tmp that holds a copy of the package.
 """
 
 from __future__ import annotations

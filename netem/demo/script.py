@@ -5,7 +5,7 @@ Promises: every started program is one that users start (``p2pcast seed``, ``p2p
 process and no tmpfs folder remains, however the demo ends. The verdict is that of ``netem.demo.verdict``, which shares
 no code with the judged system.
 
-The trainer is noticed step by step how far it may publish, as rollouts limit an on-policy trainer: the next step is
+The trainer learns step by step how far it may publish, as rollouts limit an on-policy trainer. The next step is
 published when all running peers have committed the previous one. So every version is due at every running peer, and a
 missing version is a failure.
 """

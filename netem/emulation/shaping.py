@@ -1,7 +1,7 @@
 """Links as `tc` commands. Pure.
 
-A device with only a rate gets a token bucket. A device with delay or loss gets netem, followed by the bucket, so that
-the queue is counted in bytes and holds only packets that wait for the rate. netem's own rate would have one queue,
+A device with only a rate gets a token bucket. A device with delay or loss gets netem, followed by the bucket. So the
+queue is counted in bytes and holds only packets that wait for the rate. The rate of netem itself would have one queue,
 counted in packets, for delayed and waiting packets. Acknowledgements on a long path fill that queue, and the sender
 learns of drops as from no real router. Packets leave netem in slots of half a millisecond, since one timer a packet
 would overload a kernel in user space. Lost packets do not count against the rate.

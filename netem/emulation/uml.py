@@ -1,9 +1,12 @@
 """Work inside user-mode Linux: a kernel that runs as a process and has netem even if this machine's kernel has not.
 
-Promises: the guest sees this machine's files read-only, and its own memory as /dev/shm (for temporary files) and /run;
-it has no access to this machine's networks. It runs in its own process namespace, whose first process the kernel kills
-with the process that booted the guest, so no process remains. The work folder is removed at the end; the folder of a
-killed process is removed at the next boot.
+Promises:
+
+- The guest sees this machine's files read-only, and its own memory as /dev/shm (for temporary files) and /run.
+- It has no access to this machine's networks.
+
+It runs in its own process namespace, whose first process the kernel kills with the process that booted the guest, so no
+process remains. The work folder is removed at the end; the folder of a killed process is removed at the next boot.
 """
 
 from __future__ import annotations
@@ -90,7 +93,7 @@ def _command(folder: Path, serial: int) -> list[str]:
 
 def _core() -> int:
     """The most idle core now, not counting background work. The kernel and its programs wait for each other at every
-    system call: handing over on one core is twice as fast as between cores, and the guest has one CPU anyway.
+    system call. Handing over on one core is twice as fast as between cores, and the guest has one CPU anyway.
     """
 
     def free() -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 Each pair gives one ratio, this tree's over the baseline's, of two consecutive runs, so slow changes of the machine
 cancel. The median and the quartiles of the ratios count. A figure is worse (or better) only with at least ``FEWEST``
-pairs, and if the whole range between the quartiles lies beyond ``NOISE`` on that side of 1. ``exact`` figures (bytes)
+pairs. The whole range between the quartiles must also lie beyond ``NOISE`` on that side of 1. ``exact`` figures (bytes)
 are compared directly: any difference is reported, as "changed" up to ``SLIGHT``.
 """
 

@@ -2,7 +2,7 @@
 an emulated network. Pure.
 
 Payload gets a link's rate minus headers. Pieces on several stripes share that rate, so each takes a multiple of the
-time; links over a trunk share the trunk's rate. Each hop adds its delay and one round trip: some of a version's last
+time; links over a trunk share the trunk's rate. Each hop adds its delay and one round trip. Some of a version's last
 packets are lost while connections probe for bandwidth, and are sent again a round trip later. That round trip was
 measured (docs/notes/measurements.md, chains over long paths); the rest is arithmetic. Each pair of hosts has the round
 trip of the network's description.
@@ -122,9 +122,12 @@ class Tree:
         return packets * piece / (piece + PIECE_HEADER_BYTES + HASH_BYTES * self.stripes)
 
     def predicted_s(self, payload_bytes: int, events: Sequence[Event] = ()) -> float | None:
-        """Seconds until the last peer has the payload. None for cases outside the model: links as fast as the machine;
-        stopped peers, whose kernels continue to receive; joining peers, whose processes have to start; permanent cuts;
-        changing delays; events on trunks.
+        """Seconds until the last peer has the payload. None for cases outside the model:
+
+        - links as fast as the machine
+        - stopped peers, whose kernels continue to receive
+        - joining peers, whose processes have to start
+        - permanent cuts, changing delays, and events on trunks
         """
         share = self.share(payload_bytes)
         faults = _faults(events, share)

@@ -1,9 +1,12 @@
 """Bytes of one optimiser step's weights, as a whole state and as deltas in several formats, from encoding real weights
 under real AdamW steps.
 
-Formats: ``dense`` (the whole state in bf16), ``naive`` (a 32-bit index and the value of each changed word),
-``sparrowrl`` (SparrowRL section 5.1, as in ``netem.bench.codec_comparison.sparrowrl_format``) and ``ours``
-(``context``, with every byte decoded again and compared).
+Formats:
+
+- ``dense``: the whole state in bf16.
+- ``naive``: a 32-bit index and the value of each changed word.
+- ``sparrowrl``: SparrowRL section 5.1, as in ``netem.bench.codec_comparison.sparrowrl_format``.
+- ``ours``: ``context``, with every byte decoded again and compared.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Sampling:
 
 @dataclass(slots=True)
 class Engine:
-    """All slots sample at one rate, so one number tells how far each sample is: ``progress``, the tokens that a slot
-    without stragglers would have made since the start.
+    """All slots sample at one rate, so one number tells how far each sample is. ``progress`` counts the tokens that a
+    slot without stragglers would have made since the start.
     """
 
     machine: Machine

@@ -1,9 +1,9 @@
 """``.p2pd``: an artifact in a file (docs/formats/delta-format.md, section 6).
 
 Promise: a file appears under its name only when it is whole. A reader checks, in this order: the magic at both ends,
-the tail's length and hash, its framing, layout and key, the signatures, the chain of batches, the totals; then every
-piece as it is read. A refusal states whether the file is of another kind, was cut short, or was damaged. The caller
-states which key may sign (``public``); without ``public``, the key in the file is accepted.
+the tail's length and hash, its framing, layout and key, the signatures, the chain of batches, the totals. Then it
+checks every piece as it is read. A refusal states whether the file is of another kind, was cut short, or was damaged.
+The caller states which key may sign (``public``); without ``public``, the key in the file is accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The size of an artifact's pieces. Pure.
 
 A node forwards a piece after it has received and verified the whole piece, and each stripe of a link carries one piece
-at a time. On a chain of k hops with s stripes, a delta of n pieces therefore reaches the last peer (k - 1) · s/n of its
+at a time. Take a chain of k hops with s stripes, and a delta of n pieces. It reaches the last peer (k - 1) · s/n of its
 transfer time after the first. This delay is negligible for a large delta, and half of the transfer time for a delta of
 a hundred pieces. Artifacts of fewer than ENOUGH pieces are therefore cut finer. A piece's own cost sets the lower
 limit: 16 bytes of header, 32 bytes of hash on each stripe, and CPU time.

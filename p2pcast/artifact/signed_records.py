@@ -298,8 +298,8 @@ class Manifest(_Record):
     """Seals an artifact. ``state``: digest of the whole state after it; ``log`` in bytes; ``parts``: the version's
     other parts, by name.
 
-    ``version_hash``: OWN if this manifest seals its version, the version's hash if the version was sealed before
-    (anchor, squash), None without such a hash (release 0.1, deltas made offline).
+    ``version_hash``: OWN if this manifest seals its version. The version's hash if the version was sealed before
+    (anchor, squash). None without such a hash (release 0.1, deltas made offline).
     """
 
     artifact: bytes

@@ -1,8 +1,13 @@
 """The safetensors format: header parsing with total validation, and data reads.
 
-Checks, in order: the file's size, the header's size against its cap and the file, UTF-8 and JSON without duplicate
-keys, metadata, the number of tensors, then for each its name, dtype, shape and offsets; finally that the tensors fill
-the data section exactly, without holes or overlaps.
+Checks, in order:
+
+- the file's size
+- the header's size against its cap and the file
+- UTF-8, and JSON without duplicate keys
+- metadata, and the number of tensors
+- for each tensor: name, dtype, shape and offsets
+- that the tensors fill the data section exactly, without holes or overlaps
 """
 
 from __future__ import annotations

@@ -5,8 +5,12 @@
     hub = "hub.example:7077"
     install = ["vllm:http://127.0.0.1:8000"]
 
-Promises: a flag overrides an environment variable; a variable overrides the file. An unknown key, or a value of the
-wrong type, raises a UsageError that names the line.
+Promises:
+
+- A flag overrides an environment variable.
+- A variable overrides the file.
+
+An unknown key, or a value of the wrong type, raises a UsageError that names the line.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def inspect(
     """Show the contents of a .p2pd file, a .safetensors file, a checkpoint folder, or the state folder of a hub or
     peer: versions, sizes, codecs and tensors. Every byte of a .p2pd file is verified.
 
-    For a .p2pd file, and for two folders (DIR NEW), also show the change: which tensors, how many values, how many
-    ULPs, how many bits, how large the weights are, and notable findings.
+    For a .p2pd file, and for two folders (DIR NEW), also show the change. It tells which tensors, how many values, how
+    many ULPs, how many bits, how large the weights are, and notable findings.
 
     \b
     Examples:

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     default="auto",
     help=(
         "Squashes (one delta in place of many) that a late peer may use. auto: the hub makes one where that saves "
-        "time; ask: always; kept: only those that the hub already has; none: no squashes."
+        "time. ask: always. kept: only those that the hub already has. none: no squashes."
     ),
 )
 @click.option(
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     default="step",
     help=(
         "State in which a vLLM engine switches. step: between two steps, so that a running request goes on with the "
-        "new weights; drain: after the running requests have ended, while new requests wait."
+        "new weights. drain: after the running requests have ended, while new requests wait."
     ),
 )
 @seconds(

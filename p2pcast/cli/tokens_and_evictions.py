@@ -153,9 +153,9 @@ def evict(
     """Exclude PEER (a node's id, or a name) from the run, now and for good: hub and peers close their connections to
     it.
 
-    The command revokes the tokens with which PEER could join again under another id: the token that admitted PEER, and
-    if that was the hub's own, all of the hub's own tokens. The token file then holds a new token. Every other node
-    keeps its certificate and renews it as before.
+    The command revokes the tokens with which PEER could join again under another id. That is the token that admitted
+    PEER. If that was the hub's own, all of the hub's own tokens are revoked. The token file then holds a new token.
+    Every other node keeps its certificate and renews it as before.
 
     \b
     Examples:

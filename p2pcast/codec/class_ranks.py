@@ -365,7 +365,7 @@ def unrank(  # type: ignore[no-untyped-def]
     the mask ``valid`` count in the last block. ``bases`` (members of each class so far) and ``cursor`` (index of each
     class's next rank) carry state between calls; ``found`` counts placed positions.
 
-    With ``audit`` the digest of the words is computed in the same pass: ``lanes_row`` is the memory of the words that
+    With ``audit`` the digest of the words is computed in the same pass. ``lanes_row`` is the memory of the words that
     count, ``first`` the number of the first in its tensor. Returns (found, digest).
     """
     planes, ranks = np.zeros(4 * STRETCH_BLOCKS, np.uint64), np.empty(CLASSES * (STRETCH_BLOCKS + 1), np.uint16)

@@ -1,7 +1,7 @@
 """Codec ``context`` (docs/formats/delta-format.md §3): positions and steps of changed words, coded relative to the old
 words.
 
-Whether a word changes depends on its magnitude: an optimiser step is many ULPs of a small weight and a fraction of an
+Whether a word changes depends on its magnitude. An optimiser step is many ULPs of a small weight and a fraction of an
 ULP of a large one. So positions are gaps between changed members of one class (``ranks``), and each class has its own
 geometric model (``gap_coding``). A step is a direction in value and a size (``step_coding``). Decoding needs the old
 words, for positions too.

@@ -4,11 +4,11 @@ Promises: each failure in a daemon is in its log with the task's name and a trac
 ``task_failed`` and in a metric. The consequence depends on the work and on the exception:
 
 - The daemon's own work (``Tasks.group``, ``Tasks.later``) fails with an exception that is no P2PCastError, or a loop of
-  that work ends: the daemon ends with exit code 1, and its last line names the task.
+  that work ends. Then the daemon ends with exit code 1, and its last line names the task.
 - Work of ``Tasks.later`` fails with a LocalError: the daemon continues, and ``/healthz`` answers 503 with the reason.
 - Work of ``Tasks.later`` fails with another P2PCastError: only log and event, because the fault is another node's.
 - Work for one connection (``vital=False``, ``spawn``), a callback or a thread fails with an exception that is no
-  P2PCastError: the connection ends, and ``/healthz`` answers 503 with the reason.
+  P2PCastError. Then the connection ends, and ``/healthz`` answers 503 with the reason.
 
 After a bug in the daemon's own work, its state in memory cannot be trusted. The next start reads the state from disk,
 as after a crash. One peer's input must not be able to end a daemon. So a failure that a connection may have caused only

@@ -27,8 +27,8 @@ from p2pcast.store.retention import DEFAULT, Counts, expendable
 from p2pcast.version import Version
 
 LEFT_OVER_S = 3600.0
-"""Age in seconds, relative to the newest object by the store's clock, at which parts of incomplete artifacts are
-removed if this hub no longer has the artifact. Younger parts may become complete with a later listing.
+"""Age in seconds at which parts of incomplete artifacts are removed if this hub no longer has the artifact. The age is
+relative to the newest object by the store's clock. Younger parts may become complete with a later listing.
 """
 _FREE = 1
 """Cost of an artifact already on the mirror: above 0, so that the shorter of two such paths wins."""

@@ -8,13 +8,13 @@ delay to a version's time.
 - Congestion control that slows down for loss (CUBIC, Reno): all stripes. A low rate does not prove a narrow path.
 - BBR: FEWEST stripes fill a path whatever it loses. NARROW_STRIPES are used where the rate and the bytes in flight are
   both low, and FEWEST again once the rate is higher. The rate counts over busy time alone, in samples of several round
-  trips. The first sample is slow start's and any may fall into a pause of BBR, so the fastest of several decides.
-  Too few stripes cannot make a path look narrow for long: two BBR stripes carry more than half of any path, and one
-  sample above the limit is enough.
+  trips. The first sample is slow start's and any may fall into a pause of BBR, so the fastest of several decides. Too
+  few stripes cannot make a path look narrow for long. Two BBR stripes carry more than half of any path, and one sample
+  above the limit is enough.
 - Twice as many stripes as soon as those in use were limited by window sizes, of receiver or sender, for most of their
   busy time. On a narrow path BBR limits, and windows do not.
 
-A link never falls below the number it was raised to: a stripe that joins in the middle of a version searches for the
+A link never falls below the number it was raised to. A stripe that joins in the middle of a version searches for the
 path's rate at the others' expense. (Tried and left out: eight stripes at 100 Mbit/s and 150 ms, where eight carry 4 %
 more than four. As stripes joined and left by rate, all together carried a quarter less.)
 """

@@ -1,10 +1,10 @@
 """Which artifacts a peer should stage, in order, to reach the newest version soonest. Pure: rates and the held version
 are passed in.
 
-The cost of an artifact is its time. That is the transfer of its missing bytes, or staging's pass over the state,
-whichever is longer (cells are decoded as they come in), and a round trip. A path begins at the held version, or at
-nothing; then its first artifact is a whole state. A squash that the hub has promised is an artifact whose first byte
-comes after ``wait_s``.
+The cost of an artifact is its time. That is a round trip, and the transfer of its missing bytes or staging's pass over
+the state, whichever is longer. Cells are decoded as they come in. A path begins at the held version, or at nothing;
+then its first artifact is a whole state. A squash that the hub has promised is an artifact whose first byte comes after
+``wait_s``.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ class Downstream:
             child.link.close(error)
 
     def _pump_all(self, child: Child) -> None:
-        """Each burst goes to the stripe with the fewest unsent bytes: a stripe that recovers from loss, or is paced,
+        """Each burst goes to the stripe with the fewest unsent bytes. A stripe that recovers from loss, or is paced,
         does not delay pieces that another could send.
         """
         if not child.attached:

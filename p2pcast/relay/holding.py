@@ -1,7 +1,10 @@
 """One artifact in a node: its pieces, its state and its source.
 
-Promises: ``State`` (p2pcast.relay.holding_state) is the only record of how far the artifact has come; methods of
-``Holding`` alone write the state, the source and what was stored; ``validate`` names every broken invariant.
+Promises:
+
+- ``State`` (p2pcast.relay.holding_state) is the only record of how far the artifact has come.
+- Methods of ``Holding`` alone write the state, the source and what was stored.
+- ``validate`` names every broken invariant.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How fast a relay sends data on: not much faster than the data came in. Pure.
 
 On a long path data arrives in bursts: behind a lost packet everything waits a round trip, and then arrives at once. A
-burst that is sent on at full speed overruns the next narrow link, whose queue holds less than a round trip of data; so
-each hop loses more than the one above it. The kernel does not prevent that. BBR ends its start-up phase, in which it
-sends at almost three times the rate it found, only while it always has data to send, and a relay waits for its parent.
+burst that is sent on at full speed overruns the next narrow link, whose queue holds less than a round trip of data. So
+each hop loses more than the one above it. The kernel does not prevent that. In its start-up phase, BBR sends at almost
+three times the rate it found. The phase ends only while BBR always has data to send, and a relay waits for its parent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How far pulling gives way to a version that is on its way. Pure: time is passed in.
 
-While a version passes through a node, all pulling from the node and by the node shares a small part of what its link is
-known to carry. The part is small enough not to delay the version, and never zero: a peer that catches up behind a
-trainer that never rests still arrives.
+While a version passes through a node, all pulling from the node and by the node is limited. It shares a small part of
+what its link is known to carry. The part is small enough not to delay the version, and never zero: a peer that catches
+up behind a trainer that never rests still arrives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Reading ahead from the store, for children whose next pieces are no longer in memory.
 
-Promises: for one child, no more pieces are read at once than the cache can hold together; a piece that the disk damaged
-is not passed on, and ends that child's link alone.
+Promises:
+
+- For one child, no more pieces are read at once than the cache can hold together.
+- A piece that the disk damaged is not passed on, and ends that child's link alone.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ payload.
 
 Promises:
 - A piece is handed out once to a child, on the stripe that asks first (work-conserving).
-- Each stripe can be read alone: there OPEN comes before all else of its artifact (the layout before it, if the child
+- Each stripe can be read alone. There OPEN comes before all else of its artifact (the layout before it, if the child
   lacks it), and a piece's BATCH before the piece.
 - Live artifacts go before catch-up. SEAL goes out on stripe 0 after everything else.
 - Of an artifact that the child pulls, the child gets the pieces it asked for, and the directory if it asked for that.

@@ -2,8 +2,13 @@
 
     map = {"format": 1, "kind": NAME, "critical": [KEY, …], FIELD: VALUE, …}, keys sorted
 
-Promises: equal records have equal maps; a decoded record holds what its annotations say, so nothing past
-``from_bytes`` checks a type or a range again; claimed sizes are checked before memory is allocated. Pure.
+Promises:
+
+- Equal records have equal maps.
+- A decoded record holds what its annotations say, so nothing past ``from_bytes`` checks a type or a range again.
+- Claimed sizes are checked before memory is allocated.
+
+Pure.
 
 A reader ignores a key that it does not know, unless the sender lists the key under ``critical``: then the reader
 refuses the record. A record without such keys has no ``critical``. The format number changes only if readers of the

@@ -41,7 +41,7 @@ class PatchBuilder:
     def decode(self, placed: Placed, payload: Buffer) -> Patch:
         """Decode one cell against the shadow, verify it before and after, and add it to the patch.
 
-        Raises IntegrityError (wrong base, rot in the shadow, damaged payload, repeated cell) and LocalError (no room
+        Raises IntegrityError (wrong base, a corrupt shadow, damaged payload, repeated cell) and LocalError (no room
         for the patch).
         """
         cell = self.shadow.layout.cells[placed.cell]

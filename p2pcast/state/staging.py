@@ -46,7 +46,7 @@ class Staging:
     async def patch(self, holding: Holding, shadow: Shadow) -> Path:
         """The finished patch of a delta against the shadow's version, once the delta is sealed.
 
-        Raises IntegrityError (wrong base, damage, rot), LocalError (tmpfs full) and RetryableError (aborted).
+        Raises IntegrityError (wrong base, damage, corrupt shadow), LocalError (tmpfs full), RetryableError (aborted).
         """
         base, version = holding.open.base, holding.open.version
         assert base is not None
@@ -145,7 +145,7 @@ def _decode(holding: Holding, stager: PatchBuilder, placed: Placed) -> None:
 
 
 async def _wait_for_threads(running: Collection[asyncio.Future[Any]]) -> None:
-    """Return when all have ended. A cancellation waits too: a thread cannot be stopped, and would write to a patch that
+    """Return when all have ended. A cancellation waits too. A thread cannot be stopped, and would write to a patch that
     is removed, or to another file under the number of a closed descriptor.
     """
     cancelled: asyncio.CancelledError | None = None

@@ -5,8 +5,8 @@ folder names its state folder (``owner.json``), and each state folder names its 
 same random id.
 
 Promise: ``remove`` removes a folder only if it belongs to this user, no process has it locked, and its record proves
-that it is stale: its state folder is gone from a file system that is still mounted, or now names another shadow. A
-folder without a record is listed and never removed.
+that it is stale. A stale shadow's state folder is gone from a file system that is still mounted, or now names another
+shadow. A folder without a record is listed and never removed.
 """
 
 from __future__ import annotations

@@ -115,13 +115,13 @@ def replay_to(version: Version, kept: Iterable[WholeArtifact]) -> VersionReader 
     return reader_of_path(way, by_id) if way else None
 
 
-def restore_cells(shadow: Shadow, rotten: Iterable[Cell], replay: VersionReader) -> list[tuple[Cell, P2PCastError]]:
+def restore_cells(shadow: Shadow, corrupt: Iterable[Cell], replay: VersionReader) -> list[tuple[Cell, P2PCastError]]:
     """Restore the cells that ``Shadow.verify`` reported, from ``replay`` at the shadow's version.
 
     Returns the cells that stay corrupt, with the error: their source can't be read or does not match its signed digest.
     """
     left: list[tuple[Cell, P2PCastError]] = []
-    for cell in rotten:
+    for cell in corrupt:
         try:
             shadow.restore_cell(cell, replay.words(cell))
         except (IntegrityError, LocalError) as error:

@@ -1,6 +1,10 @@
 """A node's artifacts on disk: sealed deltas (``.p2pd`` files), anchors (Hugging Face folders), and small files by hash.
 
-Promises: an artifact has its name only when it is whole and durable; a replaced artifact keeps its name until then.
+Promises:
+
+- An artifact has its name only when it is whole and durable.
+- A replaced artifact keeps its name until then.
+
 Artifacts in reception when a process died are resumed (``resume``) or removed at the next start. An artifact is opened
 only if its signatures match. Synchronous: daemons call the store from an executor.
 

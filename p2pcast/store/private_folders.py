@@ -1,7 +1,7 @@
 """Folders private to this user, also below folders that every user of the machine may write to: /dev/shm, /tmp.
 
-Promise: a folder that ``own_folder`` accepts belongs to this user, has mode 0700, is not a link, is not reached over
-another user's link, and is not below a folder in which every user may rename it. Paths into the folder therefore lead
+Promise: a folder that ``own_folder`` accepts belongs to this user, has mode 0700 and is no link. It is not reached over
+another user's link, and not below a folder in which every user may rename it. Paths into the folder therefore lead
 where this user made them lead, and its files are safe from other users whatever their own modes. Root is trusted, and
 for each parent folder its owner and the group that may write to it: the operator chose the place.
 """

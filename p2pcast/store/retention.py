@@ -1,10 +1,10 @@
 """Which artifacts a store may remove. Pure.
 
-Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors are kept, every
-anchor that is the base of a kept delta, and the newest version's chain: its newest anchor and the deltas from there. A
-version at the end of kept deltas thus stays available as long as an anchor for it exists. A squash (a delta beside
-another one to the same version from a newer base) uses none of these places. It is kept while a kept artifact leads to
-its base, up to KEEP_DELTAS squashes. The counts are configurable (``Counts``).
+Rule (design, section 5; PULSE, appendix G.6): the newest KEEP_DELTAS deltas and KEEP_ANCHORS anchors are kept, and
+every anchor that is the base of a kept delta. The newest version's chain is kept too: its newest anchor and the deltas
+from there. A version at the end of kept deltas thus stays available as long as an anchor for it exists. A squash (a
+delta beside another one to the same version from a newer base) uses none of these places. It is kept while a kept
+artifact leads to its base, up to KEEP_DELTAS squashes. The counts are configurable (``Counts``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The format of a state folder, and the lock that excludes other processes and older releases.
 
 Promises: a folder written by a later release is refused before any change, and the error names that release. A folder
-of an earlier release is upgraded in place; after a crash during the upgrade, either this release finishes it or the
-earlier release still opens the folder. p2pcast 0.1 refuses a folder of this format before any change.
+of an earlier release is upgraded in place. After a crash during the upgrade, either this release finishes it or the
+earlier release still opens the folder. Release 0.1 refuses a folder of this format before any change.
 
     format       {"format": N, "release": "…"}: written last by an upgrade. Missing: format 1, of p2pcast 0.1, or a new
                  folder

@@ -1,7 +1,10 @@
 """Writes verified pieces to disk, off the event loop.
 
-Promises: waiting bytes are bounded (the owner compares ``backlog_bytes`` with BACKLOG_HIGH_BYTES and stops reading);
-neighbouring pieces go out in one system call; a piece can be read from here until it is on disk.
+Promises:
+
+- Waiting bytes are bounded (the owner compares ``backlog_bytes`` with BACKLOG_HIGH_BYTES and stops reading).
+- Neighbouring pieces go out in one system call.
+- A piece can be read from here until it is on disk.
 
 A trip to another thread costs a dozen hand-overs of the interpreter lock, and one large write costs the kernel a third
 of several small ones. Pieces and records are therefore collected up to STEP_BYTES, for GATHER_S at most, unless a

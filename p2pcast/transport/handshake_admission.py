@@ -37,8 +37,8 @@ MAX_ADDRESSES: Final = 16384
 
 
 def address_block(host: str) -> str:
-    """The unit of admission for an address: an IPv4 address itself, or the /64 of an IPv6 address, because the holder
-    of one address in a /64 holds all of them.
+    """The unit of admission for an address: an IPv4 address itself, or the /64 of an IPv6 address. The holder of one
+    address in a /64 holds all of them.
     """
     if ":" not in host:
         return host

@@ -1,5 +1,5 @@
-"""The certificate of a worker or a ledger: issued by the hub for the join token, kept in the state folder, renewed by
-enrolling again with the same key.
+"""The certificate of a worker or a ledger. The hub issues it for the join token. It is kept in the state folder, and
+renewed by enrolling again with the same key.
 
 Promises: the next start needs neither the token nor the hub while the certificate is valid. Node id and key are on disk
 before the hub sees them, so a crash or a lost answer costs no identity. A hub that is away, or that refuses to renew,

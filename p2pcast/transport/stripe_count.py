@@ -17,7 +17,7 @@ The rule: the least power of two, from FEWEST to MOST, that meets the needs of a
 - *Start*: versions are bursts. Between two bursts a window shrinks to ten packets, and then doubles every round trip.
   All stripes together must reach the rate when each has START_GROWTH times the initial window.
 
-More stripes in use than needed take an unfair share of a shared path and overflow the queue of a narrow one; and the
+More stripes in use than needed take an unfair share of a shared path and overflow the queue of a narrow one. Also, the
 last pieces wait for the slowest stripe.
 """
 
@@ -36,8 +36,8 @@ or a slow sender.
 ASSUMED_LOSS = 0.005
 """Assumed share of lost packets: the receiver decides, and cannot see the loss on the path towards it."""
 FEWEST = 4
-"""Measured: one stripe was slower between sites wherever packets are lost, and within a site on busy processors (16
-peers on four cores: 1.21 × ideal with one, 1.15 × with four).
+"""Measured: one stripe was slower between sites wherever packets are lost. Within a site it was slower on busy
+processors (16 peers on four cores: 1.21 × ideal with one, 1.15 × with four).
 """
 SEGMENT_BYTES = 1448
 INITIAL_SEGMENTS = 10

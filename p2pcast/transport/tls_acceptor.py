@@ -146,7 +146,7 @@ class _PendingHandshake:
         self._peek_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_the_loops = False
-        """Whether the event loop owns the socket, which it closes in its own time: TLS that is up when the task is
+        """Whether the event loop owns the socket, which it closes in its own time. TLS that is up when the task is
         cancelled ends with a last exchange. Closed here, the socket's number would go to another one meanwhile.
         """
 

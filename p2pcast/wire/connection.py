@@ -184,7 +184,7 @@ class Connection:
         elif self._start + self._need > room:
             self._renew()
             room = len(self._buffer)
-        # Read no more than this frame and the next header where the next frame may not fit: the rest stays in the
+        # Read no more than this frame and the next header where the next frame may not fit. The rest stays in the
         # socket, and hardly any byte is copied into the next buffer.
         frame_end = self._start + self._need
         return self._buffer[

@@ -1,9 +1,13 @@
 """Authentication of both ends of a connection: by certificates, or by a token's secret that both know
 (docs/formats/wire-protocol.md, section 2). Pure.
 
-Promises: behind TLS a dialer proves nothing before the listener's certificate is known to be the one that the token
-pins; without TLS a dialer proves nothing before the listener has. Behind TLS a node speaks only for itself, in the role
-of its certificate. A node without a certificate can only ask for one. Either side refuses an evicted node.
+Promises:
+
+- Behind TLS a dialer proves nothing before the listener's certificate is known to be the one that the token pins.
+- Without TLS a dialer proves nothing before the listener has.
+
+Behind TLS a node speaks only for itself, in the role of its certificate. A node without a certificate can only ask for
+one. Either side refuses an evicted node.
 """
 
 from __future__ import annotations

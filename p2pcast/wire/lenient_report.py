@@ -1,7 +1,7 @@
 """REPORT, and how its values are read leniently: an invalid optional value is dropped, the rest is kept.
 
 A report has values that one side adds in one release and the other learns in the next. An invalid value must not end
-the link of the peer that sent it, and must not reach the plan, /status or metrics either: the reader drops such a
+the link of the peer that sent it, and must not reach the plan, /status or metrics either. So the reader drops such a
 value, and every key that this release does not know. Pure.
 """
 

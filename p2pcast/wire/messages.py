@@ -1,6 +1,6 @@
 """The body of every message, as a record for each type (docs/formats/wire-protocol.md, sections 1, 2 and 4 to 7).
 
-A field with a default came in a later release, or is not said every time: its key may be missing, and then the field
+A field with a default came in a later release, or is not sent every time. Its key may be missing, and then the field
 reads as None. Bodies of signed messages and of PIECE are no records.
 """
 

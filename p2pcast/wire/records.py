@@ -3,8 +3,13 @@
 A class states each field once: name, type and constraint (`p2pcast.wire.constraints`). A field with a default may be
 missing on the wire; then it reads as None. Keys that a class does not name are ignored.
 
-Promises: a decoded record holds what its annotations say, so nothing past ``decode`` checks a type or a range again;
-decoding takes memory within a small multiple of the bytes that came; equal records have equal bytes. Pure.
+Promises:
+
+- A decoded record holds what its annotations say, so nothing past ``decode`` checks a type or a range again.
+- Decoding takes memory within a small multiple of the bytes that came.
+- Equal records have equal bytes.
+
+Pure.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Reporter:
 
     def _changes(self) -> Changes:
         """Artifacts that are held since the last report, and those that are held no longer. The first report on a
-        connection lists all, and proves the newest versions: a hub that lost a part of its state needs their signed
+        connection lists all, and proves the newest versions. A hub that lost a part of its state needs their signed
         records before it goes on.
         """
         first = self._reported_since != self._hub.joined_at

@@ -1,6 +1,9 @@
 """How a starting peer obtains the run's public key: from the hub, from the mirror, or from its own state.
 
-Promises: only the key that the token pins is used; a peer that knows the key from before needs no hub.
+Promises:
+
+- Only the key that the token pins is used.
+- A peer that knows the key from before needs no hub.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Timeline:
         self._events.emit("refused", version=str(version), why=why)
 
     def healed(self, version: Version, cells: int, fetched_bytes: int) -> None:
-        """Rotten cells of the shadow were repaired. ``fetched_bytes``: bytes that came over the network for that."""
+        """Corrupt cells of the shadow were repaired. ``fetched_bytes``: bytes that came over the network for that."""
         self.healed_cells += cells
         self.healing_bytes += fetched_bytes
         self._events.emit("healed", version=str(version), cells=cells, bytes=fetched_bytes)

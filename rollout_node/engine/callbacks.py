@@ -2,10 +2,10 @@
 
 ``before_commit(version: str) -> float | None``: seconds by which to defer the switch, after which it is asked again;
 None or 0: switch now. ``after_commit(version: str, error: str | None) -> None``: the engine is at the version, or why
-it is not. Either may be left out, and either may be a plain function, which gets a thread of its own, or an async one,
+it is not. Either may be left out. Either may be a plain function, which gets a thread of its own, or an async one,
 which runs on the peer's loop and must not block it. Both are called for every engine of the peer.
 
-Promise: user code never stops an install. Its exceptions are logged; a call that exceeds its time limit is abandoned,
+Promise: user code never stops an install. Its exceptions are logged. A call that exceeds its time limit is abandoned,
 and a plain function is not called again before it has returned from such a call.
 """
 

@@ -1,8 +1,13 @@
 """The peer's HTTP commands: ``POST /commit`` (``--driver external``) and ``POST /verify``.
 
-Promises of ``commit``: it answers once every engine of the peer serves the version; a version in use is answered at
-once; calls for one version share the work. The shadow stays at a version while a caller waits for it. After the last
-caller has left, no engine begins to switch: the caller may have resumed the engines meanwhile.
+Promises of ``commit``:
+
+- It answers once every engine of the peer serves the version.
+- A version in use is answered at once.
+- Calls for one version share the work.
+
+The shadow stays at a version while a caller waits for it. After the last caller has left, no engine begins to switch:
+the caller may have resumed the engines meanwhile.
 """
 
 from __future__ import annotations

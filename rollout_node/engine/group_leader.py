@@ -4,7 +4,7 @@
 Promises: the server reads a version only while all members hold their shadows still at it. A report of a member's
 worker counts once, or is declared lost before the lead acts on it. A lead that does not get all members to one version
 skips that version, and the engine goes on serving the old one. A node is a member only if the hub names it. A member
-counts only once a worker of this engine has answered through it: workers get the question's nonce from their server, so
+counts only once a worker of this engine has answered through it. Workers get the question's nonce from their server, so
 a node without a server cannot answer. A rank belongs to one host at a time. ``meeting`` decides at which version the
 members meet, and is pure. Protocol: docs/formats/wire-protocol.md, section 7.
 """

@@ -1,9 +1,13 @@
 """A member of an engine on several hosts: the peer on a host without the engine's server. Its lead:
 ``rollout_node.engine.group_leader``.
 
-Promises: workers get the shadow only while it is held still for the lead; after the loss of the lead it stays still for
-as long as a worker may be reading. Workers' reports reach a lead that comes back within a minute. A lost lead delays
-other work of this peer only for a bounded time.
+Promises:
+
+- Workers get the shadow only while it is held still for the lead.
+- After the loss of the lead it stays still for as long as a worker may be reading.
+
+Workers' reports reach a lead that comes back within a minute. A lost lead delays other work of this peer only for a
+bounded time.
 """
 
 from __future__ import annotations

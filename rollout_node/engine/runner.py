@@ -1,10 +1,14 @@
 """Drives one installer: starts and checks it, stages each version while the shadow is held still, commits when that is
 allowed, and retries after failures.
 
-Promises: versions are installed in ascending order, and superseded ones are skipped; a failing installer stops neither
-the other engines nor the relay. An engine that lost its recorded version is unready within seconds, and gets the
-shadow's version without waiting for the next one. A whole state is audited once before the engine counts as ready, at
-the cost of one pass over the model; installers check deltas themselves.
+Promises:
+
+- Versions are installed in ascending order, and superseded ones are skipped.
+- A failing installer stops neither the other engines nor the relay.
+
+An engine that lost its recorded version is unready within seconds, and gets the shadow's version without waiting for
+the next one. A whole state is audited once before the engine counts as ready, at the cost of one pass over the model;
+installers check deltas themselves.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ _SHOWN = 3
 
 class Runner:
     """One engine. ``slots`` and ``callbacks`` are shared by all engines of the peer. ``on_changed`` is called when
-    something about the engine may have changed, ``on_wrong_weights`` when an audit found weights that differ from the
-    version that the shadow gave: the shadow may have rotted.
+    something about the engine may have changed. ``on_wrong_weights`` is called when an audit found weights that differ
+    from the version that the shadow gave: the shadow may be corrupt.
     """
 
     def __init__(

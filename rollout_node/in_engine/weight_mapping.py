@@ -27,8 +27,8 @@ class NotABoxError(ValueError):
 class Block:
     """Elements ``start + Σ cᵢ·from_strideᵢ`` of the checkpoint tensor lie at ``at + Σ cᵢ·to_strideᵢ`` of the storage.
 
-    All in elements. Source strides descend and nest (a step in one dimension is longer than the whole of the later
-    dimensions), so every element has one coordinate and elements ascend in row-major order.
+    All in elements. Source strides descend and nest: a step in one dimension is longer than the whole of the later
+    dimensions. So every element has one coordinate and elements ascend in row-major order.
     """
 
     start: int

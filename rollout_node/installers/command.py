@@ -1,10 +1,15 @@
 """``exec:CMD``: a user's command installs each version.
 
-Staging writes the version's folder into ``scratch``; committing runs the command, without a shell, with
-``P2PCAST_VERSION`` (branch.step), ``P2PCAST_STEP``, ``P2PCAST_DIR`` (the version's folder) and ``P2PCAST_SHADOW`` (the
-safetensors file in memory, unchanged while the command runs). Exit status 0 means: in use. The folder of the last
-version in use stays, even if later versions fail. The command's output is in ``scratch/command.log``. p2pcast cannot
-read the weights that the command installs: the target is never found out of step, and an audit has no verdict.
+Staging writes the version's folder into ``scratch``. Committing runs the command, without a shell, with these
+variables:
+
+- ``P2PCAST_VERSION`` (branch.step) and ``P2PCAST_STEP``
+- ``P2PCAST_DIR``: the version's folder
+- ``P2PCAST_SHADOW``: the safetensors file in memory, unchanged while the command runs
+
+Exit status 0 means: in use. The folder of the last version in use stays, even if later versions fail. The command's
+output is in ``scratch/command.log``. p2pcast cannot read the weights that the command installs: the target is never
+found out of step, and an audit has no verdict.
 """
 
 from __future__ import annotations

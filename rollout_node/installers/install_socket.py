@@ -1,7 +1,12 @@
 """The peer's side of the install socket: engine workers fetch patches here as file descriptors and report here.
 
-Promise: only processes of the same user, or of root, are served; a worker can name versions, never paths; a stuck or
-hostile client costs one bounded connection and nothing else. Frames: ``rollout_node.in_engine.install_frames``.
+Promises:
+
+- Only processes of the same user, or of root, are served.
+- A worker can name versions, never paths.
+- A stuck or hostile client costs one bounded connection and nothing else.
+
+Frames: ``rollout_node.in_engine.install_frames``.
 """
 
 from __future__ import annotations

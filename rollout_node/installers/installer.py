@@ -91,7 +91,7 @@ class Installer(Protocol):
 
 
 def stretch_of(installer: Installer) -> str | None:
-    """Name of the time since the last write to the target's weights; None while weights may be written, and for a
+    """Name of the time since the last write to the target's weights. None while weights may be written, and for a
     target whose switches do not wait for running requests.
     """
     found: str | None = getattr(installer, "stretch", None)

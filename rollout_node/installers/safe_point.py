@@ -1,9 +1,9 @@
 """The state of an engine in which it may switch to new weights: between two steps, or without running requests.
 
 ``step``: a request that runs goes on with the new weights. ``drain``: new requests are held at the engine and running
-ones end with the old weights (vLLM's ``pause?mode=wait``; SparrowRL, section 5.2: the end of the current generation
-batch). Then each request has one version. Requests that outlast the limit leave the engine, resumed and ready, at its
-old version. A pause by another program, under which no request ends, prevents the switch.
+ones end with the old weights. This is vLLM's ``pause?mode=wait``, and SparrowRL's end of the current generation batch
+(section 5.2). Then each request has one version. Requests that outlast the limit leave the engine, resumed and ready,
+at its old version. A pause by another program, under which no request ends, prevents the switch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StillRunningError(RetryableError):
 
 class SwitchPoint:
     """``stretch``: name of the time since the last write to the weights, for a reader that asks before and after a
-    request: equal names mean that the version in use made the whole answer. None while weights may be written, and for
+    request. Equal names mean that the version in use made the whole answer. None while weights may be written, and for
     the safe point ``step``. ``name`` begins error messages.
     """
 

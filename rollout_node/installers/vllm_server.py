@@ -1,8 +1,8 @@
 """A vLLM server's HTTP routes, as an installer uses them.
 
-Promise: every request has a deadline, and its failure is one of our errors, with what to do: RetryableError for a
-server that is away, dying or too slow, LocalError for a server that wasn't started for p2pcast. This module makes no
-decisions.
+Promise: every request has a deadline, and its failure is one of our errors, with what to do. A RetryableError is for a
+server that is away, dying or too slow. A LocalError is for a server that was not started for p2pcast. This module makes
+no decisions.
 
 Callers have to keep two rules of vLLM. Its engine executes commands one after the other, so a command that hangs delays
 all later commands. With several workers, an error inside one worker leaves an answer unread, and vLLM takes that answer
@@ -27,9 +27,15 @@ _KV_CONFIG = re.compile(r"^vllm:cache_config_info\{.*", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds. ``init``: learning the mapping; ``prepare``: staging; ``dense``: a whole model under the pause;
-    ``undo``: restoring the previous version; ``report``: reports that ranks sent before the server answered;
-    ``drain``: the end of running requests, with the safe point ``drain``."""
+    """Seconds. The keys:
+
+    - ``init``: learning the mapping.
+    - ``prepare``: staging.
+    - ``dense``: a whole model under the pause.
+    - ``undo``: restoring the previous version.
+    - ``report``: reports that ranks sent before the server answered.
+    - ``drain``: the end of running requests, with the safe point ``drain``.
+    """
 
     request: float = 30.0
     init: float = 300.0

@@ -1,5 +1,5 @@
-"""The choice of a peer that is behind: the quickest way to the newest version, and whether to ask the hub for a squash
-from its own version. Pure: time is passed in.
+"""The choice of a peer that is behind: the quickest way to the newest version. The choice includes whether to ask the
+hub for a squash from its own version. Pure: time is passed in.
 
 | mode | ways |
 |---|---|

@@ -1,8 +1,13 @@
 """Links to other nodes: this node dials, and asks the hub to have the other node dial back; the first link counts.
 
-Promises: both attempts run side by side, so neither waits for the other to fail; a link has all its stripes or is
-dropped; a parent that this node did not ask to dial is refused. Nodes that could not be dialled are reported to the
-hub, which plans around that, even where the other attempt succeeded.
+Promises:
+
+- Both attempts run side by side, so neither waits for the other to fail.
+- A link has all its stripes or is dropped.
+- A parent that this node did not ask to dial is refused.
+
+Nodes that could not be dialled are reported to the hub, which plans around that, even where the other attempt
+succeeded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The artifacts that are whole on a run's mirror, and the directory of each (docs/guides/mirror.md).
 
-Promises: the run's key has signed every entry, and the entry matches its marker's name; a directory belongs to its
-entry; objects that are wrong or missing are reported to the hub.
+Promises:
+
+- The run's key has signed every entry, and the entry matches its marker's name.
+- A directory belongs to its entry.
+- Objects that are wrong or missing are reported to the hub.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class MirrorCatalog:
         """Names of objects that were wrong or missing, for the next report."""
 
     def edges(self) -> dict[bytes, Edge]:
-        """The artifacts of the mirror, as ways from version to version, but for those that are shunned."""
+        """The artifacts of the mirror, as ways from version to version, without those that are avoided."""
         now = asyncio.get_running_loop().time()
         return {a: Edge(a, e.base, e.version, e.size) for a, e in self.entries.items() if not self.is_shunned(a, now)}
 

@@ -1,8 +1,11 @@
 """Fetches versions from the run's mirror, an object store, while the hub is out of reach (docs/guides/mirror.md).
 
-Promises: only records that the run's key has signed count, and the token pins that key; a piece from the mirror is
-checked like a piece from a peer, before it is written or passed on; a mirror with older versions takes no engine back;
-a failed request costs that request alone.
+Promises:
+
+- Only records that the run's key has signed count, and the token pins that key.
+- A piece from the mirror is checked like a piece from a peer, before it is written or passed on.
+- A mirror with older versions takes no engine back.
+- A failed request costs that request alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Versions that the hub has sealed and this peer's parent does not send: they are pulled elsewhere, and reported to the
 hub (``topology.withholding``).
 
-Promises: a parent that opens a version and sends nothing, or not all, or no seal, or opens nothing at all, holds up no
-version for longer than ``WITHHELD_S`` and the time of two pieces on the slowest link; a parent that sends slowly keeps
-its place.
+Promises:
+
+- A parent that withholds a version delays it for no longer than ``WITHHELD_S`` and the time of two pieces on the
+  slowest link. Such a parent opens a version and sends nothing, or not all, or no seal, or opens nothing at all.
+- A parent that sends slowly keeps its place.
 """
 
 from __future__ import annotations

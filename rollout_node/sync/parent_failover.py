@@ -1,10 +1,14 @@
 """The link to a peer's parent: the parent of the plan, a backup when that is lost, and the hub in the end. A neighbour
 (topology.fallback_neighbours) feeds a peer that reaches none of these. ``rollout_node.sync.downloader`` pulls the rest.
 
-Promises: a lost parent is replaced by the next candidate at once; the peer names the pieces that it holds, so none is
-sent twice. A candidate that does not answer delays the next one by a head start at most. A candidate that just failed
-is not tried again before the others. A parent that a new plan replaces goes on sending until its successor answers,
-unless this peer lags and slows the parent's other children. A neighbour is left as soon as a candidate answers.
+Promises:
+
+- A lost parent is replaced by the next candidate at once.
+- The peer names the pieces that it holds, so none is sent twice.
+
+A candidate that does not answer delays the next one by a head start at most. A candidate that just failed is not tried
+again before the others. A parent that a new plan replaces goes on sending until its successor answers, unless this peer
+lags and slows the parent's other children. A neighbour is left as soon as a candidate answers.
 """
 
 from __future__ import annotations
@@ -39,8 +43,8 @@ LOOP_RETRY_S = 0.1
 LOOP_TRIES = 20
 """A parent that is still below this peer moves by the same plan: delay in seconds, and number of retries."""
 HEAD_START_S = 0.3
-"""Time for a candidate's answer before the next one is dialled too, in seconds, while a transfer runs: half the time
-that a link takes at a round trip of 150 ms.
+"""Time in seconds for a candidate's answer before the next candidate is dialled too, while a transfer runs. It is half
+the time that a link takes at a round trip of 150 ms.
 """
 CALM_S = 1.5
 """The same while no transfer runs: a busy parent gets its time."""
@@ -278,7 +282,7 @@ class ParentFailover:
 
     async def _first_to_answer(self, places: list[Place]) -> tuple[Place, Upstream] | None:
         """Dial one after the other, each with a head start; return the first link that is up. Candidates that failed or
-        were slower are shunned.
+        were slower are avoided.
         """
         loop = asyncio.get_running_loop()
         left = list(places)

@@ -1,7 +1,9 @@
 """Which artifacts lead a peer from the version that it has staged to the newest.
 
-Promises: the way is the quickest by what is known; it leads no engine back to an older version because of what this
-peer or the mirror alone lost.
+Promises:
+
+- The way is the quickest by what is known.
+- It leads no engine back to an older version because of what this peer or the mirror alone lost.
 """
 
 from __future__ import annotations

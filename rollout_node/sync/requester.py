@@ -1,7 +1,9 @@
 """Asks for the artifacts of the way to the newest version that no source sends (``rollout_node.sync.source_choice``).
 
-Promises: no artifact is requested twice, nor while it is on its way; a half-received artifact that is on no path any
-more is given up.
+Promises:
+
+- No artifact is requested twice, nor while it is on its way.
+- A half-received artifact that is on no path any more is given up.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""Repairs rotten cells of the shadow and missing small files of a version: from artifacts on disk, and where these are
-gone or damaged, from other nodes, which are asked for these cells alone.
+"""Repairs corrupt cells of the shadow and missing small files of a version. They come from artifacts on disk. Where
+these are gone or damaged, they come from other nodes, which are asked for these cells alone.
 
-Promises: pieces from other nodes belong to artifacts that the run's key has signed, and are checked as any piece is; so
-a cell becomes what the trainer made, or stays as it is. The way with the fewest predicted bytes is fetched; versions go
-first. The fetched parts are neither kept, offered nor installed, and the shadow is readable meanwhile. A damaged
-artifact on this peer's disk is discarded.
+Promises:
+
+- Pieces from other nodes belong to artifacts that the run's key has signed, and are checked as any piece is.
+- So a cell becomes what the trainer made, or stays as it is.
+
+The way with the fewest predicted bytes is fetched; versions go first. The fetched parts are neither kept, offered nor
+installed, and the shadow is readable meanwhile. A damaged artifact on this peer's disk is discarded.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ class _Way:
 
 
 class ShadowRepair:
-    """The one that moves the shadow calls ``mend``, one call at a time. ``hub`` None: the run has no hub, so parts come
-    from the mirror alone. ``blocking`` runs a function in a thread.
+    """The shadow's writer asks for repairs, one at a time. ``hub`` None: the run has no hub, so parts come from the
+    mirror alone. ``blocking`` runs a function in a thread.
     """
 
     def __init__(

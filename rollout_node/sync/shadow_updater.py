@@ -1,8 +1,11 @@
 """Moves the shadow from version to version along the path of ``rollout_node.sync.planner``, and handles versions
 that do not fit.
 
-Promises: the shadow is always at a version that the run's key has sealed, or there is none; it moves only while it has
-no reader; a fault of one version costs that version alone.
+Promises:
+
+- The shadow is always at a version that the run's key has sealed, or there is none.
+- It moves only while it has no reader.
+- A fault of one version costs that version alone.
 """
 
 from __future__ import annotations
@@ -242,7 +245,7 @@ class ShadowUpdater:
         return await self._staging.run(shadow.verify, self._staging.workers)
 
     async def _reread(self, shadow: Shadow) -> bool:
-        """Whether any cell had rotted. The shadow is right afterwards, or there is none any more."""
+        """Whether any cell was corrupt. The shadow is right afterwards, or there is none any more."""
         rotten = await self._rotten(shadow)
         if rotten and not await self._repair.mend(shadow, rotten, self._moving):
             await self._drop_shadow(shadow)
@@ -346,7 +349,7 @@ class ShadowUpdater:
         return ahead is not None and ahead.finished and version != self._orders.target
 
     async def _refuse(self, holding: Holding, error: IntegrityError) -> None:
-        """A version that does not fit the shadow, or a shadow that rotted: then its cells are repaired."""
+        """A version that does not fit the shadow, or a corrupt shadow: then its cells are repaired."""
         self._activity.error = str(error)
         logger.error("version %s refused: %s", holding.open.version, error)
         self._timeline.refused(holding.open.version, str(error))

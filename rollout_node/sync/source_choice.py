@@ -20,8 +20,8 @@ from p2pcast import limits
 from p2pcast.relay.holding import Holding
 
 SMALL_BYTES = 256 * limits.KIB
-"""A sealed artifact up to this size comes from the parent that offers it: finding other sources would take as long, and
-the transfer delays a version on its way by no more than 20 ms at 100 Mbit/s.
+"""A sealed artifact up to this size comes from the parent that offers it. Finding other sources would take as long. The
+transfer delays a version on its way by no more than 20 ms at 100 Mbit/s.
 """
 MIRROR_PATIENCE_S = 5.0
 """Time for which a connected parent may leave out an artifact that the mirror lists, in seconds."""

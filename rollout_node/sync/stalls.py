@@ -1,7 +1,10 @@
 """Which sealed artifacts make no progress at this peer. Pure: time is passed in, in seconds of one monotonic clock.
 
-Promises: an artifact counts as stalled only when neither this artifact nor any before it on the way has made progress
-for the time allowed; time in which this node did not listen, or did not check, does not count.
+Promises:
+
+- An artifact counts as stalled only when neither this artifact nor any before it on the way has made progress for the
+  time allowed.
+- Time in which this node did not listen, or did not check, does not count.
 """
 
 from __future__ import annotations

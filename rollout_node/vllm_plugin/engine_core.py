@@ -1,7 +1,7 @@
 """The switch inside vLLM's engine core: pause, commit on all ranks, resume, in one command and between two steps.
 
-Over vLLM's routes the switch takes one command for each of these, and each command waits for the API server, the engine
-and the peer in turn; ``/pause`` alone sleeps for 20 ms. On a small model these waits are nearly all of the pause.
+Over vLLM's routes the switch takes one command for each of these. Each command waits for the API server, the engine and
+the peer in turn, and ``/pause`` alone sleeps for 20 ms. On a small model these waits are nearly all of the pause.
 Inside the core, the engine stops only for one message to its workers and their answers.
 
 Promise: the engine resumes only if every rank has proved the requested version while the caller is still waiting; from

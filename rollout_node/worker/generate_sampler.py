@@ -1,7 +1,11 @@
 """Samples of a vLLM engine, through ``/inference/v1/generate``.
 
-Promises: each sample's spans are those of the engine, named by the peer that installed the weights; an engine that
-lacks a needed capability is refused at the start, with its reason. A cancelled sample ends at the engine too.
+Promises:
+
+- Each sample's spans are those of the engine, named by the peer that installed the weights.
+- An engine that lacks a needed capability is refused at the start, with its reason.
+
+A cancelled sample ends at the engine too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """The leases of one worker: how many more it may take, what it reports, which plays it ends. Pure.
 
-Promises: no more leases than slots run at once; a lease is reported from the moment it came until it is settled or
-given back; a lease that is both finished and aborted counts once.
+Promises:
+
+- No more leases than slots run at once.
+- A lease is reported from the moment it came until it is settled or given back.
+- A lease that is both finished and aborted counts once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """The ledger's HTTP API, as a worker uses it.
 
-Promises: a request that may be repeated is repeated for ever, with growing delays, until the ledger answers; every
-request of this module may be repeated, because the ledger settles each (job, lease) once. A refusal is an error with
-the ledger's own text.
+Promises:
+
+- A request that may be repeated is repeated for ever, with growing delays, until the ledger answers.
+- Every request of this module may be repeated, because the ledger settles each (job, lease) once.
+
+A refusal is an error with the ledger's own text.
 """
 
 from __future__ import annotations
@@ -115,7 +118,7 @@ class LedgerClient:
         """The ledger's time limit for the check of one result, in seconds."""
 
     async def register(self, **about: Any) -> Session:
-        """``about``: name, price_usd_h, slots, task, task_hash, classes. Raises RefusedError."""
+        """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still play. Raises RefusedError."""
         found = await self._until_answered("/v1/workers", about)
         try:
             self._check_s = min(CHECK_MOST_S, max(0.0, float(found.get("check_s", CHECK_S))))

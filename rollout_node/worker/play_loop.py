@@ -1,8 +1,11 @@
 """A worker's loops: lease, play, heartbeat, hand in.
 
-Promises: every lease ends in a result, a return to the ledger, or an abort that the ledger ordered; a play that raises,
-hangs or is forged by its own task costs that lease only. After ``drain`` no lease is taken; plays that end within the
-given time are handed in, the others go back.
+Promises:
+
+- Every lease ends in a result, a return to the ledger, or an abort that the ledger ordered.
+- A play that raises, hangs or is forged by its own task costs that lease only.
+
+After ``drain`` no lease is taken; plays that end within the given time are handed in, the others go back.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
 
 
 def gaps(result: Result, recomputed: np.ndarray) -> Gaps:
-    """Over the sampled tokens. A play's first token counts if it was sampled, and no engine can score it: such a play
+    """Over the sampled tokens. A play's first token counts if it was sampled, and no engine can score it. Such a play
     has no prompt, so no task of ours makes one.
     """
     sampled = result.mask.astype(bool)

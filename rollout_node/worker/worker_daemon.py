@@ -95,7 +95,7 @@ class WorkerDaemon:
 
 
 async def _once_up(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer, as soon as engine and peer are up. Raises P2PCastError that no waiting mends."""
+    """The answer, as soon as engine and peer are up. Raises P2PCastError when waiting cannot help."""
     delays = Backoff(0.5, 10.0, uniform)
     while True:
         try:

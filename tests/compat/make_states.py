@@ -1,9 +1,9 @@
 """Makes the golden states with the previous release itself: ``python tests/compat/make_states.py [FOLDER]``. Takes
 about a minute.
 
-The run has a hub with a mirror and two peers, over loopback: eight versions with a branch, an anchor and a squash, a
-token for a trainer, a revoked token, and the eviction of the second peer. FOLDER (default: tests/compat/states/RELEASE)
-then holds hub.tar.xz, peer.tar.xz and mirror.tar.xz.
+The run has a hub with a mirror and two peers, over loopback. It has eight versions with a branch, an anchor and a
+squash. It has a token for a trainer, a revoked token, and the eviction of the second peer. FOLDER (default:
+tests/compat/states/RELEASE) then holds hub.tar.xz, peer.tar.xz and mirror.tar.xz.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Fuzz targets of what comes over sockets: frames in every state of a connection and from either side, the install
-socket's, and the texts that a caller of HTTP chooses.
+"""Fuzz targets of data that comes over sockets: frames in every state of a connection and from either side, and the
+install socket's. Texts that a caller of HTTP chooses are targets too.
 
 For each the first byte says where the rest arrives.
 """

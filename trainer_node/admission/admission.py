@@ -1,7 +1,9 @@
 """Admits nodes to the run: certificates, names, and the hub's own credentials.
 
-Promises: a certificate leaves only once its grant is on disk; evictions that this hub has lost come back with its
-peers.
+Promises:
+
+- A certificate leaves only once its grant is on disk.
+- Evictions that this hub has lost come back with its peers.
 """
 
 from __future__ import annotations

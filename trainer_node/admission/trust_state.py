@@ -1,7 +1,7 @@
 """The run's token ledger and evictions, in the hub's state folder.
 
-Promises: an eviction is in force at once, and stays in force when ``trust.json`` is lost or an older copy comes back:
-evictions are in a file that only grows. Secrets lie in files of mode 0600.
+Promise: an eviction is in force at once, and stays in force when ``trust.json`` is lost or an older copy comes back.
+For that, evictions are in a file that only grows. Secrets lie in files of mode 0600.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Artifacts that a hub makes beside the newest version, off the hot path: anchors every so often, the ladder of
-squashes, and squashes for late peers on request.
+"""Artifacts that a hub makes beside the newest version, off the hot path. They are anchors every so often, the ladder
+of squashes, and squashes for late peers on request.
 
-Promises: publishing waits for none of them. One thread makes one artifact at a time, in gaps of live traffic and for a
-twentieth of the time without gaps (``trainer_node.background.background_throttle``); anchors are made from a frozen
+Promises: publishing waits for none of them. One thread makes one artifact at a time, in gaps of live traffic, and for a
+twentieth of the time without gaps (``trainer_node.background.background_throttle``). Anchors are made from a frozen
 view of the shadow. A failure is logged, and costs that artifact alone. Each artifact is signed, sealed in the store,
 announced, and never pushed: peers that need it ask for it.
 """

@@ -1,5 +1,5 @@
 """When work beside live traffic may continue: at once while there is no traffic, else for a small share of the time,
-one part at a time, so that the work ends however busy a run is.
+one part at a time. So the work ends however busy a run is.
 
 A low thread priority would not do: the interpreter's lock goes to a waiting thread in turn, and all others wait until
 that thread has really run. At the lowest priority on busy cores that takes long (docs/notes/measurements.md, anchors).

@@ -3,8 +3,8 @@ artifacts that retention removed, and rewrites wrong objects.
 
 Promises: publishing and peers never wait for the mirror, whatever its state. At most AT_ONCE slices are in memory.
 After a crash no object is uploaded again. A piece that does not match its hash never leaves. A peer's report never
-makes the hub write anything but its own contents. Slices are uploaded and checked in the gaps of live traffic, and
-given up when traffic begins (but one is uploaded every STARVED_S), or at a stated rate.
+makes the hub write anything but its own contents. Slices are uploaded and checked in the gaps of live traffic, or at a
+stated rate. They are given up when traffic begins, but one is uploaded every STARVED_S.
 """
 
 from __future__ import annotations

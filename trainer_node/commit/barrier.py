@@ -1,7 +1,7 @@
 """The barrier of ``--commit barrier``: all engines switch together, in rounds of one version each.
 
 A round begins when a version opens (or with the newest sealed one, if others went by meanwhile). All peers are told to
-hold their shadows at that version, so a trainer that publishes faster than the fleet switches never takes a staged
+hold their shadows at that version. So a trainer that publishes faster than the fleet switches never takes a staged
 version away from a peer. A round ends in one of these ways:
 
 - *committed*: every awaited engine has staged the version, or the time-out has passed and a quorum of the peers has.
@@ -16,10 +16,10 @@ version away from a peer. A round ends in one of these ways:
 The time-out runs from the moment the first peer has staged the version: from then on a peer could switch and waits for
 others.
 
-Awaited are the engines that were in service when the round began: ready and at the last committed version (before the
-first commit: every engine that has started), at joined peers. A peer has staged a version when all its awaited engines
-have. An engine of a lost peer, or one that loses its weights, is no longer awaited. An engine that comes in mid-round
-is not awaited, but switches with the others if it is in time.
+Awaited are the engines at joined peers that were in service when the round began: ready and at the last committed
+version. Before the first commit, every engine that has started is awaited. A peer has staged a version when all its
+awaited engines have. An engine of a lost peer, or one that loses its weights, is no longer awaited. An engine that
+comes in mid-round is not awaited, but switches with the others if it is in time.
 
 No I/O, time is passed in: ``handle(event, now)`` returns decisions.
 """

@@ -57,8 +57,8 @@ class BroadcastProgress:
         self._version = None
 
     def settled(self, staged: Mapping[str, Version | None], now_s: float) -> bool:
-        """``staged``: the version of each joined peer that is waited for. True once a broadcast: when the last peer has
-        the version, when most peers have it and the rest is far behind, or when the broadcast takes too long.
+        """``staged``: the version of each joined peer that is waited for. True once a broadcast. That is when the last
+        peer has the version, when most peers have it and the rest is far behind, or when the broadcast takes too long.
         """
         version = self._version
         if version is None:

@@ -1,7 +1,7 @@
 """The fleet's times for each version, from peers' reports: as events and as metrics.
 
-All times are by the hub's own clock, from the start of a version's publishing to the report that it is staged, or live:
-no machine's clock is compared with another's. Peers and engines that joined after the start are not measured with that
+All times are by the hub's own clock, from the start of a version's publishing to the report that it is staged, or live.
+No machine's clock is compared with another's. Peers and engines that joined after the start are not measured with that
 version, since they had to catch up.
 """
 

@@ -311,10 +311,10 @@ class Membership:
         return self._follow(plan)
 
     def repair(self, now: float) -> bool:
-        """While no version is on its way: repair damage by peers that moved by themselves, or that the plan moved
-        because of attempts to dial that no longer count as failed. Each repair doubles the delay before the next one,
-        until a version begins: a peer that cannot reach its parent would otherwise be sent there for ever. True when
-        that made a new plan.
+        """While no version is on its way, repair damage by peers that moved by themselves. Also repair moves that the
+        plan made because of attempts to dial that no longer count as failed. Each repair doubles the delay before the
+        next one, until a version begins: a peer that cannot reach its parent would otherwise be sent there for ever.
+        True when that made a new plan.
         """
         self._strayed |= self.reach.forgot(now)
         if not self._strayed or now < self._repair_at:

@@ -1,7 +1,7 @@
 """Finds out where peers can be dialled.
 
-The hub dials every address of a peer once the peer has joined, again when another peer reports an address as
-unreachable, and from time to time while an address does not answer. It sends a handshake and nothing else.
+The hub dials every address of a peer once the peer has joined, and again when another peer reports an address as
+unreachable. While an address does not answer, it is dialled from time to time. It sends a handshake and nothing else.
 `topology.reachability` decides what follows from the answers.
 """
 

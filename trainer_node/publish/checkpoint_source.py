@@ -1,8 +1,12 @@
 """Publishes complete checkpoint folders, in step order.
 
-Promises: a folder is opened once, and that object is published; a folder that changes meanwhile is left to the watcher,
-which reports it anew. An error with a folder costs that version alone, and is reported. A folder that was published is
-not published again, nor are the same weights under the same step.
+Promises:
+
+- A folder is opened once, and that object is published.
+- A folder that changes meanwhile is left to the watcher, which reports it anew.
+
+An error with a folder costs that version alone, and is reported. A folder that was published is not published again,
+nor are the same weights under the same step.
 """
 
 from __future__ import annotations
@@ -103,8 +107,8 @@ def _read_files(found: Found[Checkpoint]) -> Files | None:
 
 
 def _reason(path: Path, error: P2PCastError) -> str:
-    """Why a folder could not be published: the present fault of the folder, if there is one, in the words that the
-    watcher will use for it, so that one fault is reported once.
+    """Why a folder could not be published: the present fault of the folder, if there is one. The words are those that
+    the watcher will use for it, so that one fault is reported once.
     """
     try:
         Checkpoint.open(path)

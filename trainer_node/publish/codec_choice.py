@@ -1,8 +1,8 @@
 """CodecChoice: which codec the next version goes out in, by what is measured here and what is known of the fleet.
 
-Promises: a configured codec is used. Otherwise the codec that ``codec.soonest_codec`` predicts to be soonest, at costs
-measured in this process on samples of a version that went out (on one thread, digests taken and checked, as for a
-version), and until then at those that were measured elsewhere.
+Promises: a configured codec is used. Otherwise the codec is used that ``codec.soonest_codec`` predicts to be soonest.
+Costs are measured in this process on samples of a version that went out (on one thread, digests taken and checked, as
+for a version). Until then, costs are those that were measured elsewhere.
 """
 
 from __future__ import annotations

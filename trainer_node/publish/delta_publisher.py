@@ -1,7 +1,9 @@
 """One delta, from its OPEN to its durable seal: cells leave the hub while later cells are being encoded.
 
-Promises: the hub decodes its own delta, as a peer does, before the delta counts as published; a delta that fails
-half-way is aborted at every peer, and its number is never used again.
+Promises:
+
+- The hub decodes its own delta, as a peer does, before the delta counts as published.
+- A delta that fails half-way is aborted at every peer, and its number is never used again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The hub's shadow: the newest state, against which the next delta is coded.
 
-Promises: after a restart the shadow is at the newest sealed version, or there is none; rotten cells are repaired from
-the artifacts on disk.
+Promises:
+
+- After a restart the shadow is at the newest sealed version, or there is none.
+- Corrupt cells are repaired from the artifacts on disk.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class HubShadow:
         if shadow is not None:
             self._seen(shadow.version)
             if shadow.version == newest and shadow.state_digest == manifest.state:
-                rotten = await self._staging.run(shadow.verify, self._staging.workers)
-                if not rotten or await self._repair(shadow):
+                corrupt = await self._staging.run(shadow.verify, self._staging.workers)
+                if not corrupt or await self._repair(shadow):
                     self.shadow = shadow
                     return
                 shadow.close()
@@ -77,21 +79,21 @@ class HubShadow:
         self.shadow = await self._rebuild(shadow)
 
     async def repair(self) -> bool:
-        """True when cells had rotted and all of them are right again."""
+        """True when cells were corrupt and all of them are right again."""
         return self.shadow is not None and await self._repair(self.shadow)
 
     async def _repair(self, shadow: Shadow) -> bool:
-        rotten = await self._staging.run(shadow.verify, self._staging.workers)
-        if not rotten:
+        corrupt = await self._staging.run(shadow.verify, self._staging.workers)
+        if not corrupt:
             return False
-        logger.error("%d cells of the shadow have rotted", len(rotten))
+        logger.error("%d cells of the shadow are corrupt", len(corrupt))
         replay = replay_to(shadow.version, [h for h in self._node.holdings.values() if h.finished])
         if replay is None:
             return False
-        if left := await self._staging.run(restore_cells, shadow, rotten, replay):
+        if left := await self._staging.run(restore_cells, shadow, corrupt, replay):
             logger.error("%d of them could not be repaired: %s", len(left), left[0][1])
             return False
-        logger.warning("%d cells of the shadow were repaired from the artifacts on disk", len(rotten))
+        logger.warning("%d cells of the shadow were repaired from the artifacts on disk", len(corrupt))
         return True
 
     async def _rebuild(self, shadow: Shadow | None) -> Shadow | None:

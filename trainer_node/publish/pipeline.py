@@ -1,7 +1,10 @@
 """Publishes versions, one at a time: a delta against the hub's shadow, or a whole state where there is no base.
 
-Promises: a published version decodes to exactly the bytes of its source; a version that fails half-way leaves nothing
-behind; a step whose weights have not changed is not published again.
+Promises:
+
+- A published version decodes to exactly the bytes of its source.
+- A version that fails half-way leaves nothing behind.
+- A step whose weights have not changed is not published again.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ class Pipeline:
         self.head = None if self.shadow is None else self.shadow.version
 
     def version_for(self, step: int, *, resume: bool = False) -> Version:
-        """The version that new bytes of ``step`` become: the next of its branch, or the first of a new branch when the
-        trainer has gone back, or says that it resumes.
+        """The version that new bytes of ``step`` become: the next of its branch. It is the first of a new branch when
+        the trainer has gone back, or declares that it resumes.
         """
         return self._numbers.next(self.head, step, resume=resume)
 
@@ -116,7 +119,7 @@ class Pipeline:
         return await self._publish_delta(version, shadow, source, choice or self.choice_for(layout))
 
     async def repair(self) -> bool:
-        """True when the shadow had rotten cells and all are right again: a failed delta may be tried again."""
+        """True when the shadow had corrupt cells and all are right again: a failed delta may be tried again."""
         return await self._hub_shadow.repair()
 
     def base_files(self) -> Files:

@@ -1,7 +1,9 @@
 """Effects beside the encoding when a version begins, is published, or fails; for folders and for ranks.
 
-Promises: a published version is announced, and remembered by its mark; a step that was not published is listed with the
-reason until it is published after all.
+Promises:
+
+- A published version is announced, and remembered by its mark.
+- A step that was not published is listed with the reason until it is published after all.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class VersionLifecycle:
         retain: Callable[[], Awaitable[None]],
         on_published: Sequence[Callable[[], None]],
     ) -> None:
-        """``holdings``: the node's artifacts. ``recovered``: the hub has heard from its peers after a restart.
+        """``holdings``: the node's artifacts. ``recovered``: the hub has received its peers' reports after a restart.
         ``until_near`` returns once no peer is too far behind. ``retain`` applies retention. ``on_published`` is called
         after each version.
         """

@@ -1,7 +1,7 @@
 """Version numbers: which number a step gets, and the note that a number is used.
 
-Promises: a number that was ever signed into an OPEN never names other bytes: it is noted before that, in a file of its
-own, and the number of a failed version is skipped by opening the next branch. Notes survive a killed process without an
+Promises: a number that was ever signed into an OPEN never names other bytes. So it is noted before that, in a file of
+its own. The number of a failed version is skipped by opening the next branch. Notes survive a killed process without an
 fsync each, since the kernel keeps written data. Against a crash of the machine, numbers are reserved ahead with one
 fsync for many versions; a reservation of another boot of the machine counts as used.
 
@@ -75,8 +75,8 @@ class VersionNumbers:
 
     def next(self, head: Version | None, step: int, *, resume: bool = False) -> Version:
         """The version that new bytes of ``step`` become after ``head``: the next of its branch. It opens a new branch
-        where the step goes back, its number is used, the trainer resumes, or a peer has shown that this hub's memory is
-        incomplete.
+        in four cases: the step goes back, its number is used, the trainer resumes, or a peer has shown that this hub's
+        memory is incomplete.
         """
         branch = max(self.floor, 0 if head is None else head.branch + (1 if resume else 0))
         newest = head if self.used is None or (head is not None and head >= self.used) else self.used

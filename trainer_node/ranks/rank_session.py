@@ -1,7 +1,11 @@
 """A rank's connection at the hub, and the version that a group of ranks is bringing.
 
-Promises: a rank that does not read delays no other rank; a silent rank is dead. Memory is bounded: the hub stops
-reading from ranks that are ahead of the slowest.
+Promises:
+
+- A rank that does not read delays no other rank.
+- A silent rank is dead.
+
+Memory is bounded: the hub stops reading from ranks that are ahead of the slowest.
 """
 
 from __future__ import annotations

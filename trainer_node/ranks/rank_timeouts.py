@@ -1,8 +1,12 @@
 """Which of a trainer's ranks keep the others waiting for too long. Pure: time is passed in, in seconds of one monotonic
 clock.
 
-Promises: a rank must make progress with the version; a live connection alone does not count. No limit runs for a rank
-that the hub does not read from, or that no other rank waits for.
+Promises:
+
+- A rank must make progress with the version.
+- A live connection alone does not count.
+
+No limit runs for a rank that the hub does not read from, or that no other rank waits for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
 """Keeps a fleet at its capacity: measures, starts workers through providers, drains and stops them.
 
-Promises: a worker is stopped only after it was drained; a worker that is starting counts as running, for at most
-``START_S``; a provider's failure is logged, that provider is asked for nothing for ``HOLD_S``, and the others go on.
+Promises:
+
+- A worker is stopped only after it was drained.
+- A worker that is starting counts as running, for at most ``START_S``.
+- A provider's failure is logged, that provider is asked for nothing for ``HOLD_S``, and the others go on.
+- An operator that begins anew knows its workers by what its providers say. A worker that its predecessor was draining
+  runs on, once the ledger's order has lapsed, until it is released again.
+
 Time is passed in.
 """
 

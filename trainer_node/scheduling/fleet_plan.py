@@ -1,7 +1,7 @@
 """A fleet for a run, before it begins: which workers, their cost, the learner's predicted waiting. Pure.
 
-Capacity: ECHO-2's equations 2 and 3 with its margin γ. Two predictions of the bubble ratio stand side by side:
-ECHO-2's, under which engines sample nothing while a version is on its way, and that of the ledger's pace rule.
+Capacity: ECHO-2's equations 2 and 3 with its margin γ. Two predictions of the bubble ratio stand side by side. Under
+ECHO-2's, engines sample nothing while a version is on its way. The other follows the ledger's pace rule.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def bubble_ratio(pace: Pace, rollouts_per_s: float) -> float:
 
 # The equations above assume that engines sample nothing while a version is on its way. The ledger lets them sample with
 # the version before it, as far as the bound on staleness allows (`trainer_node.ledger.pace`). Version v serves the
-# batches of steps v + S + 1 - κ to v + S. Batch i after v has to be whole at the beginning of that step, and engines
-# that have used up their budget begin it when v arrives: T_bcast + (i - S + κ) R / μ <= i T_train.
+# batches of steps v + S + 1 - κ to v + S. Batch i after v has to be whole at the beginning of that step. Engines that
+# have used up their budget begin it when v arrives: T_bcast + (i - S + κ) R / μ <= i T_train.
 
 
 def _last_batches(pace: Pace, staleness: int) -> range:
@@ -128,7 +128,7 @@ def least_rollouts_per_s_within(pace: Pace, staleness: int) -> float:
 
 def bubble_ratio_within(pace: Pace, staleness: int, rollouts_per_s: float) -> float:
     """The predicted share of wall-clock time in which a learner waits that trains on rollouts up to ``staleness`` steps
-    old; the time of a single rollout is neglected.
+    old. The time of a single rollout is neglected.
     """
     batches = _last_batches(pace, staleness)
     if rollouts_per_s <= 0:

@@ -1,8 +1,12 @@
 """Heterogeneity-aware shares of a batch: SparrowRL's Algorithm 1, as ceilings on leases. Pure; time is passed in.
 
-Promises: the shares of a batch sum to the batch; equal inputs give equal shares. A worker raises its share only by
-tokens of accepted results. A share is a ceiling: workers take leases themselves, so nothing is sent to a dead worker,
-and a ceiling binds only while another eligible worker has a free slot.
+Promises:
+
+- The shares of a batch sum to the batch.
+- Equal inputs give equal shares.
+
+A worker raises its share only by tokens of accepted results. A share is a ceiling: workers take leases themselves, so
+nothing is sent to a dead worker, and a ceiling binds only while another eligible worker has a free slot.
 
 Differences from the paper. Its floors may leave up to one job per worker undone: here the remainders go to the largest
 fractions. A worker that is excluded gets one probe now and then: without any result its throughput could never be

@@ -36,7 +36,7 @@ CONTEXT_CODED = "context"
 
 def codec_of(told: str, cell: Cell, whole: Cell) -> str:
     """The codec of a part, in a version of codec ``told``. With ``context`` a whole cell is encoded here and the hub
-    takes it as it is; parts that the hub has to join are encoded there, once all their changes are known.
+    takes it as it is. Parts that the hub has to join are encoded there, once all their changes are known.
     """
     return CONTEXT_CODED if told == CONTEXT_CODED and cell.words == whole.words else AUTO
 

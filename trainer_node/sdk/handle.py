@@ -36,7 +36,7 @@ class Handle:
 
     def wait_durable(self, timeout_s: float | None = None) -> Version:
         """Returns the version once it is stored at the hub. Raises RetryableError when the version was aborted (the
-        message names the lost rank or hub) or is not stored in time, and any other error that ended the version. An
+        message names the lost rank or hub) or is not stored in time. Raises any other error that ended the version. An
         aborted version is stored nowhere, and the next may be published.
         """
         if not self._over.wait(timeout_s):
@@ -47,7 +47,7 @@ class Handle:
         return self.version
 
     def wait_live(self, fraction: float = 0.9, timeout_s: float = 60.0) -> dict[str, Version]:
-        """Returns engines (``peer/engine``) with this version or a newer one, and the version of each, once they are at
+        """Returns engines (``peer/engine``) with this version or a newer one, and the version of each. They are then at
         least ``fraction`` of all engines that the hub knows, and at least one.
 
         Raises RetryableError naming the late engines after ``timeout_s``, and the errors of ``wait_durable``.

@@ -11,8 +11,8 @@
 Promises: ``publish`` copies and returns. Once ``wait_snapshot`` has returned the tensors may change; the version has
 their contents at the call of ``publish``. Comparing, encoding and sending go on in threads; a cell leaves while later
 ones are still being compared. A version is at the hub whole, or not at all. No rank waits for a dead one: the hub tells
-the others, whose waits raise RetryableError, and the next ``publish`` begins a new group. torch.distributed is used
-when a Publisher is made, and to gather tensors with an unusual placement; for nothing else.
+the others, whose waits raise RetryableError, and the next ``publish`` begins a new group. A Publisher uses
+torch.distributed when it is made, and to gather tensors with an unusual placement, for nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Publisher:
     folder; it decides names, shapes and dtypes, and its small files go with the first version. If the hub's newest
     version is that state, the first version is a delta against it. ``dtype``: of floating tensors, if neither base nor
     hub decides. ``rename``: from the model's names (without wrappers' parts) to names of the checkpoint. ``previous``:
-    where the last version's words are kept for tensors on a GPU, which takes twice this rank's share; for tensors on
+    where the last version's words are kept for tensors on a GPU, which takes twice this rank's share. For tensors on
     the CPU they are on the CPU. ``plaintext``: True for a hub that was started with --plaintext and is not on this
     machine; other links are encrypted. From another machine a trainer's token is needed (`p2pcast token create --role
     trainer`); a token for peers admits no publisher.

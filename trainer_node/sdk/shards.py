@@ -25,8 +25,8 @@ MAX_PART_WORDS = limits.CELL_WORDS
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The part of a tensor on this rank. ``holders``: the ranks with all of it (once gathered); empty where each rank
-    has its own rows, and then this rank sends ``elements`` of them from ``first`` on.
+    """The part of a tensor on this rank. ``holders``: the ranks with all of it (once gathered). It is empty where each
+    rank has its own rows. Then this rank sends ``elements`` of them from ``first`` on.
     """
 
     holders: tuple[int, ...]
@@ -37,9 +37,12 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Words of one cell that this rank sends. ``cell``: the part in the form of a cell (same index, ``start`` in the
-    tensor, ``words``), so that it can be encoded alone; ``at``: words from the cell's start; ``source``: words from the
-    start of the rank's holding of the tensor.
+    """Words of one cell that this rank sends. Fields:
+
+    - ``cell``: the part in the form of a cell (same index, ``start`` in the tensor, ``words``), so that it can be
+      encoded alone.
+    - ``at``: words from the cell's start.
+    - ``source``: words from the start of the rank's holding of the tensor.
     """
 
     cell: Cell

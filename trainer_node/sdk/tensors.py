@@ -1,8 +1,8 @@
 """Live tensors under the names of a checkpoint: which of them make the state, and as which dtype each is published.
 
-Promise: either every tensor of the base (and of the hub's newest version) is there under its name with its shape, and
-no other tensor is, or one UsageError lists every difference. The answer depends on names, shapes, dtypes and storages
-alone, so all ranks come to the same one. Nothing is copied; no I/O.
+Promise: either every tensor of the base is there under its name with its shape, and no other tensor is, or one
+UsageError lists every difference. The same holds for the hub's newest version. The answer depends on names, shapes,
+dtypes and storages alone, so all ranks come to the same one. Nothing is copied; no I/O.
 
 Wrappers add their own parts to names (``module.``, ``_orig_mod.`` …); these are removed wherever they stand. A tensor
 that is missing from the base is dropped only if it equals one of the base (a tied ``lm_head.weight``).

@@ -96,8 +96,8 @@ def _train(model: Any, learning_rate: float) -> Iterator[State]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: a model so small trains no faster with more, and on busy cores seven times slower, as threads
-    wait for each other at every operation. The bits also become independent of the number of threads.
+    """Use one thread: a model so small trains no faster with more. On busy cores it trains seven times slower, as
+    threads wait for each other at every operation. The bits also become independent of the number of threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
 """Speed of two cores compared with one: the same cells by the thread map that publishing and offline commands use
 (``parallel.ordered_map``).
 
-One thread and two take turns in one run, and the fastest of many turns of each are compared, since other programs can
-only slow a turn down. Wall time shows how long two threads wait for each other; it is meaningless if other programs
-keep the cores busy. Threads are started anew in each turn, as for each version.
+One thread and two take turns in one run. The fastest of many turns of each are compared, since other programs can only
+slow a turn down. Wall time shows how long two threads wait for each other; it is meaningless if other programs keep the
+cores busy. Threads are started anew in each turn, as for each version.
 """
 
 from __future__ import annotations

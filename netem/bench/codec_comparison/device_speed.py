@@ -1,9 +1,15 @@
-"""The dense passes of coding and audit with torch's operations, on a GPU if there is one, otherwise on the CPU: bytes
-of state a second, beside a copy.
+"""The dense passes of coding and audit with torch's operations, on a GPU if there is one, otherwise on the CPU. Rates
+are bytes of state a second, beside a copy.
 
-The timed passes are those of publisher and engines: comparing and copying the changed entries to the host
-(``device.compare``), the digest of a row, ranks within classes, and writing and reading a patch. Passes take turns with
-a copy of the same bytes, and medians are compared. Entropy coding runs on the CPU and belongs to ``bench codec``.
+The timed passes are those of publisher and engines:
+
+- comparing, and copying the changed entries to the host (``device.compare``)
+- the digest of a row
+- ranks within classes
+- writing and reading a patch
+
+Passes take turns with a copy of the same bytes, and medians are compared. Entropy coding runs on the CPU and belongs to
+``bench codec``.
 """
 
 from __future__ import annotations

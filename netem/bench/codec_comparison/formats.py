@@ -2,8 +2,8 @@
 
 Sizes are those of the dataset's first pair, in its own layout; speeds are those of its words tiled to a working set,
 each format in turn. The rivals' formats get their most favourable reading: the bench's compiled scan finds changes, no
-hashes are taken, and decoding ends with positions and values. p2pcast's formats take and verify digests, and decode to
-a patch.
+hashes are taken, and decoding ends with positions and values. The formats of p2pcast take and verify digests, and
+decode to a patch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory of the codec beside its mapped states: a child process codes a large state to a file and reads the file back,
+"""Memory of the codec beside its mapped states. A child process codes a large state to a file and reads the file back,
 while its memory is sampled.
 
 Two synthetic bf16 folders of the given size have normally distributed values, of which one in a hundred moves by an

@@ -1,10 +1,10 @@
 """``p2pcast bench squash``: the size of k deltas squashed into one, the time of squashing, and the savings of a squash
 ladder for late peers.
 
-Every version of a run is coded against the previous one (the chain) and against the first (the size of a squash;
-verified at some k by squashing). Times are of one core, in turns: squashing the first k links; replaying them as a peer
-does, with both digests verified; and applying the squash instead. Ladder figures are computed from these sizes: a
-squash of i → j counts as large as 0 → j − i.
+Every version of a run is coded against the previous version (the chain) and against the first (the size of a squash).
+Some sizes of squashes are verified by squashing. Times are of one core, in turns: squashing the first k links;
+replaying them as a peer does, with both digests verified; and applying the squash instead. Ladder figures are computed
+from these sizes: a squash of i → j counts as large as 0 → j − i.
 """
 
 from __future__ import annotations

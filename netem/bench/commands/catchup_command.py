@@ -26,8 +26,8 @@ from p2pcast.limits import MIB
 def catchup(
     versions: int, state_mib: int, rate: float, codec: str, deadline: float, as_json: bool, output: Path | None
 ) -> None:
-    """Measure bytes and time until a peer that missed many versions is current: by every delta, by the squashes that
-    the hub keeps, and by a squash made for this peer.
+    """Measure bytes and time until a peer that missed many versions is current. It catches up by every delta, by the
+    squashes that the hub keeps, and by a squash made for this peer.
 
     For comparison: one squash of all versions, made offline, the smallest possible. A hub and peers run as processes on
     this machine; no privileges needed.

@@ -37,8 +37,9 @@ RUNS = 3
 def faults(
     payload: int, rate: float, only: tuple[str, ...], deadline: float, as_json: bool, output: Path | None
 ) -> None:
-    """Measure recovery from each fault, at each position of a chain of three, at the start, middle and end of a
-    broadcast: the time until bytes flow again, and until all peers have the version.
+    """Measure recovery from each fault: the time until bytes flow again, and until all peers have the version.
+
+    Each fault is caused at each position of a chain of three, at the start, middle and end of a broadcast.
 
     A hub and five peers in two chains run as processes on this machine. Proxies between them limit the rate and cut
     connections. No privileges needed.

@@ -27,8 +27,9 @@ from p2pcast.limits import MIB
 @click.option("--deadline", type=click.FloatRange(1), default=120.0, help="Time limit for a repair in seconds.")
 @documented
 def heal(versions: int, state_mib: int, rate: float, deadline: float, as_json: bool, output: Path | None) -> None:
-    """Measure bytes and time for the repair of damaged cells of a peer's shadow, with and without the artifacts on its
-    disk, beside a peer that has lost its whole state.
+    """Measure bytes and time for the repair of damaged cells of a peer's shadow.
+
+    The peer's disk has the artifacts, or has lost them. A peer that has lost its whole state is measured beside it.
 
     A hub and two peers run as processes on this machine; no privileges needed.
     """

@@ -28,8 +28,8 @@ from p2pcast.errors import EXIT_FAILED
 )
 @documented
 def kills(kills: int, seed: int, on: Path | None, as_json: bool, output: Path | None) -> None:
-    """Kill a hub with a mirror, two peers and a follower of the mirror with kill -9, each at one write, sync, rename,
-    store or mirror request, and restart the killed process.
+    """Kill a hub with a mirror, two peers and a follower of the mirror with kill -9, and restart the killed process.
+    Each kill comes at one write, sync, rename, store or mirror request.
 
     After every fifth kill all processes must reach the newest version without help, bit for bit. Exit code 1: one did
     not.

@@ -36,9 +36,9 @@ def ledger(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Measure a ledger under simulated workers over real HTTP, with results of 1024 tokens: results a second under
-    full load, in requests of 32; and times of requests with many paced workers, in requests of 8. Beside it, results a
-    second that one thread writes to the same disk without any rules.
+    """Measure a ledger under simulated workers over real HTTP, with results of 1024 tokens. Measured are results a
+    second under full load, in requests of 32, and times of requests with many paced workers, in requests of 8. Beside
+    it, results a second that one thread writes to the same disk without any rules.
     """
     from netem.rollouts import ledger_load
 

@@ -31,8 +31,8 @@ MIXED_BPS = (25e6, 50e6, 100e6, 200e6)
 )
 @documented
 def plan(peers: int, regions: int, uplink: float, as_json: bool, output: Path | None) -> None:
-    """Measure the time of the hub's planning decisions for a large fleet: a first plan, a new plan, a join, a death,
-    and the joins of a whole fleet. Also plans with five peers to a region, of mixed rates.
+    """Measure the time of the hub's planning decisions for a large fleet. The decisions are a first plan, a new plan, a
+    join, a death, and the joins of a whole fleet. Also plans with five peers to a region, of mixed rates.
     """
     rows = measure(peers, regions, uplink)
     document: dict[str, Any] = {"peers": peers, "regions": regions, "uplink_bps": uplink, "rows": rows}

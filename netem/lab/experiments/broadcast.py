@@ -6,13 +6,16 @@ the medians of its broadcasts; with events there is a row a version, for p2pcast
 hub; every other host has a peer. Every p2pcast version is compared at every peer, bit for bit; a difference fails the
 case.
 
-With events: ``silence_s``, the longest time in which an unaffected, incomplete peer received no piece, from the first
-event on; ``twice_bytes``, bytes sent again to peers that had them.
+With events, two more columns count from the first event on. ``silence_s`` is the longest time in which an unaffected,
+incomplete peer received no piece. ``twice_bytes`` counts bytes sent again to peers that had them.
 
-Further columns beside those of ``netem.broadcast.rows``: ``half_rtts_s``, the sum of delays along the longest path from
-the hub; ``over_ideal``, the time to the last peer without these delays ÷ ideal; ``predicted_s`` (see
-``netem.lab.model_prediction``); ``retransmitted``, the largest share of a node's sent bytes that it had to send again;
-``crowded``, whether busy processors rather than links determined the time.
+Further columns beside those of ``netem.broadcast.rows``:
+
+- ``half_rtts_s``: the sum of delays along the longest path from the hub.
+- ``over_ideal``: the time to the last peer without these delays ÷ ideal.
+- ``predicted_s``: see ``netem.lab.model_prediction``.
+- ``retransmitted``: the largest share of a node's sent bytes that it had to send again.
+- ``crowded``: whether busy processors rather than links determined the time.
 """
 
 from __future__ import annotations

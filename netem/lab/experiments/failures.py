@@ -10,7 +10,7 @@ opening until all peers except the victim had the version. ``delay_s``: ``surviv
 broadcast. ``replaced_s``: from starting the replacement until it had the newest version. ``recovery_s``: from the fault
 until as many workers as before had the newest version.
 
-Rows at the paper's scale come from the simulator, for an 8B model, with two values of ``sent``: whole states, as the
+Rows at the paper's scale come from the simulator, for an 8B model. ``sent`` has two values: whole states, as the
 paper's trainer sends, and p2pcast's deltas. A replacement ``has`` nothing and fetches the state, or has an older
 version and fetches the hub's squashes. It fetches at a worker's rate; ``least_s`` is the time of that fetch alone.
 

@@ -1,5 +1,5 @@
-"""A whole run of a small real trainer, version by version: the size of each version, the anchors kept, and the bytes
-that a new peer fetches at chosen points.
+"""A whole run of a small real trainer, version by version. Rows state the size of each version, the anchors kept, and
+the bytes that a new peer fetches at chosen points.
 
 PULSE's chain (section 4.2, appendix G) has deltas and a whole state every 50 versions; a new peer fetches the newest
 whole state and every delta since. The trainer is the demo's (a Qwen3 model learns to add by policy gradient, fp32

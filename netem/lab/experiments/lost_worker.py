@@ -1,11 +1,10 @@
 """A worker lost in mid-batch, in simulation: the time until other workers have done its jobs, against the length of
 leases. No network; all rows simulated.
 
-SparrowRL's section 5.4: a lease lasts two to three times the median completion. ``renewal``: heartbeats with new tokens
-extend a lease by its own length (p2pcast) or by the time of four heartbeats, or a lease lasts once its multiple and no
-longer (``none``, as in the paper). A lease that
-ends while its worker is at work repeats the job needlessly. Lost jobs whose group is trained without them, on its last
-step, are not done again.
+SparrowRL's section 5.4: a lease lasts two to three times the median completion. ``renewal`` has three kinds. Heartbeats
+with new tokens extend a lease by its own length (p2pcast), or by the time of four heartbeats. Or a lease lasts once its
+multiple and no longer (``none``, as in the paper). A lease that ends while its worker is at work repeats the job
+needlessly. Lost jobs whose group is trained without them, on its last step, are not done again.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@ the choice left to both ends.
 
 Every setting gets ``links`` links, in turns. So neither a busy moment of the machine nor the state that TCP keeps of
 one link decides. A row for each setting: ``goodput_bps`` (the median of all versions over all its links),
-``of_ceiling`` (share of the path's capacity after headers), ``to_single_cubic``, ``to_best`` (of all settings),
-``goodputs_bps`` of each version. ``chosen``: whether p2pcast chose the stripes; ``stripes`` is then the final number.
+``of_ceiling`` (share of the path's capacity after headers), ``to_single_cubic`` and ``to_best`` (of all settings).
+``goodputs_bps`` lists each version. ``chosen``: whether p2pcast chose the stripes; ``stripes`` is then the final
+number.
 """
 
 from __future__ import annotations

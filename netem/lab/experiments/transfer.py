@@ -1,11 +1,11 @@
-"""Time of one optimiser step's weights over one p2pcast link between ``parent`` and ``child``: as a whole state, and as
-deltas of several formats, over several stripe counts.
+"""Time of one optimiser step's weights over one p2pcast link between ``parent`` and ``child``. They are sent as a whole
+state, and as deltas of several formats, over several stripe counts.
 
 Sizes come from encoding real weight changes (``netem.lab.payloads``); the payload is random bytes of that size, which
-cannot be compressed. A row for each of ``sends``: ``seconds`` (the median), ``predicted_s`` (topology's model; with
-packet loss, by the window that ``striping`` expects of the congestion control), ``to_first`` (÷ the seconds of the
-first one). With a paper's scale also ``at_scale_s``: seconds times the payload's scale ÷ the rate's scale.
-``simulated`` rows are the model's at the paper's own sizes and rates.
+cannot be compressed. A row for each of ``sends``: ``seconds`` (the median), ``predicted_s``, and ``to_first`` (÷ the
+seconds of the first one). The prediction is topology's model; with packet loss it uses the window that ``striping``
+expects of the congestion control. With a paper's scale also ``at_scale_s``: seconds times the payload's scale ÷ the
+rate's scale. ``simulated`` rows are the model's at the paper's own sizes and rates.
 """
 
 from __future__ import annotations

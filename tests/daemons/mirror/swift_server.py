@@ -1,6 +1,6 @@
-"""OpenStack Swift with its S3 interface, account, container and object servers and all, in one process, for Debian's
-own python3 (packages swift-proxy, swift-account, swift-container, swift-object): `python3 swift_server.py FOLDER`
-prints the port of loopback where it answers. One replica; user test:tester, key testing.
+"""OpenStack Swift with its S3 interface: account, container and object servers in one process. For Debian's own python3
+(packages swift-proxy, swift-account, swift-container, swift-object). `python3 swift_server.py FOLDER` prints the port
+of loopback where it answers. One replica; user test:tester, key testing.
 """
 
 import os

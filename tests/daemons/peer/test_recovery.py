@@ -109,7 +109,7 @@ async def test_a_damaged_shadow_of_the_hub_costs_no_version(swarm, states, tmpfs
         file.seek(-40_000, 2)
         file.write(b"rotten")
     swarm.publish(3, states.trained(state, 3, share=0.5))
-    # 0.3 was opened before the rot was found: its number is used.
+    # 0.3 was opened before the corruption was found: its number is used.
     await swarm.live("1.3")
     await swarm.published("1.3")
     assert swarm.hub.publishing.lifecycle.skipped == {}

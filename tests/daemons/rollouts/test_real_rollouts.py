@@ -1,4 +1,4 @@
-"""Hub, peers with real vLLM engines, ledger and workers as processes, while versions go by: each rollout that the
+"""Hub, peers with real vLLM engines, ledger and workers as processes, while versions go by. Each rollout that the
 ledger accepts was made by the weights that its spans name.
 """
 

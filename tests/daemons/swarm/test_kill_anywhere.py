@@ -1,6 +1,6 @@
-"""A crash at any step. One run is recorded: every write, sync, rename, store and removal of a hub, its peer and a
-follower of its mirror, and every mirror request, while versions are published, received, staged, committed, mirrored
-and expired. Then each moment is restored as a crash would have left it, and hub, peer and follower resume from there.
+"""A crash at any step. One run of a hub, its peer and a follower of its mirror is recorded: every write, sync, rename,
+store and removal, and every mirror request. Meanwhile versions are published, received, staged, committed, mirrored and
+expired. Then each moment is restored as a crash would have left it, and hub, peer and follower resume from there.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def small(monkeypatch):
 
 @pytest.fixture
 async def story(swarm, states, small, monkeypatch, tmp_path) -> Story:
-    """A hub with a mirror, a peer and a follower through a few versions; all below one folder, shadows in ``tmpfs``
-    beneath it (as far as a crash of the machine goes).
+    """A hub with a mirror, a peer and a follower through a few versions. All are below one folder, with shadows in
+    ``tmpfs`` beneath it (as far as a crash of the machine goes).
     """
     swarm.tmpfs = tmp_path / "tmpfs"
     recorder = Recorder(tmp_path)
@@ -253,8 +253,8 @@ async def _daemons(swarm: Any, place: Path) -> None:
 
 
 async def _hub(story: Story, place: Path, steps: int, staging: Staging, boot: str) -> None:
-    """The store opens, holds every version that it had sealed and no other bytes, the shadow comes back at the newest,
-    and no number that was opened is given out again.
+    """The store opens, and holds every version that it had sealed and no other bytes. The shadow comes back at the
+    newest, and no number that was opened is given out again.
     """
     if not (place / "hub" / "run.key").exists():
         assert not story.promised(steps, "hub-sealed")

@@ -210,7 +210,7 @@ async def test_damaged_and_vanishing_folders_are_skipped(swarm, states):
     assert "step_2" in (await swarm.status(swarm.hub))["skipped"]
     swarm.publish(3, states.trained(state, 3))
     await swarm.live("0.3")
-    swarm.publish(2, states.trained(state, 2))  # mended; it comes after step 3 and so begins a branch
+    swarm.publish(2, states.trained(state, 2))  # repaired; it comes after step 3 and so begins a branch
     await swarm.live("1.2")
     await swarm.until(
         lambda: swarm.hub.publishing.lifecycle.skipped == {}, "it is no longer named, once the hub is through with it"

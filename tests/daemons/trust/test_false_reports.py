@@ -36,8 +36,8 @@ async def chain(swarm, states, *names, shapes=BIG):
 
 
 def lie(liar, withholds) -> None:
-    """From now on it drops what ``withholds`` says, claims that it holds nothing more than it has sent, and that what
-    is asked back is on its way.
+    """From now on it drops the messages that ``withholds`` names. It claims that it holds nothing more than it has
+    sent, and that pieces that are asked again are on their way.
     """
     down = liar.node.downstream
 

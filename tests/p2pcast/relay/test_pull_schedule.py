@@ -1,4 +1,4 @@
-"""Sources come and go, hold different pieces and send at different rates: each piece is asked of one source at a time,
+"""Sources come and go, hold different pieces and send at different rates. Each piece is asked of one source at a time,
 of a source that holds it, until all pieces are here.
 """
 

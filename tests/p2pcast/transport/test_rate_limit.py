@@ -1,4 +1,4 @@
-"""Bounds on a node's requests, links and unread answers: over the rate limit the node waits, beyond the bounds its link
+"""Bounds on a node's requests, links and unread answers. Over the rate limit the node waits, beyond the bounds its link
 ends, and other nodes are not affected.
 """
 

@@ -1,7 +1,7 @@
 """Run as a script, in two ways; prints JSON. A case is ``FOLDER=DTYPE`` or ``FOLDER=DTYPE:QUANTIZATION``.
 
-``real_models.py install WORK CASE…``: install three versions of each case into a real vLLM engine in this process, and
-compare every parameter and buffer, bit for bit, with the result of vLLM's own loader. The versions are left in
+``real_models.py install WORK CASE…``: install three versions of each case into a real vLLM engine in this process.
+Compare every parameter and buffer, bit for bit, with the result of vLLM's own loader. The versions are left in
 ``WORK/CASE/v0`` to ``v2``. Prints the observations by case.
 
 ``real_models.py say CASE…``: print the completions of engines started from these folders, in their order.

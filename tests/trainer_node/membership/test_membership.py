@@ -238,9 +238,9 @@ def test_of_peers_that_say_nothing_the_usual_is_taken():
 
 
 def fall_behind(members: Membership, mbit: dict[str, float], windows: int, falls: str) -> list[tuple[int, str]]:
-    """A version of which each peer tells its inflow after each quarter of a second, in the order of the plan, ``falls``
-    falling behind its parent by the bytes that it does not get. Returns the window and the peer of each report that
-    changed the plan.
+    """A version of which each peer reports its inflow after each quarter of a second, in the order of the plan.
+    ``falls`` falls behind its parent by the bytes that it does not get. Returns the window and the peer of each report
+    that changed the plan.
     """
     moved = []
     for peer_ident in members.plan.order:

@@ -120,8 +120,8 @@ def test_reference_scan_finds_all_differences(size, density):
 
 
 def test_entropy_by_hand():
-    """Two exponents of four words: one of four changes (by +1), two of four (by +1, by −1): 3.245 + 4 bits for the
-    positions, 0 + 2 bits for the steps.
+    """Two exponents of four words: one of four changes (by +1), two of four (by +1, by −1). Positions take 3.245 + 4
+    bits, steps 0 + 2 bits.
     """
     old = np.array([0x3F80] * 4 + [0x4000] * 4, dtype="<u2")
     new = old.copy()

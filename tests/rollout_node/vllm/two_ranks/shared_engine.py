@@ -134,8 +134,8 @@ def ids(text: str) -> list[int]:
 
 
 async def unmixed(server: Server, client: Client, *versions: list[str]) -> int:
-    """Check that each answer is one version's answer, or such an answer up to a point and the continuation by the last
-    of ``versions``, which the engine now serves.
+    """Check that each answer is one version's answer. It may also be such an answer up to a point, and the continuation
+    by the last of ``versions``, which the engine now serves.
 
     Returns the number of answers cut by a switch.
     """
