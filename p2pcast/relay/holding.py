@@ -10,7 +10,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from p2pcast.artifact.assembly import Assembly
@@ -44,6 +44,14 @@ class Source(Protocol):
 
     def pushes(self, artifact: bytes) -> bool:
         """Whether an artifact that opens at this source is passed on at once to children."""
+
+
+class ArtifactHolder(Protocol):
+    """A node (p2pcast.relay.node), as a reader of what it holds sees it."""
+
+    @property
+    def holdings(self) -> Mapping[bytes, Holding]:
+        """By artifact."""
 
 
 class Holding:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import family_of, may_be_told
-from p2pcast.relay.holding import Holding
+from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.transport.listen_sockets import advertised_hosts, own_hosts
 from p2pcast.version import Version
 from p2pcast.wire import messages
@@ -42,12 +42,7 @@ def join_body(
     )
 
 
-class Reported(Protocol):
-    """A node: its artifacts, and the nodes that sent it damaged pieces."""
-
-    @property
-    def holdings(self) -> Mapping[bytes, Holding]: ...
-
+class ReportedNode(ArtifactHolder, Protocol):
     @property
     def garbled(self) -> Counter[bytes]:
         """Node id -> number of its pieces whose hash did not match."""
@@ -82,7 +77,7 @@ class Reporter:
 
     def __init__(
         self,
-        node: Reported,
+        node: ReportedNode,
         transfers: Transfers,
         hub: Connection,
         status: Callable[[tuple[int, int] | None, Changes], messages.Report],

@@ -6,14 +6,23 @@ Promise: an artifact that is complete here, and that the hub has confirmed, is n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.parent_failover import ParentFailover
+
+
+class UpdatedNode(ArtifactHolder, Protocol):
+    def confirm(self, holding: Holding, signed: bytes) -> None:
+        """Take the hub's durable record. Raises IntegrityError."""
+
+    def abort(self, holding: Holding) -> None:
+        """The artifact will never be sealed."""
 
 
 class CatalogUpdater:
@@ -24,7 +33,7 @@ class CatalogUpdater:
     def __init__(
         self,
         catalog: Catalog,
-        node: Node,
+        node: UpdatedNode,
         parent_failover: ParentFailover,
         downloader: Downloader,
         hub: HubSession,

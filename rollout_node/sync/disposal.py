@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
 from p2pcast.store.artifact_store import Store
+
+
+class DroppingNode(Protocol):
+    """The node, as far as it drops artifacts."""
+
+    def give_up(self, holding: Holding) -> None:
+        """Drop a holding that is no longer needed, and keep its log."""
+
+    def forget(self, artifact: bytes) -> None:
+        """Drop an artifact that leaves the store."""
 
 
 class Disposal:
@@ -16,7 +25,7 @@ class Disposal:
 
     def __init__(
         self,
-        node: Node,
+        node: DroppingNode,
         store: Store,
         blocking: Callable[..., Awaitable[Any]],
         background: Callable[[Coroutine[Any, Any, None], str], None],

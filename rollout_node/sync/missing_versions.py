@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.relay.catchup_path import Edge
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.wire import messages
 from rollout_node.control.hub_session import HubSession
@@ -46,13 +46,19 @@ excuse this peer.
 """
 
 
+class ReceivingNode(ArtifactHolder, Protocol):
+    @property
+    def paused(self) -> bool:
+        """The node does not read from parents now."""
+
+
 class MissingVersions:
     """The hub is not reported to itself."""
 
     def __init__(
         self,
         catalog: Catalog,
-        node: Node,
+        node: ReceivingNode,
         parent_failover: ParentFailover,
         timeline: Timeline,
         hub: HubSession,

@@ -9,11 +9,12 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
+from p2pcast.codec.layout import Layout
 from p2pcast.relay.catchup_path import Edge
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
@@ -27,6 +28,15 @@ from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.source_choice import needs_source
 
 
+class PlannedNode(ArtifactHolder, Protocol):
+    @property
+    def layouts(self) -> Mapping[bytes, Layout]: ...
+
+    @property
+    def is_listed(self) -> Callable[[bytes], bool]:
+        """Whether the hub's catalog lists an artifact."""
+
+
 class Planner:
     def __init__(
         self,
@@ -35,7 +45,7 @@ class Planner:
         orders: HubOrders,
         catalog: Catalog,
         mirror: MirrorCatalog | NoMirror,
-        node: Node,
+        node: PlannedNode,
         parent_failover: ParentFailover,
         store: Store,
         saved: SavedHubState,

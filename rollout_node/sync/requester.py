@@ -13,8 +13,7 @@ import logging
 from collections.abc import Callable
 
 from p2pcast.relay.catchup_path import Edge
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.version import Version
 from rollout_node.sync.artifact_catalog import Catalog, Entry
@@ -43,7 +42,7 @@ class Requester:
         planner: Planner,
         state: ShadowState,
         catalog: Catalog,
-        node: Node,
+        node: ArtifactHolder,
         parent_failover: ParentFailover,
         downloader: Downloader,
         missing_versions: MissingVersions,

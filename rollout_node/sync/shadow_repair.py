@@ -28,8 +28,7 @@ from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.relay.catchup_path import Edge, cheapest_path
 from p2pcast.relay.excerpt import Excerpt, expected_bytes
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.version_reader import WordsOf, reader_of_path, restore_cells, way_to
 from p2pcast.store.artifact_store import Store
@@ -74,7 +73,7 @@ class ShadowRepair:
     def __init__(
         self,
         *,
-        node: Node,
+        node: ArtifactHolder,
         store: Store,
         planner: Planner,
         base: BaseFolder | None,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from p2pcast.errors import RetryableError
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
 from rollout_node.engine.version_digests import VersionDigests
@@ -67,7 +67,7 @@ class ShadowState:
 class ShadowReader:
     """The installers' view of the shadow, while they hold it still."""
 
-    def __init__(self, state: ShadowState, node: Node) -> None:
+    def __init__(self, state: ShadowState, node: ArtifactHolder) -> None:
         self._state = state
         self._node = node
 

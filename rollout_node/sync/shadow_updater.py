@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from p2pcast.backoff import Backoff
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from p2pcast.progress_bar import Meter
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.state.shadow import Shadow, layout_in
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_store import Store, Stored
@@ -52,6 +52,10 @@ SETTLE_S = 0.5
 """Between two checks whether the engines let the shadow move on, in seconds."""
 
 
+class StagingNode(ArtifactHolder, Protocol):
+    def add_layout(self, layout: Layout) -> None: ...
+
+
 class ShadowUpdater:
     """``run`` until cancelled, once the peer has joined. ``folder``: where the shadow lies. ``resumed``: the peer
     started from its own state while the hub was out of reach. ``may_leave``: whether the shadow may go on from a
@@ -69,7 +73,7 @@ class ShadowUpdater:
         planner: Planner,
         catalog: Catalog,
         repair: ShadowRepair,
-        node: Node,
+        node: StagingNode,
         store: Store,
         staging: Staging,
         disposal: Disposal,
