@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from p2pcast.relay.child_lag import Inflow, Lag
-from p2pcast.relay.parent_watch import IDLE_SILENCE_S, SILENCE_FLOOR_S
+from p2pcast.relay.tuning import IDLE_SILENCE_S, SILENCE_FLOOR_S
 from p2pcast.version import Version
 from topology.broadcast_time import Network, ideal_s
 from topology.flow_model import Flow

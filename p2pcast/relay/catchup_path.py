@@ -14,10 +14,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from p2pcast.relay.tuning import CATCH_UP_STEP_S
 from p2pcast.version import Version
-
-ROUND_TRIP_S = 0.05
-"""Seconds for each artifact: asking for it, and moving the shadow on. Not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Rates:
     def seconds(self, edge: Edge, state_bytes: int) -> float:
         """Seconds that the shadow takes from the edge's base to its version."""
         work_s = state_bytes / (self.fill_bytes_s if edge.base is None else self.stage_bytes_s)
-        return edge.wait_s + max(8 * edge.bytes / self.link_bps, work_s) + ROUND_TRIP_S
+        return edge.wait_s + max(8 * edge.bytes / self.link_bps, work_s) + CATCH_UP_STEP_S
 
 
 def cheapest_path(
@@ -99,9 +97,6 @@ def seconds(path: Iterable[Edge], rates: Rates, state_bytes: int) -> float:
 
 
 # -- the worth of a squash made for one peer
-
-MIN_GAIN_S = 0.5
-"""Seconds that a squash has to save before a peer asks the hub for one. Not measured."""
 
 
 def expected_bytes(chain_bytes: int, links: int, exponent: float) -> int:

@@ -16,23 +16,25 @@ from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.child import Child
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.pacing import InboundRate
-from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, ALIVE_IDLE_S
 from p2pcast.relay.piece_set import indices_of, ranges_of
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
 from p2pcast.relay.read_ahead import PieceStore, ReadAhead
 from p2pcast.relay.send_schedule import FrameKind, Send, SendSchedule
-from p2pcast.relay.tuning import BURST_BYTES, NEWS_S, THROUGHPUT_WINDOW_S
+from p2pcast.relay.tuning import (
+    ALIVE_ACTIVE_S,
+    ALIVE_IDLE_S,
+    BURST_BYTES,
+    CHILD_SILENCE_S,
+    MAX_PULLS,
+    NEWS_S,
+    THROUGHPUT_WINDOW_S,
+)
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
 from p2pcast.wakeup import Wakeup
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from p2pcast.wire.messages import Type
-
-CHILD_SILENCE_S = 15.0
-"""Seconds of silence after which a child's link is closed. The hub replaces a silent peer long before that."""
-MAX_PULLS = 16
-"""Children that may pull from one node at a time; further ones have to find another source. Not measured."""
 
 
 class FeedingNode(PieceStore, Protocol):

@@ -21,10 +21,11 @@ from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError
 from p2pcast.observers import Observers
-from p2pcast.relay.downstream import MAX_PULLS, Downstream
+from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.holding import Holding, Source
 from p2pcast.relay.holding_state import State
 from p2pcast.relay.piece_set import PieceSet
+from p2pcast.relay.tuning import CACHE_BYTES, MAX_PULLS
 from p2pcast.relay.verified_pieces import VerifiedPieces
 from p2pcast.store.artifact_journal import Kind
 from p2pcast.store.artifact_log import Log
@@ -32,8 +33,6 @@ from p2pcast.store.write_behind import BACKLOG_HIGH_BYTES, BACKLOG_LOW_BYTES, Wr
 from p2pcast.transport.link import Link
 from p2pcast.version import Version
 
-CACHE_BYTES = 16 * limits.MIB
-"""Bytes of the newest pieces, kept in memory for children. Older pieces are read from the store. Not measured."""
 DISK_THREADS = 2
 """One thread for writing, one for reading old pieces for children."""
 
@@ -394,6 +393,17 @@ class Node:
         if fresh is not None:
             return fresh
         return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
+
+    def offers_changed(self, upstream: Parent) -> None:
+        """A parent announced its artifacts, or has no longer what it announced."""
+        self.owner.on_offered(upstream)
+
+    def upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None:
+        """The link to a parent has ended. Artifacts that the parent was sending have no source any more."""
+        self.upstreams.discard(upstream)
+        for holding in self.holdings.values():
+            holding.lose_source(upstream)
+        self.owner.on_upstream_lost(upstream, error)
 
     def set_path(self, path: list[bytes]) -> None:
         """Set the parent's path, and tell the children."""

@@ -8,24 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-ALIVE_ACTIVE_S = 0.05
-"""Seconds between keepalives while a transfer runs."""
-ALIVE_IDLE_S = 1.0
-"""Seconds between keepalives at other times."""
-SILENCE_FLOOR_S = 0.25
-"""Seconds of silence, while a transfer runs, that may be a pause of the parent's scheduler."""
-IDLE_SILENCE_S = 5.0
-"""Seconds of silence at other times after which a parent counts as failed."""
-STALL_FLOOR_S = 1.0
-"""Seconds without payload after which a parent that holds more pieces counts as stalled."""
-JITTER_FACTOR = 4.0
-"""Factor between the longest recent gap of this link and the silence that counts as failure."""
-JITTER_DECAY = 0.98
-"""Factor on the longest gap for each read: a jittery minute is forgotten in time."""
-LATE_S = 0.1
-"""Seconds of delay of ``judge`` from which this node's own event loop was blocked. The blocked time does not count as
-silence.
-"""
+from p2pcast.relay.tuning import (
+    BLOCKED_LOOP_S,
+    IDLE_SILENCE_S,
+    JITTER_DECAY,
+    JITTER_FACTOR,
+    SILENCE_FLOOR_S,
+    STALL_FLOOR_S,
+)
 
 
 class Verdict(Enum):
@@ -77,7 +67,7 @@ class ParentWatch:
         """
         late = now - self.looked_at - every_s
         self.looked_at = now
-        if late > LATE_S:
+        if late > BLOCKED_LOOP_S:
             self.heard_at += late
             self.payload_at += late
         rtt = self.rtt_s or 0.0

@@ -13,32 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from p2pcast import limits
 from p2pcast.relay.piece_set import indices_of, ranges_of
+from p2pcast.relay.tuning import (
+    PULL_LATE_S,
+    PULL_RATE_S,
+    PULL_STALL_S,
+    PULL_WINDOW_LEAST_BYTES,
+    PULL_WINDOW_LEAST_PIECES,
+    PULL_WINDOW_MOST_BYTES,
+    PULL_WINDOW_S,
+)
 
 Source = bytes
 """A node."""
 Mask = npt.NDArray[np.bool_]
-
-WINDOW_S: Final = 1.0
-"""Seconds of work asked of a source ahead: several round trips, and no more than the end may have to wait for. Not
-measured.
-"""
-MIN_WINDOW_PIECES: Final = 2
-MIN_WINDOW_BYTES: Final = 256 * limits.KIB
-MAX_WINDOW_BYTES: Final = 32 * limits.MIB
-"""Limits of the window, whatever the source's rate. Not measured."""
-RATE_S: Final = 0.25
-"""Least seconds over which a source's rate is measured. Not measured."""
-LATE_S: Final = 1.0
-"""A source that needs more seconds than this, and twice as many as an idle source, is asked to give pieces back."""
-STALL_S: Final = 5.0
-"""Seconds without a byte after which a source is left: even a source that gives way to a version sends some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +93,8 @@ class _Source:
     recalled_s: float | None = None
 
     def window_bytes(self, piece_bytes: int) -> float:
-        least = max(MIN_WINDOW_BYTES, MIN_WINDOW_PIECES * piece_bytes)
-        return min(MAX_WINDOW_BYTES, max(least, self.bytes_s * WINDOW_S))
+        least = max(PULL_WINDOW_LEAST_BYTES, PULL_WINDOW_LEAST_PIECES * piece_bytes)
+        return min(PULL_WINDOW_MOST_BYTES, max(least, self.bytes_s * PULL_WINDOW_S))
 
     def done_in_s(self, more_bytes: int = 0) -> float:
         """Seconds until the source has sent all it was asked for."""
@@ -252,10 +245,10 @@ class PullSchedule:
         out: list[Instruction] = []
         for source, one in self._sources.items():
             self._measure(one, now_s)
-            if self.owes(source) and now_s - one.heard_s > STALL_S:
-                out.append(Leave(source, f"sent nothing of what it was asked for in {STALL_S:.0f} s"))
-            elif one.recalled_s is not None and now_s - one.recalled_s > STALL_S:
-                out.append(Leave(source, f"did not say in {STALL_S:.0f} s what it has not sent"))
+            if self.owes(source) and now_s - one.heard_s > PULL_STALL_S:
+                out.append(Leave(source, f"sent nothing of what it was asked for in {PULL_STALL_S:.0f} s"))
+            elif one.recalled_s is not None and now_s - one.recalled_s > PULL_STALL_S:
+                out.append(Leave(source, f"did not say in {PULL_STALL_S:.0f} s what it has not sent"))
         for instruction in out:
             self.lost(instruction.source)
         out += self._directories(now_s)
@@ -276,7 +269,7 @@ class PullSchedule:
     @staticmethod
     def _measure(one: _Source, now_s: float) -> None:
         passed_s = now_s - one.measured_s
-        if passed_s >= RATE_S:
+        if passed_s >= PULL_RATE_S:
             bytes_s = one.heard_bytes / passed_s
             if one.asked or one.heard_bytes:
                 one.bytes_s = bytes_s if not one.bytes_s else 0.5 * one.bytes_s + 0.5 * bytes_s
@@ -330,7 +323,7 @@ class PullSchedule:
         idle = [one for one in self._sources.values() if not one.asked and one.bytes_s]
         out: list[Instruction] = []
         for source, one in self._sources.items():
-            if one.recalled_s is not None or len(one.asked) < 2 or one.done_in_s() < LATE_S:
+            if one.recalled_s is not None or len(one.asked) < 2 or one.done_in_s() < PULL_LATE_S:
                 continue
             for artifact, pulled in self._pulled.items():
                 owed = [piece for key, piece in one.asked if key == artifact]

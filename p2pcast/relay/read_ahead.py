@@ -15,17 +15,12 @@ from typing import Protocol
 
 import blake3
 
-from p2pcast import limits
 from p2pcast.daemon.background_tasks import spawn
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.send_schedule import ChildSchedules
+from p2pcast.relay.tuning import READ_AHEAD_BYTES, READ_AHEAD_PIECES
 from p2pcast.transport.link import Link
-
-READ_AHEAD_PIECES = 32
-"""Pieces read ahead at once for one child."""
-READ_AHEAD_BYTES = 4 * limits.MIB
-"""Bytes read ahead at once for one child: an anchor's pieces are large, and several children may lag."""
 
 
 class PieceCache(Protocol):

@@ -14,7 +14,8 @@ from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableE
 from p2pcast.relay.child_lag import Inflow, Lag
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
-from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ParentWatch, Verdict
+from p2pcast.relay.parent_watch import ParentWatch, Verdict
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ATTACH_S, EXPECTED_S
 from p2pcast.relay.verified_pieces import Offer
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
@@ -24,12 +25,6 @@ from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message, Piece
 from p2pcast.wire.messages import Type
 
-ATTACH_S = 5.0
-"""Seconds that a parent has for an answer."""
-EXPECTED_S = 2.0
-"""Seconds that a live parent may take to open an announced version: it may wait for its own parent. After that the link
-counts as idle again.
-"""
 MAX_PINGS = 256
 """PINGs without an answer that are remembered: a round trip of five seconds has a hundred in flight."""
 MAX_HANDLES = 256
@@ -268,13 +263,10 @@ class Upstream:
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
         self.node.forward()
-        self.node.upstreams.discard(self)
-        for holding in self.node.holdings.values():
-            holding.lose_source(self)
+        self.node.upstream_lost(self, error)
         if not self.ended.done():
             self.ended.set_result(error)
             self._wakeup.notify()
-        self.node.owner.on_upstream_lost(self, error)
 
     # -- receiving
 
@@ -359,7 +351,7 @@ class Upstream:
                 self._attached_at = self._loop.time()
                 if self.beside:
                     self.want_newer()
-                node.owner.on_offered(self)
+                node.offers_changed(self)
         elif isinstance(body, messages.Unsent):
             if (answer := self._declined.get(body.artifact)) is not None and not answer.done():
                 answer.set_result(bool(body.pieces))
@@ -376,7 +368,7 @@ class Upstream:
         if holding is not None:
             holding.lose_source(self)
         self.node.update_busy()
-        self.node.owner.on_offered(self)
+        self.node.offers_changed(self)
 
     def want_newer(self) -> None:
         """Ask for every offered delta newer than all that is held: published while this node was down, or on its way

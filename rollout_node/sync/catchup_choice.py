@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from p2pcast.limits import MIB
-from p2pcast.relay.catchup_path import MIN_GAIN_S, Edge, Rates, cheapest_path, expected_bytes, seconds
+from p2pcast.relay.catchup_path import Edge, Rates, cheapest_path, expected_bytes, seconds
+from p2pcast.relay.tuning import SQUASH_LEAST_GAIN_S
 from p2pcast.version import Version
 from p2pcast.wire import messages
 
@@ -89,7 +90,8 @@ class CatchupChoice:
             max(e.version for e in missing),
             expected_bytes(sum(e.bytes for e in missing), len(missing), 0.3),
         )
-        if self.mode == "auto" and seconds(missing, rates, state_bytes) - rates.seconds(one, state_bytes) < MIN_GAIN_S:
+        gain_s = seconds(missing, rates, state_bytes) - rates.seconds(one, state_bytes)
+        if self.mode == "auto" and gain_s < SQUASH_LEAST_GAIN_S:
             return None
         return held
 

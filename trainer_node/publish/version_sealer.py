@@ -15,9 +15,9 @@ from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.events import Events
 from p2pcast.errors import LocalError, P2PCastError, RemoteError
-from p2pcast.relay.downstream import MAX_PULLS
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node, Parent
+from p2pcast.relay.tuning import MAX_PULLS
 from p2pcast.state.staging import Staging
 from p2pcast.store.artifact_log import Log
 from p2pcast.store.artifact_store import Store

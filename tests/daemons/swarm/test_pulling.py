@@ -157,7 +157,7 @@ async def test_sources_that_refuse(run, monkeypatch):
 
 async def test_a_source_that_accepts_requests_and_sends_nothing_is_left(run, monkeypatch):
     """The source answers keepalives; its pieces are requested from others all the same."""
-    monkeypatch.setattr("p2pcast.relay.pull_schedule.STALL_S", 0.5)
+    monkeypatch.setattr("p2pcast.relay.pull_schedule.PULL_STALL_S", 0.5)
     mute = run.peers["c"]
     burst = mute.node.downstream._burst
     monkeypatch.setattr(mute.node.downstream, "_burst", lambda child, stripe: child.live and burst(child, stripe))

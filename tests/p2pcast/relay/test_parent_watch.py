@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2pcast.relay.parent_watch import (
-    ALIVE_ACTIVE_S,
-    IDLE_SILENCE_S,
-    SILENCE_FLOOR_S,
-    STALL_FLOOR_S,
-    ParentWatch,
-    Verdict,
-)
+from p2pcast.relay.parent_watch import ParentWatch, Verdict
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S, IDLE_SILENCE_S, SILENCE_FLOOR_S, STALL_FLOOR_S
 
 EVERY = ALIVE_ACTIVE_S
 

@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.relay.piece_set import indices_of, ranges_of
-from p2pcast.relay.pull_schedule import (
-    LATE_S,
-    MAX_WINDOW_BYTES,
-    MIN_WINDOW_BYTES,
-    STALL_S,
-    Ask,
-    Leave,
-    PullSchedule,
-    Recall,
-)
+from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
+from p2pcast.relay.tuning import PULL_LATE_S, PULL_STALL_S, PULL_WINDOW_LEAST_BYTES, PULL_WINDOW_MOST_BYTES
 
 PIECE = 65536
 A, B = bytes(16), bytes([1]) * 16
@@ -91,7 +83,7 @@ class World:
                 self.asked[key] = name
                 self.queue[name].append(key)
             self.most_owed[name] = max(self.most_owed[name], len(self.queue[name]) * PIECE)
-            assert len(self.queue[name]) * PIECE <= max(MAX_WINDOW_BYTES, MIN_WINDOW_BYTES)
+            assert len(self.queue[name]) * PIECE <= max(PULL_WINDOW_MOST_BYTES, PULL_WINDOW_LEAST_BYTES)
         elif isinstance(instruction, Recall):
             wanted = {(instruction.artifact, piece) for piece in indices_of(instruction.pieces, 1 << 20)}
             assert wanted <= set(self.queue[name])
@@ -162,7 +154,7 @@ def test_sources_are_asked_in_proportion_to_their_rates():
     for name, bytes_s in rates.items():
         world.source(name, {A: every(2000)}, bytes_s)
     ideal_s = 2000 * PIECE / sum(rates.values())
-    assert world.run() <= 1.15 * ideal_s + LATE_S
+    assert world.run() <= 1.15 * ideal_s + PULL_LATE_S
     assert world.sent[b"slow"] < world.sent[b"middle"] < world.sent[b"quick"]
 
 
@@ -208,7 +200,7 @@ def test_at_the_end_a_slow_source_gives_back_unsent_pieces():
     world.want(A, 400)
     world.source(b"slow", {A: every(400)}, 3e4)
     world.source(b"quick", {A: every(400)}, 2e7)
-    assert world.run() < 6 * LATE_S, "the slow source alone would take 9 s for its pieces"
+    assert world.run() < 6 * PULL_LATE_S, "the slow source alone would take 9 s for its pieces"
     assert world.sent[b"slow"] >= 1
 
 
@@ -218,7 +210,7 @@ def test_a_silent_source_is_left_and_a_slow_source_is_kept():
     world.source(b"mute", {A: every(100)}, 0.0)
     world.source(b"trickle", {A: every(100)}, 0.0)
     left: set[bytes] = set()
-    for _ in range(int(3 * STALL_S / 0.25)):
+    for _ in range(int(3 * PULL_STALL_S / 0.25)):
         if b"trickle" in world.has:
             world.scattering.heard(b"trickle", 2000, world.now)
         left |= {i.source for i in world.step(0.25) if isinstance(i, Leave)}

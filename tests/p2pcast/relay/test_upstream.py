@@ -10,7 +10,7 @@ from p2pcast.artifact import RunKey
 from p2pcast.artifact.signed_records import Open
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.relay.node import Node
-from p2pcast.relay.parent_watch import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
+from p2pcast.relay.tuning import ALIVE_ACTIVE_S, SILENCE_FLOOR_S
 from p2pcast.relay.upstream import MAX_UNNAMED_LAYOUTS, Upstream
 from p2pcast.store.artifact_store import Store
 from p2pcast.transport.link import Link
