@@ -1,181 +1,198 @@
-"""Ledger, workers and learner are killed at any time: nothing is lost, and nothing is counted twice."""
+"""Ledger, workers and learner, all real processes, are killed by SIGKILL: nothing is lost, and nothing counts twice."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import random
 import signal
 import sys
-import threading
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine, digest_of
+from fake_engine import FakeEngine
+from kill_checks import check_ledger, check_lineage, plan
 from parity_task import NAME
 
 from p2pcast.version import Version
-from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
+from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
-STALENESS, BATCH_GROUPS = 2, 2
+STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4
 END_S = 300.0
+KILL_S = 45.0
+"""Longest time in seconds until the run goes on after a kill, on a busy machine."""
+PARTS = ("ledger", "learner", "w0", "w1")
+SCRIPT = Path(__file__).with_name("killable_learner.py")
 
 
-class KilledError(Exception):
-    """The learner died here."""
+class Run:
+    """Ledger, two workers and the learner. ``steps``: of the learner. ``database``: URL; None: SQLite."""
 
-
-@dataclass
-class Learner:
-    """Trains in a thread, checkpoints every second step, and resumes under a new branch when it has died."""
-
-    client: BatchClient
-    engine: FakeEngine
-    steps: int
-    kill: threading.Event = field(default_factory=threading.Event)
-    branch: int = 0
-    saved: tuple[int, tuple[RolloutBatch, ...]] = (0, ())
-    """The newest checkpoint: its step, and the batches of its lineage."""
-    acked: set[bytes] = field(default_factory=set)
-    deaths: int = 0
-
-    def run(self) -> None:
-        while self.saved[0] < self.steps:
-            try:
-                self._live()
-            except KilledError:
-                self.deaths += 1
-                self.branch += 1
-
-    def _die(self) -> None:
-        if self.kill.is_set():
-            self.kill.clear()
-            raise KilledError
-
-    def _publish(self, step: int) -> None:
-        name = f"{self.branch}.{step}"
-        self.client.publish(Version(self.branch, step), bytes.fromhex(digest_of(name)))
-        self.engine.versions = [*self.engine.versions, name]
-        self.engine.tokens_a_version = 1
-
-    def _live(self) -> None:
-        step, batches = self.saved
-        since = [batch.id for batch in batches if batch.id not in self.acked]
-        self.client.resume(self.branch, step, bytes([step] * 32), since)
-        self._publish(step)
-        while (batch := self.client.take(step)) is not None:
-            self._die()
-            assert batch.step == step
-            step, batches = step + 1, (*batches, batch)
-            self.client.applied(batch, step)
-            self._die()
-            self._publish(step)
-            self._die()
-            if step % 2 == 0 or step == self.steps:
-                self.saved = (step, batches)
-                self._die()
-                since = [one.id for one in batches if one.id not in self.acked]
-                self.client.ack(step, since, bytes([step] * 32))
-                self.acked |= {*since}
-
-
-class Processes:
-    """The ledger and its workers."""
-
-    def __init__(self, folder: Path, engine: FakeEngine, steps: int) -> None:
-        self._folder, self._engine, self._steps = folder, engine, steps
-        self.port = 0
+    def __init__(self, folder: Path, engine: FakeEngine, steps: int, database: str | None) -> None:
+        self.folder, self.state, self.database, self.steps = folder, folder / "ledger", database, steps
+        self._engine = engine
+        self._port = 0
         self.running: dict[str, asyncio.subprocess.Process] = {}
+        self.killed: Counter[str] = Counter()
+        (folder / "learner").mkdir()
+        self.allow(1)
+
+    # -- processes
 
     async def start(self, name: str) -> None:
-        state = self._folder / "ledger"
+        module = ["-m", "p2pcast.cli"]
         if name == "ledger":
-            bounds = ["--staleness", str(STALENESS), "--batch-groups", str(BATCH_GROUPS), "--group-size", "4"]
-            words = ["ledger", "--http", f"127.0.0.1:{self.port}", "--state", str(state), "--task", NAME, *bounds]
-            words += ["--last-step", str(self._steps), "--lease-guess", "3"]
+            bounds = ["--staleness", str(STALENESS), "--batch-groups", str(BATCH_GROUPS)]
+            words = [*module, "ledger", "--http", f"127.0.0.1:{self._port}", "--state", str(self.state), *bounds]
+            words += ["--task", NAME, "--group-size", str(GROUP_SIZE), "--lease-guess", "3"]
+            words += ["--last-step", str(self.steps)]
+            words += [] if self.database is None else ["--database", self.database]
+        elif name == "learner":
+            words = [str(SCRIPT), str(self._learner_config())]
         else:
             engine = ["--engine", self._engine.url, "--peer", self._engine.url.removeprefix("http://")]
-            bearer = ["--bearer-file", str(state / "worker.token")]
-            words = ["work", f"127.0.0.1:{self.port}", "--task", NAME, "--name", name, *bearer, *engine]
-        with open(self._folder / f"{name}.log", "ab") as log:  # noqa: ASYNC230 - a local file
-            command = [sys.executable, "-m", "p2pcast.cli", *words]
-            self.running[name] = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+            bearer = ["--bearer-file", str(self.state / "worker.token")]
+            words = [*module, "work", f"127.0.0.1:{self._port}", "--task", NAME, "--name", name, *bearer, *engine]
+        with open(self.folder / f"{name}.log", "ab") as log:  # noqa: ASYNC230 - a local file
+            self.running[name] = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log)
 
-    async def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        if process.returncode is None:
+    def _learner_config(self) -> Path:
+        file = self.folder / "learner.json"
+        url, bearer = f"http://127.0.0.1:{self._port}", str(self.state / "http.token")
+        about = {"folder": str(self.folder / "learner"), "steps": self.steps, "staleness": STALENESS}
+        file.write_text(json.dumps(about | {"url": url, "bearer": bearer, "model": None, "hub": None}))
+        return file
+
+    async def begin(self) -> None:
+        await self.start("ledger")
+        async with asyncio.timeout(END_S):
+            while not (self.state / "daemon.json").exists():
+                assert self.running["ledger"].returncode is None
+                await asyncio.sleep(0.05)
+        url = json.loads((self.state / "daemon.json").read_text())["http"]
+        self._port = int(url.rpartition(":")[2])
+        for name in PARTS[1:]:
+            await self.start(name)
+
+    async def kill(self, name: str, boundary: str | None) -> None:
+        """At the learner's boundary, or now. Starts the part again."""
+        die_at = self.folder / "learner" / "die-at"
+        if boundary in (None, "resumed"):
+            await self._killed(name)
+        if boundary is not None:
+            die_at.write_text(boundary)
+            if boundary == "resumed":
+                await self.start(name)
+            self.allow(3)  # a checkpoint is written at every second step
+            await self._killed(name, by_itself=True)
+        self.killed[name if boundary is None else f"{name} {boundary}"] += 1
+        await self.start(name)
+
+    async def _killed(self, name: str, *, by_itself: bool = False) -> None:
+        process = self.running[name]
+        if not by_itself:
+            assert process.returncode is None, f"{name} ended by itself"
             process.send_signal(signal.SIGKILL)
-        await process.wait()
+        async with asyncio.timeout(KILL_S):
+            assert await process.wait() == -signal.SIGKILL
 
-    def said(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self._folder.glob("*.log")))
+    async def end(self) -> None:
+        """Each part ends by itself once the run has ended; the ledger is asked to."""
+        for name in ("learner", "w0", "w1", "ledger"):
+            if name == "ledger":
+                self.running[name].terminate()
+            assert await self.running[name].wait() == 0, name
+
+    async def stop(self) -> None:
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        for file in sorted(self.folder.glob("*.log")):
+            print(f"--- {file.name}\n{file.read_text()[-6000:]}")
+
+    # -- the learner's progress
+
+    def allow(self, more: int) -> None:
+        """Steps beyond the newest one: the run does not end before the last kill."""
+        (self.folder / "learner" / "allowed").write_text(str(self.step() + more))
+
+    def _applied(self) -> list[str]:
+        file = self.folder / "learner" / "applied"
+        return file.read_text().split() if file.exists() else []
+
+    def step(self) -> int:
+        return max((Version.parse(line).step for line in self._applied()[-1:]), default=0)
+
+    def applied(self) -> int:
+        """Steps that learners have applied, the lost ones included."""
+        return len(self._applied())
+
+    async def until_applied(self, count: int) -> None:
+        async with asyncio.timeout(END_S):
+            while self.applied() < count:
+                for name, process in self.running.items():
+                    assert process.returncode is None, f"{name} ended with {process.returncode}"
+                await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
-async def started(folder: Path, engine: FakeEngine, steps: int) -> AsyncIterator[Processes]:
-    made = Processes(folder, engine, steps)
+async def started(folder: Path, engine: FakeEngine, steps: int, database: str | None) -> AsyncIterator[Run]:
+    run = Run(folder, engine, steps, database)
+    announcements = asyncio.create_task(announce(folder / "learner" / "announced", engine))
     try:
-        await made.start("ledger")
-        async with asyncio.timeout(END_S):
-            while not (folder / "ledger" / "daemon.json").exists():  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(0.05)
-        url = json.loads((folder / "ledger" / "daemon.json").read_text())["http"]
-        made.port = int(url.rpartition(":")[2])
-        for name in ("w0", "w1"):
-            await made.start(name)
-        yield made
+        await run.begin()
+        yield run
     finally:
-        for name in list(made.running):
-            await made.kill(name)
-        print(made.said())
+        announcements.cancel()
+        await asyncio.wait([announcements])
+        await run.stop()
 
 
-async def kills(made: Processes, learner: Learner, drawn: random.Random, count: int) -> None:
-    """Kill one part after the other, each once its predecessors have done something again."""
-    for _ in range(count):
-        await asyncio.sleep(drawn.uniform(0.2, 1.5))
-        victim = drawn.choice(["ledger", "w0", "w1", "learner"])
-        if victim == "learner":
-            learner.kill.set()
-        elif victim in made.running:
-            await made.kill(victim)
-            await made.start(victim)
+async def announce(folder: Path, engine: FakeEngine) -> None:
+    """The engine goes through the versions that the learner has announced, one more with each token."""
+    engine.tokens_a_version = 1
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            engine.versions = [str(version) for version in sorted(map(Version.parse, os.listdir(folder)))]
+        await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize(("seed", "count"), [(1, 6), pytest.param(2, 40, marks=pytest.mark.prove)])
-async def test_every_batch_is_trained_once_despite_kills(
-    tmp_path: Path, engine: FakeEngine, seed: int, count: int
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    if request.param == "sqlite":
+        yield None
+        return
+    with postgresql() as cluster:
+        yield cluster.database()
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("seed", "count"), [(1, 4), pytest.param(2, 24, marks=pytest.mark.prove)])
+async def test_nothing_is_lost_though_parts_are_killed(
+    tmp_path: Path, engine: FakeEngine, database: str | None, seed: int, count: int
 ) -> None:
     engine.versions = []
-    steps = 4 + count
-    async with asyncio.timeout(END_S + 20 * count), started(tmp_path, engine, steps) as made:
-        bearer = tmp_path / "ledger" / "http.token"
-        client = BatchClient(f"http://127.0.0.1:{made.port}", bearer_file=bearer, give_up_s=END_S)
-        learner = Learner(client, engine, steps)
-        training = asyncio.create_task(asyncio.to_thread(learner.run))
-        killing = asyncio.create_task(kills(made, learner, random.Random(seed), count))
-        await asyncio.wait([training, killing], return_when=asyncio.FIRST_COMPLETED)
-        if training.done():
-            killing.cancel()
-        await training
-        await asyncio.wait([killing])
-        for name in ("w0", "w1"):  # the run has ended: each worker that hears so ends by itself
-            if name in made.running:
-                assert await made.running[name].wait() == 0
-    check(learner, steps)
-
-
-def check(learner: Learner, steps: int) -> None:
-    step, batches = learner.saved
-    assert (step, [batch.step for batch in batches]) == (steps, list(range(steps)))
-    assert len({batch.id for batch in batches}) == steps
-    jobs = [rollout.result.job for batch in batches for group in batch.groups for rollout in group.rollouts]
-    groups = [group.group.id for batch in batches for group in batch.groups]
-    assert len(jobs) == len(set(jobs))
-    assert len(groups) == len(set(groups))
-    for batch in batches:
-        for rollout in (rollout for group in batch.groups for rollout in group.rollouts):
-            assert rollout.result.oldest_step >= batch.step - STALENESS
+    steps, drawn = 5 * count + 4, random.Random(seed)
+    async with (
+        asyncio.timeout(END_S + 2 * KILL_S * count),
+        started(tmp_path, engine, steps, database) as run,
+    ):
+        for victim, boundary in plan(PARTS, count, seed):
+            run.allow(2)
+            await run.until_applied(run.applied() + 1)
+            if boundary is None:
+                await asyncio.sleep(drawn.uniform(0.0, 0.5))
+            await run.kill(victim, boundary)
+        run.allow(steps)  # to the end
+        await run.end()
+        assert run.killed.total() == count
+    found = check_lineage(tmp_path / "learner", steps, STALENESS)
+    rows = check_ledger(run.state, database, found, STALENESS)
+    states = {name: dict(Counter(row.state for row in rows[name])) for name in ("jobs", "leases", "batches")}
+    print(f"killed {dict(run.killed)}; {run.applied()} steps applied for {steps}; rows {states}")
