@@ -45,6 +45,11 @@ def test_the_walk_through(own_machine: list[str], tmp_path: Path) -> None:
             assert received[-8_000_000:] == sent[-8_000_000:]
 
 
+def test_the_quick_start_has_the_same_commands() -> None:
+    page = (README.parent / "docs" / "quickstart.md").read_text()
+    assert _TESTED.findall(page) == _TESTED.findall(README.read_text())
+
+
 def test_every_link_leads_somewhere() -> None:
     for page in [README, *(README.parent / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
