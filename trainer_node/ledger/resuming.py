@@ -46,6 +46,9 @@ def _check_step(conn: Connection, now: Present, branch: int, step: int) -> None:
 
 
 def _settle_batches(conn: Connection, step: int, checkpoint: bytes | None, contained: set[bytes]) -> None:
+    """A live batch of an earlier step is in the lineage of the present weights, because a resume reopens all others. So
+    the checkpoint contains it: the batch would be trained twice if it was reopened.
+    """
     rows = conn.execute(select(db.batches).order_by(db.batches.c.step)).all()
     for row in rows:
         batch = bytes(row.id)
@@ -56,8 +59,14 @@ def _settle_batches(conn: Connection, step: int, checkpoint: bytes | None, conta
                 raise UsageError(f"batch {batch.hex()} is of step {row.step}: it cannot be in a checkpoint of {step}")
             if row.state != "trained":
                 trained(conn, batch, checkpoint)
-        elif row.state in ("cut", "applied") or (row.state == "trained" and row.step >= step):
+        elif row.step >= step and row.state != "reopened":
             _reopen(conn, batch, was_trained=row.state == "trained")
+        elif row.state in ("cut", "applied"):
+            raise RefusedError(
+                f"the checkpoint of step {step} does not name batch {batch.hex()} of step {row.step}, which is"
+                f" {row.state} and in no checkpoint yet: name all batches since the last acknowledged checkpoint, or"
+                f" resume from step {row.step} or earlier"
+            )
 
 
 def _reopen(conn: Connection, batch: bytes, *, was_trained: bool) -> None:

@@ -1,0 +1,59 @@
+"""Checkpoints that a learner may resume from, and those that would train a batch twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from p2pcast.errors import RefusedError
+from tests.trainer_node.ledger.ledger_game import Game
+from trainer_node.ledger.database.ledger_store import Store
+
+CHECKPOINT = b"c" * 32
+
+
+@pytest.fixture
+def game(opened: Callable[[], Store]) -> Iterator[Game]:
+    made = Game(opened)
+    yield made
+    made.ledger.close()
+
+
+def test_checkpoint_that_omits_an_applied_batch_is_refused(game: Game) -> None:
+    session = game.join("a")
+    first, second = game.whole_step(session), game.whole_step(session)
+    before = game.ledger.status()
+    with pytest.raises(RefusedError, match=rf"does not name batch {first.hex()} of step 0, .* or resume from step 0"):
+        game.ledger.resume(1, 2, CHECKPOINT, [second])
+    assert game.ledger.status() == before, "a refused resume changes nothing"
+    assert game.ledger.resume(1, 2, CHECKPOINT, [first, second]) == 2
+
+
+def test_checkpoint_names_batches_since_the_acknowledged_one(game: Game) -> None:
+    session = game.join("a")
+    first, second = game.whole_step(session), game.whole_step(session)
+    game.ledger.ack(game.epoch, 1, [first], CHECKPOINT)
+    assert game.ledger.resume(0, 2, CHECKPOINT, [second]) == 2
+    assert game.ledger.status()["batches"] == {"trained": 2}
+
+
+def test_checkpoint_that_omits_its_own_cut_batch_is_refused(game: Game) -> None:
+    """The learner has applied the batch, and died before it could say so."""
+    session = game.join("a")
+    game.add(2)
+    game.fill(session)
+    cut = game.take().batch
+    assert cut is not None
+    with pytest.raises(RefusedError, match=f"does not name batch {cut.id.hex()} of step 0, which is cut"):
+        game.ledger.resume(0, 1, CHECKPOINT, [])
+    assert game.ledger.resume(0, 1, CHECKPOINT, [cut.id]) == 2
+    assert game.ledger.status()["batches"] == {"trained": 1}
+
+
+def test_batches_from_the_checkpoints_step_on_are_reopened(game: Game) -> None:
+    session = game.join("a")
+    first = game.whole_step(session)
+    game.whole_step(session)
+    assert game.ledger.resume(1, 1, CHECKPOINT, [first]) == 2
+    assert game.ledger.status()["batches"] == {"trained": 1, "reopened": 1}
