@@ -12,7 +12,7 @@ from p2pcast.errors import RefusedError
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.group_pool import drop, shorten
-from trainer_node.ledger.ledger_rows import Present, UnknownIdError, check_epoch, finished, move, move_all
+from trainer_node.ledger.ledger_rows import Present, UnknownIdError, check_epoch, finished, in_parts, move, move_all
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
 from trainer_node.ledger.pace import Bounds, Candidate, Verdict, cut
 
@@ -86,7 +86,7 @@ def take(
         assert verdict is not Verdict.USE
         drop(conn, now, live[candidate.opened].id, verdict.value)
     if made.batch is None:
-        return Taken(None, False, *_report(conn, now, ()))
+        return Taken(None, False, *_report(conn, now, None, 0))
     batch_id = new_id()
     conn.execute(
         insert(db.batches).values(
@@ -112,23 +112,24 @@ def take(
 def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
     steps: dict[bytes, list[int]] = defaultdict(list)
     rewards: dict[bytes, list[float]] = defaultdict(list)
+    unsettled: dict[bytes, int] = {}
     # The list of groups makes the database begin with their jobs, not with all results.
-    ids = list(opened)
-    accepted = (
-        select(db.jobs.c.group_id, db.results.c.oldest_step, db.results.c.reward)
-        .join(db.results, db.results.c.job_id == db.jobs.c.id)
-        .where(db.jobs.c.group_id.in_(ids), db.results.c.verdict == "accepted")
-        .order_by(db.jobs.c.position)
-    )
-    for row in conn.execute(accepted):
-        steps[row.group_id].append(row.oldest_step)
-        rewards[row.group_id].append(row.reward)
-    counted = (
-        select(db.jobs.c.group_id, func.count().label("jobs"))
-        .where(db.jobs.c.group_id.in_(ids), db.jobs.c.state.in_(UNSETTLED_JOBS))
-        .group_by(db.jobs.c.group_id)
-    )
-    unsettled: dict[bytes, int] = {row.group_id: row.jobs for row in conn.execute(counted)}
+    for ids in in_parts(opened):
+        accepted = (
+            select(db.jobs.c.group_id, db.results.c.oldest_step, db.results.c.reward)
+            .join(db.results, db.results.c.job_id == db.jobs.c.id)
+            .where(db.jobs.c.group_id.in_(ids), db.results.c.verdict == "accepted")
+            .order_by(db.jobs.c.position)
+        )
+        for row in conn.execute(accepted):
+            steps[row.group_id].append(row.oldest_step)
+            rewards[row.group_id].append(row.reward)
+        counted = (
+            select(db.jobs.c.group_id, func.count().label("jobs"))
+            .where(db.jobs.c.group_id.in_(ids), db.jobs.c.state.in_(UNSETTLED_JOBS))
+            .group_by(db.jobs.c.group_id)
+        )
+        unsettled |= {row.group_id: row.jobs for row in conn.execute(counted)}
     return [
         Candidate(number, steps[group], rewards[group], unsettled.get(group, 0)) for group, number in opened.items()
     ]
@@ -158,7 +159,7 @@ def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:
     ).all()
     results = _results(conn, row.id, row.oldest_step)
     members = tuple(Member(bytes(g.body), tuple(results[bytes(g.id)])) for g in groups)
-    report = _report(conn, now, [g.id for g in groups])
+    report = _report(conn, now, row.id, len(groups))
     return Taken(Batch(bytes(row.id), row.step, members), False, *report)
 
 
@@ -185,17 +186,18 @@ def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes,
     return found
 
 
-def _report(conn: Connection, now: Present, used: Sequence[bytes]) -> tuple[int, float | None]:
+def _report(conn: Connection, now: Present, batch: bytes | None, used: int) -> tuple[int, float | None]:
     """Groups that ended for this batch, used or dropped, and the mean reward of their accepted results."""
+    members = select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)
     dropped = (db.groups.c.state == "dropped") & (db.groups.c.purpose == "train")
     dropped &= (db.groups.c.ended_epoch == now.epoch) & (db.groups.c.ended_step == now.step)
     mean = (
         select(func.avg(db.results.c.reward))
         .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
         .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
-        .where(db.results.c.verdict == "accepted", dropped | db.groups.c.id.in_(used))
+        .where(db.results.c.verdict == "accepted", dropped | db.groups.c.id.in_(members))
     )
-    return len(used) + _played(conn, now), conn.scalar(mean)
+    return used + _played(conn, now), conn.scalar(mean)
 
 
 def applied(conn: Connection, now: Present, *, epoch: int, batch: bytes, step: int) -> None:

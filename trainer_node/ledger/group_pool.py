@@ -19,6 +19,7 @@ from trainer_node.ledger.ledger_rows import (
     FullError,
     Present,
     ahead,
+    in_parts,
     move,
     move_all,
 )
@@ -147,10 +148,11 @@ def _waiting(conn: Connection, which: ColumnElement[bool], jobs: int, most: int)
 
 def read_groups(conn: Connection, group_ids: Collection[bytes]) -> dict[bytes, Group]:
     """The records of some groups, by id."""
-    if not group_ids:
-        return {}
-    rows = conn.execute(select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(group_ids)))
-    return {bytes(row.id): Group.from_bytes(bytes(row.body)) for row in rows}
+    found: dict[bytes, Group] = {}
+    for part in in_parts(group_ids):
+        rows = conn.execute(select(db.groups.c.id, db.groups.c.body).where(db.groups.c.id.in_(part)))
+        found |= {bytes(row.id): Group.from_bytes(bytes(row.body)) for row in rows}
+    return found
 
 
 def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, sel
 
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.group_pool import drop
-from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present
+from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present, in_parts
 
 EVALUATION_STEPS = 64
 """A group for evaluation that has not ended so many steps after it was added is dropped: no engine serves its version
@@ -51,8 +51,9 @@ def _forget_batches(conn: Connection, before: int) -> None:
     # A learner that resumes again and again reopens batches of the same steps.
     reopened = select(db.batches.c.id).where(db.batches.c.state == "reopened")
     gone = {*conn.scalars(old), *conn.scalars(reopened.order_by(db.batches.c.epoch.desc()).offset(KEPT_BATCHES))}
-    conn.execute(delete(db.batch_members).where(db.batch_members.c.batch_id.in_(gone)))
-    conn.execute(delete(db.batches).where(db.batches.c.id.in_(gone)))
+    for part in in_parts(gone):
+        conn.execute(delete(db.batch_members).where(db.batch_members.c.batch_id.in_(part)))
+        conn.execute(delete(db.batches).where(db.batches.c.id.in_(part)))
 
 
 def _forget_groups(conn: Connection, before: int) -> None:
@@ -61,13 +62,13 @@ def _forget_groups(conn: Connection, before: int) -> None:
     surplus = _ids(ended).order_by(db.groups.c.added.desc()).offset(KEPT_GROUPS)
     old = _ids(or_(db.groups.c.state == "trained", ended & (db.groups.c.ended_step < before)))
     members = select(db.batch_members.c.group_id)
-    gone = conn.scalars(old.where(db.groups.c.id.not_in(members))).all()
-    gone = [*gone, *(set(conn.scalars(surplus.where(db.groups.c.id.not_in(members)))) - set(gone))]
-    jobs = select(db.jobs.c.id).where(db.jobs.c.group_id.in_(gone))
-    conn.execute(delete(db.results).where(db.results.c.job_id.in_(jobs)))
-    conn.execute(delete(db.leases).where(db.leases.c.job_id.in_(jobs)))
-    conn.execute(delete(db.jobs).where(db.jobs.c.group_id.in_(gone)))
-    conn.execute(delete(db.groups).where(db.groups.c.id.in_(gone)))
+    gone = {group for which in (old, surplus) for group in conn.scalars(which.where(db.groups.c.id.not_in(members)))}
+    for part in in_parts(gone):
+        jobs = select(db.jobs.c.id).where(db.jobs.c.group_id.in_(part))
+        conn.execute(delete(db.results).where(db.results.c.job_id.in_(jobs)))
+        conn.execute(delete(db.leases).where(db.leases.c.job_id.in_(jobs)))
+        conn.execute(delete(db.jobs).where(db.jobs.c.group_id.in_(part)))
+        conn.execute(delete(db.groups).where(db.groups.c.id.in_(part)))
 
 
 def _ids(which: ColumnElement[bool]) -> Select[tuple[bytes]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, func, select, update
 
@@ -15,6 +15,8 @@ from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, sources
 from trainer_node.ledger.lineage import Fork, Lineage
 from trainer_node.ledger.pace import Bounds
+
+T = TypeVar("T")
 
 MAX_FAILURES = 3
 """Results of a job that may be rejected, before the job is."""
@@ -37,6 +39,10 @@ BEARER = "bearer"
 """The caller of all workers that show a bearer token. They cannot be told apart, so none answers for another."""
 KEPT_BATCHES = 16
 """Trained batches whose rows and bodies stay: a learner may resume from a checkpoint so many batches old."""
+
+
+MAX_LISTED = 8192
+"""Ids in one list of a statement: PostgreSQL takes 65535 parameters, SQLite perhaps 32766."""
 
 
 class UnknownIdError(UsageError):
@@ -133,13 +139,18 @@ def move(conn: Connection, kind: str, table: Table, row_id: bytes, new: str, **v
         raise IntegrityError(f"the ledger may not change a {kind} from {old} to {new}")
 
 
+def in_parts(ids: Collection[T]) -> Iterator[list[T]]:
+    """The ids, in lists that a statement can hold."""
+    found = list(ids)
+    return (found[first : first + MAX_LISTED] for first in range(0, len(found), MAX_LISTED))
+
+
 def move_all(conn: Connection, kind: str, table: Table, row_ids: Collection[bytes], new: str, **values: Any) -> None:
     """Change the state of several rows at once. Raises IntegrityError unless the kind's table has every change."""
-    if not row_ids:
-        return
-    change = update(table).where(table.c.id.in_(row_ids), table.c.state.in_(sources(kind, new)))
-    if conn.execute(change.values(state=new, **values)).rowcount != len(row_ids):
-        raise IntegrityError(f"the ledger may not change one of {len(row_ids)} rows of kind {kind} to {new}")
+    for part in in_parts(row_ids):
+        change = update(table).where(table.c.id.in_(part), table.c.state.in_(sources(kind, new)))
+        if conn.execute(change.values(state=new, **values)).rowcount != len(part):
+            raise IntegrityError(f"the ledger may not change one of {len(part)} rows of kind {kind} to {new}")
 
 
 def check_epoch(now: Present, epoch: int) -> None:
