@@ -24,6 +24,7 @@ import numpy as np
 from p2pcast import limits
 from p2pcast.errors import LocalError, RetryableError
 from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_checker import LENGTH_BYTES
 
@@ -80,7 +81,18 @@ class TaskProcesses:
 
     async def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
         """Raises ForgedPlayError for tokens that the task refuses, CheckFailedError, and ChecksDownError."""
-        request = msgpack.packb([job.to_bytes(), token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()])
+        return await self._ask(job, token_ids, mask, None)
+
+    async def check(self, job: Job, result: Result) -> float:
+        """The reward of a result whose other fields are those of the task's own play. Raises as ``reward`` does,
+        ForgedPlayError also for another stop, other turns, or a loss mask that is not the task's.
+        """
+        turns, loss = (None if found is None else found.tobytes() for found in (result.turns, result.loss_mask))
+        return await self._ask(job, result.token_ids, result.mask, [result.stop, turns, loss])
+
+    async def _ask(self, job: Job, token_ids: np.ndarray, mask: np.ndarray, claims: list[Any] | None) -> float:
+        ids, marks = token_ids.astype("<u4").tobytes(), mask.astype("u1").tobytes()
+        request = msgpack.packb([job.to_bytes(), ids, marks, claims])
         async with self._places, self._checker() as checker:
             try:
                 async with asyncio.timeout(self._check_s):

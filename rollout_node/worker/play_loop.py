@@ -264,6 +264,8 @@ class PlayLoop:
             logger.warning("the check of job %s failed: %s", job.job.hex(), error)
             played = replace(played, tags=(*played.tags, ("check", str(error)[:MAX_TAG])))
         result = result_of(job, lease.lease, played, reward)
+        if (loss_mask := getattr(self._task, "loss_mask", None)) is not None:
+            result = replace(result, loss_mask=loss_mask(job, played.token_ids, played.mask))
         if (wrong := fault(result, self._task.vocabulary)) is not None:
             raise RemoteError(f"the play is no valid result: {wrong}")
         return result

@@ -6,6 +6,7 @@ from mutation import CONTEXTS, TOKEN_LEDGER, Mutation
 
 PLAY = "p2pcast/tasks/play.py"
 PROCESS = "p2pcast/tasks/task_process.py"
+CHECKER = "p2pcast/tasks/task_checker.py"
 PLAYS = "tests/p2pcast/tasks/test_play.py::"
 CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
 SERVER_ROLE = "p2pcast/trust/server_role.py"
@@ -260,6 +261,41 @@ ROLLOUTS = [
         'settled=row.job_state not in UNSETTLED_JOBS or row.group_state != "open",',
         "settled=False,",
         LEDGER_RULES + "test_first_result_of_a_job_counts_though_late",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if stop != played.stop:",
+        "if False:",
+        PLAYS + "test_a_play_with_another_stop_or_other_turns_is_refused",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if turns is not None and not np.array_equal(",
+        "if False and not np.array_equal(",
+        PLAYS + "test_a_play_with_another_stop_or_other_turns_is_refused",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if stated is not None and not np.array_equal(",
+        "if False and not np.array_equal(",
+        PLAYS + "test_a_loss_mask_is_the_tasks",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "elif not count or count < most:",
+        "elif not count:",
+        PLAYS + "test_a_turn_that_was_cut_short_is_refused",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        "trainer_node/ledger_server/ledger_routes.py",
+        "await self._scorers.check(job, result)",
+        "await self._scorers.reward(job, result.token_ids, result.mask)",
+        REQUESTS + "test_other_fields_of_a_result_are_those_of_the_tasks_play",
     ),
     Mutation(
         "hands in a second result of a job",

@@ -287,7 +287,7 @@ class LedgerRoutes:
 
     async def _score(self, job: Job, result: Result) -> float | Rejection:
         try:
-            return await self._scorers.reward(job, result.token_ids, result.mask)
+            return await self._scorers.check(job, result)
         except ForgedPlayError as error:
             return Rejection(Reason.FORGED, str(error))
         except CheckFailedError as error:

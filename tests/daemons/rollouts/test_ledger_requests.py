@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import msgpack
+import numpy as np
 import pytest
 import zstandard
 from fake_engine import digest_of
@@ -96,6 +97,10 @@ async def played(lease: bytes, job: Job, *, odd: bool = True) -> Result:
     play = Play(job.prompt)
     sample = await play.turn(OneSampler(3 if odd else 4), job, job.max_tokens, (2,))
     return result_of(job, lease, play.end(sample.stop), 0.0)
+
+
+def changed(result: Result, **fields: Any) -> Result:
+    return Result(**{name: getattr(result, name) for name in Result._reads} | fields)
 
 
 @pytest.fixture
@@ -196,8 +201,7 @@ async def test_the_same_result_again_gets_the_same_verdict_and_another_409(stage
     first = await stage.hand_in(stage.session, result)
     assert (first[0], first[1]["results"][0]["verdict"]) == (200, "accepted")
     assert await stage.hand_in(stage.session, result) == first
-    other = Result(**{name: getattr(result, name) for name in Result._reads} | {"reward": 0.5})
-    status, answer = await stage.hand_in(stage.session, other)
+    status, answer = await stage.hand_in(stage.session, changed(result, reward=0.5))
     assert status == 409
     assert "another result" in answer["error"]
 
@@ -216,7 +220,7 @@ async def test_a_request_that_is_sent_again_starts_no_second_check(
         await ends.wait()
         return 1.0
 
-    monkeypatch.setattr(stage.daemon._scorers, "reward", reward)
+    monkeypatch.setattr(stage.daemon._scorers, "check", reward)
     first = asyncio.create_task(stage.hand_in(stage.session, result))
     await begins.wait()
     first.cancel()  # the worker gives up; the ledger goes on
@@ -240,14 +244,30 @@ async def test_a_worker_settles_no_lease_of_another(stage: Stage) -> None:
 async def test_tokens_that_the_task_did_not_say_are_forged(stage: Stage) -> None:
     [(lease, job)] = await stage.lease(stage.session)
     result = await played(lease, job)
-    changed = result.token_ids.copy()
-    changed[0] += 1
-    forged = Result(**{name: getattr(result, name) for name in Result._reads} | {"token_ids": changed})
-    _, answer = await stage.hand_in(stage.session, forged)
+    token_ids = result.token_ids.copy()
+    token_ids[0] += 1
+    _, answer = await stage.hand_in(stage.session, changed(result, token_ids=token_ids))
     assert answer["results"][0]["reason"] == "forged"
     await stage.daemon.view.renew()
     [worker] = (await stage.get("/v1/workers", "trainer"))[1]["workers"]
     assert (worker["name"], worker["blamed"], worker["accepted_tokens"]) == ("w", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("stop", "length", "stopped with 'end', not 'length'"),
+        ("turns", np.array([3], "<u4"), "begin elsewhere"),
+        ("loss_mask", np.array([0, 0, 1, 1], "u1"), "task parity states none"),
+    ],
+)
+async def test_other_fields_of_a_result_are_those_of_the_tasks_play(
+    stage: Stage, field: str, value: Any, said: str
+) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    _, answer = await stage.hand_in(stage.session, changed(await played(lease, job), **{field: value}))
+    assert answer["results"][0]["reason"] == "forged"
+    assert said in answer["results"][0]["detail"]
 
 
 async def test_results_that_are_no_records_change_nothing(stage: Stage) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from scripted_sampler import PlayerSampler, RandomSampler, jobs_of
 
 from p2pcast.errors import RemoteError
 from p2pcast.rollouts.result import Result, fault
+from p2pcast.tasks import task_checker
 from p2pcast.tasks.holdem import Holdem
 from p2pcast.tasks.leduc import ACTIONS, Leduc
 from p2pcast.tasks.math_task import Math
@@ -48,6 +51,59 @@ async def test_results_of_plays_have_no_fault_and_survive_their_bytes(task: Task
         result = result_of(job, bytes(16), found, task.reward(job, found.token_ids, found.mask))
         assert fault(result, task.vocabulary) is None
         assert Result.from_bytes(result.to_bytes()) == result
+
+
+def claims(found: Trajectory) -> list[object]:
+    return [found.stop, found.turns.tobytes(), None]
+
+
+async def test_every_play_is_found_again_with_its_stop_and_turns(task: Task) -> None:
+    for job, found, _ in await played(task):
+        said = (job, found.token_ids, found.mask, *claims(found))
+        await asyncio.to_thread(task_checker._check_claims, task, *said)
+
+
+async def test_a_play_with_another_stop_or_other_turns_is_refused(task: Task) -> None:
+    job, found, _ = (await played(task, 1))[0]
+    stop, turns, loss = claims(found)
+    others = ({"end", "length", "task"} - {stop}, {b"", bytes(4) + turns}, {b"", found.mask.tobytes()})
+    for place, values in enumerate(others):
+        for value in values:
+            said = [stop, turns, loss]
+            said[place] = value
+            with pytest.raises(ForgedPlayError):
+                await asyncio.to_thread(task_checker._check_claims, task, job, found.token_ids, found.mask, *said)
+
+
+async def test_a_turn_that_was_cut_short_is_refused() -> None:
+    """A worker that ends its samples early would choose among them."""
+    job, found, _ = next(one for one in await played(TASKS["sums"]) if len(one[1].token_ids) == one[1].turns[0] + 3)
+    cut = found.token_ids[:-1], found.mask[:-1]
+    for stop in ("end", "length"):
+        with pytest.raises(ForgedPlayError, match="ends before its limit"):
+            await asyncio.to_thread(task_checker._check_claims, TASKS["sums"], job, *cut, stop, None, None)
+
+
+class Halved(Sums):
+    """Learns from the first sampled token alone."""
+
+    def loss_mask(self, job: object, token_ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        first = np.zeros(len(mask), "u1")
+        first[int(mask.argmax())] = 1
+        return first
+
+
+async def test_a_loss_mask_is_the_tasks() -> None:
+    task = Halved(1)
+    job, found, _ = (await played(task, 1))[0]
+    for loss, fits in ((task.loss_mask(job, found.token_ids, found.mask), True), (found.mask, False), (None, False)):
+        said = [found.stop, None, None if loss is None else loss.tobytes()]
+        asked = asyncio.to_thread(task_checker._check_claims, task, job, found.token_ids, found.mask, *said)
+        if fits:
+            await asked
+        else:
+            with pytest.raises(ForgedPlayError, match="loss mask"):
+                await asked
 
 
 async def test_equal_jobs_give_equal_plays_and_rewards(task: Task) -> None:
