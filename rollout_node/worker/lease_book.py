@@ -2,8 +2,8 @@
 
 Promises:
 
-- No more leases than slots run at once.
-- A lease is reported from the moment it came until it is settled or given back.
+- No more leases than slots run, or wait with a result that the ledger has not taken.
+- A lease is reported from the moment it came until its play has ended.
 - A lease that is both finished and aborted counts once.
 """
 
@@ -27,14 +27,16 @@ class LeaseBook:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._running: dict[bytes, _Running] = {}
+        self._waiting: set[bytes] = set()
+        """Leases whose results the ledger has not taken yet."""
         self._sampled = 0
         self._looked: tuple[float, int] | None = None
         self._rate = 0.0
 
     @property
     def free(self) -> int:
-        """Leases that fit in besides those that run."""
-        return max(0, self._slots - len(self._running))
+        """Leases that fit in besides those that run, and those whose results wait."""
+        return max(0, self._slots - len(self._running) - len(self._waiting))
 
     @property
     def running(self) -> list[bytes]:
@@ -59,6 +61,14 @@ class LeaseBook:
         """A lease's play has ended. Returns whether it may still be handed in or given back."""
         running = self._running.pop(lease, None)
         return running is not None and not running.aborted
+
+    def result_waits(self, lease: bytes) -> None:
+        """A lease that has ended has a result, which the ledger has not taken yet."""
+        self._waiting.add(lease)
+
+    def results_left(self, leases: Iterable[bytes]) -> None:
+        """The ledger has judged or refused the results of these leases."""
+        self._waiting.difference_update(leases)
 
     def tokens(self) -> dict[bytes, int]:
         """Tokens so far, of each lease that is to be renewed."""

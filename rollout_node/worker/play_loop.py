@@ -248,6 +248,7 @@ class PlayLoop:
                     self._give_back(lease.lease)
                 else:
                     self._outbox.results.append(result)
+                    book.result_waits(lease.lease)
             self._changed.notify()
 
     async def _result(self, lease: Lease, played: Trajectory) -> Result:
@@ -346,6 +347,7 @@ class PlayLoop:
                 if not verdict.accepted:
                     logger.info("job %s rejected: %s: %s", verdict.job, verdict.reason, verdict.detail)
         done = {result.lease for result in results}
+        self._book.results_left(done)
         self._outbox.results = [result for result in self._outbox.results if result.lease not in done]
 
 

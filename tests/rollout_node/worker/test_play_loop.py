@@ -112,6 +112,19 @@ async def test_an_abort_ends_the_play_at_the_engine_and_frees_its_slot(
     assert not ledger.returned
 
 
+async def test_a_ledger_that_takes_no_results_gets_no_further_plays(ledger: MemoryLedger, engine: FakeEngine) -> None:
+    """The worker's memory would grow with every result that waits."""
+    ledger.add(own_jobs(TASK, 40))
+    ledger.fails = lambda path: 503 if path == "/v1/results" else None
+    async with worker(ledger, engine) as (loop, _):
+        await ledger.until(lambda: len(ledger.leases) == 4)
+        beats = len(ledger.heartbeats)
+        await ledger.until(lambda: len(loop._outbox.results) == 4 and len(ledger.heartbeats) > beats + 5)
+        assert len(ledger.pool) == 36
+        ledger.fails = lambda path: None
+        await ledger.until(lambda: len(ledger.settled) == 40)
+
+
 class Failing(Sums):
     """Plays of every other job raise at first."""
 
