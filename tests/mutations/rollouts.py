@@ -88,6 +88,13 @@ ROLLOUTS = [
         "tests/p2pcast/cli/test_work_command.py::test_a_bearer_does_not_leave_the_machine_in_plain_text",
     ),
     Mutation(
+        "reads the hub's bearer on its way from the ledger",
+        "p2pcast/cli/rollout_commands/ledger_command.py",
+        'if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):',
+        "if False:",
+        "tests/p2pcast/cli/test_ledger_command.py::test_the_hubs_bearer_does_not_leave_the_machine_in_plain_text",
+    ),
+    Mutation(
         "answers in the ledger's place, with its own valid certificate",
         SERVER_ROLE,
         "if found.role != context.role:",
@@ -256,13 +263,6 @@ ROLLOUTS = [
         ENDINGS + "test_reward_that_is_not_finite_is_no_reward",
     ),
     Mutation(
-        "hands in a second result of a job",
-        SETTLING,
-        'settled=row.job_state not in UNSETTLED_JOBS or row.group_state != "open",',
-        "settled=False,",
-        LEDGER_RULES + "test_first_result_of_a_job_counts_though_late",
-    ),
-    Mutation(
         "states another stop or other turns",
         CHECKER,
         "if stop != played.stop:",
@@ -296,6 +296,13 @@ ROLLOUTS = [
         "await self._scorers.check(job, result)",
         "await self._scorers.reward(job, result.token_ids, result.mask)",
         REQUESTS + "test_other_fields_of_a_result_are_those_of_the_tasks_play",
+    ),
+    Mutation(
+        "hands in a second result of a job",
+        SETTLING,
+        'settled=row.job_state not in UNSETTLED_JOBS or row.group_state != "open",',
+        "settled=False,",
+        LEDGER_RULES + "test_first_result_of_a_job_counts_though_late",
     ),
     Mutation(
         "hands in a second result of a job",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from p2pcast.addresses import show_address
+from p2pcast.addresses import is_loopback, show_address
 from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, read_token, seconds, task_option
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
@@ -138,8 +138,8 @@ def ledger(
         given = token_file is not None or TOKEN_VARIABLE in os.environ
         token = JoinToken.parse(read_token(token_file)) if given else None
         source = CertificateSource(hub, token, default_name(socket.gethostname()) if name is None else name)
+    hub_http_url = hub_url(hub_http)
     loaded = load_task(task, Path.cwd())
-    hub_url = None if hub_http is None else f"http://{show_address(*hub_http)}"
     bounds = Bounds(staleness, batch_groups, last_step)
     config = LedgerConfig(
         state=state or state_home() / "ledger",
@@ -147,8 +147,8 @@ def ledger(
         policy=Policy(bounds, "strict" if rule == "strict" else "bounded", loaded.vocabulary, lease_guess_s),
         task=loaded,
         task_name=task,
-        hub=hub_url,
-        hub_bearer=None if hub_url is None else bearer_token(hub_url, file=hub_bearer_file),
+        hub=hub_http_url,
+        hub_bearer=None if hub_http_url is None else bearer_token(hub_http_url, file=hub_bearer_file),
         listen=listen,
         certificate=source,
         database=database,
@@ -160,3 +160,15 @@ def ledger(
     restrict_umask()
     raise_descriptor_limit()
     event_loop.run(run_until_signal(lambda: run_ledger(config)))
+
+
+def hub_url(hub_http: tuple[str, int] | None) -> str | None:
+    """The base URL of the hub's HTTP server. Raises UsageError for one on another machine."""
+    if hub_http is None:
+        return None
+    if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):
+        raise UsageError(
+            "--hub-http: HTTP is not encrypted, so the hub's bearer token would be readable on its way: run the ledger"
+            " on the hub's machine, or forward a port of this machine to the hub by ssh -L"
+        )
+    return f"http://{show_address(*hub_http)}"
