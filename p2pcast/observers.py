@@ -1,5 +1,5 @@
-"""Callbacks of one kind of event. They are made before the part that calls them and before the parts that are called,
-so that two parts can know of each other without one of them being changed after it was built. Pure.
+"""Callbacks of one kind of event. They are made before the part that calls them and before the parts that are called.
+So two parts can know of each other, and neither is changed after it was built. Pure.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class LedgerClient:
         """The ledger's time limit for the check of one result, in seconds."""
 
     async def register(self, **about: Any) -> Session:
-        """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still play. Raises RefusedError."""
+        """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still run. Raises RefusedError."""
         found = await self._until_answered("/v1/workers", about)
         try:
             self._check_s = min(CHECK_MOST_S, max(0.0, float(found.get("check_s", CHECK_S))))
