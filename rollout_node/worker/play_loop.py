@@ -164,6 +164,8 @@ class PlayLoop:
                     task=self._task.name,
                     task_hash=self._task.hash.hex(),
                     classes=self._config.classes,
+                    # All others return to the pool: their answers were lost, or an earlier process had them.
+                    leases=[one.hex() for one in (*self._book.running, *(r.lease for r in self._outbox.results))],
                 )
                 logger.info("registered at the ledger as %s", self._session.worker)
             return self._session

@@ -6,7 +6,8 @@ live and its manifest's hash is right, and the oldest span is at most S steps be
 after its lease counts if it is the first of its job.
 
 Promises: an accepted result has no fault, and its job had no accepted result before. Only results that no honest
-worker sends are held against a worker: malformed and forged ones, never stale, late or duplicate ones.
+worker sends are held against a worker: malformed and forged ones, never stale, late or duplicate ones. A few results of
+versions that the hub never published are forgiven (``trainer_node.ledger.settling``).
 """
 
 from __future__ import annotations
@@ -62,11 +63,19 @@ class Standards:
     manifests: Mapping[Version, bytes]
 
 
-def rejection(result: Result, job: Job, standards: Standards, *, settled: bool, in_time: bool) -> Rejection | None:
+def rejection(
+    result: Result,
+    job: Job,
+    standards: Standards,
+    *,
+    settled: bool,
+    in_time: bool,
+    served: Version | None = None,
+) -> Rejection | None:
     """Why the result is rejected; None if it is accepted. ``settled``: the job has ended. ``in_time``: the lease was
-    in force when the result came.
+    in force when the result came. ``served``: by the engine when the lease began; None where that is not known.
     """
-    if wrong := _forgery(result, job) or _manifest_fault(result, standards):
+    if wrong := _forgery(result, job) or _manifest_fault(result, standards) or _step_back(result, served):
         return wrong
     if detail := fault(result, standards.vocabulary):
         return Rejection(Reason.MALFORMED, detail)
@@ -113,6 +122,15 @@ def _manifest_fault(result: Result, standards: Standards) -> Rejection | None:
         known = standards.manifests.get(span.version)
         if known is not None and known != span.manifest:
             return Rejection(Reason.FORGED, f"version {span.version} has another manifest")
+    return None
+
+
+def _step_back(result: Result, served: Version | None) -> Rejection | None:
+    """An engine only moves forward: a span that is older than the version at the lease's beginning is invented."""
+    for span in result.spans if served is not None else ():
+        assert served is not None
+        if span.version.branch == served.branch and span.version.step < served.step:
+            return Rejection(Reason.FORGED, f"sampled by {span.version}, after the engine had served {served}")
     return None
 
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from p2pcast.errors import RefusedError
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.group_pool import drop, shorten
-from trainer_node.ledger.ledger_rows import Present, UnknownIdError, check_epoch, finished, in_parts, move, move_all
+from trainer_node.ledger.group_pool import FOREIGN, drop, shorten
+from trainer_node.ledger.ledger_rows import (
+    Present,
+    UnknownIdError,
+    check_epoch,
+    finished,
+    in_parts,
+    live_batch_groups,
+    move,
+    move_all,
+)
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
-from trainer_node.ledger.pace import Bounds, Candidate, Verdict, cut
+from trainer_node.ledger.pace import OVERSAMPLE, Bounds, Candidate, Verdict, cut
 
 
 class MemberResult(NamedTuple):
@@ -41,20 +50,15 @@ class Batch(NamedTuple):
 
 class Taken(NamedTuple):
     """Without a batch the learner waits, unless the run has finished. ``played``, ``reward``: groups that ended for
-    this batch, the dropped ones included, and the mean reward of their results.
+    this batch, the dropped ones included, and the mean reward of their results. ``refusal``: why there can be no batch,
+    although enough groups were played.
     """
 
     batch: Batch | None
     finished: bool
     played: int = 0
     reward: float | None = None
-
-
-_live_batch = (
-    select(db.batch_members.c.group_id)
-    .join(db.batches, db.batches.c.id == db.batch_members.c.batch_id)
-    .where(db.batches.c.state != "reopened")
-)
+    refusal: str | None = None
 
 
 def take(
@@ -77,7 +81,7 @@ def take(
             select(db.groups.c.id, db.groups.c.opened, db.groups.c.state).where(
                 db.groups.c.state.in_(LIVE_GROUPS),
                 db.groups.c.purpose == "train",
-                db.groups.c.id.not_in(_live_batch),
+                db.groups.c.id.not_in(live_batch_groups),
             )
         )
     }
@@ -86,7 +90,8 @@ def take(
         assert verdict is not Verdict.USE
         drop(conn, now, live[candidate.opened].id, verdict.value)
     if made.batch is None:
-        return Taken(None, False, *_report(conn, now, None, 0))
+        gone = {candidate.opened for candidate, _ in made.dropped}
+        return Taken(None, False, *_report(conn, now, None, 0), _refusal(conn, now, bounds, live.keys() - gone))
     batch_id = new_id()
     conn.execute(
         insert(db.batches).values(
@@ -135,19 +140,32 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
     ]
 
 
+def _dropped(now: Present) -> ColumnElement[bool]:
+    """Groups that were dropped for the present batch."""
+    groups = db.groups.c
+    dropped = (groups.state == "dropped") & (groups.purpose == "train") & (groups.reason != FOREIGN)
+    return dropped & (groups.ended_epoch == now.epoch) & (groups.ended_step == now.step)
+
+
 def _played(conn: Connection, now: Present) -> int:
     """Groups that were dropped for the present batch."""
-    dropped = (
-        select(func.count())
-        .select_from(db.groups)
-        .where(
-            db.groups.c.state == "dropped",
-            db.groups.c.purpose == "train",
-            db.groups.c.ended_epoch == now.epoch,
-            db.groups.c.ended_step == now.step,
-        )
+    return int(conn.scalar(select(func.count()).select_from(db.groups).where(_dropped(now))) or 0)
+
+
+def _refusal(conn: Connection, now: Present, bounds: Bounds, live: Collection[int]) -> str | None:
+    """Why there can be no batch: so many groups were played for it, and none can be trained. Groups that were opened
+    before the last of them, whose numbers are in ``live``, are waited for: fast workers may have played the others.
+    """
+    most = OVERSAMPLE * bounds.batch_groups
+    played = select(db.groups.c.opened, db.groups.c.reason).where(_dropped(now)).order_by(db.groups.c.opened)
+    rows = conn.execute(played).all()
+    if len(rows) < most or any(opened < rows[most - 1].opened for opened in live):
+        return None
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in Counter(row.reason for row in rows).most_common())
+    return (
+        f"none of the {len(rows)} groups that were played for step {now.step} can be trained ({reasons}): check the"
+        " task's rewards, its difficulty and the temperature"
     )
-    return int(conn.scalar(dropped) or 0)
 
 
 def _taken(conn: Connection, now: Present, row: Row[Any]) -> Taken:
@@ -189,13 +207,11 @@ def _results(conn: Connection, batch: bytes, oldest_step: int) -> Mapping[bytes,
 def _report(conn: Connection, now: Present, batch: bytes | None, used: int) -> tuple[int, float | None]:
     """Groups that ended for this batch, used or dropped, and the mean reward of their accepted results."""
     members = select(db.batch_members.c.group_id).where(db.batch_members.c.batch_id == batch)
-    dropped = (db.groups.c.state == "dropped") & (db.groups.c.purpose == "train")
-    dropped &= (db.groups.c.ended_epoch == now.epoch) & (db.groups.c.ended_step == now.step)
     mean = (
         select(func.avg(db.results.c.reward))
         .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
         .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
-        .where(db.results.c.verdict == "accepted", dropped | db.groups.c.id.in_(members))
+        .where(db.results.c.verdict == "accepted", _dropped(now) | db.groups.c.id.in_(members))
     )
     return used + _played(conn, now), conn.scalar(mean)
 

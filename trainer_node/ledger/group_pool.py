@@ -20,16 +20,20 @@ from trainer_node.ledger.ledger_rows import (
     Present,
     ahead,
     in_parts,
+    live_batch_groups,
     move,
     move_all,
 )
-from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
+from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
 from trainer_node.ledger.pace import LEAST_SURVIVORS, Bounds, room
 
+FOREIGN = "another task"
+"""Why a group is dropped that no worker of the run may play."""
 
-def add_groups(conn: Connection, now: Present, added: Sequence[Group]) -> int:
+
+def add_groups(conn: Connection, now: Present, task_hash: bytes, added: Sequence[Group]) -> int:
     """Put groups into the pool; returns how many are new. A group that is there already is not added again. Raises
-    RefusedError if another group has the id.
+    RefusedError if another group has the id, or for a group of another task.
     """
     if len(added) > MAX_LIST:
         raise UsageError(f"{len(added)} groups in one request, and {MAX_LIST} are allowed")
@@ -39,7 +43,7 @@ def add_groups(conn: Connection, now: Present, added: Sequence[Group]) -> int:
         if asked and int(conn.scalar(select(func.count()).where(waiting)) or 0) + asked > most:
             raise FullError(f"{most} groups to {purpose} are waiting: add more when some have been opened")
     for group in added:
-        _check(group)
+        _check(group, task_hash)
     number, known = int(conn.scalar(select(db.meta.c.added)) or 0), read_groups(conn, {group.id for group in added})
     rows: list[dict[str, Any]] = []
     for group in added:
@@ -71,12 +75,46 @@ def _row(group: Group, number: int, now: Present) -> dict[str, Any]:
     }
 
 
-def _check(group: Group) -> None:
-    """Raises UsageError for a group that could never end well."""
+def _check(group: Group, task_hash: bytes) -> None:
+    """Raises UsageError for a group that could never end well, RefusedError for one of another task."""
+    if group.task_hash != task_hash:
+        raise RefusedError(
+            f"group {group.id.hex()} is of task {group.task} with hash {group.task_hash.hex()[:12]}, and the ledger's"
+            f" task has {task_hash.hex()[:12]}: compare code and settings of the task"
+        )
     if group.purpose == "evaluate" and group.pinned is None:
         raise UsageError(f"group {group.id.hex()}: a group for evaluation names its version")
+    if group.purpose == "evaluate" and group.temperature != 0:
+        raise UsageError(f"group {group.id.hex()}: an evaluation is greedy, at temperature 0, not {group.temperature}")
     if group.purpose == "train" and group.size < LEAST_SURVIVORS:
         raise UsageError(f"group {group.id.hex()}: a group to train has at least {LEAST_SURVIVORS} samples")
+
+
+def enter_task(conn: Connection, now: Present, task_hash: bytes) -> int:
+    """The ledger has this task from now on. Groups of another task that are in no batch of the learner are dropped: no
+    worker plays them, so each would keep its credit for ever. Returns how many.
+    """
+    meta = conn.execute(select(db.meta.c.task_hash, db.meta.c.added)).one()
+    if meta.task_hash is None or bytes(meta.task_hash) != task_hash:
+        before = 0 if meta.task_hash is None else meta.added
+        conn.execute(update(db.meta).values(task_hash=task_hash, added_before=before))
+    return drop_foreign(conn, now, task_hash)
+
+
+def drop_foreign(conn: Connection, now: Present, task_hash: bytes) -> int:
+    """Drop the groups of other tasks that are in no batch of the learner. Returns how many."""
+    live = db.groups.c.state.in_(("waiting", *LIVE_GROUPS)) & (db.groups.c.task_hash != task_hash)
+    foreign = conn.scalars(select(db.groups.c.id).where(live, db.groups.c.id.not_in(live_batch_groups))).all()
+    for group in foreign:
+        drop(conn, now, group, FOREIGN)
+    return len(foreign)
+
+
+def pool(conn: Connection, task_hash: bytes) -> tuple[int, int]:
+    """Groups of the task that were ever added, and those that wait."""
+    waiting = (db.groups.c.state == "waiting") & (db.groups.c.task_hash == task_hash)
+    added = conn.scalar(select(db.meta.c.added - db.meta.c.added_before))
+    return int(added or 0), int(conn.scalar(select(func.count()).select_from(db.groups).where(waiting)) or 0)
 
 
 def pins(served: Version) -> ColumnElement[bool]:
@@ -171,12 +209,15 @@ def end_settled(conn: Connection, now: Present, group_ids: Collection[bytes]) ->
         if not any(states[state] for state in UNSETTLED_JOBS):
             ended[purpose, _end_of(purpose, states)].append(group_id)
     for (purpose, end), groups in ended.items():
-        if end == "dropped":
-            for group_id in groups:
-                drop(conn, now, group_id, "too few results")
-        else:
-            at = {"ended_epoch": now.epoch, "ended_step": now.step} if purpose == "evaluate" else {}
+        at = {"ended_epoch": now.epoch, "ended_step": now.step} if purpose == "evaluate" else {}
+        if end == "complete":
             move_all(conn, "group", db.groups, groups, end, **at)
+            continue
+        for group_id in groups:
+            if end == "dropped":
+                drop(conn, now, group_id, "too few results")
+            else:
+                move(conn, "group", db.groups, group_id, end, longest=_longest(conn, group_id), **at)
 
 
 def _end_of(purpose: str, jobs: Counter[str]) -> str:
@@ -188,15 +229,24 @@ def _end_of(purpose: str, jobs: Counter[str]) -> str:
 
 def drop(conn: Connection, now: Present, group_id: bytes, reason: str) -> None:
     """End a group that is never trained: its leases are aborted, its jobs cancelled."""
-    ended = {"reason": reason, "ended_epoch": now.epoch, "ended_step": now.step}
+    ended = {"reason": reason, "ended_epoch": now.epoch, "ended_step": now.step, "longest": _longest(conn, group_id)}
     move(conn, "group", db.groups, group_id, "dropped", **ended)
     _cancel_jobs(conn, group_id, reason)
 
 
 def shorten(conn: Connection, group_id: bytes) -> None:
     """End an open group that is trained with the results that it has."""
-    move(conn, "group", db.groups, group_id, "short")
+    move(conn, "group", db.groups, group_id, "short", longest=_longest(conn, group_id))
     _cancel_jobs(conn, group_id, "trained without it")
+
+
+def _longest(conn: Connection, group_id: bytes) -> int | None:
+    """Tokens of the group's longest sample, as far as heartbeats and results told; None if no job was leased."""
+    leases = select(func.max(db.leases.c.tokens)).join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+    results = select(func.max(db.results.c.sampled)).join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+    mine = db.jobs.c.group_id == group_id
+    found = [conn.scalar(leases.where(mine)), conn.scalar(results.where(mine))]
+    return max((int(tokens) for tokens in found if tokens is not None), default=None)
 
 
 def _cancel_jobs(conn: Connection, group_id: bytes, reason: str) -> None:

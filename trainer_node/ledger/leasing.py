@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, select, text, update
 
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Job, job_of
@@ -17,16 +17,19 @@ from trainer_node.ledger.ledger_rows import (
     MAX_BLAMED,
     MAX_LIST,
     MAX_STALE_ENDINGS,
+    OTHERS_FIRST_S,
     Policy,
     Present,
     UnknownIdError,
     admissible,
+    caller_of,
+    callers_seen,
     finished,
     move,
     move_all,
 )
 from trainer_node.ledger.share_ceiling import plays_training, within_share
-from trainer_node.ledger.worker_rates import WorkerRates
+from trainer_node.ledger.worker_rates import Begun, WorkerRates
 
 _OPEN = text("jobs.state = 'open'")
 """Not a parameter: PostgreSQL uses a partial index only for a statement that repeats its condition."""
@@ -102,9 +105,12 @@ def lease(
         raise RefusedError(f"version {served} has another manifest than the engine's")
     held = select(func.count()).select_from(db.leases)
     mine = held.where(db.leases.c.worker_id == worker.id, db.leases.c.state == "held")
-    wanted = min(slots, worker.slots - int(conn.scalar(mine) or 0))
+    free = worker.slots - int(conn.scalar(mine) or 0)
+    wanted = min(slots, free)
     if wanted < 1:
         return []
+    # A request of the largest size stands for all free slots: the next request asks for the rest.
+    asked = free if slots == MAX_LIST else wanted
     taker = _Taker(conn, now, policy, rates, new_id, worker, served)
     taken = taker.take("evaluate", wanted) if is_evaluated(conn, served) else []
     wanted -= len(taken)
@@ -113,7 +119,8 @@ def lease(
         training = taker.take("train", wanted) if wanted else []
         wanted -= len(training)
         taken += training
-        rates.began(name, now.now_s, len(training), worker.task_hash, emptied=wanted > 0)
+        begun = Begun(len(training), missing=max(0, asked - len(taken)), emptied=wanted > 0)
+        rates.began(name, now.now_s, begun, worker.task_hash)
     return taken
 
 
@@ -146,9 +153,22 @@ class _Taker(NamedTuple):
         return taken
 
     def _next_jobs(self, purpose: str, most: int) -> Sequence[Any]:
-        """The group of an open job is open."""
+        """The group of an open job is open. A job that the caller has just failed, or kept too long, is for others."""
+        rows, me, since_s = self._open_jobs(purpose, most), caller_of(self.worker), self.now.now_s - OTHERS_FIRST_S
+        if not any(row.failed_by == me and row.failed_s > since_s for row in rows):
+            return rows
+        if callers_seen(self.conn, self.now, bytes(self.worker.task_hash)) <= {me}:
+            return rows
+        jobs = db.jobs.c
+        return self._open_jobs(
+            purpose, most, (jobs.failed_by.is_(None)) | (jobs.failed_by != me) | (jobs.failed_s <= since_s)
+        )
+
+    def _open_jobs(self, purpose: str, most: int, which: ColumnElement[bool] | None = None) -> Sequence[Any]:
         jobs = db.jobs
-        wanted = select(jobs.c.id, jobs.c.position, jobs.c.group_id)
+        wanted = select(jobs.c.id, jobs.c.position, jobs.c.group_id, jobs.c.failed_by, jobs.c.failed_s)
+        if which is not None:
+            wanted = wanted.where(which)
         if purpose == "evaluate":
             wanted = wanted.join(db.groups).where(pins(self.served))
         return self.conn.execute(
@@ -299,6 +319,39 @@ def give_back(conn: Connection, rates: WorkerRates, session: bytes, lease_ids: S
     rates.gives_back(bytes(worker.id).hex())
     move_all(conn, "lease", db.leases, [row.id for row in rows], "returned")
     move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
+
+
+def give_up(conn: Connection, worker_id: bytes, playing: Collection[bytes]) -> None:
+    """A worker begins again: its jobs return to the pool at once, but for those that it still plays."""
+    held = select(db.leases.c.id, db.leases.c.job_id)
+    rows = conn.execute(held.where(db.leases.c.worker_id == worker_id, db.leases.c.state == "held")).all()
+    rows = [row for row in rows if bytes(row.id) not in playing]
+    move_all(conn, "lease", db.leases, [row.id for row in rows], "returned")
+    move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
+
+
+def release_overdue(conn: Connection, now: Present, rates: WorkerRates) -> int:
+    """The learner waits: end the leases that are held far longer than results take, so that other callers play their
+    jobs. A result that comes all the same counts if it is the first of its job. Returns how many ended.
+    """
+    over = (
+        select(db.leases.c.id, db.leases.c.job_id, db.leases.c.worker_id, db.workers.c.caller)
+        .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
+        .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+        .where(
+            db.leases.c.state == "held",
+            db.jobs.c.purpose == "train",
+            db.leases.c.began_s < now.now_s - rates.overdue_s(),
+        )
+        .order_by(db.leases.c.began_s)
+        .limit(MAX_LIST)
+        .with_for_update(skip_locked=True, of=db.leases)
+    )
+    rows = conn.execute(over).all()
+    move_all(conn, "lease", db.leases, [row.id for row in rows], "expired")
+    for row in rows:
+        move(conn, "job", db.jobs, row.job_id, "open", failed_by=caller_of(row), failed_s=now.now_s)
+    return len(rows)
 
 
 def expire(conn: Connection, now: Present, rates: WorkerRates) -> int:

@@ -8,10 +8,11 @@ are queries over rows. ``results`` is the one method of two transactions: reward
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,8 +54,10 @@ from trainer_node.ledger.ledger_rows import (
 from trainer_node.ledger.settling import Settled, Verdicts, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
 
+logger = logging.getLogger("p2pcast.ledger")
+
 T = TypeVar("T")
-COUNTS = ("blamed", "accepted_tokens", "audits", "disagreements")
+COUNTS = ("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements")
 """Columns of a worker that begin at 0."""
 
 
@@ -100,7 +103,16 @@ class Ledger:
         store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
         with store.transaction() as conn:
             self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
+            now_s = self._clock.now_s()
+            dropped = group_pool.enter_task(conn, self._present.read(conn, now_s), policy.task_hash)
+        self.foreign_groups = dropped
+        """Groups of an earlier task that were dropped at the start."""
+        self._warn_of_foreign(dropped)
         self._commits = GroupCommit(store) if shared_commits else None
+
+    def _warn_of_foreign(self, dropped: int) -> None:
+        if dropped:
+            logger.warning("%d groups of another task were dropped: workers of this task cannot play them", dropped)
 
     def _undo(self, mark: int) -> None:
         """Put back what is kept in memory: a transition, or a whole transaction, failed."""
@@ -146,9 +158,10 @@ class Ledger:
 
     # -- workers
 
-    def register(self, caller: str, one: Registration) -> tuple[bytes, bytes]:
+    def register(self, caller: str, one: Registration, playing: Collection[bytes] | None = None) -> tuple[bytes, bytes]:
         """The worker's id and its new session. The same caller with the same name takes its record over. ``caller``:
-        of a certificate, or BEARER. Raises FullError.
+        of a certificate, or BEARER. ``playing``: the leases that the worker still plays, its others return to the pool;
+        None where it does not say. Raises FullError.
         """
         if not 1 <= one.slots <= MAX_SLOTS or not 0 <= one.price_usd_h <= 1e6 or not 1 <= len(one.name) <= 128:
             raise UsageError(f"a worker has a name, 1 to {MAX_SLOTS} slots and a price from 0 USD/h")
@@ -170,6 +183,8 @@ class Ledger:
             self._rates.count_workers(count)
             if known is not None:
                 conn.execute(update(db.workers).where(mine).values(**stated))
+                if playing is not None:
+                    leasing.give_up(conn, bytes(known), frozenset(playing))
                 return bytes(known), session
             if count >= MAX_WORKERS:
                 raise FullError(f"{MAX_WORKERS} workers are registered already")
@@ -293,7 +308,9 @@ class Ledger:
 
     def add_groups(self, groups: Sequence[Group]) -> int:
         # Requests for leases, which are urgent, may wait for them.
-        return self._at_present(lambda conn, now: group_pool.add_groups(conn, now, groups), urgent=True)
+        return self._at_present(
+            lambda conn, now: group_pool.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
+        )
 
     def publish(self, version: Version, manifest: bytes) -> None:
         """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
@@ -312,10 +329,20 @@ class Ledger:
         self._changing_versions(transition)
 
     def take(self, epoch: int, branch: int, step: int) -> batching.Taken:
-        bounds = self._policy.bounds
-        return self._at_present(
-            lambda conn, now: batching.take(conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step)
-        )
+        """Raises RefusedError for another epoch or step, and if no group that was played can be trained."""
+        bounds, bounded = self._policy.bounds, self._policy.rule == "bounded"
+
+        def transition(conn: Connection, now: Present) -> batching.Taken:
+            taken = batching.take(conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step)
+            if taken.batch is None and not taken.finished and bounded:
+                leasing.release_overdue(conn, now, self._rates)
+            return taken
+
+        taken = self._at_present(transition)
+        if taken.refusal is not None:
+            # After the commit: the groups stay dropped.
+            raise RefusedError(taken.refusal)
+        return taken
 
     def body(self, place: Place) -> bytes:
         """A result's bytes."""
@@ -330,7 +357,15 @@ class Ledger:
 
     def resume(self, branch: int, step: int, checkpoint: bytes | None, batches: Sequence[bytes]) -> int:
         terms = {"branch": branch, "step": step, "checkpoint": checkpoint, "batch_ids": batches}
-        return self._changing_versions(lambda conn, now: resuming.resume(conn, now, **terms))  # type: ignore[arg-type]
+
+        def transition(conn: Connection, now: Present) -> tuple[int, int]:
+            epoch = resuming.resume(conn, now, **terms)  # type: ignore[arg-type]
+            # A batch of an earlier task may have been reopened.
+            return epoch, group_pool.drop_foreign(conn, now, self._policy.task_hash)
+
+        epoch, dropped = self._changing_versions(transition)
+        self._warn_of_foreign(dropped)
+        return epoch
 
     def prune(self) -> None:
         """Delete all that no resume needs: rows first, then the segments that no row points to."""
@@ -373,13 +408,8 @@ class Ledger:
         return self._call(lambda conn: ledger_report.groups(conn, group_ids))
 
     def pool(self) -> tuple[int, int]:
-        """Groups that were ever added, and groups that wait."""
-
-        def transition(conn: Connection) -> tuple[int, int]:
-            waiting = select(func.count()).select_from(db.groups).where(db.groups.c.state == "waiting")
-            return int(conn.scalar(select(db.meta.c.added)) or 0), int(conn.scalar(waiting) or 0)
-
-        return self._call(transition, urgent=True)
+        """Groups of the ledger's task that were ever added, and those that wait."""
+        return self._call(lambda conn: group_pool.pool(conn, self._policy.task_hash), urgent=True)
 
     def workers(self) -> list[dict[str, Any]]:
         """One row a worker, by name."""

@@ -16,6 +16,8 @@ from trainer_node.ledger.pace import Bounds
 
 MOST_STEPS = 16
 """Steps behind the learner from which on results are counted together."""
+LEAST_LENGTH, MOST_LENGTH = 6, 20
+"""Powers of two that bound the ranges of lengths, in tokens."""
 MAX_READ = 1024
 """Groups that are read in one request."""
 
@@ -34,6 +36,7 @@ def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
         "rejections": _counts(conn, db.results.c.reason),
         "batches": _counts(conn, db.batches.c.state),
         "ages": ages(conn, now),
+        "lost_lengths": lost_lengths(conn),
         "mean_tokens": _mean_tokens(conn),
     }
 
@@ -74,6 +77,24 @@ def ages(conn: Connection, now: Present) -> dict[str, dict[str, int]]:
         name: {str(row.age): row.number for row in conn.execute(query.group_by("age").order_by("age"))}
         for name, query in (("in_flight", flying), ("in_queue", queued))
     }
+
+
+def lost_lengths(conn: Connection) -> dict[str, dict[str, int]]:
+    """Groups to train that were dropped, by reason, or shortened, each by the tokens of its longest sample: the number
+    is the end of a range that doubles. Long samples that are lost more often than short ones bias the training.
+    """
+    longest, groups = db.groups.c.longest, db.groups.c
+    ends = [1 << power for power in range(LEAST_LENGTH, MOST_LENGTH)]
+    end = case(*((longest <= one, one) for one in ends), else_=1 << MOST_LENGTH).label("end")
+    fate = case((groups.state == "dropped", groups.reason), else_="shortened").label("fate")
+    # A shortened group that the learner's branch has reopened may have become whole.
+    counted = select(fate, end, func.count().label("number")).where(
+        groups.purpose == "train", longest.is_not(None), groups.state.in_(("dropped", "short", "trained"))
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in conn.execute(counted.group_by("fate", "end").order_by("fate", "end")):
+        found.setdefault(row.fate, {})[str(row.end)] = row.number
+    return found
 
 
 def _age(now: Present, step: Any) -> ColumnElement[int]:

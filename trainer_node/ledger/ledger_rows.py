@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, func, select, update
@@ -19,11 +19,21 @@ from trainer_node.ledger.pace import Bounds
 T = TypeVar("T")
 
 MAX_FAILURES = 3
-"""Results of a job that may be rejected, before the job is."""
+"""Callers whose results of a job are rejected, before the job is. Fewer, where no other worker is left."""
+MAX_REJECTED = 9
+"""Rejected results of a job, after which the job is rejected, whichever callers sent them: each group ends."""
+OTHERS_FIRST_S = 30.0
+"""Seconds in which a job is not leased again to the caller that failed it, or kept it too long, while other workers are
+there. Not for ever: the others may be unable to play it.
+"""
+SEEN_S = 60.0
+"""A worker that was silent for so long has no share, and no job waits for it."""
 MAX_STALE_ENDINGS = 3
 """Leases of a group that may end stale, before the group is dropped."""
 MAX_BLAMED = 16
 """Malformed and forged results, after which a worker gets no leases."""
+MAX_UNKNOWN = 8
+"""Results of versions that the hub does not list, after which each further one counts as forged."""
 MAX_LIST = 32
 """Leases, results and groups of one request."""
 MAX_WAITING = 4096
@@ -55,12 +65,16 @@ class FullError(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``guess_s``: of first leases."""
+    """``guess_s``: of first leases. ``task_hash``: of the run's task; groups of another task are not played.
+    ``asks_hub``: the hub is asked for the versions of each result before it is judged.
+    """
 
     bounds: Bounds
     rule: Rule
     vocabulary: int
     guess_s: float = 120.0
+    task_hash: bytes = field(kw_only=True)
+    asks_hub: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,14 @@ def admissible(now: Present, policy: Policy, served: Version) -> bool:
     return now.lineage.is_live(served) and served.step >= now.step - policy.bounds.staleness
 
 
+live_batch_groups = (
+    select(db.batch_members.c.group_id)
+    .join(db.batches, db.batches.c.id == db.batch_members.c.batch_id)
+    .where(db.batches.c.state != "reopened")
+)
+"""Groups in a batch that the learner was given, and may have trained."""
+
+
 def finished(now: Present, bounds: Bounds) -> bool:
     return bounds.last_step is not None and now.step >= bounds.last_step
 
@@ -129,6 +151,26 @@ def ahead(conn: Connection) -> int:
         .where(db.groups.c.state.in_(LIVE_GROUPS), db.groups.c.purpose == "train", db.groups.c.id.not_in(applied))
     )
     return int(conn.scalar(counted) or 0)
+
+
+def caller_of(worker: Any) -> str:
+    """The party that answers for a worker, from a row with its caller and id. Holders of a bearer token cannot be told
+    apart, so each of their workers counts for itself.
+    """
+    worker_id = bytes(getattr(worker, "worker_id", None) or worker.id)
+    return worker_id.hex() if worker.caller == BEARER else str(worker.caller)
+
+
+def callers_seen(conn: Connection, now: Present, task_hash: bytes) -> set[str]:
+    """Callers with a worker that may play the task and was not silent lately."""
+    rows = conn.execute(
+        select(db.workers.c.id, db.workers.c.caller).where(
+            db.workers.c.task_hash == task_hash,
+            db.workers.c.seen_s > now.now_s - SEEN_S,
+            db.workers.c.blamed < MAX_BLAMED,
+        )
+    )
+    return {caller_of(row) for row in rows}
 
 
 def move(conn: Connection, kind: str, table: Table, row_id: bytes, new: str, **values: Any) -> None:

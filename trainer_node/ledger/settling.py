@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from p2pcast.errors import RefusedError, RetryableError
 from p2pcast.rollouts.job import Group, Job, job_of
@@ -16,7 +16,20 @@ from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejecti
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.group_pool import count_stale_ending, end_settled, read_groups
-from trainer_node.ledger.ledger_rows import MAX_FAILURES, MAX_STALE_ENDINGS, Policy, Present, move, move_all
+from trainer_node.ledger.ledger_rows import (
+    BEARER,
+    MAX_FAILURES,
+    MAX_REJECTED,
+    MAX_STALE_ENDINGS,
+    MAX_UNKNOWN,
+    Policy,
+    Present,
+    admissible,
+    caller_of,
+    callers_seen,
+    move,
+    move_all,
+)
 from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
 from trainer_node.ledger.worker_rates import WorkerRates
 
@@ -74,7 +87,10 @@ def judge_all(
             db.jobs.c.failures,
             db.jobs.c.group_id,
             db.groups.c.state.label("group_state"),
+            db.groups.c.purpose,
+            db.groups.c.task_hash,
             db.workers.c.device_class,
+            db.workers.c.caller,
         )
         .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
         .join(db.groups, db.groups.c.id == db.jobs.c.group_id)
@@ -131,6 +147,7 @@ def _judge(
         standards,
         settled=row.job_state not in UNSETTLED_JOBS or row.group_state != "open",
         in_time=row.state == "held" and now.now_s <= row.expires_s,
+        served=Version(row.branch, row.served),
     )
     return Judged(None, wrong, job, row)
 
@@ -171,7 +188,7 @@ def settle_all(
             accepted[result.job] = _Accepted(result, one.job, one.row, float(reward))
     _accept_all(conn, now, rates, append, worker_id, list(accepted.values()))
     new += [Settled(one.result.job, one.result.lease, "accepted", None, None) for one in accepted.values()]
-    new += [_reject(conn, now, worker_id, result, row, wrong) for result, row, wrong in rejected]
+    new += [_reject(conn, now, policy, worker_id, result, row, wrong) for result, row, wrong in rejected]
     answers |= {(one.job, one.lease): one for one in new}
     return Verdicts([answers[result.job, result.lease] for result in handed_in], new)
 
@@ -231,13 +248,14 @@ def _measure(
     conn.execute(update(db.workers).where(db.workers.c.id == worker_id).values(accepted_tokens=tokens))
     name = worker_id.hex()
     for result, job, row, _ in accepted:
-        rates.settled(name, (job.task, row.device_class), now.now_s - row.began_s, result.sampled)
+        kind = (job.task, row.device_class)
+        rates.settled(name, kind, now.now_s - row.began_s, result.sampled, caller=caller_of(row))
     busy = select(db.leases.c.id).where(db.leases.c.worker_id == worker_id, db.leases.c.state == "held").limit(1)
     rates.end_window(name, now.now_s, still_busy=conn.scalar(busy) is not None)
 
 
 def _reject(
-    conn: Connection, now: Present, worker_id: bytes, result: Result, row: Row[Any], wrong: Rejection
+    conn: Connection, now: Present, policy: Policy, worker_id: bytes, result: Result, row: Row[Any], wrong: Rejection
 ) -> Settled:
     reason = wrong.reason.value
     detail = wrong.detail[:1024]
@@ -253,26 +271,63 @@ def _reject(
             settled_step=now.step,
         )
     )
-    if wrong.reason.blames:
+    unknown = wrong.reason is Reason.UNKNOWN and policy.asks_hub
+    if wrong.reason.blames or (unknown and _invents_versions(conn, row)):
         blamed = db.workers.c.blamed + 1
         conn.execute(update(db.workers).where(db.workers.c.id == worker_id).values(blamed=blamed))
     # Another result of the same request may have ended the lease, with its group.
     if conn.scalar(select(db.leases.c.state).where(db.leases.c.id == row.id)) == "held":
         move(conn, "lease", db.leases, row.id, "settled")
-        _fail(conn, now, row, wrong.reason)
+        _fail(conn, now, policy, row, wrong.reason)
     return Settled(result.job, result.lease, "rejected", reason, detail)
 
 
-def _fail(conn: Connection, now: Present, row: Row[Any], reason: Reason) -> None:
-    """The job is played again, unless too many results of it were rejected. A stale ending counts for the group."""
-    failures = row.failures + 1
-    counted = update(db.jobs).where(db.jobs.c.id == row.job_id)
+def _invents_versions(conn: Connection, row: Row[Any]) -> bool:
+    """Count a result of a version that the hub does not list. Returns whether the caller has sent too many: a hub that
+    forgets a version forgets it once, but no honest engine serves such versions again and again.
+    """
+    workers, mine = db.workers.c, db.workers.c.id == row.worker_id
+    conn.execute(update(db.workers).where(mine).values(unknown_versions=workers.unknown_versions + 1))
+    answers = mine if row.caller == BEARER else workers.caller == row.caller
+    return int(conn.scalar(select(func.sum(workers.unknown_versions)).where(answers)) or 0) > MAX_UNKNOWN
+
+
+def _fail(conn: Connection, now: Present, policy: Policy, row: Row[Any], reason: Reason) -> None:
+    """The job is played again, by another caller if there is one, unless too many of them have failed it. A stale
+    ending counts for the group only if the version at the lease's beginning is stale by now: otherwise one worker could
+    drop any group by naming old versions. Evaluations are as old as their version, so no ending of theirs counts.
+    """
+    job = update(db.jobs).where(db.jobs.c.id == row.job_id)
     if reason in (Reason.STALE, Reason.DEAD):
         move(conn, "job", db.jobs, row.job_id, "open")
-        count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
-    elif failures < MAX_FAILURES:
-        conn.execute(counted.values(failures=failures))
+        if row.purpose == "train" and not admissible(now, policy, Version(row.branch, row.served)):
+            count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
+        else:
+            conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
+        return
+    failures = int(conn.scalar(select(db.jobs.c.failures).where(db.jobs.c.id == row.job_id)) or 0) + 1
+    failed = {"failures": failures, "failed_by": caller_of(row), "failed_s": now.now_s}
+    if failures < MAX_FAILURES or not _given_up(conn, now, row, failures):
+        conn.execute(job.values(**failed))
         move(conn, "job", db.jobs, row.job_id, "open")
     else:
-        move(conn, "job", db.jobs, row.job_id, "rejected", reason=reason.value, failures=failures)
+        move(conn, "job", db.jobs, row.job_id, "rejected", reason=reason.value, **failed)
         end_settled(conn, now, {bytes(row.group_id)})
+
+
+def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> bool:
+    """Whether no further result of the job is asked for."""
+    failed = (
+        select(db.workers.c.id, db.workers.c.caller)
+        .join(db.leases, db.leases.c.worker_id == db.workers.c.id)
+        .join(db.results, db.results.c.lease_id == db.leases.c.id)
+        .where(
+            db.results.c.job_id == row.job_id,
+            db.results.c.verdict == "rejected",
+            db.results.c.reason.not_in((Reason.STALE.value, Reason.DEAD.value, Reason.DUPLICATE.value)),
+        )
+    )
+    callers = {caller_of(one) for one in conn.execute(failed)}
+    if failures >= MAX_REJECTED or len(callers) >= MAX_FAILURES:
+        return True
+    return callers_seen(conn, now, bytes(row.task_hash)) <= callers

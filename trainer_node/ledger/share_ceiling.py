@@ -1,8 +1,9 @@
 """How many jobs a worker may lease: its share of a batch, as a ceiling. Rules: ``trainer_node.scheduling.shares``.
 
-Promises: a ceiling binds only while another worker asks for leases and could get one; so no worker that is silent, too
-old or without work keeps jobs from the others. A worker whose share is 0 gets one job now and then. The measurements
-that this module reads from memory decide which worker plays first, never which results count.
+Promises: a ceiling binds only while another worker waits for jobs that it asked for, did not get, and could get; so no
+worker that is silent, too old, without work, or content with a few jobs keeps others from theirs. A worker whose share
+is 0 gets one job now and then. The measurements that this module reads from memory decide which worker plays first,
+never which results count.
 """
 
 from __future__ import annotations
@@ -13,13 +14,10 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.ledger_rows import MAX_BLAMED, Policy, Present, admissible, ahead, finished
+from trainer_node.ledger.ledger_rows import MAX_BLAMED, SEEN_S, Policy, Present, admissible, ahead, finished
 from trainer_node.ledger.pace import room
 from trainer_node.ledger.worker_rates import Standing, WorkerRates
 from trainer_node.scheduling.shares import Load, jobs_for, split
-
-SEEN_S = 60.0
-"""A worker that was silent for so long has no share."""
 
 
 def plays_training(now: Present, policy: Policy, served: Version) -> bool:
@@ -31,6 +29,7 @@ def within_share(
     conn: Connection, now: Present, policy: Policy, rates: WorkerRates, worker: Row[Any], wanted: int
 ) -> int:
     """How many of ``wanted`` jobs the worker may lease now."""
+    rates.sees_jobs(now.now_s)
     standing, name = rates.standing(worker.task_hash, now.epoch, now.step, now.now_s), bytes(worker.id).hex()
     if standing is None or rates.lacks(name, standing, now.now_s):
         standing = _standing(conn, now, policy, rates, worker)
@@ -62,8 +61,7 @@ def _standing(conn: Connection, now: Present, policy: Policy, rates: WorkerRates
         name = peer.hex()
         if _takes_part(now, policy, newest, served, rates.staged(name)):
             able.append(name)
-        asks = rates.asking(name, now.now_s) or peer == bytes(asker.id)
-        free = max(0, slots - held.get(peer, 0)) if asks else 0
+        free = min(max(0, slots - held.get(peer, 0)), rates.waits_for(name, now.now_s))
         loads[name] = Load(in_batch.get(peer, 0), min(free, jobs[served]))
     loads.setdefault(bytes(asker.id).hex(), Load(0, 1))
     shares = split(policy.bounds.batch_groups * size, rates.throughputs.of(able))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from p2pcast.version import Version
-from trainer_node.ledger.lease_time import KEPT, Completions, latest_s
+from trainer_node.ledger.lease_time import KEPT, LEAST_S, Completions, latest_s
 from trainer_node.scheduling.shares import Load, Throughputs
 
 Class = tuple[str, str]
@@ -30,10 +30,20 @@ STANDINGS_WORKERS_S = 1000.0
 """Workers whose shares and loads are computed in a second. With more of them, standings are kept longer: the time that
 they take grows with the workers.
 """
-ASKED_S = 2.0
-"""Seconds after a request for leases in which its worker counts as one that would take more. A ceiling must not keep
-jobs for a worker that has gone.
+WAITS_S = 1.0
+"""Seconds for which jobs are kept for a worker that waits, once there are jobs: a worker that is there asks sooner."""
+ASKED_S = 6.0
+"""Seconds after a request for leases in which its worker counts as one that waits. A worker asks for 5 s at a time."""
+OVERDUE = 4.0
+"""A lease is overdue after so many times the completion of a result. Answers that are twice as long as most are common;
+a job that is played twice costs a slot.
 """
+SLOWEST = 0.1
+"""Least rate of a result by which the longest time of a lease is reckoned, as a share of the median of all callers: a
+caller may be ten times slower than the others.
+"""
+VOTE_KEPT = 0.7
+"""Share of the earlier figure in a caller's smoothed figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,17 @@ class Standing:
     now_s: float
     shares: dict[str, int]
     loads: dict[str, Load]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Outcome of a request for leases. ``missing``: jobs that it asked for and did not get. ``emptied``: it would have
+    begun more if there were more jobs.
+    """
+
+    leases: int
+    missing: int
+    emptied: bool
 
 
 @dataclass(slots=True)
@@ -61,6 +82,13 @@ class WorkerRates:
         self._classes: OrderedDict[Class, _ClassTimes] = OrderedDict()
         self._busy_since: dict[str, float] = {}
         self._asked_s: dict[str, float] = {}
+        self._missing: dict[str, int] = {}
+        """Jobs that a worker's newest request asked for and did not get."""
+        self._jobs_since_s: float | None = None
+        """Since when there have been jobs; None after a request that found too few."""
+        self._completions_s: OrderedDict[str, float] = OrderedDict()
+        self._tokens_per_s: OrderedDict[str, float] = OrderedDict()
+        """Of each caller's results: one figure for each, so that no caller outvotes the others by many results."""
         self._staged: dict[str, Version | None] = {}
         self._standings: dict[bytes, Standing] = {}
         self._pending: list[Callable[[], None]] = []
@@ -96,33 +124,40 @@ class WorkerRates:
 
     def _asks(self, worker: str, now_s: float, staged: Version | None) -> None:
         self._asked_s[worker], self._staged[worker] = now_s, staged
+        self._missing[worker] = 0
 
-    def began(self, worker: str, now_s: float, leases: int, task_hash: bytes, *, emptied: bool) -> None:
-        """The worker has begun so many leases. ``emptied``: it would have begun more if there were more jobs."""
-        self._pending.append(partial(self._began, worker, now_s, leases, task_hash, emptied=emptied))
+    def began(self, worker: str, now_s: float, begun: Begun, task_hash: bytes) -> None:
+        """The worker's request has begun leases."""
+        self._pending.append(partial(self._began, worker, now_s, begun, task_hash))
 
-    def _began(self, worker: str, now_s: float, leases: int, task_hash: bytes, *, emptied: bool) -> None:
-        kept = self._standings.get(task_hash)
-        if emptied:
+    def _began(self, worker: str, now_s: float, begun: Begun, task_hash: bytes) -> None:
+        kept, leases = self._standings.get(task_hash), begun.leases
+        self._missing[worker] = begun.missing
+        if begun.emptied:
+            self._jobs_since_s = None
             # The kept loads may say that another worker could take jobs: there are none for this one, perhaps none.
             self._standings.pop(task_hash, None)
         elif kept is not None and (load := kept.loads.get(worker)) is not None:
-            kept.loads[worker] = Load(load.leases + leases, max(0, load.free_slots - leases))
+            kept.loads[worker] = Load(load.leases + leases, begun.missing)
         if leases:
             self.throughputs.join(worker)
             self._busy_since.setdefault(worker, now_s)
 
-    def settled(self, worker: str, kind: Class, seconds: float, tokens: int) -> None:
-        """A result of ``tokens`` sampled tokens was accepted, ``seconds`` after its lease began."""
-        self._pending.append(partial(self._settled, worker, kind, max(0.0, seconds), tokens))
+    def settled(self, worker: str, kind: Class, seconds: float, tokens: int, *, caller: str) -> None:
+        """A result of ``tokens`` sampled tokens was accepted, ``seconds`` after its lease began. ``caller``: the party
+        that answers for the worker.
+        """
+        self._pending.append(partial(self._settled, worker, kind, max(0.0, seconds), tokens, caller))
 
-    def _settled(self, worker: str, kind: Class, seconds: float, tokens: int) -> None:
+    def _settled(self, worker: str, kind: Class, seconds: float, tokens: int, caller: str) -> None:
         self.throughputs.join(worker)
         self.throughputs.accepted(worker, tokens)
         times = self._of(kind)
         times.completions.completed(seconds)
         if seconds > 0 and tokens:
             times.tokens_per_s.append(tokens / seconds)
+            _vote(self._tokens_per_s, caller, tokens / seconds)
+        _vote(self._completions_s, caller, seconds)
 
     def expired(self, worker: str, kind: Class, seconds: float) -> None:
         """A lease of so many seconds ended without a result. From now on no job waits for the worker, until it asks
@@ -157,7 +192,7 @@ class WorkerRates:
         self._pending.append(partial(self._retain, frozenset(workers)))
 
     def _retain(self, workers: frozenset[str]) -> None:
-        for table in (self._busy_since, self._asked_s, self._staged):
+        for table in (self._busy_since, self._asked_s, self._staged, self._missing):
             for worker in table.keys() - workers:
                 del table[worker]
         for worker in self.throughputs.known() - workers:
@@ -195,9 +230,25 @@ class WorkerRates:
     def staged(self, worker: str) -> Version | None:
         return self._staged.get(worker)
 
-    def asking(self, worker: str, now_s: float) -> bool:
-        """Whether the worker would take leases, as far as is known."""
-        return now_s - self._asked_s.get(worker, -ASKED_S) < ASKED_S
+    def sees_jobs(self, now_s: float) -> None:
+        """A worker asks for jobs, of which there may be some."""
+        if self._jobs_since_s is None:
+            self._jobs_since_s = now_s
+
+    def waits_for(self, worker: str, now_s: float) -> int:
+        """Jobs that are kept for the worker: those that its newest request asked for and did not get, as long as the
+        worker had no time to take them.
+        """
+        asked_s = self._asked_s.get(worker, -ASKED_S)
+        since_s = now_s if self._jobs_since_s is None else self._jobs_since_s
+        if now_s - asked_s >= ASKED_S or now_s - max(asked_s, since_s) >= WAITS_S:
+            return 0
+        return self._missing.get(worker, 0)
+
+    def overdue_s(self) -> float:
+        """Seconds after which a lease is held for longer than results take."""
+        seconds = sorted(self._completions_s.values())
+        return OVERDUE * max(LEAST_S, seconds[len(seconds) // 2]) if seconds else OVERDUE * self._guess_s
 
     def may_probe(self, worker: str, now_s: float) -> bool:
         self.throughputs.join(worker)
@@ -209,6 +260,10 @@ class WorkerRates:
         lasts_s = (Completions(self._guess_s) if times is None else times.completions).lease_s()
         lasts_s = max(lasts_s, HEARTBEATS_A_LEASE * self.heartbeat_s)
         slowest = min(times.tokens_per_s, default=0.0) if times is not None else 0.0
+        if slowest > 0:
+            rates = sorted(self._tokens_per_s.values())
+            # Of an even number the slower one: a fabricated rate must not end leases of others early.
+            slowest = max(slowest, SLOWEST * rates[(len(rates) - 1) // 2])
         return lasts_s, latest_s(max_tokens, slowest, lasts_s)
 
     def estimates(self) -> Mapping[str, float | None]:
@@ -222,3 +277,10 @@ class WorkerRates:
                 self._classes.popitem(last=False)
         self._classes.move_to_end(kind)
         return self._classes[kind]
+
+
+def _vote(votes: OrderedDict[str, float], caller: str, figure: float) -> None:
+    votes[caller] = VOTE_KEPT * votes[caller] + (1 - VOTE_KEPT) * figure if caller in votes else figure
+    votes.move_to_end(caller)
+    if len(votes) > MAX_CLASSES:
+        votes.popitem(last=False)

@@ -42,6 +42,7 @@ from p2pcast.version import Version
 from p2pcast.wire.join_token import JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.group_pool import FOREIGN
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
@@ -170,6 +171,8 @@ class LedgerDaemon:
             tls = self._certificate.tls.server
             self.secure_address = await self.http.listen(*self._config.listen, "--listen", tls)
         self._announce()
+        if self._ledger.foreign_groups:
+            self._events.emit("groups_dropped", groups=self._ledger.foreign_groups, reason=FOREIGN)
         async with aiohttp.ClientSession() as http, self._tasks.group() as group:
             group.create_task(self._queue.run(), name="waiting leases")
             group.create_task(self._heartbeats.run(), name="heartbeats")

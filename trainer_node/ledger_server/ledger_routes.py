@@ -213,7 +213,9 @@ class LedgerRoutes:
             device_class=classes.text("gpu", 128) if classes.has("gpu") else "",
         )
         caller = self._callers.of_role(request, "worker")
-        worker, session = await self._call(self._ledger.register, caller.name, stated)
+        playing = form.hexadecimals("leases", ID_BYTES, 2 * MAX_SLOTS) if form.has("leases") else None
+        worker, session = await self._call(self._ledger.register, caller.name, stated, playing)
+        self._queue.changed()
         self._events.emit("worker_registered", name=stated.name, worker=worker.hex(), slots=stated.slots)
         return web.json_response(
             {

@@ -22,6 +22,12 @@ EXCLUSION_DECAY = 0.9
 """α of Algorithm 1. The paper gives no value."""
 SMOOTHING = 0.7
 """β of Algorithm 1: the weight of the earlier estimate. The paper gives no value."""
+LEAST_WINDOW_S = 1.0
+"""Shortest time over which a rate is measured: one result of an instant would give any rate."""
+MOST_MEDIANS = 8.0
+"""Highest estimate that counts for a share, in medians of the other workers: one worker may serve a machine of eight
+devices beside machines of one. Tokens are not proved, so without a bound one worker could claim a whole batch.
+"""
 PROBE_S = 30.0
 """Seconds between two probe jobs of an excluded worker. Not measured."""
 
@@ -79,9 +85,9 @@ class Throughputs:
         self._workers[worker].busy_s += seconds
 
     def settle(self, worker: str) -> None:
-        """End a window: fold its rate into the estimate (line 16). A window without leases says nothing."""
+        """End a window: fold its rate into the estimate (line 16). A window that is too short goes on."""
         one = self._workers[worker]
-        if one.busy_s <= 0:
+        if one.busy_s < LEAST_WINDOW_S:
             return
         rate = one.tokens / one.busy_s
         known = one.tokens_per_s
@@ -99,13 +105,13 @@ class Throughputs:
         return self._workers[worker].tokens_per_s
 
     def of(self, eligible: Collection[str]) -> dict[str, float]:
-        """The estimates of eligible workers. A worker without an estimate counts as the median of the others, so that
-        it begins with a fair share.
+        """The estimates of eligible workers, at most MOST_MEDIANS medians of the others. A worker without an estimate
+        counts as the median of the others, so that it begins with a fair share.
         """
         rates = {w: None if (one := self._workers.get(w)) is None else one.tokens_per_s for w in eligible}
         known = sorted(t for t in rates.values() if t is not None)
         median = known[len(known) // 2] if known else 1.0
-        return {w: median if t is None else t for w, t in rates.items()}
+        return {w: median if t is None else _capped(t, known) for w, t in rates.items()}
 
     def may_probe(self, worker: str, now_s: float) -> bool:
         """Whether a worker that is excluded, or whose share is 0, may take one job now."""
@@ -116,11 +122,22 @@ class Throughputs:
         self._workers[worker].probed_s = now_s
 
 
+def _capped(rate: float, known: list[float]) -> float:
+    """``known``: all estimates in order, with ``rate``. Of an even number of others the slower one counts as their
+    median; a median of 0 bounds nothing.
+    """
+    if len(known) < 2:
+        return rate
+    middle = (len(known) - 2) // 2
+    others = known[middle + (known.index(rate) <= middle)]
+    return min(rate, MOST_MEDIANS * others) if others > 0 else rate
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """``leases``: the worker's leases in the present batch, ended ones included. ``free_slots``: jobs that the worker
-    could begin at once: 0 for one that does not ask for any, or whose engine is too old for every job there is. A
-    ceiling would otherwise keep jobs for a worker that never takes them.
+    waits for. It is 0 for a worker that does not ask for any, or got all it asked for. It is 0, too, for an engine that
+    is too old for every job there is. A ceiling would otherwise keep jobs for a worker that never takes them.
     """
 
     leases: int

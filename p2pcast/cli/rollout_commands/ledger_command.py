@@ -144,7 +144,14 @@ def ledger(
     config = LedgerConfig(
         state=state or state_home() / "ledger",
         http=http,
-        policy=Policy(bounds, "strict" if rule == "strict" else "bounded", loaded.vocabulary, lease_guess_s),
+        policy=Policy(
+            bounds,
+            "strict" if rule == "strict" else "bounded",
+            loaded.vocabulary,
+            lease_guess_s,
+            task_hash=loaded.hash,
+            asks_hub=hub_url is not None,
+        ),
         task=loaded,
         task_name=task,
         hub=hub_http_url,

@@ -26,7 +26,7 @@ def config_of(folder: Path, **more: Any) -> LedgerConfig:
     return LedgerConfig(
         state=folder,
         http=("127.0.0.1", 0),
-        policy=Policy(bounds, "bounded", task.vocabulary),
+        policy=Policy(bounds, "bounded", task.vocabulary, task_hash=task.hash),
         task=task,
         task_name=NAME,
         **given,

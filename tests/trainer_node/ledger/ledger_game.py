@@ -41,7 +41,7 @@ def sample(leased: Leased, version: Version, reward: int, *, tokens: int = 3) ->
         mask=mask,
         logprobs=-mask.astype("<f4"),
         spans=[Span(version, 1, tokens, manifest(version), "keep")],
-        temperature=1.0,
+        temperature=leased.job.temperature,
         reward=0.0,
         stop="end",
     )
@@ -58,9 +58,11 @@ class Game:
         rule: str = "bounded",
         last_step: int | None = None,
         shared_commits: bool = False,
+        asks_hub: bool = False,
     ) -> None:
         self._opened, self._shared = opened, shared_commits
-        self.policy = Policy(Bounds(staleness, 2, last_step), rule, 10, guess_s=30.0)  # type: ignore[arg-type]
+        bounds = Bounds(staleness, 2, last_step)
+        self.policy = Policy(bounds, rule, 10, guess_s=30.0, task_hash=TASK_HASH, asks_hub=asks_hub)  # type: ignore[arg-type]
         self.source_s, self.step, self.branch = 0.0, 0, 0
         self._numbers = itertools.count(1)
         self.start()
@@ -85,6 +87,8 @@ class Game:
         return self.ledger.register(name if caller is None else caller, one)[1]
 
     def add(self, count: int = 4, **changes: object) -> list[bytes]:
+        if changes.get("purpose") == "evaluate":
+            changes.setdefault("temperature", 0.0)
         groups = [dataclasses.replace(group(next(self._numbers)), **changes) for _ in range(count)]
         self.ledger.add_groups(groups)
         return [one.id for one in groups]

@@ -27,7 +27,7 @@ from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_clock import RECORD_S
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, Policy
-from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.pace import OVERSAMPLE, Bounds
 
 LAST_STEP = 5
 SLOTS = 16
@@ -44,12 +44,12 @@ def made(leased: Leased, version: Version, reward: int, kind: str) -> Result:
     result = Result(
         job=leased.job.job,
         lease=leased.lease,
-        task_hash=bytes(32) if kind == "task" else TASK_HASH,
+        task_hash=bytes(32) if kind == "task" else leased.job.task_hash,
         token_ids=np.array([1, 99 if kind == "vocabulary" else 2, reward], "<u4"),
         mask=np.array([0, 1, 1], "u1"),
         logprobs=np.array([0, -1, np.nan if kind == "nan" else -1], "<f4"),
         spans=[Span(version, 1, 3, bytes(32) if kind == "manifest" else manifest(version), "keep")],
-        temperature=1.0,
+        temperature=leased.job.temperature,
         reward=0.0,
         stop="end",
     )
@@ -65,7 +65,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def begin(self, staleness: int, strict: bool) -> None:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.folder = Path(tempfile.mkdtemp(prefix="p2pcast-ledger-", dir=memory))
-        self.policy = Policy(Bounds(staleness, 2, LAST_STEP), "strict" if strict else "bounded", 10, guess_s=30.0)
+        rule = "strict" if strict else "bounded"
+        self.task_hash = TASK_HASH
+        self.policy = Policy(Bounds(staleness, 2, LAST_STEP), rule, 10, guess_s=30.0, task_hash=TASK_HASH)  # type: ignore[arg-type]
         self.source_s, self.draw = 1e6, random.Random(0)
         self.epoch, self.branch, self.step = -1, 0, 0
         self.versions: list[Version] = []
@@ -117,6 +119,31 @@ class LedgerMachine(RuleBasedStateMachine):
         self.open()
         assert self.ledger.expire() == 0, "the time between two processes counts for no lease"
 
+    @rule(again=st.booleans())
+    def change_task(self, again: bool) -> None:
+        """The ledger starts with another task: groups that no batch has are dropped, and give their credit back."""
+        in_batch = {bytes(row.group_id) for row in self._live_members(dump(self.store))}
+        self.task_hash = TASK_HASH if again else bytes([65 + self.draw.randrange(26)]) * 32
+        self.policy = dataclasses.replace(self.policy, task_hash=self.task_hash)
+        self.restart()
+        for row in dump(self.store)["groups"]:
+            if bytes(row.task_hash) != self.task_hash and bytes(row.id) not in in_batch:
+                assert row.state in ("dropped", "trained")
+        foreign = dataclasses.replace(group(1 << 40), task_hash=b"?" * 32)
+        with pytest.raises(RefusedError, match="of task"):
+            self.ledger.add_groups([foreign])
+        assert self.ledger.pool()[1] == sum(
+            row.state == "waiting" and bytes(row.task_hash) == self.task_hash for row in dump(self.store)["groups"]
+        )
+        self.sessions.clear()
+        for _ in range(2):
+            self.register()
+
+    @staticmethod
+    def _live_members(rows: Rows) -> list[Any]:
+        live = {row.id for row in rows["batches"] if row.state != "reopened"}
+        return [row for row in rows["batch_members"] if row.batch_id in live]
+
     @rule()
     def prune(self) -> None:
         before = {bytes(row.session): row.seen_s for row in dump(self.store)["workers"]}
@@ -132,8 +159,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.sessions) < 4)
     @rule()
     def register(self) -> None:
-        one = Registration(f"w{self.draw.random()}", SLOTS, "sums", TASK_HASH)
-        self.sessions.append(self.ledger.register("here", one)[1])
+        one = Registration(f"w{self.draw.random()}", SLOTS, "sums", self.task_hash)
+        self.sessions.append(self.ledger.register(one.name, one)[1])
 
     @precondition(lambda self: self.sessions)
     @rule(who=INDEX, slots=st.integers(1, 6), newest=st.booleans(), which=INDEX, staged=st.booleans())
@@ -231,16 +258,17 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = next((row for row in rows["leases"] if bytes(row.id) == result.lease), None)
         if lease is None:
             return "unknown lease"
-        if FAULTS[kind] is not None:
-            return FAULTS[kind]
+        served = self.leases[result.lease][2]
+        version = result.spans[0].version
+        back = version.branch == served.branch and version.step < served.step
+        if FAULTS[kind] is not None or back:
+            return "forged" if back else FAULTS[kind]
         job = next(row for row in rows["jobs"] if bytes(row.id) == result.job)
         its_group = next(row for row in rows["groups"] if row.id == job.group_id)
-        version = result.spans[0].version
         if job.state not in ("open", "leased") or its_group.state != "open":
             return "duplicate"
         if version not in {Version(row.branch, row.step) for row in rows["versions"]}:
             return "unknown version"
-        served = self.leases[result.lease][2]
         evaluation = its_group.purpose == "evaluate"
         if (evaluation or self.policy.rule == "strict") and version != served:
             return "stale"
@@ -312,7 +340,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def add_groups(self) -> None:
         self.added += 3
-        groups = [group(self.added - n) for n in range(3)]
+        groups = [self._group(self.added - n) for n in range(3)]
         assert self.ledger.add_groups(groups) == 3
         assert self.ledger.add_groups(groups) == 0
 
@@ -320,8 +348,13 @@ class LedgerMachine(RuleBasedStateMachine):
     def evaluate(self, which: int, count: int) -> None:
         self.added += 1
         pinned = self.versions[which % len(self.versions)]
-        one = dataclasses.replace(group(self.added), purpose="evaluate", pinned=pinned, size=count)
+        one = dataclasses.replace(
+            self._group(self.added), purpose="evaluate", pinned=pinned, size=count, temperature=0.0
+        )
         assert self.ledger.add_groups([one]) == 1
+
+    def _group(self, number: int) -> Group:
+        return dataclasses.replace(group(number), task_hash=self.task_hash)
 
     @rule()
     def publish(self) -> None:
@@ -335,7 +368,16 @@ class LedgerMachine(RuleBasedStateMachine):
     def take(self) -> None:
         with pytest.raises(RefusedError):
             self.ledger.take(self.epoch - 1, self.branch, self.step)
-        taken = self.ledger.take(self.epoch, self.branch, self.step)
+        try:
+            taken = self.ledger.take(self.epoch, self.branch, self.step)
+        except RefusedError as error:
+            if "can be trained" not in str(error):
+                raise
+            most = OVERSAMPLE * self.policy.bounds.batch_groups
+            now = (self.epoch, self.step)
+            assert sum((r.ended_epoch, r.ended_step) == now for r in dump(self.store)["groups"]) >= most
+            assert self.batch is None
+            return
         assert taken.finished == (self.step >= LAST_STEP)
         if taken.batch is None:
             assert self.batch is None
@@ -417,7 +459,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         """No credit has leaked: with fresh workers and results the run ends."""
-        fresh = self.ledger.register("here", Registration("fresh", 64, "sums", TASK_HASH))[1]
+        fresh = self.ledger.register("fresh", Registration("fresh", 64, "sums", self.task_hash))[1]
         for turn in range(200):
             self.publish()
             self.take()

@@ -11,7 +11,7 @@ from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import manifest
 from tests.trainer_node.ledger.ledger_game import ZERO, Game
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.worker_rates import ASKED_S, MAX_CLASSES, WorkerRates
+from trainer_node.ledger.worker_rates import MAX_CLASSES, WAITS_S, WorkerRates
 from trainer_node.scheduling.shares import PROBE_S
 
 
@@ -38,7 +38,7 @@ def test_share_bounds_a_worker_while_another_asks(games: list[Game], tmp_path: P
     assert game.lease(one) == game.lease(other) == []
     game.add(4)
     assert len(game.lease(one, 32)) == 3, "half of a batch of six jobs"
-    game.source_s += 1
+    game.source_s += WAITS_S / 2
     assert game.lease(one, 32) == []
     assert len(game.lease(other, 32)) == 9, "the others have had their shares"
 
@@ -51,7 +51,7 @@ def test_worker_that_stops_asking_keeps_no_jobs_from_others(games: list[Game], t
     game.add(2)
     assert len(game.lease(one, 32)) == 3
     for _ in range(11):
-        game.source_s += ASKED_S / 10
+        game.source_s += WAITS_S / 10
         game.ledger.heartbeat(idle, {})
         game.ledger.heartbeat(one, {})
     assert len(game.lease(one, 32)) == 3
@@ -95,18 +95,12 @@ def test_worker_without_a_share_is_probed_now_and_then(games: list[Game], tmp_pa
     game = _game(games, tmp_path, rule="strict")
     behind, newest = game.join("behind", slots=32), game.join("newest", slots=32)
     game.ledger.publish(Version(0, 1), manifest(Version(0, 1)))
-    game.lease(newest, 32, Version(0, 1))
-    game.add(4)
-    leases = []
-    for _ in range(3):
-        game.source_s += 1
-        game.lease(newest, 1, Version(0, 1))
-        leases += game.lease(behind, 32, ZERO)
-    assert len(leases) == 1
-    game.source_s += PROBE_S
-    game.ledger.heartbeat(newest, {})
-    game.lease(newest, 1, Version(0, 1))
-    assert len(game.lease(behind, 32, ZERO)) == 1
+    for _ in range(2):
+        game.lease(newest, 32, Version(0, 1))
+        game.add(1)
+        game.source_s += WAITS_S / 2
+        assert len([*game.lease(behind, 32, ZERO), *game.lease(behind, 32, ZERO)]) == 1
+        game.source_s += PROBE_S
 
 
 def test_engine_with_the_newest_version_staged_has_a_share(games: list[Game], tmp_path: Path) -> None:
@@ -166,11 +160,11 @@ def test_heartbeats_prolong_no_lease_beyond_its_longest_time(games: list[Game], 
 
 def test_slowest_rate_of_one_liar_does_not_last() -> None:
     rates, kind = WorkerRates(30.0), ("sums", "")
-    rates.settled("liar", kind, 3600.0, 1)
+    rates.settled("liar", kind, 3600.0, 1, caller="liar")
     rates.keep()
     assert rates.terms(kind, 1000)[1] == 1000 * 3600
     for _ in range(64):
-        rates.settled("honest", kind, 10.0, 1000)
+        rates.settled("honest", kind, 10.0, 1000, caller="honest")
     rates.keep()
     assert rates.terms(kind, 1000)[1] <= 25.0
 
@@ -178,7 +172,7 @@ def test_slowest_rate_of_one_liar_does_not_last() -> None:
 def test_stated_device_classes_take_bounded_memory() -> None:
     rates = WorkerRates(30.0)
     for number in range(2 * MAX_CLASSES):
-        rates.settled("a", ("sums", str(number)), 10.0, 1000)
+        rates.settled("a", ("sums", str(number)), 10.0, 1000, caller="a")
     rates.keep()
     assert len(rates._classes) == MAX_CLASSES
     assert rates.terms(("sums", "0"), 1)[0] == 30.0
@@ -187,9 +181,9 @@ def test_stated_device_classes_take_bounded_memory() -> None:
 
 def test_undone_measurements_never_count() -> None:
     rates, kind = WorkerRates(30.0), ("sums", "")
-    rates.settled("a", kind, 10.0, 100)
+    rates.settled("a", kind, 10.0, 100, caller="a")
     mark = rates.mark()
-    rates.settled("a", kind, 1000.0, 1)
+    rates.settled("a", kind, 1000.0, 1, caller="a")
     rates.expired("a", kind, 5000.0)
     rates.undo(mark)
     rates.keep()

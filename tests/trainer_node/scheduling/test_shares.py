@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_node.scheduling.shares import PROBE_S, Load, Throughputs, jobs_for, split
+from trainer_node.scheduling.shares import MOST_MEDIANS, PROBE_S, Load, Throughputs, jobs_for, split
 
 NAMES = st.text("abcdef", min_size=1, max_size=3)
 RATES = st.dictionaries(NAMES, st.floats(0, 1e6), min_size=1, max_size=8)
@@ -55,7 +55,28 @@ def test_a_worker_without_accepted_results_loses_its_share():
     for _ in range(20):
         settled(throughputs, "honest", 1000, 1.0)
         settled(throughputs, "silent", 0, 1.0)
-    assert split(100, throughputs.of(["honest", "silent"])) == {"honest": 100, "silent": 0}
+    assert throughputs.estimate("silent") == pytest.approx(0.8, abs=0.1)
+    least = MOST_MEDIANS / (MOST_MEDIANS + 1)
+    assert split(100, throughputs.of(["honest", "silent"]))["honest"] >= 100 * least - 1
+
+
+def test_estimate_counts_up_to_some_medians_of_the_others():
+    throughputs = Throughputs()
+    for worker, rate in (("a", 100), ("b", 300), ("c", 500), ("liar", 10**6)):
+        settled(throughputs, worker, rate, 1.0)
+    assert throughputs.of(["a", "b", "c", "liar"]) == {"a": 100, "b": 300, "c": 500, "liar": 300 * MOST_MEDIANS}
+    assert throughputs.of(["a", "liar"]) == {"a": 100, "liar": 100 * MOST_MEDIANS}
+    assert throughputs.of(["liar"]) == {"liar": 10**6}
+    settled(throughputs, "idle", 0, 1.0)
+    assert throughputs.of(["idle", "c"]) == {"idle": 0, "c": 500}, "a median of 0 bounds nothing"
+
+
+def test_window_of_an_instant_goes_on():
+    throughputs = Throughputs()
+    settled(throughputs, "a", 2000, 0.001)
+    assert throughputs.estimate("a") is None
+    settled(throughputs, "a", 0, 0.999)
+    assert throughputs.estimate("a") == pytest.approx(2000)
 
 
 def test_exclusion_decays_once_a_publication_and_only_excluded_workers():

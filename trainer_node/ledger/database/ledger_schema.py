@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of the tables. A ledger refuses the tables of another version."""
 
 metadata = MetaData()
@@ -39,9 +39,12 @@ meta = Table(
     Column("added", BigInteger, nullable=False),
     Column("opened", BigInteger, nullable=False),
     Column("ran_s", Float, nullable=False),
+    Column("task_hash", LargeBinary),
+    Column("added_before", BigInteger, nullable=False),
 )
 """One row. ``step``: t, the steps applied on the live lineage. ``added``, ``opened``: groups counted so far. ``ran_s``:
-seconds that the ledger has run, at most ``RECORD_S`` old.
+seconds that the ledger has run, at most ``RECORD_S`` old. ``task_hash``: of the ledger's task; ``added_before``: groups
+that were added for earlier tasks.
 """
 
 forks = Table(
@@ -77,6 +80,7 @@ workers = Table(
     Column("served_step", BigInteger),
     Column("seen_s", Float, nullable=False),
     Column("blamed", Integer, nullable=False),
+    Column("unknown_versions", Integer, nullable=False),
     Column("accepted_tokens", BigInteger, nullable=False),
     Column("audits", Integer, nullable=False),
     Column("disagreements", Integer, nullable=False),
@@ -98,13 +102,15 @@ groups = Table(
     Column("pinned_branch", BigInteger),
     Column("pinned_step", BigInteger),
     Column("stale_endings", Integer, nullable=False),
+    Column("longest", BigInteger),
     Column("ended_epoch", BigInteger),
     Column("ended_step", BigInteger),
     Column("body", LargeBinary, nullable=False),
     Index("groups_by_state", "state", "purpose", "added"),
 )
 """``body``: the record of the group. ``added_step``: of the learner, when the group was added. ``ended_epoch``,
-``ended_step``: of the learner, when the group was dropped, or ended its evaluation.
+``ended_step``: of the learner, when the group was dropped, or ended its evaluation. ``longest``: of a group that was
+dropped or shortened, the most tokens that any of its samples had.
 """
 
 jobs = Table(
@@ -119,6 +125,8 @@ jobs = Table(
     Column("state", String(16), nullable=False),
     Column("reason", String(32)),
     Column("failures", Integer, nullable=False),
+    Column("failed_by", String(256)),
+    Column("failed_s", Float),
     UniqueConstraint("group_id", "position"),
     Index("jobs_by_state", "state"),
     Index(
@@ -130,7 +138,8 @@ jobs = Table(
     ),
 )
 """``opened``, ``purpose``, ``task_hash``: those of the group. The next jobs are then found in one table: before its
-first statistics PostgreSQL joins two of them group by group, with all open jobs for each.
+first statistics PostgreSQL joins two of them group by group, with all open jobs for each. ``failures``: results that
+were rejected. ``failed_by``, ``failed_s``: the caller that last failed the job, or kept it too long, and when.
 """
 
 leases = Table(
