@@ -21,6 +21,10 @@ LEASING = "trainer_node/ledger/leasing.py"
 LEDGER_RULES = "tests/trainer_node/ledger/test_ledger_rules.py::"
 ENDINGS = "tests/trainer_node/ledger/test_ledger_endings.py::"
 SHARES = "tests/trainer_node/ledger/test_share_ceiling.py::"
+LIES = "tests/trainer_node/ledger/test_lying_worker.py::"
+RATES = "trainer_node/ledger/worker_rates.py"
+ESTIMATES = "trainer_node/scheduling/shares.py"
+SPLITS = "tests/trainer_node/scheduling/test_shares.py::"
 ACCEPTANCE = "trainer_node/ledger/acceptance.py"
 GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejection"
 BUDGET = "trainer_node/ledger_server/body_budget.py"
@@ -366,6 +370,69 @@ ROLLOUTS = [
         "        for one in verdicts.new:",
         "        for one in verdicts.given:",
         "tests/trainer_node/ledger/test_auditing.py::test_a_result_that_is_sent_again_is_no_likelier_to_be_audited",
+    ),
+    Mutation(
+        "names old versions, so that groups",
+        ACCEPTANCE,
+        "if span.version.branch == served.branch and span.version.step < served.step:",
+        "if False:",
+        LIES + "test_old_version_of_the_leases_own_branch_is_forged",
+    ),
+    Mutation(
+        "fails a job again and again",
+        SETTLING,
+        "return callers_seen(conn, now, bytes(row.task_hash)) <= callers",
+        "return True",
+        LIES + "test_one_caller_rejects_no_job",
+    ),
+    Mutation(
+        "fails a job again and again",
+        LEASING,
+        "if not any(row.failed_by == me and row.failed_s > since_s for row in rows):",
+        "if True:",
+        LIES + "test_failed_job_goes_to_another_caller_first",
+    ),
+    Mutation(
+        "invents versions, for which no result",
+        SETTLING,
+        "if wrong.reason.blames or (unknown and _invents_versions(conn, row)):",
+        "if wrong.reason.blames:",
+        LIES + "test_invented_versions_are_blamed_after_a_few",
+    ),
+    Mutation(
+        "keeps a job of every group",
+        "trainer_node/ledger/ledger.py",
+        "leasing.release_overdue(conn, now, self._rates)",
+        "pass",
+        LIES + "test_jobs_of_a_worker_that_keeps_them_are_played_by_others_while_the_learner_waits",
+    ),
+    Mutation(
+        "keeps a job of every group",
+        RATES,
+        "slowest = max(slowest, SLOWEST * rates[(len(rates) - 1) // 2])",
+        "pass",
+        LIES + "test_slowest_rate_counts_down_to_a_tenth_of_the_median_of_all_callers",
+    ),
+    Mutation(
+        "claims a fabricated throughput",
+        RATES,
+        "return self._missing.get(worker, 0)",
+        "return 4096",
+        LIES + "test_fabricated_throughput_keeps_no_jobs_from_others",
+    ),
+    Mutation(
+        "claims a fabricated throughput",
+        ESTIMATES,
+        "return min(rate, MOST_MEDIANS * others) if others > 0 else rate",
+        "return rate",
+        SPLITS + "test_estimate_counts_up_to_some_medians_of_the_others",
+    ),
+    Mutation(
+        "claims a fabricated throughput",
+        ESTIMATES,
+        "if one.busy_s < LEAST_WINDOW_S:",
+        "if one.busy_s <= 0:",
+        SPLITS + "test_window_of_an_instant_goes_on",
     ),
     Mutation(
         "asks for all jobs before others do",
