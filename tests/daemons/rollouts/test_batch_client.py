@@ -22,7 +22,8 @@ def groups(count: int, purpose: str) -> list[Group]:
     return [
         Group(
             id=bytes([len(purpose), *number.to_bytes(15, "big")]), size=2, purpose=purpose, task="parity",
-            task_hash=Parity().hash, prompt=prompt.prompt, seed=number, temperature=1.0, max_tokens=8,
+            task_hash=Parity().hash, prompt=prompt.prompt, seed=number, max_tokens=8,
+            temperature=1.0 if purpose == "train" else 0.0,
             pinned=ZERO if purpose == "evaluate" else None,
         )
         for number in range(count)
