@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from netem.report import host_sections, network_sections, size_sections
+from netem.report import host_sections, network_sections, rollout_sections, size_sections
 from netem.report.lab_sections import lab
 from netem.report.parts import PARTS
 from netem.report.section_text import Comparison, Picture, Section, figure, table
@@ -18,6 +18,7 @@ WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Section]]] = {
     "codec": size_sections.codec, "squash": size_sections.squash, "catchup": size_sections.catchup,
     "broadcast": network_sections.broadcast, "stripes": network_sections.stripes, "faults": network_sections.faults,
     "relay": host_sections.relay, "publish": host_sections.publish, "live": host_sections.live,
+    "ledger": rollout_sections.ledger,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from netem.emulation.backend import chosen
+from netem.rollouts import postgresql_server
 from p2pcast.errors import LocalError
 
 LIMIT_S: Final = 1500.0
@@ -86,6 +87,12 @@ PARTS: Final[Mapping[str, Part]] = {
             _words("--versions 30 --fresh-every 15"),
             _words("--versions 4 --fresh-every 4 --clients 4"),
             (_torch, _vllm),
+        ),
+        Part(
+            "ledger",
+            _words("--postgresql --growth 100000"),
+            _words("--postgresql --seconds 5 --workers 100 --growth 10000"),
+            (postgresql_server.lacking, _installed("psycopg", "pip install 'p2pcast[postgres]'")),
         ),
     )
 }

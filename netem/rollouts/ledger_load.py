@@ -1,9 +1,10 @@
 """Load on a ledger: simulated workers over real HTTP, with results of about a thousand tokens.
 
-Three figures. *Sustained*: results a second with as many requests as the ledger takes. *Paced*: times of requests with
+Four figures. *Sustained*: results a second with as many requests as the ledger takes. *Paced*: times of requests with
 many workers, each of which holds leases and sends heartbeats. Batches are so large that no worker waits for its share
 or for a version: the times are the ledger's. *Limit*: results a second that one thread writes to the same file system
-in the same form, a commit for each request, with no rules at all.
+in the same form, a commit for each request, with no rules at all. *Growth*: rows, bytes, memory and CPU time in the
+course of many results, with batches that retention forgets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import aiohttp
 import msgpack
 import numpy as np
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, func, make_url, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from netem.rollouts.long_answers import NAME, TOKENS, LongAnswers
@@ -33,11 +34,14 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, Span
 from p2pcast.version import Version
+from trainer_node.ledger.database import ledger_schema
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.sdk.batch_client import BatchClient
 
 BATCH_GROUPS, GROUP_SIZE = 512, 8
 MOST_BATCH_GROUPS = 65536
+GROWTH_BATCH_GROUPS = 32
+"""Retention keeps 16 batches: few enough to be forgotten in the course of a measurement."""
 AT_ONCE = 32
 """Leases and results of one request under full load."""
 PACED_SLOTS = 8
@@ -244,6 +248,66 @@ async def full_load(url: str, folder: Path, trainer: Trainer, count: int, second
 
         await asyncio.gather(*map(work, made))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A ledger after ``results`` accepted results. ``cpu_ms``: of the ledger for each result since the size before.
+    ``lease_p99_ms``: since then.
+    """
+
+    results: int
+    rows: int
+    database_bytes: int
+    body_bytes: int
+    resident_bytes: int
+    cpu_ms: float
+    lease_p99_ms: float
+
+
+async def growing_load(
+    url: str, folder: Path, database: str | None, process: subprocess.Popen[bytes], trainer: Trainer, count: int,
+    results: int, sizes: int,
+) -> list[Size]:  # fmt: skip
+    """``sizes`` looks at the ledger, evenly over ``results`` results of ``count`` workers that never rest."""
+    found, made = Found(), list[Size]()
+    async with workers(url, folder, count, AT_ONCE) as crowd:
+        for number in range(sizes):
+            began, before = found.accepted, cpu_s(process)
+            wanted = max(began + 1, results * (number + 1) // sizes)
+            found.lease_s.clear()
+
+            async def work(one: Worker, wanted: int) -> None:
+                while found.accepted < wanted and trainer.failure is None:
+                    served = trainer.served
+                    if leases := await one.lease(found, served, 1.0):
+                        await one.hand_in(found, leases, served)
+
+            await asyncio.gather(*(work(one, wanted) for one in crowd))
+            if trainer.failure is not None:
+                break
+            counted, bytes_used = await asyncio.to_thread(rows_of, folder, database)
+            cpu_ms = (cpu_s(process) - before) / (found.accepted - began) * 1e3
+            p99_ms = float(np.percentile(found.lease_s, 99) * 1e3)
+            bodies = disk_bytes(folder / "bodies")
+            made.append(Size(found.accepted, counted, bytes_used, bodies, resident_bytes(process), cpu_ms, p99_ms))
+    return made
+
+
+def rows_of(folder: Path, database: str | None) -> tuple[int, int]:
+    """Rows of all tables, and bytes of the database."""
+    url = f"sqlite:///file:{folder / 'ledger.db'}?mode=ro&uri=true" if database is None else database
+    engine = create_engine(make_url(url).set(drivername="sqlite" if database is None else "postgresql+psycopg"))
+    try:
+        with engine.connect() as conn:
+            tables = ledger_schema.metadata.sorted_tables
+            rows = sum(int(conn.scalar(select(func.count()).select_from(table)) or 0) for table in tables)
+            if database is None:
+                return rows, sum(path.stat().st_size for path in folder.glob("ledger.db*"))
+            sizes = (conn.scalar(select(func.pg_total_relation_size(table.name))) for table in tables)
+            return rows, sum(int(size or 0) for size in sizes)
+    finally:
+        engine.dispose()
 
 
 async def paced_load(

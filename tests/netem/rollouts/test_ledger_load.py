@@ -25,3 +25,16 @@ async def test_loads_are_accepted_and_counted(tmp_path: Path) -> None:
         assert ledger_load.resident_bytes(process) > 0
     assert full.rejected == paced.rejected == {}
     assert ledger_load.write_limit(tmp_path / "limit", 0.2) > 0
+
+
+async def test_growth_is_measured_at_even_distances(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with ledger_load.ledger(state, None, 1) as (url, process):
+        trainer = ledger_load.Trainer(url, state / "http.token")
+        trainer.start()
+        async with asyncio.timeout(END_S):
+            sizes = await ledger_load.growing_load(url, state, None, process, trainer, 1, 80, 2)
+        assert trainer.failure is None
+    assert [size.results >= wanted for size, wanted in zip(sizes, (40, 80), strict=True)] == [True, True]
+    assert all(size.rows > 0 and size.database_bytes > 0 and size.body_bytes > 0 for size in sizes)
+    assert all(size.cpu_ms > 0 and size.resident_bytes > 0 for size in sizes)
