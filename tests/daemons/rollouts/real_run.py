@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from real_server import Server, make_model
+import numpy as np
+from real_server import ENVIRONMENT, Server
 
 from p2pcast.version import Version
+from rollout_node.worker import generate_form, recomputation
 from trainer_node.sdk.batch_client import BatchClient, Rollout, RolloutBatch
 
 FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-END_S = 600.0
-CHANGED_SHARE = 0.02
-CHANGED_BITS = 0x0180
-"""Bits of a bfloat16 word that a step may flip: enough to change what the model says."""
+END_S = 900.0
+STALENESS, BATCH_GROUPS, GROUP_SIZE = 2, 2, 4
 
 
-def trained(folder: Path, out: Path, drawn: random.Random) -> None:
+class Change(NamedTuple):
+    """Of a learner's step. ``share``: of the bfloat16 words. ``bits``: of a word that may flip. ``cumulative``: the
+    newest weights change; otherwise the first ones.
+    """
+
+    share: float
+    bits: int
+    cumulative: bool
+
+
+STRONG = Change(0.02, 0x0180, True)
+"""Changes what the model says."""
+WEAK = Change(0.05, 0x00E0, False)
+"""Changes log-probabilities by 0.15 on average, and leaves the model most of what it has learnt."""
+
+
+def trained(folder: Path, out: Path, drawn: random.Random, change: Change) -> None:
     """The checkpoint with some words changed, written as a training framework does: elsewhere, then renamed."""
     made = out.with_name(f".{out.name}")
     shutil.copytree(folder, made)
@@ -34,24 +53,49 @@ def trained(folder: Path, out: Path, drawn: random.Random) -> None:
     content = bytearray(file.read_bytes())
     begin = 8 + int.from_bytes(content[:8], "little")
     words = (len(content) - begin) // 2
-    for _ in range(int(words * CHANGED_SHARE)):
+    for _ in range(int(words * change.share)):
         at = begin + 2 * drawn.randrange(words)
-        word = int.from_bytes(content[at : at + 2], "little") ^ (CHANGED_BITS & drawn.getrandbits(16))
+        word = int.from_bytes(content[at : at + 2], "little") ^ (change.bits & drawn.getrandbits(16))
         content[at : at + 2] = word.to_bytes(2, "little")
     file.write_bytes(content)
     made.rename(out)
 
 
-class RealRun:
-    """``engines``: a peer with a vLLM server each; workers are dealt out among them."""
+def segments_of(group: int) -> set[str]:
+    """Shared memory of a process group. No process of the group is left to remove it after SIGKILL."""
+    found: set[str] = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(ValueError, OSError):
+            if os.getpgid(int(entry.name)) == group:
+                found |= set(re.findall(r"/dev/shm/psm_\w+", (entry / "maps").read_text()))
+    return found
 
-    def __init__(self, folder: Path, task: str, steps: int, *, engines: int, workers: int, vocabulary: int) -> None:
-        self.folder, self.task, self.steps = folder, task, steps
+
+class RealRun:
+    """``engines``: a peer with a vLLM server each; workers are dealt out among them. ``database``: URL; None: SQLite.
+    ``lease_guess_s``: of first leases.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        task: str,
+        steps: int,
+        model: Path,
+        *,
+        engines: int,
+        workers: int,
+        database: str | None = None,
+        lease_guess_s: float = 120.0,
+    ) -> None:
+        self.folder, self.task, self.steps, self.model = folder, task, steps, model
+        self.database = database
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.servers: list[Server] = []
+        self._commands: dict[str, list[str]] = {}
         self._workers = workers
         self._engines = engines
-        self.model = make_model(folder / "model", vocabulary=vocabulary)
+        self._lease_guess_s = lease_guess_s
         self.checkpoints = folder / "checkpoints"
         self.checkpoints.mkdir()
         shutil.copytree(self.model, self.checkpoints / "step_0")
@@ -84,7 +128,7 @@ class RealRun:
         self.command("hub", "seed", *hub, "--state", self._at("hub"), "--shadow", self._at("hub-shadow"))
         status = self._answer(self.http("hub"), "/status")
         assert status["role"] == "hub"
-        address = self._until(lambda: self._listening("hub"), "the hub says where it listens")
+        address = self.hub = self.until(lambda: self._listening("hub"), "the hub says where it listens")
         for number, server in enumerate(self.servers):
             state = self.folder / f"p{number}"
             words = [address, "--token-file", self._at("token"), "--http", "127.0.0.1:0", "--state", str(state)]
@@ -107,10 +151,12 @@ class RealRun:
             "--last-step",
             str(self.steps),
         ]
-        words += ["--hub-http", self.http("hub"), "--batch-groups", "2", "--group-size", "4", "--staleness", "2"]
+        words += ["--hub-http", self.http("hub"), "--batch-groups", str(BATCH_GROUPS), "--group-size", str(GROUP_SIZE)]
+        words += ["--staleness", str(STALENESS), "--lease-guess", str(self._lease_guess_s)]
+        words += [] if self.database is None else ["--database", self.database]
         self.command("ledger", "ledger", *words)
-        for server in self.servers:
-            server.wait()
+        for number in range(self._engines):
+            self.until_engine(number)
         for number in range(self._workers):
             self.start_worker(number)
 
@@ -124,10 +170,12 @@ class RealRun:
         return str(self.folder / name)
 
     def command(self, name: str, *words: str) -> None:
+        self.script(name, "-m", "p2pcast.cli", *words)
+
+    def script(self, name: str, *words: str) -> None:
+        self._commands[name] = list(words)
         with open(self.folder / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "p2pcast.cli", *words], stdout=log, stderr=log
-            )
+            self.processes[name] = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
 
     def http(self, name: str) -> str:
         """HOST:PORT of a daemon's HTTP server, once it answers."""
@@ -136,14 +184,14 @@ class RealRun:
         def found() -> str | None:
             return json.loads(file.read_text())["http"].removeprefix("http://") if file.exists() else None
 
-        return str(self._until(found, f"{name} answers"))
+        return str(self.until(found, f"{name} answers"))
 
     def _listening(self, name: str) -> str | None:
         text = (self.folder / f"{name}.log").read_text()
         _, found, rest = text.partition("listening on ")
         return rest.partition(",")[0] if found and "," in rest else None
 
-    def _until(self, condition: Any, what: str) -> Any:
+    def until(self, condition: Any, what: str) -> Any:
         until_s = time.monotonic() + END_S
         while not (found := condition()):
             for name, process in self.processes.items():
@@ -163,11 +211,30 @@ class RealRun:
         return (self.folder / f"{name}.log").read_text()[-4000:]
 
     def kill(self, name: str) -> None:
+        """By SIGKILL, and start the part again as it was. ``e0``: the first engine, with all its processes."""
+        if name.startswith("e"):
+            server = self.servers[int(name[1:])]
+            segments = segments_of(server.process.pid)
+            os.killpg(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+            for segment in segments:
+                Path(segment).unlink(missing_ok=True)
+            server.restart()
+            return
+        words = self._commands[name]
+        if "--http" in words:  # the others know the first address
+            words[words.index("--http") + 1] = self.http(name)
+        assert self.processes[name].poll() is None, f"{name} ended: {self.said(name)}"
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes.pop(name).wait()
+        self.script(name, *words)
 
-    def learn(self, seed: int = 1) -> list[RolloutBatch]:
-        """Take every batch of the run, and publish a changed checkpoint after each."""
+    def learn(
+        self, seed: int = 1, *, change: Change = STRONG, published: Callable[[int], None] = lambda step: None
+    ) -> list[RolloutBatch]:
+        """Take every batch of the run, and publish a changed checkpoint after each. ``published``: called after each
+        step.
+        """
         drawn = random.Random(seed)
         url = f"http://{self.http('ledger')}"
         client = BatchClient(url, bearer_file=self.folder / "ledger" / "http.token", give_up_s=END_S)
@@ -176,14 +243,58 @@ class RealRun:
         while (batch := client.take(len(batches))) is not None:
             batches.append(batch)
             step = len(batches)
-            trained(self.checkpoints / f"step_{step - 1}", self.checkpoints / f"step_{step}", drawn)
+            before = self.checkpoints / f"step_{step - 1 if change.cumulative else 0}"
+            trained(before, self.checkpoints / f"step_{step}", drawn, change)
             client.applied(batch, step)
             client.ack(step, [batch.id], os.urandom(32))
+            published(step)
         return batches
+
+    # -- engines
+
+    def until_engine(self, number: int) -> None:
+        """The server answers. A busy machine takes minutes to start one."""
+        server = self.servers[number]
+
+        def healthy() -> bool:
+            assert server.process.poll() is None, server.log.read_text()[-4000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(server.url + "/health", timeout=5):
+                return True
+            return False
+
+        self.until(healthy, f"engine {number} answers")
+
+    def until_live(self, version: Version) -> None:
+        """All engines serve the version."""
+
+        def live() -> bool:
+            served = [self._answer(self.http(f"p{n}"), "/versions")["engines"] for n in range(self._engines)]
+            return all(set(engines.values()) == {str(version)} for engines in served)
+
+        self.until(live, f"version {version} is live")
+
+    def scores(self, engine: int, probes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Log-probabilities of the probes' tokens by a live engine, while its workers play."""
+        found = []
+        for probe in probes:
+            body = json.dumps(recomputation.request(probe, os.urandom(8).hex())).encode()
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(self.servers[engine].url + generate_form.PATH, body, headers)
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                found.append(recomputation.prompt_logprobs(json.load(answer), probe))
+        return found
+
+    def wait(self, name: str) -> int:
+        """Exit code of a part that ends by itself."""
+        return self.processes.pop(name).wait(END_S)
+
+    def terminate(self, name: str) -> int:
+        self.processes[name].terminate()
+        return self.wait(name)
 
     def workers_end(self) -> dict[str, int]:
         """Exit codes of the workers, once the ledger has told them that the run has ended."""
-        return {name: self.processes.pop(name).wait(END_S) for name in list(self.processes) if name.startswith("w")}
+        return {name: self.wait(name) for name in list(self.processes) if name.startswith("w")}
 
     def end(self) -> None:
         for process in self.processes.values():
@@ -201,3 +312,33 @@ def folder_of(run: RealRun, version: Version) -> Path:
 
 def rollouts_of(batches: list[RolloutBatch]) -> list[Rollout]:
     return [rollout for batch in batches for group in batch.groups for rollout in group.rollouts]
+
+
+def failures_of(run: RealRun) -> list[str]:
+    """Lines of workers and engines that report a failed play or request."""
+    lines = []
+    for number, server in enumerate(run.servers):
+        answers = re.findall(r'"POST (/inference/\S+) HTTP/1.1" ([1-9]\d\d)', server.log.read_text(errors="replace"))
+        assert answers, "the engine logs its requests"
+        # A worker asks for a temperature that no engine takes, to learn whether the route is open.
+        lines += [f"e{number}: {path} {code}" for path, code in answers if code not in ("200", "400")]
+    for file in sorted(run.folder.glob("w*.log")):
+        text = file.read_text(errors="replace")
+        lines += [f"{file.name}: {line}" for line in text.splitlines() if re.search(r"play .* failed|\d+ failed", line)]
+    return lines
+
+
+def fresh_scores(folders: Sequence[Path], asked: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+    """For each folder and list of tokens, the log-probabilities of a fresh vLLM engine; the first token's is 0."""
+    command = [sys.executable, str(Path(__file__).with_name("fresh_logprobs.py")), *map(str, folders)]
+    environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": "/nonexistent"}
+    lists = json.dumps([[int(token) for token in one] for one in asked])
+    done = subprocess.run(command, input=lists, env=environment, text=True, capture_output=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [[np.array([0.0, *row]) for row in rows] for rows in json.loads(done.stdout.strip().splitlines()[-1])]
+
+
+def k3(told: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> float:
+    """KL divergence by the estimator k3, over all tokens but the first of each list."""
+    gaps = np.concatenate([a[1:].astype("f8") - b[1:] for a, b in zip(told, true, strict=True)])
+    return float(np.mean(np.expm1(gaps) - gaps))
