@@ -11,6 +11,7 @@ from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Job, job_of
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.group_pool import count_stale_ending, is_evaluated, open_groups, pins, read_groups
 from trainer_node.ledger.ledger_rows import (
     BEARER,
@@ -71,12 +72,19 @@ def unknown_session() -> UnknownIdError:
     return UnknownIdError("no worker has this session: register again")
 
 
+def held_by(conn: Connection, name: str) -> int:
+    """Leases that the workers of this name hold."""
+    held = select(func.count()).select_from(db.leases).join(db.workers, db.workers.c.id == db.leases.c.worker_id)
+    return int(conn.scalar(held.where(db.workers.c.name == name, db.leases.c.state == "held")) or 0)
+
+
 def lease(
     conn: Connection,
     now: Present,
     policy: Policy,
     rates: WorkerRates,
     new_id: Callable[[], bytes],
+    drained: DrainedWorkers,
     *,
     session: bytes,
     slots: int,
@@ -95,6 +103,8 @@ def lease(
         .where(db.workers.c.id == worker.id)
         .values(served_branch=served.branch, served_step=served.step, seen_s=now.now_s)
     )
+    if drained.left_s(worker.name, now.now_s) > 0:
+        return []
     name = bytes(worker.id).hex()
     rates.asks(name, now.now_s, staged)
     if (blamed := _blamed(conn, worker)) >= MAX_BLAMED:

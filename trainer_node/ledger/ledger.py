@@ -39,6 +39,7 @@ from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.group_commit import GroupCommit
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.leased_jobs import LeasedJobs
 from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
 from trainer_node.ledger.ledger_rows import (
@@ -99,6 +100,7 @@ class Ledger:
         self._newest: Present | None = None
         """As of the newest transition, which may be undone: for guesses alone."""
         self._leased = LeasedJobs()
+        self._drained = DrainedWorkers()
         self._audits = AuditSample(secrets.randbelow)
         store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
         with store.transaction() as conn:
@@ -206,12 +208,25 @@ class Ledger:
         def transition(conn: Connection, now: Present) -> list[leasing.Leased]:
             leasing.expire(conn, now, self._rates)
             terms = {"session": session, "slots": slots, "served": served, "manifest": manifest, "staged": staged}
-            begun = leasing.lease(conn, now, self._policy, self._rates, self._new_id, **terms)  # type: ignore[arg-type]
+            parts = (self._policy, self._rates, self._new_id, self._drained)
+            begun = leasing.lease(conn, now, *parts, **terms)  # type: ignore[arg-type]
             self._leased.add({one.lease: one.job for one in begun})
             return begun
 
         # An engine may be idle until the answer.
         return self._at_present(transition, urgent=True)
+
+    def drain(self, name: str, for_s: float) -> tuple[int, bool]:
+        """Give the workers of this name no leases for ``for_s`` seconds; 0: give them leases again. Returns how many
+        leases they still hold, and whether the order changed the present state. Raises UsageError, RefusedError.
+        """
+
+        def transition(conn: Connection, now: Present) -> tuple[int, bool]:
+            # Leases are begun in transitions too: each one that began earlier is counted.
+            changed = self._drained.order(name, now.now_s, for_s)
+            return leasing.held_by(conn, name), changed
+
+        return self._at_present(transition)
 
     @property
     def heartbeat_s(self) -> float:
@@ -412,8 +427,13 @@ class Ledger:
         return self._call(lambda conn: group_pool.pool(conn, self._policy.task_hash), urgent=True)
 
     def workers(self) -> list[dict[str, Any]]:
-        """One row a worker, by name."""
-        return self._at_present(lambda conn, now: ledger_report.workers(conn, now, self._rates.estimates()))
+        """One row a worker, by name. ``drained_s``: time until it gets leases again, 0 for one that gets them now."""
+
+        def look(conn: Connection, now: Present) -> list[dict[str, Any]]:
+            rows = ledger_report.workers(conn, now, self._rates.estimates())
+            return [row | {"drained_s": round(self._drained.left_s(row["name"], now.now_s), 3)} for row in rows]
+
+        return self._at_present(look)
 
     def status(self) -> dict[str, Any]:
         return self._at_present(lambda conn, now: ledger_report.status(conn, now, self._policy.bounds))

@@ -255,8 +255,10 @@ class LedgerDaemon:
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
-        active = [row["served"] for row in workers if row["served"] is not None and row["silent_s"] < SILENT_S]
-        self._times.serve([Version.parse(served) for served in active], time.monotonic())
+        # A drained worker is stopped soon: no broadcast waits for its engine.
+        active = [row for row in workers if row["silent_s"] < SILENT_S and row["drained_s"] == 0]
+        served = [Version.parse(row["served"]) for row in active if row["served"] is not None]
+        self._times.serve(served, time.monotonic())
         return status, workers
 
     def _facts(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.batching import Member, Taken
+from trainer_node.ledger.drained_workers import MAX_FOR_S
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_report import MAX_READ
 from trainer_node.ledger.ledger_rows import BEARER, MAX_LIST, FullError, UnknownIdError
@@ -127,6 +128,7 @@ class LedgerRoutes:
             "learner/resume": self._resume,
             "audits/take": self._next_audit,
             "audits/report": self._audited,
+            "workers/drain": self._drain,
         }
         return [
             *(web.post(f"/v1/{name}", self._answering(handler, "worker")) for name, handler in worker.items()),
@@ -310,6 +312,19 @@ class LedgerRoutes:
         if not agrees:
             self._events.emit("audit_disagrees", worker=worker, job=job.hex(), **gaps)
         return web.json_response({})
+
+    # -- the fleet's operator
+
+    async def _drain(self, request: web.Request) -> web.StreamResponse:
+        form = await self._form(request)
+        name, for_s = form.text("name", 128, 1), form.number("for_s", 0.0, MAX_FOR_S)
+        leases, changed = await self._call(self._ledger.drain, name, for_s)
+        if changed and for_s > 0:
+            self._events.emit("worker_drained", name=name, leases=leases, for_s=for_s)
+        elif changed:
+            self._events.emit("worker_admitted", name=name)
+            self._queue.changed()
+        return web.json_response({"leases": leases})
 
     # -- trainers
 

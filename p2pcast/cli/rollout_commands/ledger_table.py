@@ -49,6 +49,8 @@ def workers_table(ledger: Found) -> Table:
 
 def _trouble(worker: Found) -> str:
     found = []
+    if worker.number("drained_s"):
+        found.append(f"drained for {worker.number('drained_s'):.0f} s more")
     if worker.number("blamed"):
         found.append(f"{worker.text('blamed')} malformed or forged")
     if worker.number("disagreements"):

@@ -125,6 +125,8 @@ async def stage(tmp_path: Path, up: Up) -> AsyncIterator[Stage]:
         ("/v1/groups", "worker", 403),
         ("/v1/groups/read", "worker", 403),
         ("/v1/versions", "worker", 403),
+        ("/v1/workers/drain", None, 401),
+        ("/v1/workers/drain", "worker", 403),
         ("/v1/lease", "trainer", 403),
         ("/v1/results", "trainer", 403),
     ],
@@ -193,6 +195,73 @@ async def test_results_without_a_length_are_refused(stage: Stage) -> None:
     async with aiohttp.ClientSession() as http, http.post(url, data=parts(), headers=sent) as answer:
         assert answer.status == 400
         assert "Content-Length" in (await answer.json())["error"]
+
+
+async def test_a_drained_worker_waits_until_admitted(stage: Stage) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    order = {"name": "w", "for_s": 600.0}
+    assert await stage.ask("/v1/workers/drain", order, "trainer") == (200, {"leases": 1})
+    assert await stage.lease(stage.session, wait_s=0.0) == []
+    await stage.daemon.view.renew()
+    [worker] = (await stage.get("/v1/workers", "trainer"))[1]["workers"]
+    assert 0 < worker["drained_s"] <= 600
+    status, answer = await stage.hand_in(stage.session, await played(lease, job))
+    assert (status, answer["results"][0]["verdict"]) == (200, "accepted")
+    assert await stage.ask("/v1/workers/drain", order, "trainer") == (200, {"leases": 0})
+    waiting = asyncio.create_task(stage.lease(stage.session, wait_s=30.0))
+    while (await stage.get("/status"))[1]["waiting_requests"] < 1:  # noqa: ASYNC110 - over HTTP
+        await asyncio.sleep(0.05)
+    assert await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 0}, "trainer") == (200, {"leases": 0})
+    assert len(await waiting) == 1
+    assert await events_of(stage, "worker_drained", "worker_admitted") == [
+        ("worker_drained", {"name": "w", "leases": 1, "for_s": 600.0}),
+        ("worker_admitted", {"name": "w"}),
+    ]
+
+
+async def test_no_broadcast_waits_for_the_engine_of_a_drained_worker(stage: Stage) -> None:
+    async def on_the_way() -> set[Version]:
+        await stage.daemon.view.renew()
+        return set(stage.daemon._times._on_the_way)
+
+    await stage.lease(await stage.register("leaving"))
+    manifest = digest_of("0.1")
+    await stage.ask("/v1/versions", {"version": "0.1", "manifest": manifest}, "trainer")
+    await stage.lease(stage.session, served="0.1", manifest=manifest)
+    assert await on_the_way() == {Version(0, 1)}, "one of two engines serves the version"
+    await stage.ask("/v1/workers/drain", {"name": "leaving", "for_s": 600.0}, "trainer")
+    assert await on_the_way() == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": ""}, "field name is not a printable text of 1 to 128 characters"),
+        ({"for_s": None}, "field for_s is not a number from 0 to 86400"),
+        ({"for_s": -1}, "field for_s is not a number from 0 to 86400"),
+        ({"for_s": 86401}, "field for_s is not a number from 0 to 86400"),
+    ],
+)
+async def test_a_malformed_order_to_drain_is_refused(stage: Stage, change: dict[str, Any], said: str) -> None:
+    status, answer = await stage.ask("/v1/workers/drain", {"name": "w", "for_s": 1.0} | change, "trainer")
+    assert status == 400
+    assert said in answer["error"]
+
+
+async def events_of(stage: Stage, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
+    """Kind and fields of the first events of these kinds, one for each."""
+    url = f"http://127.0.0.1:{stage.daemon.http.address[1]}/events?since=0"
+    found: list[tuple[str, dict[str, Any]]] = []
+    kind = ""
+    async with aiohttp.ClientSession() as http, http.get(url) as answer:
+        while len(found) < len(kinds):
+            line = (await answer.content.readline()).decode()
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ").strip()
+            elif line.startswith("data: ") and kind in kinds:
+                fields = json.loads(line.removeprefix("data: "))
+                found.append((kind, {name: fields[name] for name in ("name", "leases", "for_s") if name in fields}))
+    return found
 
 
 async def test_the_same_result_again_gets_the_same_verdict_and_another_409(stage: Stage) -> None:

@@ -1,0 +1,44 @@
+"""Workers that get no leases for a while: the fleet's operator stops them once their leases have ended. Pure; time is
+the ledger's.
+
+Promises: an order lapses by itself, so that an operator that died leaves no worker idle for ever. A name without a
+worker may be drained: a worker that is still starting then gets no lease.
+"""
+
+from __future__ import annotations
+
+from p2pcast.errors import RefusedError, UsageError
+
+MAX_ORDERS = 16384
+"""As many as workers may be registered."""
+MAX_FOR_S = 86_400.0
+"""Longest time of an order, in seconds. An order may be given again."""
+
+
+class DrainedWorkers:
+    """Orders in memory: after a restart of the ledger the operator gives its orders again."""
+
+    def __init__(self, most: int = MAX_ORDERS) -> None:
+        self._until_s: dict[str, float] = {}
+        self._most = most
+
+    def order(self, name: str, now_s: float, for_s: float) -> bool:
+        """Give the worker no leases for ``for_s`` seconds from now; 0: give it leases again. Whether that changes the
+        present state. Raises UsageError, RefusedError.
+        """
+        if not 0 <= for_s <= MAX_FOR_S:
+            raise UsageError(f"a worker is drained for 0 to {MAX_FOR_S:g} s, not {for_s:g} s")
+        was = self.left_s(name, now_s) > 0
+        if for_s == 0:
+            self._until_s.pop(name, None)
+            return was
+        if name not in self._until_s and len(self._until_s) >= self._most:
+            self._until_s = {one: until_s for one, until_s in self._until_s.items() if until_s > now_s}
+            if len(self._until_s) >= self._most:
+                raise RefusedError(f"{self._most} workers are drained already")
+        self._until_s[name] = now_s + for_s
+        return not was
+
+    def left_s(self, name: str, now_s: float) -> float:
+        """Seconds until the worker gets leases again; 0 for a worker that gets them now."""
+        return max(0.0, self._until_s.get(name, 0.0) - now_s)
