@@ -43,7 +43,7 @@ COMMANDS = {
     "verify": ("p2pcast.cli.verify:verify", "Compare a folder, or an engine's memory, with a version's digest."),
     "bench": ("netem.bench.commands.group:bench", "Measure this installation."),
     "simulate": ("p2pcast.cli.simulate:simulate", "Simulate broadcasts to a fleet of thousands, with churn."),
-    "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan the rollout workers of a run, and their cost."),
+    "fleet": ("p2pcast.cli.rollout_commands.fleet_command:fleet", "Plan, start and stop the rollout workers of a run."),
     "lab": ("p2pcast.cli.lab:lab", "Run experiments on emulated WANs."),
     "demo": ("p2pcast.cli.demo:demo", "Train, broadcast and serve a small model on this machine, and verify it."),
 }

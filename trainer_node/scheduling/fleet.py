@@ -21,11 +21,12 @@ RELEASE_MARGIN = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """``usd_per_h``: price. ``rollouts_per_s``: end to end, with rewards and network."""
+    """``usd_per_h``: price. ``rollouts_per_s``: end to end, with rewards and network. ``fixed``: never released."""
 
     name: str
     usd_per_h: float
     rollouts_per_s: float
+    fixed: bool = False
 
     @property
     def usd_per_rollout(self) -> float:
@@ -72,10 +73,29 @@ class Change:
 NO_CHANGE = Change()
 
 
-class FleetControl:
-    """Decides on changes from repeated looks at the fleet's capacity."""
+def change_for(target_per_s: float, active: Collection[Candidate], standby: Collection[Candidate]) -> Change:
+    """The change that a deviation asks for if it lasts. ``active``, ``standby``: as of ``FleetControl.decide``."""
+    capacity = _capacity(active)
+    side = _side(capacity, target_per_s)
+    if side < 0:
+        return Change(activate=_additions(target_per_s - capacity, standby))
+    return Change(release=_surplus(target_per_s, active)) if side > 0 else NO_CHANGE
 
-    def __init__(self) -> None:
+
+def _capacity(active: Collection[Candidate]) -> float:
+    return sum(c.rollouts_per_s for c in active)
+
+
+def _side(capacity: float, target_per_s: float) -> int:
+    """-1 for a capacity below the target, 1 for one above it by the margin."""
+    return -1 if capacity < target_per_s else int(capacity > (1 + RELEASE_MARGIN) * target_per_s)
+
+
+class FleetControl:
+    """Decides on changes from repeated looks at the fleet's capacity. ``window_s``: that a deviation must last."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
         self._side = 0
         """-1 while capacity is below the target, 1 while it is above by the margin."""
         self._since_s = 0.0
@@ -88,18 +108,13 @@ class FleetControl:
         A worker that is starting has the expected rate: otherwise each measurement during its start would ask for
         another worker. ``standby``: others that could be started.
         """
-        capacity = sum(c.rollouts_per_s for c in active)
-        side = -1 if capacity < target_per_s else int(capacity > (1 + RELEASE_MARGIN) * target_per_s)
+        side = _side(_capacity(active), target_per_s)
         if side != self._side:
             self._side, self._since_s, self._measurements = side, now_s, 0
         self._measurements += 1
-        if side == 0 or self._measurements < MEASUREMENTS or now_s - self._since_s < WINDOW_S:
+        if side == 0 or self._measurements < MEASUREMENTS or now_s - self._since_s < self._window_s:
             return NO_CHANGE
-        change = (
-            Change(activate=_additions(target_per_s - capacity, standby))
-            if side < 0
-            else Change(release=_surplus(target_per_s, active))
-        )
+        change = change_for(target_per_s, active, standby)
         if change != NO_CHANGE:
             self._side = 0
         return change
@@ -120,7 +135,7 @@ def _surplus(target_per_s: float, active: Collection[Candidate]) -> tuple[Candid
     """The dearest workers per rollout without which the capacity still reaches the target."""
     kept = set(active)
     released: list[Candidate] = []
-    for one in sorted(active, key=_rank, reverse=True):
+    for one in sorted((one for one in active if not one.fixed), key=_rank, reverse=True):
         if sum(c.rollouts_per_s for c in kept if c is not one) < target_per_s:
             break
         kept.remove(one)

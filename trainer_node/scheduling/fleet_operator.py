@@ -14,12 +14,12 @@ Time is passed in.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from p2pcast.errors import LocalError
-from trainer_node.scheduling.fleet import Candidate, Change, FleetControl
+from trainer_node.scheduling.fleet import WINDOW_S, Candidate, Change, FleetControl, change_for
 from trainer_node.scheduling.fleet_plan import Offer
 from trainer_node.scheduling.provider import Provider
 
@@ -41,6 +41,10 @@ class Workers(Protocol):
         """Give the worker no more leases. Whether it holds none any more."""
         ...
 
+    async def admit(self, name: str) -> None:
+        """Give the worker leases again: a worker of this name is started."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -50,10 +54,27 @@ class Source:
     provider: Provider
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """``active``: workers that run or start, without the ones that are drained. ``standby``: workers that could be
+    started now. ``of``: the source of each by its name.
+    """
+
+    active: tuple[Candidate, ...]
+    standby: tuple[Candidate, ...]
+    of: Mapping[str, Source]
+
+    @property
+    def rollouts_per_s(self) -> float:
+        return sum(one.rollouts_per_s for one in self.active)
+
+
 class FleetOperator:
-    def __init__(self, sources: Sequence[Source], workers: Workers) -> None:
+    """``window_s``: time in seconds that a deviation must last before the fleet changes."""
+
+    def __init__(self, sources: Sequence[Source], workers: Workers, *, window_s: float = WINDOW_S) -> None:
         self._sources, self._workers = tuple(sources), workers
-        self._control = FleetControl()
+        self._control = FleetControl(window_s)
         self._draining: dict[str, Source] = {}
         self._first_seen_s: dict[str, float] = {}
         self._measured: set[str] = set()
@@ -63,8 +84,24 @@ class FleetOperator:
         self._held_until_s: dict[str, float] = {}
 
     async def adjust(self, now_s: float, target_per_s: float) -> Change:
-        """Measure the fleet once, and change it after a sustained deviation."""
-        rates = await self._workers.rates()
+        """Measure the fleet once, and change it after a sustained deviation. Returns that change."""
+        fleet = await self.measure(now_s)
+        change = self._control.decide(now_s, target_per_s, fleet.active, fleet.standby)
+        for started in change.activate:
+            await self._start(fleet.of[started.name], started.name, now_s)
+        for released in change.release:
+            log.info("worker %s is drained: the fleet's capacity is above its target", released.name)
+            self._draining[released.name] = fleet.of[released.name]
+        await self._stop_drained(now_s)
+        return change
+
+    async def preview(self, now_s: float, target_per_s: float) -> tuple[Fleet, Change]:
+        """The fleet, and the change that ``adjust`` would make after a sustained deviation. Changes nothing."""
+        fleet = await self.measure(now_s)
+        return fleet, change_for(target_per_s, fleet.active, fleet.standby)
+
+    async def measure(self, now_s: float) -> Fleet:
+        rates, alive = await self._workers.rates(), set[str]()
         active: list[Candidate] = []
         standby: list[Candidate] = []
         of: dict[str, Source] = {}
@@ -74,16 +111,17 @@ class FleetOperator:
             active += [self._candidate(source, name, rates, now_s) for name in names if name not in self._draining]
             standby += others
             of |= dict.fromkeys([*names, *(each.name for each in others)], source)
-        change = self._control.decide(now_s, target_per_s, active, standby)
-        for started in change.activate:
-            await self._start(of[started.name], started.name, now_s)
-        for released in change.release:
-            if not of[released.name].provider.changes:
-                continue
-            log.info("worker %s is drained: the fleet's capacity is above its target", released.name)
-            self._draining[released.name] = of[released.name]
-        await self._stop_drained(now_s)
-        return change
+            alive.update(names)
+        self._forget(alive)
+        return Fleet(tuple(active), tuple(standby), of)
+
+    def _forget(self, alive: Collection[str]) -> None:
+        """Forget workers that no provider names any more: a cluster gives each of its workers a new name."""
+        for gone in self._first_seen_s.keys() - alive:
+            del self._first_seen_s[gone]
+            self._measured.discard(gone)
+            if self._draining.pop(gone, None) is not None:
+                log.info("worker %s is gone", gone)
 
     async def _running(self, source: Source, now_s: float) -> Sequence[str]:
         kind = source.offer.kind
@@ -105,7 +143,7 @@ class FleetOperator:
             self._measured.add(name)
         starting = name not in self._measured and now_s - self._first_seen_s[name] < START_S
         rate = rates.get(name, source.offer.rollouts_per_s if starting else 0.0)
-        return Candidate(name, source.offer.usd_per_h, rate)
+        return Candidate(name, source.offer.usd_per_h, rate, fixed=not source.provider.changes)
 
     def _others(self, source: Source, running: Sequence[str], now_s: float) -> list[Candidate]:
         """Workers that the source could start now."""
@@ -115,8 +153,11 @@ class FleetOperator:
         return free[: max(0, source.offer.count - len(running))]
 
     async def _start(self, source: Source, name: str, now_s: float) -> None:
+        if self._held(source, now_s):  # since the start of another of its workers
+            return
         log.info("worker %s is started: the fleet's capacity is below its target", name)
         self._measured.discard(name)
+        await self._workers.admit(name)
         try:
             await source.provider.start(name)
         except LocalError as error:
@@ -135,7 +176,6 @@ class FleetOperator:
             else:
                 log.info("worker %s is stopped", name)
                 del self._draining[name]
-                self._first_seen_s.pop(name, None)
 
     def _hold(self, source: Source, now_s: float, error: LocalError) -> None:
         log.warning("no changes by the provider of %s for %g s: %s", source.offer.kind, HOLD_S, error)

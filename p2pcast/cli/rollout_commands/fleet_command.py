@@ -1,8 +1,7 @@
-"""``p2pcast fleet``: which rollout workers a run needs, and their cost."""
+"""``p2pcast fleet``: which rollout workers a run needs, their cost, and a command that keeps them."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,43 +9,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from p2pcast.cli.options import PATH, console, documented, seconds, written
+from p2pcast.cli.rollout_commands.fleet_run import run
 from p2pcast.cli.rollout_commands.fleet_status import status
+from p2pcast.cli.rollout_commands.offer_type import OfferType
 from p2pcast.errors import EXIT_FAILED, LocalError
 
 if TYPE_CHECKING:
     from trainer_node.scheduling.fleet_plan import FleetPlan, Offer, Prospect
 
-_OFFER = re.compile(r"([^=:\s]+)=([0-9.eE+-]+):([0-9.eE+-]+)(?::([0-9]+))?", re.ASCII)
 DPI = 120
 INCHES = (8.0, 4.8)
 
 
-class OfferType(click.ParamType["Offer"]):
-    """KIND=USD_H:RATE[:COUNT]"""
-
-    name = "KIND=USD_H:RATE[:COUNT]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Offer:
-        from p2pcast.errors import UsageError
-        from trainer_node.scheduling.fleet_plan import Offer
-
-        if isinstance(value, Offer):
-            return value
-        match = _OFFER.fullmatch(value)
-        if match is None:
-            self.fail(f"{value!r}: write {self.name}, as in rtx5090=0.35:0.28:12", param, ctx)
-        try:
-            return Offer(match[1], float(match[2]), float(match[3]), int(match[4] or 1))
-        except (ValueError, UsageError) as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.group()
 def fleet() -> None:
-    """Plan the rollout workers of a run, and watch them: how many, of which kind, at what cost."""
+    """Plan the rollout workers of a run, watch them, and start and stop them: how many, of which kind, at what cost."""
 
 
 fleet.add_command(status)
+fleet.add_command(run)
 
 
 @fleet.command()

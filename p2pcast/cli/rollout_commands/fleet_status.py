@@ -72,7 +72,7 @@ def fleet_document(ledger: Found, publish_every: int) -> dict[str, Any]:
     }
 
 
-MEASURED = ("train_s", "wait_s", "broadcast_s", "rollouts", "bubble")
+MEASURED = ("steps", "train_s", "wait_s", "broadcast_s", "rollouts", "bubble")
 
 
 def _worker(row: Found, tokens: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ class Machines:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
         self.stopped: list[str] = []
+        self.tried: list[str] = []
         self.broken = False
 
     async def running(self) -> list[str]:
@@ -25,6 +26,7 @@ class Machines:
         return list(self.names)
 
     async def start(self, name: str) -> None:
+        self.tried.append(name)
         if self.broken:
             raise LocalError("the cloud is away")
         self.names.append(name)
@@ -38,6 +40,7 @@ class Ledger:
     def __init__(self, **rates: float) -> None:
         self.now: dict[str, float] = rates
         self.asked: list[str] = []
+        self.admitted: list[str] = []
         self.empty = False
 
     async def rates(self) -> Mapping[str, float]:
@@ -46,6 +49,9 @@ class Ledger:
     async def drain(self, name: str) -> bool:
         self.asked.append(name)
         return self.empty
+
+    async def admit(self, name: str) -> None:
+        self.admitted.append(name)
 
 
 class Fleet:
@@ -71,6 +77,7 @@ async def test_a_shortfall_starts_one_worker_that_counts_during_its_start():
     fleet = Fleet(ledger, Source(offer(), machines))
     await fleet.measure_repeatedly(15.0)
     assert machines.names == ["gpu-0", "gpu-1"]
+    assert ledger.admitted == ["gpu-1"], "a worker of this name may have been drained"
     assert await fleet.measure_repeatedly(15.0, 5 * MEASUREMENTS) == [NO_CHANGE] * 5 * MEASUREMENTS
     fleet.now_s += START_S
     await fleet.measure_repeatedly(15.0)
@@ -107,6 +114,68 @@ async def test_workers_started_by_hand_are_measured_and_left_alone():
     assert ledger.asked == []
     await fleet.measure_repeatedly(25.0)
     assert machines.names == ["gpu-0"]
+
+
+async def test_a_dear_worker_started_by_hand_does_not_keep_others_running():
+    ledger, machines = Ledger(own=10.0, **{"gpu-0": 10.0}), Machines("gpu-0")
+    ledger.empty = True
+    fleet = Fleet(ledger, Source(offer("hand", 5.0, 1), StaticProvider(["own"])), Source(offer(), machines))
+    [*_, change] = await fleet.measure_repeatedly(10.0)
+    assert machines.stopped == ["gpu-0"]
+    assert [one.name for one in change.release] == ["gpu-0"]
+
+
+async def test_a_provider_that_fails_is_not_asked_for_another_start():
+    machines, ledger = Machines(), Ledger()
+    fleet = Fleet(ledger, Source(offer(), machines))
+    await fleet.measure_repeatedly(30.0, 1)
+    machines.broken = True
+    fleet.operator._known["gpu"] = ()
+    machines.running = _nothing  # the list is answered, starts fail
+    await fleet.measure_repeatedly(30.0, 2)
+    assert machines.tried == ["gpu-0"]
+    await fleet.measure_repeatedly(30.0, 5)
+    assert machines.tried == ["gpu-0"]
+
+
+async def test_a_drained_worker_that_ends_by_itself_is_not_stopped():
+    machines = Machines("gpu-0", "gpu-1")
+    ledger = Ledger(**dict.fromkeys(machines.names, 10.0))
+    fleet = Fleet(ledger, Source(offer(), machines))
+    await fleet.measure_repeatedly(10.0)
+    assert ledger.asked == ["gpu-1"]
+    machines.names.remove("gpu-1")
+    ledger.empty = True
+    await fleet.measure_repeatedly(10.0, 2)
+    assert machines.stopped == []
+    assert ledger.asked == ["gpu-1"]
+
+
+async def test_a_name_that_comes_back_is_a_starting_worker():
+    machines, ledger = Machines("gpu-0", "gpu-1"), Ledger(**{"gpu-0": 10.0, "gpu-1": 10.0})
+    fleet = Fleet(ledger, Source(offer(), machines))
+    await fleet.measure_repeatedly(20.0, 1)
+    machines.names, ledger.now = ["gpu-0"], {"gpu-0": 10.0}
+    await fleet.measure_repeatedly(20.0, 1)
+    machines.names.append("gpu-1")
+    assert await fleet.measure_repeatedly(20.0, MEASUREMENTS) == [NO_CHANGE] * MEASUREMENTS
+    assert machines.names == ["gpu-0", "gpu-1"]
+
+
+async def test_a_preview_says_the_change_and_makes_none():
+    machines = Machines("gpu-0", "gpu-1", "gpu-2")
+    ledger = Ledger(**dict.fromkeys(machines.names, 10.0))
+    fleet = Fleet(ledger, Source(offer(), machines))
+    found, change = await fleet.operator.preview(0.0, 10.0)
+    assert found.rollouts_per_s == 30.0
+    assert [one.name for one in change.release] == ["gpu-2", "gpu-1"]
+    _, change = await fleet.operator.preview(1.0, 35.0)
+    assert [one.name for one in change.activate] == ["gpu-3"]
+    assert (machines.tried, machines.stopped, ledger.asked, ledger.admitted) == ([], [], [], [])
+
+
+async def _nothing() -> list[str]:
+    return []
 
 
 async def test_a_broken_provider_is_left_out_while_the_next_one_starts_workers(caplog):
