@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -120,9 +121,21 @@ async def test_static_workers_are_neither_started_nor_stopped():
 # -- Kubernetes
 
 
+RELEASE = "1.37.0"
+"""Release of Kubernetes whose published OpenAPI schema holds for every body."""
+
+
+def valid(document: dict[str, Any]) -> dict[str, Any]:
+    """The document, after a comparison with the published schema of its kind, which allows no other keys."""
+    import kubernetes_validate
+
+    assert kubernetes_validate.validate(document, RELEASE, strict=True) == "1.37"
+    return document
+
+
 class Cluster:
-    """The API of one Deployment and its pods, as the published OpenAPI schema of Kubernetes 1.37 describes it. Every
-    body is read by the client's own models.
+    """The API of one Deployment and its pods. Requests and answers are compared with the published OpenAPI schema, and
+    requests are read by the client's own models.
     """
 
     SCALE = "/apis/apps/v1/namespaces/rl/deployments/work/scale"
@@ -156,12 +169,12 @@ class Cluster:
     async def read(self, request: web.Request) -> web.Response:
         if self.fails:
             return web.json_response({"kind": "Status", "reason": "Forbidden"}, status=self.fails)
-        return web.json_response(self.scale())
+        return web.json_response(valid(self.scale()))
 
     async def replace(self, request: web.Request) -> web.Response:
         from kubernetes.client import V1Scale
 
-        body = V1Scale.from_dict(await request.json())
+        body = V1Scale.from_dict(valid(await request.json()))
         assert body is not None
         assert body.spec is not None
         assert body.metadata is not None
@@ -181,12 +194,13 @@ class Cluster:
         ]
         for item in items:
             item["status"] = {"phase": item["status"]["phase"]}
-        return web.json_response({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items})
+        return web.json_response(valid({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items}))
 
     async def patch(self, request: web.Request) -> web.Response:
         from kubernetes import client
 
         body = json.loads(await request.text())
+        valid({"apiVersion": "v1", "kind": "Pod"} | body)  # a merge patch leaves out what stays
         pod = client.V1Pod.from_dict(body)
         assert pod is not None
         assert pod.metadata is not None
@@ -199,6 +213,7 @@ class Cluster:
 @pytest.fixture
 async def cluster():
     pytest.importorskip("kubernetes", reason="pip install 'p2pcast[kubernetes]'")
+    pytest.importorskip("kubernetes_validate", reason="pip install 'p2pcast[dev]'")
     from kubernetes import client
 
     from trainer_node.scheduling.kubernetes_provider import KubernetesProvider
@@ -213,6 +228,16 @@ async def cluster():
     with client.ApiClient(configuration) as api:
         yield made, KubernetesProvider(api, "rl", "work")
     await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"spec": {"replicas": "3"}}, {"spec": {"replica": 3}}, {"replicas": 3}, {"metadata": {"annotations": {"a": 1}}}],
+)
+def test_the_published_schema_refuses_other_bodies(change: dict[str, Any]):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install 'p2pcast[dev]'")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        valid(Cluster().scale() | change)
 
 
 async def test_a_start_raises_the_scale_by_one(cluster):
