@@ -34,6 +34,8 @@ class Reason(Enum):
     STALE = "stale"
     DEAD = "dead version"
     """Of a branch that the learner has left."""
+    DAMAGED = "damaged"
+    """Accepted before; its bytes at the ledger cannot be read any more."""
     UNSCORED = "not scored"
     """The task's check hung, crashed or raised at the ledger."""
 

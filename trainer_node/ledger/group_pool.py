@@ -232,6 +232,7 @@ def drop(conn: Connection, now: Present, group_id: bytes, reason: str) -> None:
     ended = {"reason": reason, "ended_epoch": now.epoch, "ended_step": now.step, "longest": _longest(conn, group_id)}
     move(conn, "group", db.groups, group_id, "dropped", **ended)
     _cancel_jobs(conn, group_id, reason)
+    now.happened["groups_dropped", reason] += 1
 
 
 def shorten(conn: Connection, group_id: bytes) -> None:

@@ -345,7 +345,7 @@ def release_overdue(conn: Connection, now: Present, rates: WorkerRates) -> int:
     jobs. A result that comes all the same counts if it is the first of its job. Returns how many ended.
     """
     over = (
-        select(db.leases.c.id, db.leases.c.job_id, db.leases.c.worker_id, db.workers.c.caller)
+        select(db.leases.c.id, db.leases.c.job_id, db.leases.c.worker_id, db.workers.c.caller, db.workers.c.name)
         .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
         .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
         .where(
@@ -360,6 +360,7 @@ def release_overdue(conn: Connection, now: Present, rates: WorkerRates) -> int:
     rows = conn.execute(over).all()
     move_all(conn, "lease", db.leases, [row.id for row in rows], "expired")
     for row in rows:
+        now.happened["leases_expired", row.name] += 1
         move(conn, "job", db.jobs, row.job_id, "open", failed_by=caller_of(row), failed_s=now.now_s)
     return len(rows)
 
@@ -367,7 +368,7 @@ def release_overdue(conn: Connection, now: Present, rates: WorkerRates) -> int:
 def expire(conn: Connection, now: Present, rates: WorkerRates) -> int:
     """End the leases whose time is over; their jobs return to the pool. Returns how many ended."""
     over = (
-        select(db.leases, db.jobs.c.group_id, db.workers.c.device_class)
+        select(db.leases, db.jobs.c.group_id, db.workers.c.device_class, db.workers.c.name)
         .join(db.jobs, db.jobs.c.id == db.leases.c.job_id)
         .join(db.workers, db.workers.c.id == db.leases.c.worker_id)
         .where(db.leases.c.state == "held", db.leases.c.expires_s < now.now_s)
@@ -380,6 +381,7 @@ def expire(conn: Connection, now: Present, rates: WorkerRates) -> int:
     move_all(conn, "job", db.jobs, [row.job_id for row in rows], "open")
     groups = read_groups(conn, {bytes(row.group_id) for row in rows})
     for row in rows:
+        now.happened["leases_expired", row.name] += 1
         kind = (groups[bytes(row.group_id)].task, row.device_class)
         rates.expired(bytes(row.worker_id).hex(), kind, row.expires_s - row.began_s)
     return len(rows)

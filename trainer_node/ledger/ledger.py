@@ -7,18 +7,20 @@ are queries over rows. ``results`` is the one method of two transactions: reward
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from p2pcast.errors import RefusedError, UsageError
+from p2pcast.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
@@ -102,6 +104,8 @@ class Ledger:
         self._leased = LeasedJobs()
         self._drained = DrainedWorkers()
         self._audits = AuditSample(secrets.randbelow)
+        self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
+        """Called in the caller's thread after each commit of a transition that did something to tell of."""
         store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
         with store.transaction() as conn:
             self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
@@ -136,13 +140,19 @@ class Ledger:
             return undone_on_failure(conn)
 
     def _at_present(self, transition: Callable[[Connection, Present], T], *, urgent: bool = False) -> T:
+        presents = []
+
         def at_present(conn: Connection) -> T:
             self._newest = now = self._present.read(conn, self._clock.now_s())
+            presents.append(now)
             if now.now_s - now.recorded_s >= RECORD_S:
                 conn.execute(update(db.meta).values(ran_s=now.now_s))
             return transition(conn, now)
 
-        return self._call(at_present, urgent=urgent)
+        found = self._call(at_present, urgent=urgent)
+        if happened := presents[-1].happened:
+            self.happened(happened)
+        return found
 
     def _changing_versions(self, transition: Callable[[Connection, Present], T]) -> T:
         """A transition after which versions or branches are read again."""
@@ -304,9 +314,12 @@ class Ledger:
         """
 
         def record(conn: Connection, now: Present) -> Verdicts:
-            worker = bytes(leasing.worker_of(conn, session).id)
+            worker = leasing.worker_of(conn, session)
             append = self._store.segments.append
-            verdicts = settle_all(conn, now, self._policy, self._rates, append, worker, handed_in, rewards)
+            verdicts = settle_all(conn, now, self._policy, self._rates, append, bytes(worker.id), handed_in, rewards)
+            for one in verdicts.new:
+                if one.reason is not None:
+                    now.happened["results_rejected", worker.name, one.reason] += 1
             self._leased.remove([result.lease for result in handed_in])
             return verdicts
 
@@ -360,8 +373,21 @@ class Ledger:
         return taken
 
     def body(self, place: Place) -> bytes:
-        """A result's bytes."""
+        """A result's bytes. Raises IntegrityError."""
         return self._store.segments.read(place)
+
+    def reopen_damaged(self, batch: batching.Batch) -> int:
+        """Reads all bodies of a cut batch; if some are damaged, the batch is reopened and their jobs are played again.
+        Returns the number of damaged results.
+        """
+        damaged = []
+        for place in (result.place for member in batch.members for result in member.results):
+            try:
+                self.body(place)
+            except IntegrityError as error:
+                logger.error("%s: its job is played again", error)
+                damaged.append(place)
+        return self._call(lambda conn: resuming.reopen_damaged(conn, batch.id, damaged)) if damaged else 0
 
     def applied(self, epoch: int, batch: bytes, step: int) -> None:
         self._at_present(lambda conn, now: batching.applied(conn, now, epoch=epoch, batch=batch, step=step))
@@ -405,7 +431,9 @@ class Ledger:
         while (one := self._audits.take(version)) is not None:
             found = self._call(functools.partial(auditing.accepted_result, sampled=one))
             if found is not None:
-                return found.worker, self.body(found.place)
+                # The batch with a damaged result finds it again.
+                with contextlib.suppress(IntegrityError):
+                    return found.worker, self.body(found.place)
         return None
 
     def audited(self, job: bytes, lease: bytes, *, agrees: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -80,7 +81,8 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Present:
     """Of the learner, with all versions that are known. ``now_s``: seconds that the ledger has run. ``recorded_s``: the
-    part of them that a crash would not lose.
+    part of them that a crash would not lose. ``happened``: counts of what the transition does, for events: a kind with
+    its words.
     """
 
     epoch: int
@@ -89,6 +91,7 @@ class Present:
     manifests: Mapping[Version, bytes]
     now_s: float
     recorded_s: float
+    happened: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     @property
     def branch(self) -> int:

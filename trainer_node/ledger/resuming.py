@@ -1,16 +1,20 @@
-"""The transition with which a learner begins: a new epoch, perhaps a new branch."""
+"""Transitions that go back: a learner begins again, with a new epoch and perhaps a new branch; a batch has damaged
+bodies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason
 from trainer_node.ledger.batching import trained
 from trainer_node.ledger.database import ledger_schema as db
+from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.ledger_rows import Present, move
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
 from trainer_node.ledger.lineage import Lineage
@@ -109,12 +113,37 @@ def _cancel_dead_results(conn: Connection, lineage: Lineage) -> None:
     for row in rows:
         if all(lineage.is_live(Version.parse(version)) for version in row.versions.split()):
             continue
-        cancelled = {"verdict": "rejected", "reason": Reason.DEAD.value, "detail": "the learner left its branch"}
-        conn.execute(
-            update(db.results)
-            .where(db.results.c.job_id == row.job_id, db.results.c.lease_id == row.lease_id)
-            .values(segment=None, offset=None, length=None, **cancelled)
-        )
-        move(conn, "job", db.jobs, row.job_id, "open")
-        if conn.scalar(select(db.groups.c.state).where(db.groups.c.id == row.group_id)) != "open":
-            move(conn, "group", db.groups, row.group_id, "open")
+        _cancel_result(conn, row, Reason.DEAD, "the learner left its branch")
+
+
+def _cancel_result(conn: Connection, row: Row[Any], reason: Reason, detail: str) -> None:
+    """An accepted result counts no more: its job is played again."""
+    cancelled = {"verdict": "rejected", "reason": reason.value, "detail": detail}
+    conn.execute(
+        update(db.results)
+        .where(db.results.c.job_id == row.job_id, db.results.c.lease_id == row.lease_id)
+        .values(segment=None, offset=None, length=None, **cancelled)
+    )
+    move(conn, "job", db.jobs, row.job_id, "open")
+    if conn.scalar(select(db.groups.c.state).where(db.groups.c.id == row.group_id)) != "open":
+        move(conn, "group", db.groups, row.group_id, "open")
+
+
+def reopen_damaged(conn: Connection, batch: bytes, places: Sequence[Place]) -> int:
+    """Bodies of a cut batch cannot be read. Their jobs are played again, and the batch is reopened: the next one is cut
+    without their groups. Returns the number of results; 0 if the batch is not cut any more.
+    """
+    if conn.scalar(select(db.batches.c.state).where(db.batches.c.id == batch)) != "cut":
+        return 0
+    _reopen(conn, batch, was_trained=False)
+    found = 0
+    for place in places:
+        rows = conn.execute(
+            select(db.results, db.jobs.c.group_id)
+            .join(db.jobs, db.jobs.c.id == db.results.c.job_id)
+            .where(db.results.c.segment == place.segment, db.results.c.offset == place.offset)
+        ).all()
+        for row in rows:
+            _cancel_result(conn, row, Reason.DAMAGED, "its bytes at the ledger are damaged")
+            found += 1
+    return found

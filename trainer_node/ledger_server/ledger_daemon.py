@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
+from trainer_node.ledger_server.happenings import TELL_S, Happenings
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
@@ -127,6 +128,7 @@ class LedgerDaemon:
         self._feeder: PromptFeeder | None = None
         self._retried = RetriedWork(events)
         self._events = events
+        self._happenings = Happenings(events, SILENT_S)
         self._times = LearnerTimes()
         self.view = LedgerView(self._look, lambda: len(self._queue), self._facts, tasks, lambda: self._retried.why)
         bearer = bearer_tokens.text(secret_of(config.state / "http.key"))
@@ -164,6 +166,8 @@ class LedgerDaemon:
         )
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ledger.happened = lambda counts: loop.call_soon_threadsafe(self._happened, counts)
         await self.view.renew()
         await self.http.start(*self._config.http)
         if self._certificate is not None and self._config.listen is not None:
@@ -181,7 +185,8 @@ class LedgerDaemon:
                 group.create_task(self._retried.repeat(name, interval_s, work), name=name)
 
             repeat("status", RENEW_S, self.view.renew)
-            repeat("expiry", EXPIRE_S, self._expire)
+            repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
+            repeat("events", TELL_S, self._happenings.tell)
             repeat("checks", EXPIRE_S, self._scorers.mend)
             repeat("retention", PRUNE_S, lambda: self._call(self._ledger.prune))
             if self._certificate is not None:
@@ -221,8 +226,8 @@ class LedgerDaemon:
     async def _beat(self, beats: Sequence[Beat]) -> list[list[Held] | None]:
         return await self._call(self._ledger.heartbeats, beats)
 
-    async def _expire(self) -> None:
-        if await self._call(self._ledger.expire):
+    def _happened(self, counts: Mapping[tuple[str, ...], int]) -> None:
+        if self._happenings.add(counts):
             self._queue.changed()
 
     async def _learn(self, versions: Collection[Version]) -> None:
@@ -255,6 +260,7 @@ class LedgerDaemon:
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
+        self._happenings.look(workers)
         # A drained worker is stopped soon: no broadcast waits for its engine.
         active = [row for row in workers if row["silent_s"] < SILENT_S and row["drained_s"] == 0]
         served = [Version.parse(row["served"]) for row in active if row["served"] is not None]

@@ -364,6 +364,11 @@ class LedgerRoutes:
             wait_s = min(TAKE_MOST_S, max(RETRY_S, 10 * (time.monotonic() - began_s)))
             waits = {"finished": True} if taken.finished else {"wait": wait_s}
             return _packed_answer(waits | {"report": report})
+        # Before the first byte of the answer: it has no room for an error.
+        if damaged := await self._call(self._ledger.reopen_damaged, taken.batch):
+            self._events.emit("results_damaged", batch=taken.batch.id.hex(), results=damaged)
+            self._queue.changed()
+            return _packed_answer({"wait": RETRY_S, "report": report})
         return await self._send_batch(request, taken, report)
 
     async def _send_batch(self, request: web.Request, taken: Taken, report: dict[str, Any]) -> web.StreamResponse:

@@ -29,6 +29,7 @@ from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 
 ZERO = Version(0, 0)
 MANIFEST = bytes.fromhex(digest_of("0.0"))
+NOT_FINITE = "a log-probability that is above 0 or not finite"
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
 
@@ -337,6 +338,25 @@ async def test_other_fields_of_a_result_are_those_of_the_tasks_play(
     _, answer = await stage.hand_in(stage.session, changed(await played(lease, job), **{field: value}))
     assert answer["results"][0]["reason"] == "forged"
     assert said in answer["results"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "said"),
+    [
+        (
+            {"logprobs": np.array([0, 0, np.nan, -1], "<f4")},
+            "malformed",
+            "a log-probability that is above 0 or not finite",
+        ),
+        ({"spans": [Span(ZERO, 2, 4, b"x" * 32, "recompute")]}, "forged", "version 0.0 has another manifest"),
+    ],
+)
+async def test_a_result_that_no_engine_can_have_made_gets_one_clear_line(
+    stage: Stage, fields: dict[str, Any], reason: str, said: str
+) -> None:
+    [(lease, job)] = await stage.lease(stage.session)
+    status, answer = await stage.hand_in(stage.session, changed(await played(lease, job), **fields))
+    assert (status, answer["results"][0]["reason"], answer["results"][0]["detail"]) == (200, reason, said)
 
 
 async def test_results_that_are_no_records_change_nothing(stage: Stage) -> None:

@@ -116,9 +116,12 @@ class Segments:
 
     def read(self, place: Place) -> bytes:
         """A synced body. Raises IntegrityError if the bytes there are not those that were written."""
-        with open(self._path(place.segment), "rb") as file:
-            file.seek(place.offset)
-            head, body = file.read(HEAD_BYTES), file.read(place.length)
+        try:
+            with open(self._path(place.segment), "rb") as file:
+                file.seek(place.offset)
+                head, body = file.read(HEAD_BYTES), file.read(place.length)
+        except OSError as error:
+            raise IntegrityError(f"{self._path(place.segment)}: cannot be read ({error.strerror})") from error
         if head[:4] != place.length.to_bytes(4, "little") or blake3.blake3(body).digest() != head[4:]:
             raise IntegrityError(f"{self._path(place.segment)}: the body at {place.offset} is damaged")
         return body

@@ -1,0 +1,46 @@
+"""Counts of what happens become a bounded number of events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from p2pcast.daemon.events import Events
+from trainer_node.ledger_server.happenings import Happenings
+
+
+def told(events: Events) -> list[tuple[str, dict[str, Any]]]:
+    return [(event.kind, dict(event.facts)) for event in events.after(0, 1000)[1]]
+
+
+async def test_many_happenings_of_a_second_are_one_event_each() -> None:
+    events = Events()
+    happenings = Happenings(events, 60.0)
+    assert not happenings.add(Counter({("results_rejected", "w", "stale"): 1}))
+    assert not happenings.add(Counter({("results_rejected", "w", "stale"): 2, ("results_rejected", "w", "forged"): 1}))
+    assert happenings.add(Counter({("leases_expired", "w"): 3}))
+    assert happenings.add(Counter({("groups_dropped", "equal rewards"): 4}))
+    await happenings.tell()
+    await happenings.tell()
+    assert told(events) == [
+        ("groups_dropped", {"groups": 4, "reason": "equal rewards"}),
+        ("leases_expired", {"worker": "w", "leases": 3}),
+        ("results_rejected", {"worker": "w", "reason": "forged", "results": 1}),
+        ("results_rejected", {"worker": "w", "reason": "stale", "results": 3}),
+    ]
+
+
+def test_a_worker_that_is_silent_is_lost_once_and_may_come_back() -> None:
+    events = Events()
+    happenings = Happenings(events, 60.0)
+
+    def rows(**silent_s: float) -> list[dict[str, Any]]:
+        return [{"worker": name * 2, "name": name, "silent_s": silent} for name, silent in silent_s.items()]
+
+    happenings.look(rows(old=90.0, a=1.0, b=1.0))
+    happenings.look(rows(old=91.0, a=61.0, b=61.0))
+    happenings.look(rows(old=92.0, a=62.0, b=62.0))
+    happenings.look(rows(old=0.0, a=0.0))
+    assert Counter((kind, facts["worker"]) for kind, facts in told(events)) == Counter(
+        [("worker_lost", "a"), ("worker_lost", "b"), ("worker_back", "old"), ("worker_back", "a")]
+    )
