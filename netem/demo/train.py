@@ -26,7 +26,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from netem.rollouts.small_model import SmallModel
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 CHARACTERS = "0123456789+="
@@ -38,8 +40,6 @@ PROMPT_TOKENS = len("17+25=")
 ANSWER_TOKENS = len("42") + 1
 """Two digits and the end-of-text token."""
 MAX_POSITIONS = 64
-INITIAL_SPREAD = 0.08
-"""A narrow model learns slowly from the usual 0.02 of wide models."""
 HELD_OUT = 256
 """Problems excluded from training, for measuring accuracy."""
 WAIT_POLL_S = 0.05
@@ -91,26 +91,18 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def make_model(hidden: int, layers: int, *, tied: bool) -> Qwen3ForCausalLM:
     """A Qwen3 in fp32: heads of 64, half as many for keys and values, an MLP of three times the hidden size."""
-    heads = hidden // 64
-    config = Qwen3Config(
-        architectures=["Qwen3ForCausalLM"],
-        dtype="bfloat16",  # dtype of the published weights
-        vocab_size=VOCABULARY_ROWS,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=64,
-        max_position_embeddings=MAX_POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=tied,
+    form = SmallModel(
+        VOCABULARY_ROWS,
+        hidden,
+        layers,
+        head=64,
+        positions=MAX_POSITIONS,
+        tied=tied,
         pad_token_id=PAD_ID,
         bos_token_id=None,
         eos_token_id=EOS_ID,
-        initializer_range=INITIAL_SPREAD,
     )
-    return Qwen3ForCausalLM(config).float()
+    return form.made("bfloat16")
 
 
 def answer_logits(model: Qwen3ForCausalLM, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:

@@ -44,13 +44,16 @@ CHANCES: Final = (("fold", 15), ("call", 60), ("raise", 25))
 
 
 class Holdem(TextTask, PokerTask):
-    """``stack``: chips of each player at the start. ``turn_tokens``: most tokens of a turn."""
+    """``stack``: chips of each player at the start. ``turn_tokens``: most tokens of a turn. ``held_out``: share of the
+    deals excluded from training, in percent.
+    """
 
     name = "holdem"
     modules = (*TextTask.modules, "p2pcast.tasks.seeded_draws")
 
-    def __init__(self, tokenizer: str, stack: int = 200, turn_tokens: int = 128) -> None:
+    def __init__(self, tokenizer: str, stack: int = 200, turn_tokens: int = 128, held_out: int = 0) -> None:
         super().__init__(tokenizer)
+        self.hold_out(held_out)
         if not MIN_STACK <= stack <= MAX_STACK:
             raise LocalError(f"stack={stack} of task holdem: give {MIN_STACK} to {MAX_STACK}")
         if not 1 <= turn_tokens <= MAX_TOKENS // MOST_TURNS:
@@ -64,10 +67,11 @@ class Holdem(TextTask, PokerTask):
             version = importlib.metadata.version("pokerkit")
         except importlib.metadata.PackageNotFoundError:
             raise LocalError("task holdem needs pokerkit: pip install 'p2pcast[holdem]'") from None
-        return {**super().settings, "pokerkit": version, "stack": self.stack, "turn_tokens": self.turn_tokens}
+        chosen: Settings = {"pokerkit": version, "stack": self.stack, "turn_tokens": self.turn_tokens}
+        return {**super().settings, **chosen, **self.held_out_settings}
 
     def hand(self, job: Job) -> HoldemHand:
-        return HoldemHand(*deal_of(job), self.stack, self.chat)
+        return HoldemHand(*deal_of(job.prompt), self.stack, self.chat)
 
 
 class HoldemHand:

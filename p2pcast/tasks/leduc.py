@@ -1,20 +1,22 @@
 """Task ``leduc``: hands of Leduc poker against a seeded opponent who plays at random. Needs the extra ``leduc``.
 
 Each turn of the policy is one token: fold, call or raise. Any other token, or an action that is not legal, forfeits the
-hand.
+hand. Demonstrations are hands of a player that draws each action among the legal ones: they teach legality, not play.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
 
 from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Job
+from p2pcast.tasks.play import Play
 from p2pcast.tasks.poker_task import PokerTask, deal_of
 from p2pcast.tasks.seeded_draws import draw_below
+from p2pcast.tasks.task import Demonstration, Sample
 from p2pcast.tasks.task_hash import HashedTask, Settings
 
 BEGIN = 1
@@ -36,22 +38,31 @@ MOST_TURNS: Final = 8
 
 
 class Leduc(HashedTask, PokerTask):
+    """``held_out``: share of the deals excluded from training, in percent."""
+
     name = "leduc"
     vocabulary = len(NAMES)
     turn_tokens = 1
     hand_tokens = MOST_TURNS
+
+    def __init__(self, held_out: int = 0) -> None:
+        self.hold_out(held_out)
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
         return ()
 
     def hand(self, job: Job) -> LeducHand:
-        return LeducHand(*deal_of(job))
+        return LeducHand(*deal_of(job.prompt))
 
     @property
     def settings(self) -> Settings:
         _spiel()
-        return {"open_spiel": importlib.metadata.version("open_spiel")}
+        return {"open_spiel": importlib.metadata.version("open_spiel"), **self.held_out_settings}
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        for prompt in self.chosen(self.prompts("demonstrations", seed), held_out=False):
+            yield _demonstration(LeducHand(*deal_of(prompt.prompt)), seed, prompt.prompt)
 
     def text(self, token_ids: Sequence[int]) -> str:
         return " ".join(NAMES[token] if token < len(NAMES) else f"<{token}>" for token in token_ids)
@@ -78,6 +89,11 @@ class LeducHand:
             return float(self._state.returns()[self._seat])
         return float(self._state.money()[self._seat] - STACK)
 
+    @property
+    def legal(self) -> list[int]:
+        """Tokens of the legal actions, at the player's turn."""
+        return [ACTIONS[action] for action in self._state.legal_actions()]
+
     def heard(self) -> list[int]:
         """Tokens that the player has not heard yet; the last one asks for an action."""
         heard, self._unheard = [*self._unheard, YOUR_TURN], []
@@ -85,8 +101,7 @@ class LeducHand:
 
     def act(self, said: Sequence[int]) -> None:
         token = said[0]
-        legal = [ACTIONS[action] for action in self._state.legal_actions()]
-        if token not in legal:
+        if token not in self.legal:
             self.forfeited = True
             return
         self._state.apply_action(ACTIONS.index(token))
@@ -106,6 +121,18 @@ class LeducHand:
             elif place >= len(SEATS):
                 self._unheard += [PUBLIC, RANKS[action // CARDS_OF_A_RANK]]
             state.apply_action(action)
+
+
+def _demonstration(hand: LeducHand, seed: int, prompt: bytes) -> Demonstration:
+    play = Play(hand.heard())
+    while True:
+        token = hand.legal[draw_below(len(hand.legal), "player", seed, prompt.decode(), *play.token_ids)]
+        play.add_turn(Sample([token], [0.0], (), "length"))
+        hand.act([token])
+        if hand.over:
+            played = play.end("task")
+            return Demonstration(played.token_ids, played.mask)
+        play.add_environment(hand.heard())
 
 
 @cache

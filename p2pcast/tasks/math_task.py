@@ -18,6 +18,7 @@ import numpy as np
 from p2pcast.errors import LocalError, RemoteError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.rollout_fields import MAX_TOKENS
+from p2pcast.tasks.held_out import HoldsOut
 from p2pcast.tasks.math_answers import reward_of
 from p2pcast.tasks.play import Play, Replay
 from p2pcast.tasks.question_files import read_questions
@@ -44,9 +45,10 @@ BUILT_IN: Final = (
 PACKAGES: Final = ("math-verify", "latex2sympy2-extended", "sympy")
 
 
-class Math(TextTask):
+class Math(TextTask, HoldsOut):
     """``questions``: a JSONL file or the folder of a Hugging Face dataset; without them, a few built-in ones.
-    ``split``: of a folder's files. ``max_tokens``: most sampled tokens of an answer.
+    ``split``: of a folder's files. ``max_tokens``: most sampled tokens of an answer. ``held_out``: share of the
+    questions excluded from training, in percent.
     """
 
     name = "math"
@@ -61,8 +63,10 @@ class Math(TextTask):
         question_column: str = "question",
         answer_column: str = "answer",
         max_tokens: int = 1024,
+        held_out: int = 0,
     ) -> None:
         super().__init__(tokenizer)
+        self.hold_out(held_out)
         if not 1 <= max_tokens <= MAX_TOKENS:
             raise LocalError(f"max_tokens={max_tokens} of task math: give 1 to {MAX_TOKENS}")
         if questions and not Path(questions).exists():
@@ -78,27 +82,31 @@ class Math(TextTask):
             versions = {name: importlib.metadata.version(name) for name in PACKAGES}
         except importlib.metadata.PackageNotFoundError:
             raise LocalError("task math needs math-verify: pip install 'p2pcast[math]'") from None
-        return {**super().settings, **versions}
+        return {**super().settings, **versions, **self.held_out_settings}
 
-    def jobs(self, seed: int) -> Iterator[Prompt]:
+    def prompts(self, *seed: int | str) -> Iterator[Prompt]:
         """Each pass over the questions has an order of its own."""
         known = read_questions(Path(self._questions), self._split, *self._columns) if self._questions else BUILT_IN
         passes = 0
         while True:
-            drawn = [draw_below(1 << 64, "math", seed, passes, number) for number in range(len(known))]
+            drawn = [draw_below(1 << 64, "math", *seed, passes, number) for number in range(len(known))]
             for number in sorted(range(len(known)), key=drawn.__getitem__):
                 question, answer = known[number]
                 yield Prompt(json.dumps({"question": question, "answer": answer}).encode(), self._max_tokens)
             passes += 1
 
+    def problem(self, prompt: bytes) -> str:
+        question, _ = asked(prompt)
+        return question
+
     async def play(self, sampler: Sampler, job: Job) -> Trajectory:
-        question, _ = asked(job)
+        question, _ = asked(job.prompt)
         play = Play(self.chat.opening(SYSTEM, question))
         sample = await play.turn(sampler, job, job.max_tokens, self.stop_token_ids)
         return play.end(sample.stop)
 
     def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
-        question, answer = asked(job)
+        question, answer = asked(job.prompt)
         replay = Replay(token_ids, mask)
         replay.environment(self.chat.opening(SYSTEM, question))
         said = replay.turn(job.max_tokens, self.stop_token_ids)
@@ -106,10 +114,10 @@ class Math(TextTask):
         return reward_of(self.chat.spoken(said), answer, ended=self.chat.ended(said))
 
 
-def asked(job: Job) -> tuple[str, str]:
-    """Question and right answer. Raises RemoteError for a job of another task."""
+def asked(prompt: bytes) -> tuple[str, str]:
+    """Question and right answer of a job's prompt. Raises RemoteError for that of another task."""
     try:
-        found = json.loads(job.prompt)
+        found = json.loads(prompt)
         question, answer = found["question"], found["answer"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RemoteError("the job's prompt is no question with its answer") from None

@@ -3,19 +3,24 @@
 A group shares the deal and the seat. The opponent's answer depends on the deal and on the hand so far, so that equal
 actions meet equal answers. An action that is not legal forfeits the hand. The reward is the change of chips: the sum of
 the changes of all turns (ECHO-2, equations 20 to 22).
+
+A held-out problem is a deal, in both seats: the deal's number decides the cards and the opponent's chance. Cards alone
+recur in training, since Leduc poker has few.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final, Literal, Protocol
+from itertools import count
+from typing import Final, Literal, Protocol
 
 import numpy as np
 
 from p2pcast.errors import RemoteError
 from p2pcast.rollouts.job import Job
+from p2pcast.tasks.held_out import HoldsOut
 from p2pcast.tasks.play import Play, Replay
 from p2pcast.tasks.seeded_draws import draw_below
 from p2pcast.tasks.task import Prompt, Sampler, Trajectory
@@ -43,10 +48,9 @@ class Hand(Protocol):
         """The player's turn."""
 
 
-class PokerTask(ABC):
+class PokerTask(HoldsOut):
     """``turn_tokens``: most tokens of a turn. ``hand_tokens``: most sampled tokens of a hand."""
 
-    name: ClassVar[str]
     turn_tokens: int
     hand_tokens: int
 
@@ -58,13 +62,24 @@ class PokerTask(ABC):
     def hand(self, job: Job) -> Hand:
         """The job's hand before its first action. Raises RemoteError for a job of another task."""
 
-    def jobs(self, seed: int) -> Iterator[Prompt]:
-        number = 0
-        while True:
-            deal = draw_below(MAX_DEAL + 1, self.name, seed, number)
-            prompt = json.dumps({"deal": deal, "seat": number % PLAYERS}).encode()
-            yield Prompt(prompt, self.hand_tokens)
-            number += 1
+    def prompts(self, *seed: int | str) -> Iterator[Prompt]:
+        for number, deal in enumerate(self._deals(*seed)):
+            yield self._prompt(deal, number % PLAYERS)
+
+    def problem(self, prompt: bytes) -> str:
+        deal, _ = deal_of(prompt)
+        return str(deal)
+
+    def evaluation_jobs(self, seed: int) -> Iterator[Prompt]:
+        """Each held-out deal in both seats, one after the other."""
+        chosen = super().evaluation_jobs(seed)
+        return (self._prompt(deal_of(prompt.prompt)[0], seat) for prompt in chosen for seat in range(PLAYERS))
+
+    def _deals(self, *seed: int | str) -> Iterator[int]:
+        return (draw_below(MAX_DEAL + 1, self.name, *seed, number) for number in count())
+
+    def _prompt(self, deal: int, seat: int) -> Prompt:
+        return Prompt(json.dumps({"deal": deal, "seat": seat}).encode(), self.hand_tokens)
 
     async def play(self, sampler: Sampler, job: Job) -> Trajectory:
         hand = self.hand(job)
@@ -88,10 +103,10 @@ class PokerTask(ABC):
         return hand.chips
 
 
-def deal_of(job: Job) -> tuple[int, int]:
-    """Deal and seat. Raises RemoteError for a job of another task."""
+def deal_of(prompt: bytes) -> tuple[int, int]:
+    """Deal and seat of a job's prompt. Raises RemoteError for that of another task."""
     try:
-        asked = json.loads(job.prompt)
+        asked = json.loads(prompt)
         deal, seat = asked["deal"], asked["seat"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RemoteError("the job's prompt is no deal of cards") from None

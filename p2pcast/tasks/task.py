@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import blake3
 import numpy as np
 
-from p2pcast.errors import RemoteError
+from p2pcast.errors import RemoteError, UsageError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Span
 
@@ -99,6 +99,54 @@ class Task(Protocol):
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Tokens for a person to read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demonstration:
+    """A whole play to imitate. ``token_ids``, ``mask`` (n,): as of a Trajectory, 1 on tokens that a policy samples."""
+
+    token_ids: np.ndarray
+    mask: np.ndarray
+
+
+@runtime_checkable
+class Demonstrating(Protocol):
+    """A task that offers demonstrations, for a supervised warm start."""
+
+    def demonstrations(self, seed: int) -> Iterator[Demonstration]:
+        """Demonstrations without end, none of a held-out problem. Equal seeds give equal demonstrations."""
+
+
+@runtime_checkable
+class HoldingOut(Protocol):
+    """A task that excludes problems from training, for evaluation. The task's hash is the same for both."""
+
+    def held_out(self, prompt: bytes) -> bool:
+        """Whether neither ``jobs`` nor demonstrations give the prompt's problem. Depends on the problem and on the
+        task's settings alone.
+        """
+
+    def evaluation_jobs(self, seed: int) -> Iterator[Prompt]:
+        """Held-out prompts without end. Equal seeds give equal prompts. Raises UsageError if none are held out."""
+
+
+def demonstrations_of(task: Task, seed: int) -> Iterator[Demonstration]:
+    """Raises UsageError for a task without demonstrations."""
+    if not isinstance(task, Demonstrating):
+        raise UsageError(
+            f"task {task.name} offers no demonstrations: a warm start needs its method demonstrations(seed)"
+        )
+    return task.demonstrations(seed)
+
+
+def evaluation_jobs_of(task: Task, seed: int) -> Iterator[Prompt]:
+    """Raises UsageError for a task without held-out problems."""
+    if not isinstance(task, HoldingOut):
+        raise UsageError(
+            f"task {task.name} holds no problems out: evaluation needs its methods held_out(prompt) and"
+            " evaluation_jobs(seed)"
+        )
+    return task.evaluation_jobs(seed)
 
 
 def turn_seed(job: Job, turn: int) -> int:

@@ -76,7 +76,10 @@ def test_a_users_class_loads_by_module_and_name(folder: Path) -> None:
         ("my_task:Set,must=a,must=b", "each key once"),
         ("my_task:Set,must", "'must' is no setting"),
         ("sums,digits=two", "digits=two of task sums is no whole number"),
-        ("leduc,digits=2", "this task takes none"),
+        ("sums,held_out=60", "held_out=60 of task sums: give 0 to 50 percent"),
+        ("leduc,held_out=-1", "held_out=-1 of task leduc"),
+        ("sums,digits=0", "digits=0 of task sums: give 1 to 18"),
+        ("netem.rollouts.long_answers:LongAnswers,digits=2", "this task takes none"),
     ],
 )
 def test_objects_that_are_no_task_are_refused_with_the_reason(folder: Path, name: str, why: str) -> None:

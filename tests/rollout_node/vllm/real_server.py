@@ -47,18 +47,10 @@ OPTIONS = [
 def make_model(folder: Path, *, tied: bool = False, dtype: str = "bfloat16", vocabulary: int = 500) -> Path:
     """A Qwen3 of random weights whose greedy choices don't depend on rounding."""
     script = f"""
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-torch.manual_seed(1)
-config = Qwen3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2,
-    head_dim=32, vocab_size={vocabulary}, max_position_embeddings=512, tie_word_embeddings={tied},
-    initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-Qwen3ForCausalLM(config).to(torch.{dtype}).save_pretrained({str(folder)!r})
-words = Tokenizer(models.WordLevel({{f"w{{i}}": i for i in range({vocabulary})}}, unk_token="w0"))
-words.pre_tokenizer = pre_tokenizers.Whitespace()
-PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained({str(folder)!r})
+from pathlib import Path
+from netem.rollouts.small_model import SmallModel, write_small_model
+form = SmallModel({vocabulary}, mlp=2, spread=0.3, tied={tied})
+write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300, capture_output=True)
     return folder
