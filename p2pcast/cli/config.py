@@ -53,6 +53,26 @@ def defaults(path: Path, ctx: click.Context) -> dict[str, Any]:
     return _File(path, text).table(document, ctx.command, ctx, ())
 
 
+def tables(path: Path, group: click.Group) -> dict[str, dict[str, Any]]:
+    """The values of a TOML file with one table for each command of ``group``: table → parameter → value.
+
+    Values are checked and converted as on a command line. A missing key or table has the defaults. Raises UsageError
+    with the file's line.
+    """
+    ctx = click.Context(group)
+    given = defaults(path, ctx)
+    file = _File(path, path.read_text())
+    out: dict[str, dict[str, Any]] = {}
+    for name, command in group.commands.items():
+        try:
+            inner = command.make_context(name, [], default_map=given.get(name, {}))
+        except click.BadParameter as error:
+            key = _key(error.param) if error.param is not None else ""
+            raise file.wrong((name,), key, f"{key}: {error.message}") from None
+        out[name] = dict(inner.params)
+    return out
+
+
 class _File:
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
@@ -74,7 +94,7 @@ class _File:
             else:
                 commands = below.list_commands(ctx) if below is not None else []
                 what = f"p2pcast {' '.join(above)}".strip()
-                raise self._wrong(
+                raise self.wrong(
                     above, key, f"{what} knows no {key!r}; it knows {', '.join(sorted([*known, *commands]))}"
                 )
         return out
@@ -82,17 +102,17 @@ class _File:
     def _value(self, value: Any, param: click.Parameter, above: tuple[str, ...], key: str) -> Any:
         if isinstance(param, click.Option) and param.is_flag:
             if type(value) is not bool:
-                raise self._wrong(above, key, f"{key} takes true or false")
+                raise self.wrong(above, key, f"{key} takes true or false")
             return value
         if param.multiple:
             if not isinstance(value, list) or not all(_is_plain(item) for item in value):
-                raise self._wrong(above, key, f'{key} takes a list, as in {key} = ["…"]')
+                raise self.wrong(above, key, f'{key} takes a list, as in {key} = ["…"]')
             return [str(item) for item in value]
         if not _is_plain(value):
-            raise self._wrong(above, key, f"{key} takes a text or a number")
+            raise self.wrong(above, key, f"{key} takes a text or a number")
         return str(value)
 
-    def _wrong(self, above: tuple[str, ...], key: str, why: str) -> UsageError:
+    def wrong(self, above: tuple[str, ...], key: str, why: str) -> UsageError:
         line = self._line(above, key)
         return UsageError(f"{self._path}{'' if line is None else f', line {line}'}: {why}")
 

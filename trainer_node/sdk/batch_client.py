@@ -72,6 +72,15 @@ class RolloutBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Of the ledger's run. ``staleness``: S, in learner steps. ``batch_groups``: groups of a batch."""
+
+    task: str
+    staleness: int
+    batch_groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The run has ended."""
 
@@ -117,6 +126,14 @@ class BatchClient:
             url, bearer_file=bearer_file, hub=hub, token_file=token_file, name=name, give_up_s=give_up_s
         )
         self._epoch, self._branch = -1, 0
+
+    def facts(self) -> RunFacts:
+        """Raises RefusedError, RemoteError."""
+        found = self._ledger.get("status")
+        try:
+            return RunFacts(str(found["task"]), int(found["staleness"]), int(found["batch_groups"]))
+        except (KeyError, TypeError, ValueError):
+            raise RemoteError("the ledger's status is malformed") from None
 
     def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int:
         """Begin an epoch: this learner trains on from ``checkpoint``, which has ``step`` steps and contains

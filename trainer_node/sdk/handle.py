@@ -28,6 +28,11 @@ class Handle:
         self._over = threading.Event()
         self._error: BaseException | None = None
 
+    @property
+    def failed(self) -> bool:
+        """The version was aborted, or could not be published."""
+        return self._over.is_set() and self._error is not None
+
     def wait_snapshot(self) -> None:
         """Returns once the tensors may change. Raises errors of copying them, and no later error."""
         self._settled.wait()

@@ -70,8 +70,15 @@ class LedgerConnection:
             except (OSError, UnicodeDecodeError) as error:
                 raise LocalError(f"cannot read {bearer_file}: {getattr(error, 'strerror', None) or error}") from None
 
+    def get(self, name: str) -> Any:
+        """A document of the ledger. Raises RefusedError, RemoteError, RetryableError."""
+        return self._repeated(name, None)
+
     def post(self, name: str, body: Any) -> Any:
         """The answer to a JSON body, or to bytes of msgpack. Raises RefusedError, RemoteError, RetryableError."""
+        return self._repeated(name, body)
+
+    def _repeated(self, name: str, body: Any) -> Any:
         delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
         until_s = None if self._give_up_s is None else time.monotonic() + self._give_up_s
         while True:
@@ -88,7 +95,8 @@ class LedgerConnection:
         try:
             connection = self._connection()
             try:
-                connection.request("POST", path, body if packed else json.dumps(body), headers)
+                sent = None if body is None else body if packed else json.dumps(body)
+                connection.request("GET" if body is None else "POST", path, sent, headers)
                 answer = connection.getresponse()
                 content = answer.read(MAX_ANSWER_BYTES)
                 kind = answer.getheader("Content-Type", "").partition(";")[0]

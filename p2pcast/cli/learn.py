@@ -1,0 +1,134 @@
+"""``p2pcast learn``: train on rollouts of a ledger, and publish the new weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+
+from p2pcast.cli import config as config_file
+from p2pcast.cli.options import PATH
+from p2pcast.errors import UsageError
+
+
+@click.command()
+@click.argument("config", type=PATH, envvar="P2PCAST_LEARN_CONFIG")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Setting that replaces one of the file, as in optimizer.lr=3e-4. Repeatable.",
+)
+@click.option("--print-config", is_flag=True, help="The resolved configuration on stdout; nothing is trained.")
+@click.option("--plot", is_flag=True, help="Picture of the run so far, RUN/run.png; nothing is trained.")
+def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bool) -> None:
+    """Train on rollouts of a ledger as the TOML file CONFIG says, and publish the new weights through a hub.
+
+    \b
+    Examples:
+      p2pcast learn run.toml
+      p2pcast learn run.toml --set optimizer.lr=3e-4 --print-config
+      torchrun --nproc-per-node 4 -m p2pcast.cli learn run.toml
+      p2pcast learn run.toml --plot
+
+    SIGTERM ends the learner after its step; the same command continues from the newest checkpoint.
+    """
+    from trainer_node.learning.learner_config import LearnerConfig
+
+    resolved = read(config, overrides)
+    if print_config:
+        click.echo(show(resolved), nl=False)
+        return
+    checked: LearnerConfig = resolved.checked()
+    if plot:
+        from trainer_node.learning.monitoring.run_log import read_run
+        from trainer_node.learning.monitoring.run_plot import plot_run
+
+        picture = checked.checkpoint.folder / "run.png"
+        plot_run(read_run(checked.checkpoint.folder), picture)
+        click.echo(picture)
+        return
+    from p2pcast.daemon.daemon_process import restrict_umask
+    from trainer_node.learning.learner_startup import run_learner
+
+    restrict_umask()
+    run_learner(checked)
+
+
+def read(path: Path, overrides: tuple[str, ...] = ()) -> Any:
+    """The configuration of a file, with ``TABLE.KEY=VALUE`` replaced. Raises UsageError."""
+    from trainer_node.learning.learner_config import TABLES, LearnerConfig
+
+    group = click.Group("learn", commands={name: _command(name, table) for name, table in TABLES.items()})
+    values = config_file.tables(path, group)
+    for override in overrides:
+        table, key, value = _override(override)
+        command = group.commands.get(table)
+        option = next((o for o in command.params if o.opts == [f"--{key}"]), None) if command else None
+        if command is None or option is None or option.name is None:
+            known = ", ".join(TABLES) if command is None else ", ".join(o.opts[0][2:] for o in command.params)
+            raise UsageError(f"--set {override}: unknown {'table' if command is None else 'key'}; known are {known}")
+        try:
+            values[table][option.name] = option.type.convert(value, option, click.Context(command))
+        except click.BadParameter as error:
+            raise UsageError(f"--set {override}: {error.message}") from None
+    return LearnerConfig(**{name: table(**values[name]) for name, table in TABLES.items()})
+
+
+def show(resolved: Any) -> str:
+    """The configuration as TOML, with each key's meaning."""
+    from trainer_node.learning.learner_config import TABLES
+
+    lines = []
+    document = resolved.document()
+    for name, table in TABLES.items():
+        lines.append(f"[{name}]")
+        helps = {f.name.replace("_", "-"): f.metadata["help"] for f in fields(table)}
+        for key, value in document[name].items():
+            text = "" if value is None else f"{key} = {json.dumps(value)}"
+            lines += [f"# {helps[key]}", text or f"# {key} ="]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _command(name: str, table: type[Any]) -> click.Command:
+    """A table as a command whose options are its keys: the reader of configuration files then checks it."""
+    hints = get_type_hints(table)
+    options: list[click.Parameter] = [
+        click.Option(
+            [f"--{field.name.replace('_', '-')}", field.name],
+            type=_type(hints[field.name], field.metadata["low"], field.metadata["high"]),
+            default=field.default,
+            is_flag=hints[field.name] is bool,
+            help=field.metadata["help"],
+            show_default=True,
+        )
+        for field in fields(table)
+    ]
+    return click.Command(name, params=options, help=table.__doc__)
+
+
+def _type(hint: Any, low: float | None, high: float | None) -> click.ParamType[Any] | None:
+    from trainer_node.learning.learner_config import choices
+
+    if values := choices(hint):
+        return click.Choice(values)
+    if hint is int:
+        return click.IntRange(None if low is None else int(low), None if high is None else int(high))
+    if hint is float:
+        return click.FloatRange(low, high)
+    if hint in (Path, Path | None):
+        return PATH
+    return click.BOOL if hint is bool else click.STRING
+
+
+def _override(text: str) -> tuple[str, str, str]:
+    name, found, value = text.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not found or not dot:
+        raise UsageError(f"--set {text}: write TABLE.KEY=VALUE, as in optimizer.lr=3e-4")
+    return table, key, value.strip()

@@ -1,0 +1,164 @@
+"""The learner's loop: killed anywhere, it applies each batch once in its lineage, and continues exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.version import Version
+from tests.trainer_node.learning.learner_stage import (
+    EVERY,
+    STEPS,
+    KilledError,
+    MemoryHub,
+    MemoryLedger,
+    batches,
+    death_at,
+    learner,
+    small_folder,
+)
+from trainer_node.learning import checkpoints
+from trainer_node.learning.learner import HOOK, publish_every
+from trainer_node.sdk.batch_client import RolloutBatch
+
+BOUNDARIES = 60
+"""More than one undisturbed run has."""
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def played(model_folder: Path) -> list[RolloutBatch]:
+    return batches(model_folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, played: list[RolloutBatch]
+) -> dict[str, torch.Tensor]:
+    hub = MemoryHub()
+    learner(tmp_path_factory.mktemp("whole"), model_folder, MemoryLedger(played), hub).run()
+    return hub.versions[max(hub.versions)]
+
+
+def test_run_publishes_and_acknowledges_every_step(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch]
+) -> None:
+    ledger, hub = MemoryLedger(played), MemoryHub()
+    run = learner(tmp_path, model_folder, ledger, hub)
+    run.run()
+    assert [version.step for version in sorted(hub.versions)] == list(range(STEPS + 1))
+    assert ledger.lineage == [batch.id for batch in played] == [one for one in ledger.lineage if one in ledger.trained]
+    events = [line["event"] for line in run.log.lines]  # type: ignore[attr-defined]
+    assert events.count("step") == STEPS
+    assert events.count("checkpoint") == 1 + STEPS // EVERY + STEPS % EVERY
+    assert events[-1] == "end"
+
+
+@pytest.mark.parametrize("number", range(BOUNDARIES))
+def test_death_at_any_boundary_changes_no_weight(
+    tmp_path: Path,
+    model_folder: Path,
+    played: list[RolloutBatch],
+    undisturbed: dict[str, torch.Tensor],
+    number: int,
+) -> None:
+    ledger, hub = MemoryLedger(played), MemoryHub()
+    try:
+        with HOOK.by(death_at(number)):
+            learner(tmp_path, model_folder, ledger, hub).run()
+    except KilledError:
+        with pytest.raises(KilledError), HOOK.by(death_at(number % 7)):  # again, soon after the restart
+            learner(tmp_path, model_folder, ledger, hub).run()
+        learner(tmp_path, model_folder, ledger, hub).run()
+    assert ledger.lineage == [batch.id for batch in played]
+    assert set(ledger.lineage) <= ledger.trained
+    last = hub.versions[max(hub.versions)]
+    assert max(hub.versions).step == STEPS
+    assert all(torch.equal(last[name], undisturbed[name]) for name in undisturbed)
+
+
+def test_failed_publication_forks_the_run_and_loses_no_batch(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch], undisturbed: dict[str, torch.Tensor]
+) -> None:
+    ledger, hub = MemoryLedger(played), MemoryHub()
+    run = learner(tmp_path, model_folder, ledger, hub)
+
+    def fail_once(boundary: str) -> None:
+        if boundary == "applied" and run.step == 3 and len(hub.versions) == 3:
+            hub.fails = 1
+
+    with HOOK.by(fail_once):
+        run.run()
+    branches = sorted({version.branch for version in hub.versions})
+    assert len(branches) == 2
+    assert ledger.branch == branches[-1]
+    assert ledger.lineage == [batch.id for batch in played]
+    last = hub.versions[max(hub.versions)]
+    assert all(torch.equal(last[name], undisturbed[name]) for name in undisturbed)
+
+
+def test_versions_lie_kappa_steps_apart_and_the_last_step_is_published(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch]
+) -> None:
+    hub = MemoryHub()
+    learner(tmp_path, model_folder, MemoryLedger(played), hub, every=3).run()
+    assert [version.step for version in sorted(hub.versions)] == [0, 3, STEPS]
+
+
+def test_learner_that_is_stopped_keeps_its_steps(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch], undisturbed: dict[str, torch.Tensor]
+) -> None:
+    ledger, hub = MemoryLedger(played), MemoryHub()
+    run = learner(tmp_path, model_folder, ledger, hub)
+
+    def stop(boundary: str) -> None:
+        run.stopping = run.stopping or (boundary == "applied" and run.step == 3)
+
+    with HOOK.by(stop):
+        run.run()
+    assert len(ledger.lineage) == 3
+    assert set(ledger.lineage) == ledger.trained
+    learner(tmp_path, model_folder, ledger, hub).run()
+    last = hub.versions[max(hub.versions)]
+    assert all(torch.equal(last[name], undisturbed[name]) for name in undisturbed)
+
+
+def test_damaged_checkpoint_is_refused_by_name(tmp_path: Path, model_folder: Path, played: list[RolloutBatch]) -> None:
+    learner(tmp_path, model_folder, MemoryLedger(played), MemoryHub()).run()
+    stored = checkpoints.newest(tmp_path)
+    assert stored is not None
+    assert stored.position.step == STEPS
+    victim = stored.folder / next(iter(stored.files))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(IntegrityError, match=victim.name):
+        learner(tmp_path, model_folder, MemoryLedger(played, epoch=1, branch=0), MemoryHub()).run()
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, model_folder: Path, played: list[RolloutBatch]) -> None:
+    (tmp_path / ".000001-000000009.part-0123456789ab").mkdir()
+    learner(tmp_path, model_folder, MemoryLedger(played), MemoryHub()).run()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_kappa_is_at_most_one_above_the_staleness_bound() -> None:
+    assert [publish_every(0, bound) for bound in (0, 1, 3, 6)] == [1, 1, 2, 5]
+    assert publish_every(4, 3) == 4
+    with pytest.raises(UsageError, match="at most 4"):
+        publish_every(5, 3)
+
+
+def test_first_version_is_that_of_the_folder(tmp_path: Path, model_folder: Path, played: list[RolloutBatch]) -> None:
+    hub = MemoryHub()
+    run = learner(tmp_path, model_folder, MemoryLedger(played), hub)
+    before = {name: tensor.detach().clone() for name, tensor in run.weights.working_copy()}
+    run.run()
+    assert all(torch.equal(before[name], hub.versions[Version(1, 0)][name]) for name in before)

@@ -1,0 +1,315 @@
+"""The learner: takes batches of rollouts from the ledger, trains, publishes versions, and keeps checkpoints.
+
+    resume → ( take → train → applied → publish every κ steps → checkpoint every N steps → ack ) until the run ends
+
+Promises: each batch is applied at most once in the lineage of any checkpoint that survives, whatever is killed when;
+the learner trains on no rollout that the ledger would not accept; workers roll out on the last version while the next
+one is trained, encoded and sent; a learner that another one has replaced ends, and harms neither.
+
+Each start of a learner is an epoch at the ledger and a branch at the hub: versions that the process before published
+after its last checkpoint are left behind. If the hub later names a version of another branch (an earlier attempt had
+used the number), the learner writes a checkpoint and tells the ledger of the fork before it takes another batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from p2pcast.errors import UsageError
+from p2pcast.step_hook import StepHook
+from p2pcast.version import Version
+from trainer_node.learning import checkpoints
+from trainer_node.learning.checkpoints import Position, StoredCheckpoint
+from trainer_node.learning.learner_step import LearnerStep, StepReport
+from trainer_node.learning.objective.training_rows import TrainingRow
+from trainer_node.learning.publications import Publications
+from trainer_node.learning.trained_weights import TrainedWeights
+from trainer_node.learning.trainer_ranks import TrainerRanks
+from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
+
+logger = logging.getLogger("p2pcast.learner")
+
+SHARED_WAIT_S: Final = 60.0
+"""Interval in seconds at which the other ranks hear of a wait: well below the limit of a collective call."""
+LIVE_END_S: Final = 30.0
+"""Time in seconds that a learner at its end waits for engines to serve the last version."""
+
+HOOK: StepHook[Callable[[str], None]] = StepHook()
+"""Called at the learner's boundaries, with their names: for tests that kill it there."""
+
+
+class Ledger(Protocol):
+    """``trainer_node.sdk.batch_client.BatchClient``."""
+
+    def resume(self, branch: int, step: int, checkpoint: bytes | None = None, batches: Sequence[bytes] = ()) -> int: ...
+    def poll(self, step: int) -> RolloutBatch | Finished | Wait: ...
+    def applied(self, batch: RolloutBatch, step: int) -> None: ...
+    def ack(self, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None: ...
+
+
+class Log(Protocol):
+    """``trainer_node.learning.monitoring.run_log.RunLog``."""
+
+    def write(self, document: Mapping[str, object]) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """``checkpoint_every``: learner steps; ``keep``: checkpoints kept."""
+
+    checkpoint_every: int
+    keep: int
+
+
+@dataclass(slots=True)
+class Learner:
+    """All ranks run one. ``ledger``: on the first rank. ``rows``: a batch's rows at a step; raises IntegrityError for
+    a rollout that must not be trained on. ``observe``: called on the first rank after each step and publication, and
+    may delay publications by returning False from ``may_publish``.
+    """
+
+    ledger: Ledger | None
+    step_of: LearnerStep
+    weights: TrainedWeights
+    publications: Publications
+    ranks: TrainerRanks
+    folder: Path
+    cadence: Cadence
+    config: Mapping[str, Any]
+    rows: Callable[[RolloutBatch, int], list[TrainingRow]]
+    log: Log
+    may_publish: Callable[[], bool] = lambda: True
+    published: Callable[[Version, int], None] = lambda version, step: None
+    stopping: bool = False
+    """Set by a signal: the learner ends after its step, with a checkpoint."""
+    step: int = 0
+    branch: int = 0
+    epoch: int = 0
+    _since: list[str] = field(default_factory=list)
+    """Ids of the batches since the last checkpoint."""
+    _stored: StoredCheckpoint | None = None
+    """The newest checkpoint."""
+    _waited_s: float = 0.0
+    _trained_s: float = 0.0
+
+    def run(self) -> None:
+        """Until the ledger says that the run has ended. Raises P2PCastError."""
+        self._restore()
+        version = self.publications.open(self.step)
+        _at("opened")
+        self._resume(version.branch)
+        self._announce(version)
+        if self._stored is None:
+            self._checkpoint()  # a warm start is made once
+        while (taken := self._next()) is not None:
+            batch, rows, wait_s = taken
+            began_s = time.monotonic()
+            report = self.step_of.train(rows, self.step, self.publications.wait_snapshot)
+            _at("trained")
+            self.step += 1
+            self._applied(batch)
+            train_s = time.monotonic() - began_s
+            self._publish_if_due()
+            self._record_step(batch, rows, report, wait_s, train_s)
+            if self.step % self.cadence.checkpoint_every == 0:
+                self._checkpoint()
+        self._end()
+
+    # -- beginning
+
+    def _restore(self) -> None:
+        stored = self._stored = checkpoints.newest(self.folder)
+        if stored is not None:
+            self.weights.restore(checkpoints.read(stored, self.weights.expected, self.ranks))
+            self.step = stored.position.step
+            logger.info("continuing from %s, step %d", stored.folder, self.step)
+
+    def _resume(self, branch: int) -> None:
+        stored = self._stored
+        digest = None if stored is None else stored.digest
+        batches = [] if stored is None else checkpoints.batches_of(stored.position)
+        epoch = self.ledger.resume(branch, self.step, digest, batches) if self.ledger is not None else 0
+        self.epoch, self.branch = self.ranks.share(epoch), branch
+        self._since = []
+        self._log("start", branch=branch, epoch=self.epoch, step=self.step)
+        _at("resumed")
+
+    # -- a batch
+
+    def _next(self) -> tuple[RolloutBatch | None, list[TrainingRow], float] | None:
+        """The next batch and its rows; None at the end of the run. Only the first rank has the batch itself."""
+        began_s = time.monotonic()
+        while True:
+            self._follow_branch()
+            found = self._asked()
+            rows = self.rows(found, self.step) if isinstance(found, RolloutBatch) else None
+            over = self.stopping or isinstance(found, Finished)
+            kind = self.ranks.share("end" if over else "wait" if rows is None else "batch")
+            if kind == "end":
+                return None
+            if kind == "batch":
+                _at("taken")
+                wait_s = time.monotonic() - began_s
+                batch = found if isinstance(found, RolloutBatch) else None
+                return batch, self.ranks.share(rows) or [], wait_s
+            self._publish_if_due()
+
+    def _asked(self) -> RolloutBatch | Finished | Wait | None:
+        """The ledger's answer on the first rank: a batch, the end, or a wait that another part of the loop can end."""
+        if self.ledger is None:
+            return None
+        until_s = time.monotonic() + SHARED_WAIT_S
+        while isinstance(found := self.ledger.poll(self.step), Wait):
+            if self.stopping or self._must_publish() or time.monotonic() > until_s:
+                break
+            time.sleep(found.wait_s)
+            self._observe()
+        return found
+
+    def _must_publish(self) -> bool:
+        """Only new weights, or another attempt to publish them, can end the wait."""
+        return self.publications.due(self.step) and self.may_publish()
+
+    def _applied(self, batch: RolloutBatch | None) -> None:
+        if self.ledger is not None and batch is not None:
+            self.ledger.applied(batch, self.step)
+            self._since.append(batch.id.hex())
+        _at("applied")
+
+    # -- versions
+
+    def _publish_if_due(self) -> None:
+        if self.ranks.share(self._must_publish() if self.ranks.first else False):
+            self.publications.begin(self.step)
+            _at("published")
+            self._observe()
+
+    def _follow_branch(self) -> None:
+        """If the hub has put the newest version on another branch, tell the ledger where the old one ended."""
+        version = self.publications.stored
+        branch = self.ranks.share(self.branch if version is None else version.branch)
+        if branch == self.branch:
+            return
+        logger.warning("the hub continues on branch %d: a version of branch %d was not completed", branch, self.branch)
+        if self._stored is None or self._stored.position.step != self.step:
+            self._write()
+        self._resume(branch)
+
+    # -- checkpoints
+
+    def _checkpoint(self) -> None:
+        began_s = time.monotonic()
+        stored = self._write()
+        if self.ledger is not None:
+            self.ledger.ack(self.step, checkpoints.batches_of(stored.position), stored.digest)
+        _at("acknowledged")
+        self._since = []
+        if self.ranks.first:
+            checkpoints.prune(self.folder, self.cadence.keep)
+            seconds = round(time.monotonic() - began_s, 3)
+            self._log("checkpoint", step=self.step, digest=stored.digest.hex(), bytes=stored.nbytes, seconds=seconds)
+
+    def _write(self) -> StoredCheckpoint:
+        position = self.ranks.share(Position(self.epoch, self.branch, self.step, tuple(self._since)))
+        stored = checkpoints.write(self.folder, position, self.weights.state(), self.config, self.ranks)
+        self._stored = stored
+        _at("written")
+        return stored
+
+    def _end(self) -> None:
+        """The last step is in a checkpoint; published too, unless a signal has ended the learner."""
+        stopped = self.ranks.share(self.stopping)
+        if not stopped and self.ranks.share(self.publications.unpublished(self.step)):
+            self.publications.begin(self.step)
+        self.publications.wait_durable()
+        self._follow_branch()
+        if self.ranks.share(len(self._since)):
+            self._checkpoint()
+        if not stopped:
+            self.publications.join(LIVE_END_S)
+        self._observe()
+        spent_s = self._waited_s + self._trained_s
+        self._log(
+            "end", step=self.step, seconds=round(spent_s, 3), reason="a signal" if stopped else "the ledger's last step"
+        )
+
+    # -- what a person sees
+
+    def _log(self, event: str, **values: object) -> None:
+        if self.ranks.first:
+            self.log.write({"event": event, **values})
+
+    def _announce(self, version: Version) -> None:
+        if self.ranks.first:
+            logger.info("epoch %d: step %d as version %s", self.epoch, self.step, version)
+            self.published(version, self.step)
+
+    def _observe(self) -> None:
+        if not self.ranks.first:
+            return
+        for one in self.publications.finished():
+            self._log(
+                "publish",
+                version=str(one.version),
+                step=one.version.step,
+                bytes=one.bytes,
+                changed=one.changed,
+                elements=one.elements,
+                density=one.changed / max(1, one.elements),
+                snapshot_s=round(one.snapshot_s, 4),
+                durable_s=round(one.durable_s, 4),
+                live_s=None if one.live_s is None else round(one.live_s, 4),
+                engines=one.engines,
+            )
+            self.published(one.version, one.version.step)
+
+    def _record_step(
+        self,
+        batch: RolloutBatch | None,
+        rows: Sequence[TrainingRow],
+        report: StepReport,
+        wait_s: float,
+        train_s: float,
+    ) -> None:
+        self._waited_s += wait_s
+        self._trained_s += train_s
+        self._observe()
+        if batch is None:
+            return
+        from trainer_node.learning.monitoring.step_record import step_record
+
+        bubble = self._waited_s / max(1e-9, self._waited_s + self._trained_s)
+        self._log(
+            "step",
+            step=self.step,
+            branch=self.branch,
+            epoch=self.epoch,
+            batch=batch.id.hex(),
+            wait_s=round(wait_s, 4),
+            train_s=round(train_s, 4),
+            bubble=round(bubble, 5),
+            **step_record(batch, rows, report),
+        )
+
+
+def publish_every(stated: int, staleness: int) -> int:
+    """κ: ``stated``, or max(1, S − 1) if that is 0 (ECHO-2, section 4.1). Raises UsageError above S + 1: no rollout of
+    the last version would be fresh enough when the next one is published.
+    """
+    every = stated or max(1, staleness - 1)
+    if every > staleness + 1:
+        raise UsageError(
+            f"[train] publish-every = {every}, and the ledger's staleness bound is {staleness}: at most {staleness + 1}"
+            " steps may lie between two versions"
+        )
+    return every
+
+
+def _at(boundary: str) -> None:
+    if HOOK.watcher is not None:
+        HOOK.watcher(boundary)

@@ -1,0 +1,185 @@
+"""Builds a learner from its configuration, and runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from p2pcast.errors import LocalError
+from p2pcast.store.atomic_files import explained
+from p2pcast.tasks.task_loader import load_task
+from trainer_node.learning import warm_start as warm_starts
+from trainer_node.learning.evaluation import Evaluation
+from trainer_node.learning.learner import Cadence, Learner, publish_every
+from trainer_node.learning.learner_config import LearnerConfig
+from trainer_node.learning.learner_model import LearnerModel
+from trainer_node.learning.learner_step import LearnerStep, StepOptions
+from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
+from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
+from trainer_node.learning.publications import Publications
+from trainer_node.learning.trained_weights import TrainedWeights
+from trainer_node.learning.trainer_ranks import TrainerRanks
+from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
+from trainer_node.sdk.publisher import Publisher
+
+logger = logging.getLogger("p2pcast.learner")
+
+
+def run_learner(config: LearnerConfig) -> None:
+    """Train until the ledger says that the run has ended, or until SIGTERM. All ranks call. Raises P2PCastError."""
+    ranks = TrainerRanks.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            _run(config, ranks, stack)
+    finally:
+        ranks.end()
+
+
+def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack) -> None:
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    assert config.model.path is not None
+    folder = config.checkpoint.folder
+    with explained("create", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if ranks.first:
+        stack.enter_context(_alone(folder))
+    client = _client(config) if ranks.first else None
+    facts = ranks.share(None if client is None else client.facts())
+    assert facts is not None
+    model = LearnerModel(config.model.path, ranks, compute=config.model.compute, recompute=config.model.recompute)
+    weights = TrainedWeights(model.parameters, model.published, config.optimizer.options())
+    reference = None
+    if config.loss.kl_weight:
+        reference = LearnerModel(config.model.path, ranks, compute=config.model.compute)
+        reference.freeze()
+    task = load_task(config.task.name, Path.cwd()) if config.task.name else None
+    checkpoints_folder = folder / "checkpoints"
+    if config.sft.steps and not checkpoints_folder.is_dir():
+        assert task is not None
+        warm_starts.start(model, weights, task, config, ranks)
+    options = StepOptions(
+        config.loss.options(),
+        config.train.micro_batch_tokens,
+        config.train.packing,
+        config.train.minibatches,
+        config.train.seed,
+    )
+    publisher = stack.enter_context(
+        Publisher(
+            config.hub.address,
+            token_file=config.hub.token_file,
+            base=config.model.path,
+            previous=config.hub.previous,
+            plaintext=config.hub.plaintext,
+        )
+    )
+    publications = Publications(
+        publisher,
+        weights.working_copy,
+        publish_every(config.train.publish_every, facts.staleness),
+        live_share=config.watch.live_share,
+        live_limit_s=config.watch.live_limit,
+    )
+    log = stack.enter_context(RunLog(folder / LOG_NAME)) if ranks.first else _NoLog()
+    learner = Learner(
+        ledger=client,
+        step_of=LearnerStep(model, weights, options, ranks, reference),
+        weights=weights,
+        publications=publications,
+        ranks=ranks,
+        folder=checkpoints_folder,
+        cadence=Cadence(config.checkpoint.every, config.checkpoint.keep),
+        config=config.document(),
+        rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model.vocabulary),
+        log=log,
+    )
+    if client is not None and task is not None and config.evaluation.every:
+        evaluation = Evaluation(
+            client,
+            task,
+            log.write,
+            every=config.evaluation.every,
+            problems=config.evaluation.problems,
+            hold_s=config.evaluation.hold,
+            seed=config.train.seed,
+        )
+        learner.may_publish = lambda: not evaluation.busy
+        learner.published = evaluation.published
+        stack.callback(evaluation.join)
+    with _stopped_by_signals(learner):
+        learner.run()
+
+
+def _client(config: LearnerConfig) -> BatchClient:
+    secure = config.ledger.url.startswith("https:")
+    return BatchClient(
+        config.ledger.url,
+        bearer_file=config.ledger.bearer_file,
+        hub=config.hub.address if secure else None,
+        token_file=config.hub.token_file if secure else None,
+    )
+
+
+def _rows(config: LearnerConfig, batch: RolloutBatch, step: int, staleness: int, vocabulary: int) -> list[TrainingRow]:
+    return rows_of(
+        batch,
+        kind=config.advantage.kind,
+        eps=config.advantage.eps,
+        overlong=config.train.overlong,
+        step=step,
+        staleness=staleness,
+        vocabulary=vocabulary,
+    )
+
+
+class _NoLog:
+    """Of ranks that write no log."""
+
+    def write(self, document: Any) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """At most one learner works on a folder. Raises LocalError."""
+    import fcntl
+
+    with explained("open", folder / "lock"):
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LocalError(
+                f"another learner works on {folder}: end it, or give this one another [checkpoint] folder"
+            ) from None
+        yield
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(learner: Learner) -> Iterator[None]:
+    """SIGTERM and SIGINT end the run after the present step; a second one ends the process at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if learner.stopping:
+            raise SystemExit(128 + number)
+        learner.stopping = True
+        logger.info("ending after this step: %s", signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

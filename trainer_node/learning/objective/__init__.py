@@ -1,0 +1,1 @@
+"""From rollouts to a loss: rows, advantages, micro-batches, objective, statistics. Pure."""

@@ -1,0 +1,164 @@
+"""Training rows: the rollouts of a batch as a learner reads them, one row for each rollout. Pure.
+
+Promises: a row holds only what the ledger accepts. A fault, a stale span, another task or temperature than the group's,
+an evaluation, or a group without two results ends the step with IntegrityError before any row exists. A token is learnt
+from only if the policy sampled it, the task's loss mask permits it, and another token precedes it in its row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.rollouts.result import Result, fault
+from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
+from trainer_node.ledger.pace import LEAST_SURVIVORS
+
+if TYPE_CHECKING:
+    from p2pcast.rollouts.job import Group
+    from trainer_node.sdk.batch_client import RolloutBatch, RolloutGroup
+
+Overlong = Literal["keep", "mask", "zero"]
+"""Treatment of rollouts that ended at the limit of tokens. ``keep``: as others. ``mask``: no token is learnt from, and
+the reward counts in its group. ``zero``: the reward counts as 0 in its group.
+"""
+NOT_SAMPLED = -1
+"""In place of a version's step, for tokens of the prompt and of the environment."""
+MIXED = -1
+"""In place of a row's only version, where several versions or their KV caches took part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingRow:
+    """One rollout of n tokens.
+
+    ``token_ids`` (n,) int64. ``learnt`` (n,) bool: tokens that are learnt from, never the first. ``logprobs`` (n,)
+    float32: the sampler's, natural logarithms, 0 where not sampled. ``advantages`` (n,) float32: the rollout's where
+    learnt, else 0. ``versions`` (n,) int64: the step of the version that sampled the token, else NOT_SAMPLED.
+    ``group``: the group's number in the batch. ``reward``: the ledger's, whatever ``overlong`` says. ``truncated``: the
+    rollout ended at the limit of tokens. ``single_version``: the step of the one version that made the whole rollout
+    with a KV cache of its own, else MIXED.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    learnt: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float32]
+    advantages: npt.NDArray[np.float32]
+    temperature: float
+    versions: npt.NDArray[np.int64]
+    group: int
+    reward: float
+    truncated: bool
+    single_version: int = MIXED
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, those of the prompt and of the environment included."""
+        return len(self.token_ids)
+
+    @property
+    def learnt_tokens(self) -> int:
+        return int(np.count_nonzero(self.learnt))
+
+    @property
+    def oldest_version(self) -> int:
+        """The step of the oldest version that sampled a token of the row."""
+        return int(self.versions[self.versions != NOT_SAMPLED].min())
+
+
+def rows_of(
+    batch: RolloutBatch,
+    *,
+    kind: AdvantageKind,
+    eps: float,
+    overlong: Overlong,
+    step: int,
+    staleness: int,
+    vocabulary: int,
+) -> list[TrainingRow]:
+    """The rows of a batch: groups in their order, and a group's rollouts in theirs. ``kind``, ``eps``: of
+    ``group_advantages``. ``step``: t, the learner's, in optimiser steps. ``staleness``: S, in optimiser steps.
+    ``vocabulary``: number of token ids.
+
+    Raises IntegrityError that names the job and the reason, for a batch that the ledger would not have cut.
+    """
+    if overlong not in ("keep", "mask", "zero"):
+        raise UsageError(f"no treatment of overlong rollouts is named {overlong!r}: use keep, mask or zero")
+    rows: list[TrainingRow] = []
+    for number, samples in enumerate(batch.groups):
+        _check(samples, step - staleness, vocabulary)
+        cut_off = [one.result.stop == "length" for one in samples.rollouts]
+        rewards = [
+            0.0 if cut and overlong == "zero" else one.reward
+            for one, cut in zip(samples.rollouts, cut_off, strict=True)
+        ]
+        advantages = group_advantages(rewards, kind, eps)
+        for one, cut, advantage in zip(samples.rollouts, cut_off, advantages, strict=True):
+            learns = not (cut and overlong == "mask")
+            rows.append(_row(one.result, float(advantage), number, one.reward, learns=learns))
+    return rows
+
+
+def _check(samples: RolloutGroup, oldest_step: int, vocabulary: int) -> None:
+    """Raises IntegrityError for a group that the ledger would not have put into a batch."""
+    group = samples.group
+    if len(samples.rollouts) < LEAST_SURVIVORS:
+        raise IntegrityError(
+            f"group {group.id.hex()} has {len(samples.rollouts)} results in its batch, and {LEAST_SURVIVORS} are needed"
+        )
+    for one in samples.rollouts:
+        reason = _reason(one.result, group, oldest_step, vocabulary)
+        if reason is None and not np.isfinite(one.reward):
+            reason = f"its reward is {one.reward}"
+        if reason is not None:
+            raise IntegrityError(
+                f"the result of job {one.result.job.hex()} is no training data: {reason}; the ledger must not put such"
+                " a result into a batch"
+            )
+
+
+def _reason(result: Result, group: Group, oldest_step: int, vocabulary: int) -> str | None:
+    if group.purpose != "train":
+        return "its group is for evaluation"
+    if result.task_hash != group.task_hash:
+        return f"played by another task than the group's {group.task}"
+    if result.temperature != group.temperature:
+        return f"sampled at temperature {result.temperature}, not {group.temperature}"
+    if result.temperature == 0:
+        return "sampled greedily, at temperature 0, where log-probabilities are undefined"
+    if detail := fault(result, vocabulary):
+        return detail
+    if result.oldest_step < oldest_step:
+        return f"sampled at step {result.oldest_step}, and results of steps before {oldest_step} are stale"
+    return None
+
+
+def _row(result: Result, advantage: float, group: int, reward: float, *, learns: bool) -> TrainingRow:
+    sampled = result.mask.astype(bool)
+    learnt = sampled if result.loss_mask is None else result.loss_mask.astype(bool)
+    learnt = learnt & learns
+    # No position precedes the first token, so no logits predict it.
+    learnt[0] = False
+    versions = np.full(len(sampled), NOT_SAMPLED, np.int64)
+    for span in result.spans:
+        versions[span.start : span.end] = span.version.step
+    versions[~sampled] = NOT_SAMPLED
+    made_by = {span.version for span in result.spans}
+    # Under ``keep`` an engine's cached prefixes outlive the version that computed them.
+    alone = len(made_by) == 1 and all(span.kv != "keep" for span in result.spans)
+    return TrainingRow(
+        token_ids=result.token_ids.astype(np.int64),
+        learnt=learnt,
+        logprobs=result.logprobs.astype(np.float32),
+        advantages=np.where(learnt, advantage, 0.0).astype(np.float32),
+        temperature=result.temperature,
+        versions=versions,
+        group=group,
+        reward=reward,
+        truncated=result.stop == "length",
+        single_version=result.oldest_step if alone else MIXED,
+    )
