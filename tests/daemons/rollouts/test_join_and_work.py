@@ -86,6 +86,7 @@ async def test_a_replacement_gets_no_lease_before_its_weights_are_verified(
             while looks < 3:
                 line = (await process.stderr.readline()).decode()
                 assert line, "the worker ended"
+                assert "registered at the ledger" not in line, "a lease could follow"
                 looks += "has no version yet" in line
             seen = await status()
             assert (seen["workers"], seen["leases"], engine.asked) == ([], {}, [])
