@@ -45,7 +45,7 @@ def test_other_times_are_refused(for_s: float):
         DrainedWorkers().order("a", 0.0, for_s)
 
 
-def test_lapsed_orders_make_room_for_new_ones():
+def test_lapsed_orders_make_room_for_new_orders():
     drained = DrainedWorkers(most=2)
     drained.order("a", 0.0, 10.0)
     drained.order("b", 0.0, 20.0)
