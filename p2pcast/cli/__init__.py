@@ -28,6 +28,7 @@ COMMANDS = {
         "p2pcast.cli.rollout_commands.work_command:work",
         "Play jobs of the ledger with the engine beside a peer.",
     ),
+    "learn": ("p2pcast.cli.learn:learn", "Train on rollouts of a ledger, and publish the new weights."),
     "audit": (
         "p2pcast.cli.rollout_commands.audit_command:audit",
         "Score rollouts of other engines with an engine of one's own.",

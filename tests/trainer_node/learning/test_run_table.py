@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from tests.trainer_node.learning import run_events as events
-from trainer_node.learning import run_table
+from trainer_node.learning.monitoring import run_table
 from trainer_node.learning.monitoring.run_record import RunRecord, StepEvent
 from trainer_node.learning.monitoring.run_screen import REFRESH_S, RunScreen
 from trainer_node.learning.monitoring.run_table import event_line, run_picture, sparkline, steps_table, summary_lines
