@@ -48,7 +48,7 @@ def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bo
         from trainer_node.learning.monitoring.run_log import read_run
         from trainer_node.learning.monitoring.run_plot import plot_run
 
-        picture = checked.checkpoint.folder / "run.png"
+        picture = checked.checkpoint.folder / "run.png"  # as at the end of a run
         plot_run(read_run(checked.checkpoint.folder), picture)
         click.echo(picture)
         return

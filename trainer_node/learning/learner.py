@@ -85,6 +85,8 @@ class Learner:
     log: Log
     may_publish: Callable[[], bool] = lambda: True
     published: Callable[[Version, int], None] = lambda version, step: None
+    about: Mapping[str, object] = field(default_factory=dict)
+    """Facts of the event ``start``."""
     stopping: bool = False
     """Set by a signal: the learner ends after its step, with a checkpoint."""
     step: int = 0
@@ -136,7 +138,7 @@ class Learner:
         epoch = self.ledger.resume(branch, self.step, digest, batches) if self.ledger is not None else 0
         self.epoch, self.branch = self.ranks.share(epoch), branch
         self._since = []
-        self._log("start", branch=branch, epoch=self.epoch, step=self.step)
+        self._log("start", branch=branch, epoch=self.epoch, step=self.step, config=dict(self.config), **self.about)
         _at("resumed")
 
     # -- a batch

@@ -9,9 +9,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
+from rich.console import Console
 
 from p2pcast.errors import LocalError
 from p2pcast.store.atomic_files import explained
@@ -22,7 +23,10 @@ from trainer_node.learning.learner import Cadence, Learner, publish_every
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_step import LearnerStep, StepOptions
-from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog
+from trainer_node.learning.monitoring.run_log import LOG_NAME, RunLog, read_run
+from trainer_node.learning.monitoring.run_plot import plot_run
+from trainer_node.learning.monitoring.run_screen import RunScreen
+from trainer_node.learning.monitoring.tensorboard_log import TensorBoardLog
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.learning.publications import Publications
 from trainer_node.learning.trained_weights import TrainedWeights
@@ -31,6 +35,8 @@ from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
 from trainer_node.sdk.publisher import Publisher
 
 logger = logging.getLogger("p2pcast.learner")
+
+PICTURE: Final = "run.png"
 
 
 def run_learner(config: LearnerConfig) -> None:
@@ -89,7 +95,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
     )
-    log = stack.enter_context(RunLog(folder / LOG_NAME)) if ranks.first else _NoLog()
+    log = _watched(config, folder, stack) if ranks.first else _NoLog()
     learner = Learner(
         ledger=client,
         step_of=LearnerStep(model, weights, options, ranks, reference),
@@ -101,6 +107,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config=config.document(),
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model.vocabulary),
         log=log,
+        about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
     if client is not None and task is not None and config.evaluation.every:
         evaluation = Evaluation(
@@ -117,6 +124,26 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         stack.callback(evaluation.join)
     with _stopped_by_signals(learner):
         learner.run()
+    if ranks.first:
+        _draw(folder)
+
+
+def _watched(config: LearnerConfig, folder: Path, stack: contextlib.ExitStack) -> RunLog:
+    """The run's log, shown on the terminal and, if wanted, to TensorBoard."""
+    log = stack.enter_context(RunLog(folder / LOG_NAME))
+    if config.watch.tensorboard:
+        board = stack.enter_context(TensorBoardLog(folder / "tensorboard"))
+        log.watch(board.write)
+    screen = stack.enter_context(RunScreen(Console(), log.record))
+    log.watch(screen.show)
+    return log
+
+
+def _draw(folder: Path) -> None:
+    try:
+        plot_run(read_run(folder), folder / PICTURE)
+    except LocalError as error:
+        logger.info("no picture of the run: %s", error)
 
 
 def _client(config: LearnerConfig) -> BatchClient:

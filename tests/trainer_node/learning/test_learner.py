@@ -61,7 +61,9 @@ def test_run_publishes_and_acknowledges_every_step(
     assert events[-1] == "end"
 
 
-@pytest.mark.parametrize("number", range(BOUNDARIES))
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[] if n % 5 == 0 else pytest.mark.prove) for n in range(BOUNDARIES)]
+)
 def test_death_at_any_boundary_changes_no_weight(
     tmp_path: Path,
     model_folder: Path,
