@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import rollout_targets
 from wire_targets import check_install, check_stream, check_text, install_seeds, stream_seeds, text_seeds
 
 from p2pcast.artifact.artifact_file import FOOTER_BYTES, HEADER, P2pdFile, Tail, footer
@@ -330,6 +331,8 @@ def check_patch(data: bytes) -> None:
 
 CELL_MEMORY = (1 << 20, 200)
 DOCUMENT_MEMORY = (2 << 20, 400)
+FRAME_MEMORY = (40 << 20, 400)
+"""A frame of a rollout record may unpack to 16 MiB, which are then read."""
 """A tensor takes some ten bytes in a document, and some hundreds as objects."""
 TARGETS: dict[str, Target] = {
     "context": Target(cell_seeds("context"), check_cell(CONTEXT), CELL_MEMORY),
@@ -345,6 +348,8 @@ TARGETS: dict[str, Target] = {
     "stream": Target(stream_seeds, check_stream, DOCUMENT_MEMORY),
     "install": Target(install_seeds, check_install, DOCUMENT_MEMORY),
     "text": Target(text_seeds, check_text, DOCUMENT_MEMORY),
+    "rollouts": Target(rollout_targets.record_seeds, rollout_targets.check_record, FRAME_MEMORY),
+    "request": Target(rollout_targets.request_seeds, rollout_targets.check_request, DOCUMENT_MEMORY),
 }
 
 

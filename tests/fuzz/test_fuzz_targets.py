@@ -14,13 +14,16 @@ RUN = Path(__file__).parent / "run.py"
 CELLS = ("context", "flat", "dense", "encoders", "squash")
 DOCUMENTS = ("layout", "p2pd", "records", "safetensors", "patch")
 SOCKETS = ("stream", "install", "text")
+ROLLOUTS = ("rollouts", "request")
 
 
 def fuzz(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, RUN, "--found", folder, *map(str, words)], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("targets", [CELLS, DOCUMENTS, SOCKETS], ids=["cells", "documents", "sockets"])
+@pytest.mark.parametrize(
+    "targets", [CELLS, DOCUMENTS, SOCKETS, ROLLOUTS], ids=["cells", "documents", "sockets", "rollouts"]
+)
 def test_nothing_breaks_a_decoder(tmp_path, targets):
     done = fuzz(tmp_path, *targets, "--seed", 1, "--inputs", 1000, "--seconds", 4, "--widths", 2)
     assert done.returncode == 0, done.stderr

@@ -48,8 +48,8 @@ from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
-from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form
-from trainer_node.ledger_server.reward_desk import RewardDesk
+from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
+from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,12 +180,9 @@ class LedgerRoutes:
         """Called with room for the body. Raises UsageError."""
         try:
             async with asyncio.timeout(BODY_S):
-                body = await _read(request, BODY_BYTES)
-            return Form(msgpack.unpackb(body, max_array_len=2 * MAX_LIST, max_map_len=64, max_str_len=4096))
+                return packed_form(await _read(request, BODY_BYTES), 2 * MAX_LIST)
         except TimeoutError:
             raise UsageError(f"the request's body did not arrive within {BODY_S:g} s") from None
-        except (ValueError, msgpack.UnpackException, RecursionError):
-            raise UsageError("the request's body is not msgpack") from None
 
     @contextlib.asynccontextmanager
     async def _records(

@@ -6,10 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import msgpack
+
 from p2pcast.errors import UsageError
 from p2pcast.version import Version
 
 ID_BYTES, HASH_BYTES = 16, 32
+MAX_FIELDS, MAX_TEXT = 64, 4096
+"""Most fields of a msgpack object, and characters of one text."""
 
 T = TypeVar("T")
 
@@ -88,6 +92,14 @@ class Form:
         if len(rows) > most:
             raise UsageError(f"field {self._at(name)} has {len(rows)} rows, and {most} are allowed")
         return ((f"{self._at(name)}[{number}]", row) for number, row in enumerate(rows))
+
+
+def packed_form(body: bytes, most_rows: int) -> Form:
+    """The body of a msgpack request. ``most_rows``: of one list. Raises UsageError."""
+    try:
+        return Form(msgpack.unpackb(body, max_array_len=most_rows, max_map_len=MAX_FIELDS, max_str_len=MAX_TEXT))
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        raise UsageError("the request's body is not msgpack") from None
 
 
 def _hexadecimal(text: Any, size: int, at: str) -> bytes:
