@@ -60,9 +60,12 @@ class UnfitError(RemoteError):
 
 
 class Session(NamedTuple):
+    """``name``: under which the ledger knows the worker; another one than it stated if another worker has that name."""
+
     session: str
     worker: str
     heartbeat_s: float
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,14 @@ class LedgerClient:
         """The ledger's time limit for the check of one result, in seconds."""
 
     async def register(self, **about: Any) -> Session:
-        """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still run. Raises RefusedError."""
+        """``about``: name, price_usd_h, slots, task, task_hash, classes, leases that still run, and the session
+        that was lost. Raises RefusedError.
+        """
         found = await self._until_answered("/v1/workers", about)
         try:
             self._check_s = min(CHECK_MOST_S, max(0.0, float(found.get("check_s", CHECK_S))))
-            return Session(str(found["session"]), str(found["worker"]), max(0.1, float(found["heartbeat_s"])))
+            heartbeat_s, name = max(0.1, float(found["heartbeat_s"])), str(found.get("name", about["name"]))
+            return Session(str(found["session"]), str(found["worker"]), heartbeat_s, name)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _malformed("/v1/workers") from None
 

@@ -157,8 +157,10 @@ class PlayLoop:
         """The session, or a new one if ``lost`` is the present one."""
         async with self._registering:
             if self._session is None or self._session is lost:
+                before = self._session
                 self._session = await self._ledger.register(
-                    name=self._config.name,
+                    name=self._config.name if before is None else before.name,
+                    lost=None if before is None else before.session,
                     price_usd_h=self._config.price_usd_h,
                     slots=self._config.slots,
                     task=self._task.name,
@@ -167,7 +169,9 @@ class PlayLoop:
                     # All others return to the pool: their answers were lost, or an earlier process had them.
                     leases=[one.hex() for one in (*self._book.running, *(r.lease for r in self._outbox.results))],
                 )
-                logger.info("registered at the ledger as %s", self._session.worker)
+                logger.info("registered at the ledger as %s, %s", self._session.name, self._session.worker)
+                if before is not None and self._session.name != before.name:
+                    logger.warning("another worker is named %s: give each worker a --name of its own", before.name)
             return self._session
 
     # -- leases

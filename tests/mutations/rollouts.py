@@ -353,8 +353,8 @@ ROLLOUTS = [
     Mutation(
         "hands in results whose checks take long",
         DESK,
-        "return caller if self._free > 1 or not caller.running else None",
-        "return caller",
+        "fits = caller.running < self._most and (self._free > 1 or not caller.running)",
+        "fits = caller.running < self._most",
         DESKS + "test_the_last_free_place_is_for_a_caller_without_one",
     ),
     Mutation(
@@ -367,8 +367,8 @@ ROLLOUTS = [
     Mutation(
         "sends one result again and again, so that its others are not audited",
         "trainer_node/ledger/ledger.py",
-        "        for one in verdicts.new:",
-        "        for one in verdicts.given:",
+        "        for one in verdicts.new:\n            versions",
+        "        for one in verdicts.given:\n            versions",
         "tests/trainer_node/ledger/test_auditing.py::test_a_result_that_is_sent_again_is_no_likelier_to_be_audited",
     ),
     Mutation(
@@ -433,6 +433,21 @@ ROLLOUTS = [
         "if one.busy_s < LEAST_WINDOW_S:",
         "if one.busy_s <= 0:",
         SPLITS + "test_window_of_an_instant_goes_on",
+    ),
+    Mutation(
+        "fills the ledger's writer with requests",
+        "trainer_node/ledger_server/ledger_routes.py",
+        "        async with self._turn():\n            return await asyncio",
+        "        if True:\n            return await asyncio",
+        "tests/trainer_node/ledger_server/test_caller_transitions.py"
+        "::test_transitions_of_one_certificate_leave_room_for_others",
+    ),
+    Mutation(
+        "takes the place of another worker of its name",
+        "trainer_node/ledger/ledger.py",
+        "if lost is None or lost not in self._displaced:",
+        "if True:",
+        "tests/trainer_node/ledger/test_worker_names.py::test_two_workers_of_one_name_do_not_displace_each_other_for_ever",
     ),
     Mutation(
         "asks for all jobs before others do",

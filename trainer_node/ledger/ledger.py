@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import secrets
@@ -16,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -62,6 +63,8 @@ logger = logging.getLogger("p2pcast.ledger")
 T = TypeVar("T")
 COUNTS = ("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements")
 """Columns of a worker that begin at 0."""
+MAX_NAME_TEXT = 120
+"""Characters that stay of a name which gets a number."""
 
 
 def _new_id() -> bytes:
@@ -78,6 +81,14 @@ class Registration:
     task_hash: bytes
     price_usd_h: float = 0.0
     device_class: str = ""
+
+
+class Registered(NamedTuple):
+    """``worker``: id. ``session``: of the worker's requests from now on."""
+
+    worker: bytes
+    session: bytes
+    name: str
 
 
 class Ledger:
@@ -104,6 +115,8 @@ class Ledger:
         self._leased = LeasedJobs()
         self._drained = DrainedWorkers()
         self._audits = AuditSample(secrets.randbelow)
+        self._displaced: dict[bytes, None] = {}
+        """Sessions that another registration has ended, the newest MAX_WORKERS."""
         self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
         """Called in the caller's thread after each commit of a transition that did something to tell of."""
         store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
@@ -170,16 +183,24 @@ class Ledger:
 
     # -- workers
 
-    def register(self, caller: str, one: Registration, playing: Collection[bytes] | None = None) -> tuple[bytes, bytes]:
-        """The worker's id and its new session. The same caller with the same name takes its record over. ``caller``:
-        of a certificate, or BEARER. ``playing``: the leases that the worker still plays, its others return to the pool;
-        None where it does not say. Raises FullError.
+    def register(
+        self,
+        caller: str,
+        one: Registration,
+        playing: Collection[bytes] | None = None,
+        lost: bytes | None = None,
+    ) -> Registered:
+        """The same caller with the same name takes its record over, unless it turns out that two workers use the name:
+        then one of them gets another name. ``caller``: of a certificate, or BEARER. ``playing``: the leases that the
+        worker still plays, its others return to the pool; None where it does not say. ``lost``: the session that the
+        worker had before. Raises FullError.
         """
         if not 1 <= one.slots <= MAX_SLOTS or not 0 <= one.price_usd_h <= 1e6 or not 1 <= len(one.name) <= 128:
             raise UsageError(f"a worker has a name, 1 to {MAX_SLOTS} slots and a price from 0 USD/h")
 
-        def transition(conn: Connection, now: Present) -> tuple[bytes, bytes]:
+        def transition(conn: Connection, now: Present) -> Registered:
             session = self._new_id()
+            name = self._name_of(conn, caller, one.name, lost)
             stated = {
                 "session": session,
                 "price_usd_h": one.price_usd_h,
@@ -189,26 +210,39 @@ class Ledger:
                 "device_class": one.device_class[:256],
                 "seen_s": now.now_s,
             }
-            mine = (db.workers.c.caller == caller) & (db.workers.c.name == one.name)
-            known = conn.scalar(select(db.workers.c.id).where(mine))
+            mine = (db.workers.c.caller == caller) & (db.workers.c.name == name)
+            known = conn.execute(select(db.workers.c.id, db.workers.c.session).where(mine)).first()
             count = int(conn.scalar(select(func.count()).select_from(db.workers)) or 0)
             self._rates.count_workers(count)
             if known is not None:
                 conn.execute(update(db.workers).where(mine).values(**stated))
+                if bytes(known.session) != lost:
+                    self._displaced[bytes(known.session)] = None
+                    if len(self._displaced) > MAX_WORKERS:
+                        del self._displaced[next(iter(self._displaced))]
                 if playing is not None:
-                    leasing.give_up(conn, bytes(known), frozenset(playing))
-                return bytes(known), session
+                    leasing.give_up(conn, bytes(known.id), frozenset(playing))
+                return Registered(bytes(known.id), session, name)
             if count >= MAX_WORKERS:
                 raise FullError(f"{MAX_WORKERS} workers are registered already")
             own = select(func.count()).select_from(db.workers).where(db.workers.c.caller == caller)
             if caller != BEARER and int(conn.scalar(own) or 0) >= MAX_NAMES:
                 raise FullError(f"{MAX_NAMES} workers are registered with this certificate already")
             worker = self._new_id()
-            first = {"id": worker, "caller": caller, "name": one.name, **dict.fromkeys(COUNTS, 0)}
+            first = {"id": worker, "caller": caller, "name": name, **dict.fromkeys(COUNTS, 0)}
             conn.execute(insert(db.workers).values(**first, **stated))
-            return worker, session
+            return Registered(worker, session, name)
 
         return self._at_present(transition)
+
+    def _name_of(self, conn: Connection, caller: str, name: str, lost: bytes | None) -> str:
+        """The name, unless another worker has taken its record over from a worker that is still there: both would take
+        it from each other for ever.
+        """
+        if lost is None or lost not in self._displaced:
+            return name
+        taken = set(conn.scalars(select(db.workers.c.name).where(db.workers.c.caller == caller)))
+        return next(other for n in itertools.count(2) if (other := f"{name[:MAX_NAME_TEXT]}-{n}") not in taken)
 
     def lease(
         self, session: bytes, slots: int, served: Version, manifest: bytes, staged: Version | None = None

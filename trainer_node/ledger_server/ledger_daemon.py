@@ -52,7 +52,7 @@ from trainer_node.ledger_server.happenings import TELL_S, Happenings
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
-from trainer_node.ledger_server.ledger_routes import LedgerRoutes
+from trainer_node.ledger_server.ledger_routes import THREADS, LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.prompt_feeder import LOOK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
@@ -63,8 +63,6 @@ logger = logging.getLogger("p2pcast.ledger")
 
 T = TypeVar("T")
 
-THREADS = 32
-"""Transitions that may wait for a commit at one time; they share commits."""
 SWITCH_S = 0.0002
 """Longest turn of a thread while another one waits for the interpreter."""
 EXPIRE_S = 1.0

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures import Executor
+from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
 import msgpack
@@ -80,6 +81,13 @@ STATUSES: Final[dict[type[P2PCastError], int]] = {
     RetryableError: 503,
 }
 
+THREADS: Final = 32
+"""Transitions that may wait for a commit at one time; they share commits."""
+MOST_TRANSITIONS: Final = 8
+"""Transitions of one certificate at one time: a worker needs about three."""
+_CALLER: Final = ContextVar("caller", default=BEARER)
+"""Name of the caller of the request that this context answers."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -106,6 +114,7 @@ class LedgerRoutes:
         self._executor = executor
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
         self._connections = CallerConnections()
+        self._transitions = Turns(THREADS, MOST_TRANSITIONS)
         self._heartbeats = heartbeats
         self._documents = documents
         self._learn, self._finished, self._events, self._times = learn, finished, events, times
@@ -142,7 +151,9 @@ class LedgerRoutes:
     def _answering(self, handler: Handler, role: Role) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                self._connections.check(self._callers.of_role(request, role), request)
+                caller = self._callers.of_role(request, role)
+                self._connections.check(caller, request)
+                _CALLER.set(caller.name)
                 return await handler(request)
             except P2PCastError as error:
                 status = next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), 500)
@@ -162,7 +173,13 @@ class LedgerRoutes:
     async def _call(self, transition: Callable[P, T], *words: P.args, **named: P.kwargs) -> T:
         """One transition, without blocking the event loop."""
         call = functools.partial(transition, *words, **named)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        async with self._turn():
+            return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """A place for the request's caller. Holders of a bearer token cannot be told apart and are not counted."""
+        name = _CALLER.get()
+        return contextlib.nullcontext() if name == BEARER else self._transitions.place(name)
 
     async def _form(self, request: web.Request) -> Form:
         """The body of a JSON request. Raises UsageError."""
@@ -213,13 +230,15 @@ class LedgerRoutes:
         )
         caller = self._callers.of_role(request, "worker")
         playing = form.hexadecimals("leases", ID_BYTES, 2 * MAX_SLOTS) if form.has("leases") else None
-        worker, session = await self._call(self._ledger.register, caller.name, stated, playing)
+        lost = form.hexadecimal("lost", ID_BYTES) if form.has("lost") else None
+        made = await self._call(self._ledger.register, caller.name, stated, playing, lost)
         self._queue.changed()
-        self._events.emit("worker_registered", name=stated.name, worker=worker.hex(), slots=stated.slots)
+        self._events.emit("worker_registered", name=made.name, worker=made.worker.hex(), slots=stated.slots)
         return web.json_response(
             {
-                "worker": worker.hex(),
-                "session": session.hex(),
+                "worker": made.worker.hex(),
+                "session": made.session.hex(),
+                "name": made.name,
                 "heartbeat_s": self._ledger.heartbeat_s,
                 "check_s": self._scorers.check_s,
             }
@@ -258,7 +277,8 @@ class LedgerRoutes:
             row.hexadecimal("lease", ID_BYTES): row.integer("tokens", 0, 1 << 40)
             for row in form.forms("leases", MAX_SLOTS)
         }
-        held = await self._heartbeats.ask(session, tokens)
+        async with self._turn():
+            held = await self._heartbeats.ask(session, tokens)
         rows = [{"lease": h.lease.hex(), "state": h.state, "expires_in_s": h.expires_in_s} for h in held]
         if any(row["state"] == "abort" for row in rows):
             self._queue.changed()

@@ -25,7 +25,7 @@ _Key = tuple[bytes, bytes, bytes]
 
 @dataclass(slots=True)
 class _Caller:
-    """``running``: checks. ``since``: the turn after which the caller waits."""
+    """``running``: places. ``since``: the turn after which the caller waits."""
 
     since: int
     running: int = 0
@@ -33,12 +33,12 @@ class _Caller:
 
 
 class Turns:
-    """``places``: checks that run at once."""
+    """``places``: pieces of work that run at once; ``most``: of one caller."""
 
-    def __init__(self, places: int) -> None:
-        self._free = places
+    def __init__(self, places: int, most: int | None = None) -> None:
+        self._free, self._most = places, places if most is None else most
         self._callers: dict[str, _Caller] = {}
-        """Callers whose checks run or wait."""
+        """Callers whose work runs or waits."""
         self._turns = 0
         """Turns so far."""
 
@@ -68,7 +68,7 @@ class Turns:
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        """Unless the caller has checks."""
+        """Unless the caller has work."""
         caller = self._callers.get(name)
         if caller is not None and not caller.running and all(turn.cancelled() for turn in caller.waiting):
             del self._callers[name]
@@ -90,7 +90,8 @@ class Turns:
         if not waiting:
             return None
         caller = min(waiting, key=lambda one: (one.running, one.since))
-        return caller if self._free > 1 or not caller.running else None
+        fits = caller.running < self._most and (self._free > 1 or not caller.running)
+        return caller if fits else None
 
 
 class _Shared:

@@ -1,0 +1,53 @@
+"""Transitions of one certificate leave places for others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+from trainer_node.ledger.ledger_rows import BEARER
+from trainer_node.ledger_server import ledger_routes
+from trainer_node.ledger_server.ledger_routes import MOST_TRANSITIONS, THREADS, LedgerRoutes
+
+
+async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
+    executor, scorers = ThreadPoolExecutor(THREADS), SimpleNamespace(places=1)
+    nothing: Any = None
+    routes = LedgerRoutes(
+        nothing,
+        scorers,
+        nothing,
+        nothing,
+        nothing,
+        executor,
+        {},
+        nothing,
+        nothing,
+        nothing,
+        nothing,  # type: ignore[arg-type]
+    )
+    running, ends, lock = Counter[str](), threading.Event(), threading.Lock()
+
+    def transition(name: str) -> None:
+        with lock:
+            running[name] += 1
+        ends.wait(60)
+
+    async def request(name: str) -> None:
+        ledger_routes._CALLER.set(name)
+        await routes._call(transition, name)
+
+    greedy = [asyncio.create_task(request("greedy")) for _ in range(64)]
+    others = [asyncio.create_task(request(name)) for name in ("a", "b", BEARER)]
+    async with asyncio.timeout(60):
+        while running.total() < MOST_TRANSITIONS + 3:  # noqa: ASYNC110 - threads
+            await asyncio.sleep(0.01)
+        assert running == {"greedy": MOST_TRANSITIONS, "a": 1, "b": 1, BEARER: 1}
+        ends.set()
+        await asyncio.gather(*greedy, *others)
+    assert running["greedy"] == 64
+    executor.shutdown()
