@@ -368,10 +368,11 @@ class Ledger:
 
     # -- trainer
 
-    def add_groups(self, groups: Sequence[Group]) -> int:
+    def add_groups(self, groups: Sequence[Group], *, fed: bool = False) -> int:
+        """``fed``: they are made from the task's own prompts. Raises RefusedError, FullError."""
         # Requests for leases, which are urgent, may wait for them.
         return self._at_present(
-            lambda conn, now: group_pool.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
+            lambda conn, now: group_pool.add_groups(conn, now, self._policy.task_hash, groups, fed=fed), urgent=True
         )
 
     def publish(self, version: Version, manifest: bytes) -> None:
@@ -485,7 +486,7 @@ class Ledger:
         return self._call(lambda conn: ledger_report.groups(conn, group_ids))
 
     def pool(self) -> tuple[int, int]:
-        """Groups of the ledger's task that were ever added, and those that wait."""
+        """Groups that were ever made from the task's own prompts; groups of the task to train that wait."""
         return self._call(lambda conn: group_pool.pool(conn, self._policy.task_hash), urgent=True)
 
     def workers(self) -> list[dict[str, Any]]:

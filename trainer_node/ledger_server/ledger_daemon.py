@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -251,7 +252,7 @@ class LedgerDaemon:
         return await self._call(self._ledger.pool)
 
     async def _add(self, groups: Any) -> None:
-        await self._call(self._ledger.add_groups, groups)
+        await self._call(functools.partial(self._ledger.add_groups, groups, fed=True))
         self._queue.changed()
 
     # -- for /status

@@ -1,8 +1,10 @@
 """Keeps groups in the ledger's pool, made from the task's own prompts.
 
-Promises: prompts come in the task's order for the seed, each once, over restarts too. Groups that a trainer adds count
-as prompts: the task's prompt of that number is then left out. A group whose way into the database failed comes first
-at the next attempt. A task without further prompts ends the feeding alone.
+Promises:
+
+- Prompts come in the task's order for the seed, each once, over restarts too, whatever groups trainers add.
+- A group whose way into the database failed comes first at the next attempt.
+- A task without further prompts ends the feeding alone.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def group_of(task: Task, feed: Feed, number: int, prompt: Prompt) -> Group:
 
 
 class PromptFeeder:
-    """``pool``: how many groups were added to the ledger ever, and how many wait. ``add``: into the pool."""
+    """``pool``: how many groups were ever made from the task's prompts, and how many to train wait. ``add``: into the
+    pool."""
 
     def __init__(
         self,

@@ -133,7 +133,8 @@ class LedgerMachine(RuleBasedStateMachine):
         with pytest.raises(RefusedError, match="of task"):
             self.ledger.add_groups([foreign])
         assert self.ledger.pool()[1] == sum(
-            row.state == "waiting" and bytes(row.task_hash) == self.task_hash for row in dump(self.store)["groups"]
+            row.state == "waiting" and row.purpose == "train" and bytes(row.task_hash) == self.task_hash
+            for row in dump(self.store)["groups"]
         )
         self.sessions.clear()
         for _ in range(2):

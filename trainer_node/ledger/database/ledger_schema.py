@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = 6
+SCHEMA = 7
 """Version of the tables. A ledger refuses the tables of another version."""
 
 metadata = MetaData()
@@ -40,11 +40,11 @@ meta = Table(
     Column("opened", BigInteger, nullable=False),
     Column("ran_s", Float, nullable=False),
     Column("task_hash", LargeBinary),
-    Column("added_before", BigInteger, nullable=False),
+    Column("fed", BigInteger, nullable=False),
 )
 """One row. ``step``: t, the steps applied on the live lineage. ``added``, ``opened``: groups counted so far. ``ran_s``:
-seconds that the ledger has run, at most ``RECORD_S`` old. ``task_hash``: of the ledger's task; ``added_before``: groups
-that were added for earlier tasks.
+seconds that the ledger has run, at most ``RECORD_S`` old. ``task_hash``: of the ledger's task; ``fed``: groups
+that were made from the task's own prompts so far.
 """
 
 forks = Table(
