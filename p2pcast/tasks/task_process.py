@@ -133,7 +133,7 @@ class TaskProcesses:
             await checker.kill()
         return None
 
-    async def mend(self) -> None:
+    async def recover(self) -> None:
         """Start a process if the newest attempt failed. Raises ChecksDownError."""
         if self.fault:
             async with self._places:

@@ -299,7 +299,7 @@ ROLLOUTS = [
         "trainer_node/ledger_server/ledger_routes.py",
         "await self._scorers.check(job, result)",
         "await self._scorers.reward(job, result.token_ids, result.mask)",
-        REQUESTS + "test_other_fields_of_a_result_are_those_of_the_tasks_play",
+        REQUESTS + "test_other_fields_of_a_result_follow_the_tasks_play",
     ),
     Mutation(
         "hands in a second result of a job",

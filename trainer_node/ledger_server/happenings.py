@@ -1,4 +1,4 @@
-"""What happens at the ledger, as events: gathered for a second, so that no worker fills the ring of events.
+"""Acts of the ledger become events: gathered for a second, so that no worker fills the ring of events.
 
 Promise: each kind of event comes at most once a second for the same words: a worker, a reason.
 """

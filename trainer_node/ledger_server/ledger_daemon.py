@@ -186,7 +186,7 @@ class LedgerDaemon:
             repeat("status", RENEW_S, self.view.renew)
             repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
             repeat("events", TELL_S, self._happenings.tell)
-            repeat("checks", EXPIRE_S, self._scorers.mend)
+            repeat("checks", EXPIRE_S, self._scorers.recover)
             repeat("retention", PRUNE_S, lambda: self._call(self._ledger.prune))
             if self._certificate is not None:
                 group.create_task(self._certificate.renew_when_due(), name="certificate")

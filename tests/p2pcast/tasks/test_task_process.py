@@ -116,8 +116,8 @@ async def test_a_process_that_cannot_be_made_is_no_fault_of_a_result(
         with pytest.raises(ChecksDownError, match="Resource temporarily unavailable"):
             await checks.reward(job("good"), TOKENS, MASK)
         with pytest.raises(ChecksDownError):
-            await checks.mend()
-    await checks.mend()
+            await checks.recover()
+    await checks.recover()
     assert not checks.fault
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
 

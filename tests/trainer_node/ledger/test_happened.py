@@ -1,4 +1,4 @@
-"""What a transition does is told after its commit, whichever request caused it."""
+"""Acts of a transition are told after its commit, whichever request caused them."""
 
 from __future__ import annotations
 
