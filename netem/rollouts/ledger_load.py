@@ -52,12 +52,13 @@ MANIFEST = bytes(32)
 
 @dataclass(slots=True)
 class Found:
-    """Seconds of each request, and accepted results."""
+    """Seconds of each request, accepted results, and the seconds until the last of them."""
 
     lease_s: list[float] = field(default_factory=list)
     results_s: list[float] = field(default_factory=list)
     heartbeat_s: list[float] = field(default_factory=list)
     accepted: int = 0
+    took_s: float = 0.0
     rejected: dict[str, int] = field(default_factory=dict)
 
 
@@ -236,17 +237,25 @@ async def workers(url: str, folder: Path, count: int, slots: int) -> AsyncIterat
 
 
 async def full_load(url: str, folder: Path, trainer: Trainer, count: int, seconds: float) -> Found:
-    """Workers that hand results in as soon as they have leased."""
-    found, until_s = Found(), time.perf_counter() + seconds
+    """Workers that hand results in as soon as they have leased. The first results are not counted: the process that
+    computes rewards starts with them. Begun requests end after ``seconds``.
+    """
+    found = Found()
     async with workers(url, folder, count, AT_ONCE) as made:
 
-        async def work(one: Worker) -> None:
-            while time.perf_counter() < until_s and trainer.failure is None:
-                served = trainer.served
-                if leases := await one.lease(found, served, 1.0):
-                    await one.hand_in(found, leases, served)
+        async def play(one: Worker, into: Found) -> None:
+            served = trainer.served
+            if leases := await one.lease(into, served, 1.0):
+                await one.hand_in(into, leases, served)
 
-        await asyncio.gather(*map(work, made))
+        async def work(one: Worker, until_s: float) -> None:
+            while time.perf_counter() < until_s and trainer.failure is None:
+                await play(one, found)
+
+        await asyncio.gather(*(play(one, Found()) for one in made))
+        began = time.perf_counter()
+        await asyncio.gather(*(work(one, began + seconds) for one in made))
+        found.took_s = time.perf_counter() - began
     return found
 
 

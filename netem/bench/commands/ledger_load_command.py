@@ -103,8 +103,9 @@ def _measured(
             full = event_loop.run(load.full_load(url, state, trainer, clients, seconds))
             _raise_failure(trainer)
             sizes = {"disk_bytes": load.disk_bytes(state), "resident_bytes": load.resident_bytes(process)}
-        rows.append(_row(name, f"{clients} workers, full load", full, full.accepted / seconds) | sizes)
-        state, paced_rate = folder / f"paced {name}", rate or max(1.0, full.accepted / seconds / 2)
+        full_s = full.accepted / full.took_s
+        rows.append(_row(name, f"{clients} workers, full load", full, full_s) | sizes)
+        state, paced_rate = folder / f"paced {name}", rate or max(1.0, full_s / 2)
         batch_groups = min(load.MOST_BATCH_GROUPS, workers * load.PACED_SLOTS)
         with load.schema(database) as tables, load.ledger(state, tables, batch_groups) as (url, process):
             trainer = _trainer(load, url, state)
