@@ -331,9 +331,7 @@ async def test_tokens_that_the_task_did_not_say_are_forged(stage: Stage) -> None
         ("loss_mask", np.array([0, 0, 1, 1], "u1"), "task parity states none"),
     ],
 )
-async def test_other_fields_of_a_result_follow_the_tasks_play(
-    stage: Stage, field: str, value: Any, said: str
-) -> None:
+async def test_other_fields_of_a_result_follow_the_tasks_play(stage: Stage, field: str, value: Any, said: str) -> None:
     [(lease, job)] = await stage.lease(stage.session)
     _, answer = await stage.hand_in(stage.session, changed(await played(lease, job), **{field: value}))
     assert answer["results"][0]["reason"] == "forged"

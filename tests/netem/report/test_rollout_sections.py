@@ -28,7 +28,7 @@ def _document(*, rows: float = 0.0) -> dict[str, Any]:
     return {"limit_results_s": 4000.0, "rows": both, "growth": growth}
 
 
-def test_missed_bars_are_those_of_the_slow_database() -> None:
+def test_missed_bars_name_the_slow_database() -> None:
     missed = {(one.where, one.what) for one in ledger(_document()).compared if one.lost}
     assert missed == {
         ("ledger, PostgreSQL", "results/s under full load"),

@@ -112,7 +112,7 @@ print(Sums(held_out=20).hash.hex(), *(p.prompt.decode() for p in islice(Sums(hel
     assert len(found) == 1
 
 
-def test_the_split_stays_as_it_is() -> None:
+def test_the_split_stays() -> None:
     """A change would mix problems of old evaluations into the training of runs that resume."""
     prompts = (prompt.prompt.decode() for prompt in islice(Sums(held_out=10).evaluation_jobs(0), 4))
     assert list(prompts) == ["96+73", "65+7", "81+77", "37+52"]
@@ -205,7 +205,7 @@ def test_demonstrations_are_other_problems_than_the_first_prompts() -> None:
 # -- tasks without
 
 
-def test_a_task_without_these_methods_is_refused_where_they_are_needed() -> None:
+def test_a_task_without_these_methods_is_refused() -> None:
     plain = load_task("netem.rollouts.long_answers:LongAnswers")
     assert not isinstance(plain, Demonstrating | HoldingOut)
     with pytest.raises(UsageError, match="task long-answers offers no demonstrations"):
@@ -214,6 +214,6 @@ def test_a_task_without_these_methods_is_refused_where_they_are_needed() -> None
         evaluation_jobs_of(plain, 0)
 
 
-def test_built_in_tasks_offer_what_the_guide_says(leduc: Any) -> None:
+def test_built_in_tasks_offer_the_methods_of_the_guide(leduc: Any) -> None:
     found: list[Task] = [Sums(), leduc]
     assert all(isinstance(task, Demonstrating) and isinstance(task, HoldingOut) for task in found)

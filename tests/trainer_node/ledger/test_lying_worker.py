@@ -138,7 +138,7 @@ def test_versions_that_no_hub_was_asked_for_are_not_blamed(play: Play) -> None:
 # -- leases that are kept
 
 
-def test_jobs_of_a_worker_that_keeps_them_are_played_by_others_while_the_learner_waits(play: Play) -> None:
+def test_jobs_that_a_worker_keeps_are_played_by_others_while_the_learner_waits(play: Play) -> None:
     game = play(staleness=1)
     liar = game.join("liar", slots=16, device_class="x")
     game.add(8)

@@ -1,1 +1,1 @@
-"""What a person sees of a learner: its log, the live screen, plots."""
+"""A learner for people: its log, the live screen, plots."""
