@@ -404,7 +404,7 @@ ROLLOUTS = [
         "trainer_node/ledger/ledger.py",
         "leasing.release_overdue(conn, now, self._rates)",
         "pass",
-        LIES + "test_jobs_of_a_worker_that_keeps_them_are_played_by_others_while_the_learner_waits",
+        LIES + "test_jobs_that_a_worker_keeps_are_played_by_others_while_the_learner_waits",
     ),
     Mutation(
         "keeps a job of every group",
