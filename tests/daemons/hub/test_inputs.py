@@ -179,7 +179,7 @@ async def test_a_report_that_is_too_long_does_not_end_its_peer(swarm, states, mo
     monkeypatch.setattr(
         peer.reporter,
         "_status",
-        lambda transfer: replace(report(transfer), engines=[{"name": f"e{n}", "error": "x" * 5000} for n in range(64)]),
+        lambda *stated: replace(report(*stated), engines=[{"name": f"e{n}", "error": "x" * 5000} for n in range(64)]),
     )
     swarm.publish(0, states.first())
     await swarm.live("0.0")

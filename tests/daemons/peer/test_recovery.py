@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -461,7 +462,7 @@ async def test_the_hub_forgets_artifacts_that_never_completed(swarm, states, mon
 
     def lies(telling):
         said.extend(os.urandom(16) for _ in range(50))
-        return news(telling) | {"held": said[-50:]}
+        return replace(news(telling), held=said[-50:])
 
     monkeypatch.setattr(Reporter, "_changes", lies)
     await started(swarm, states, "a", steps=2)
