@@ -16,7 +16,7 @@ import logging
 from functools import partial
 
 from p2pcast.addresses import show_address
-from p2pcast.daemon import metrics
+from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.http_server import Document, HttpServer
 from p2pcast.state.shadow import Shadow
 from p2pcast.store.artifact_store import Store
@@ -28,7 +28,7 @@ from rollout_node.control.hub_messages import HubMessages
 from rollout_node.control.peer_link_acceptor import Receivers
 from rollout_node.control.reporter import Reporter
 from rollout_node.control.run_key_source import RunKey
-from rollout_node.engine.commit_and_verify import CommitAndVerify
+from rollout_node.engine.http_commands import HttpCommands
 from rollout_node.peer_parts import (
     EngineParts,
     RelayParts,
@@ -147,7 +147,7 @@ class Peer:
             http_address=lambda: self.http.address,
         )
         self.reporter = _reporter(startup, relay, sync, self.view)
-        commands = CommitAndVerify(
+        commands = HttpCommands(
             self.runners, engine.shadow, engine.requests, self.config.driver, engine.engines.changed
         )
 
@@ -157,7 +157,7 @@ class Peer:
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
-            metrics.registry(self.view.families),
+            metric_kinds.registry(self.view.families),
             {"commit": commands.commit, "verify": verify},
             startup.bearer.token,
             startup.events,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metrics import PAUSES, SECONDS, Histogram, counter, counters, gauge, gauges, optional
+from p2pcast.daemon.metric_kinds import PAUSES, SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 HUB_CONNECTED = partial(gauge, "p2pcast_peer_hub_connected", "Whether the hub is in reach")
 KNOWLEDGE_AGE = partial(gauge, "p2pcast_peer_knowledge_age_seconds", "Age of the last news of the newest version")

@@ -22,11 +22,11 @@ from rollout_node.control.run_key_source import RunKey
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission, CommitRequests
 from rollout_node.engine.engines import Engines
-from rollout_node.engine.group_leader import GroupLeader
-from rollout_node.engine.group_member import GroupMember
 from rollout_node.engine.install_target import Targets
-from rollout_node.engine.rolling import SwitchSlots
+from rollout_node.engine.multi_host_leader import MultiHostLeader
+from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.engine.runner import Runner
+from rollout_node.engine.switch_slots import SwitchSlots
 from rollout_node.engine.weight_provider import WeightProvider
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Installer
@@ -41,12 +41,12 @@ from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.planner import Planner
 from rollout_node.sync.requester import Requester
 from rollout_node.sync.shadow_repair import ShadowRepair
 from rollout_node.sync.shadow_state import ShadowReader
 from rollout_node.sync.shadow_updater import ShadowUpdater
 from rollout_node.sync.transfers import Transfers
+from rollout_node.sync.version_path import VersionPlanner
 
 # -- relay
 
@@ -104,8 +104,8 @@ class EngineParts:
     policy: CommitPermission
     provider: WeightProvider
     socket: InstallSocket
-    lead: GroupLeader | None
-    member: GroupMember | None
+    lead: MultiHostLeader | None
+    member: MultiHostMember | None
     wrong_weights: Observers[[]]
     """Called when an engine got wrong weights from the shadow."""
 
@@ -124,14 +124,14 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
     policy = CommitPermission(orders, startup.catalog, startup.saved, config.driver, requests)
     member = None
     if role == "member":
-        member = GroupMember(name, startup.shadow_state, startup.identity, startup.dialling_tls, changed.notify)
+        member = MultiHostMember(name, startup.shadow_state, startup.identity, startup.dialling_tls, changed.notify)
     provider = WeightProvider(
         relay.store, startup.base, shadow, (lambda version: None) if member is None else member.give_shadow
     )
     socket = InstallSocket(config.state / "install.sock", provider)
     lead = None
     if role == "lead":
-        lead = GroupLeader(name, socket, report_soon)
+        lead = MultiHostLeader(name, socket, report_soon)
         if (named := startup.state_file["members"]) is not None and named[0] == name:
             lead.set_members(bytes.fromhex(node) for node in named[1])
         provider.on_report.append(lead.on_report)
@@ -159,7 +159,7 @@ def build_engines(startup: Startup, relay: RelayParts) -> EngineParts:
 
 
 def _installers(
-    config: PeerConfig, provider: WeightProvider, socket: InstallSocket, lead: GroupLeader | None
+    config: PeerConfig, provider: WeightProvider, socket: InstallSocket, lead: MultiHostLeader | None
 ) -> list[Installer]:
     """One for each target. Raises UsageError."""
     targets = Targets(
@@ -182,7 +182,7 @@ def _installers(
 class SyncParts:
     activity: Activity
     freshness: Freshness
-    planner: Planner
+    planner: VersionPlanner
     missing_versions: MissingVersions
     mirror_source: MirrorSource | None
     shadow_updater: ShadowUpdater
@@ -196,7 +196,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
     activity, freshness = Activity(session.changed), _known_from_disk(store)
     disposal = Disposal(node, store, startup.staging.run, startup.tasks.later)
     missing_versions = MissingVersions(startup.catalog, node, parent_failover, startup.timeline, session)
-    planner = Planner(
+    planner = VersionPlanner(
         state=startup.shadow_state,
         orders=startup.orders,
         catalog=startup.catalog,
@@ -286,7 +286,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
 
 
 def _mirror_source(
-    startup: Startup, relay: RelayParts, planner: Planner, activity: Activity, freshness: Freshness, key: RunKey
+    startup: Startup, relay: RelayParts, planner: VersionPlanner, activity: Activity, freshness: Freshness, key: RunKey
 ) -> MirrorSource | None:
     mirror, session = startup.mirror, startup.hub_session
     if mirror is None:

@@ -16,7 +16,7 @@ from p2pcast.daemon import daemon_metrics
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document, Reached
-from p2pcast.daemon.metrics import lag
+from p2pcast.daemon.metric_kinds import lag
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
@@ -31,15 +31,15 @@ from rollout_node.control.peer_certificate import PeerCertificate
 from rollout_node.control.reporter import Changes
 from rollout_node.control.timeline import Timeline
 from rollout_node.engine.engines import Engines
-from rollout_node.engine.group_leader import GroupLeader
-from rollout_node.engine.group_member import GroupMember
+from rollout_node.engine.multi_host_leader import MultiHostLeader
+from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.peer_config import PeerConfig
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.planner import Planner
 from rollout_node.sync.shadow_state import ShadowState
+from rollout_node.sync.version_path import VersionPlanner
 
 MAX_VERSIONS = 256
 """Most versions in one answer: far more than any result's staleness allows."""
@@ -63,13 +63,13 @@ class PeerView:
     node: Node
     downstream: Downstream
     parent_failover: ParentFailover
-    planner: Planner
+    planner: VersionPlanner
     downloader: Downloader
     missing_versions: MissingVersions
     mirror_source: MirrorSource | None
     engines: Engines
-    lead: GroupLeader | None
-    member: GroupMember | None
+    lead: MultiHostLeader | None
+    member: MultiHostMember | None
     socket_path: Path
     identities: Callable[[], Mapping[Version, bytes]]
     http_address: Callable[[], tuple[str, int]]

@@ -9,7 +9,7 @@ from p2pcast.store.retention import DEFAULT as KEPT
 from p2pcast.store.retention import Counts
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT
-from p2pcast.trust.token_ledger import OWN_TTL_S
+from p2pcast.trust.token_register import OWN_TTL_S
 from trainer_node.admission.admission import LIFETIME_S
 from trainer_node.membership.restart_recovery import RECALL_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metrics import SECONDS, Histogram, counter, counters, gauge, gauges, optional
+from p2pcast.daemon.metric_kinds import SECONDS, Histogram, counter, counters, gauge, gauges, optional
 
 PEERS = partial(gauge, "p2pcast_hub_peers", "Peers joined")
 ODD_REPORTS = partial(counter, "p2pcast_hub_odd_reports", "Reports of which the hub ignored an invalid value")

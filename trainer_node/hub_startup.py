@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from p2pcast.artifact.run_key import RunKey
-from p2pcast.daemon import metrics
+from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile, node_id
 from p2pcast.daemon.events import Events
@@ -343,7 +343,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
     http = HttpServer(
         view.status,
         view.ready,
-        metrics.registry(view.families),
+        metric_kinds.registry(view.families),
         {"commit": publishing.commits.command, "rollouts": rollouts.command, **admission.commands.routes},
         admission.bearer,
         state.events,

@@ -1,8 +1,8 @@
 """A run of the rollout plane as events: workers that sample, broadcasts, a learner, faults, the fleet's controller.
 
-Decisions are the daemon's own (`netem.rollouts.simulated_ledger`, `trainer_node.scheduling.fleet`). Modelled: engines
-whose slots sample at a constant rate, arrival times of versions, the duration of a learner step. The same seed gives
-the same run.
+Decisions are the daemon's own (`netem.rollouts.simulated_ledger`, `trainer_node.scheduling.worker_fleet`). Modelled:
+engines whose slots sample at a constant rate, arrival times of versions, the duration of a learner step. The same seed
+gives the same run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_ledger import Lease, SimulatedLedger
 from netem.rollouts.simulated_run import Fault, Machine, Run
 from trainer_node.ledger.pace import room
-from trainer_node.scheduling.fleet import Candidate, FleetControl
 from trainer_node.scheduling.shares import PROBE_S
+from trainer_node.scheduling.worker_fleet import Candidate, FleetControl
 
 SILENT_BEATS: Final = 3
 """Heartbeats that a worker misses before the fleet's controller counts it as dead."""

@@ -3,8 +3,8 @@ words.
 
 Whether a word changes depends on its magnitude. An optimiser step is many ULPs of a small weight and a fraction of an
 ULP of a large one. So positions are gaps between changed members of one class (``ranks``), and each class has its own
-geometric model (``gap_coding``). A step is a direction in value and a size (``step_coding``). Decoding needs the old
-words, for positions too.
+geometric model (``gap_entropy_coder``). A step is a direction in value and a size (``step_entropy_coder``). Decoding
+needs the old words, for positions too.
 
 Promise: a payload decodes to what was encoded or raises IntegrityError. A decoder allocates at most a few times the
 cell, whatever a payload claims, and reads and writes inside its arrays by construction.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from p2pcast.codec import class_ranks, class_window, gap_coding, kernels, step_coding
+from p2pcast.codec import class_ranks, class_window, gap_entropy_coder, kernels, step_entropy_coder
 from p2pcast.codec.dense_codec import Buffer
 from p2pcast.codec.digest import TABLE, lanes_of, seed, word_dtype
 from p2pcast.codec.layout import Cell
@@ -217,11 +217,11 @@ def encode_payload(
     """
     ro, count = kernels.readonly, changes.positions.size
     ranked, means = ro(ranked), np.zeros(ends.size, np.int64)
-    gap_coding.fit_models(ranked, ends, means)
+    gap_entropy_coder.fit_models(ranked, ends, means)
     symbols, words16 = _room.array("symbols", count, np.uint8), _room.array("words", count + 2, np.uint16)
-    raw = _room.array("raw", 10 * count + gap_coding.SPARE_BYTES, np.uint8)
-    *states, begin, used = gap_coding.pack_gaps(
-        ranked, ends, means, gap_coding.STARTS, gap_coding.LOW_BITS, symbols, words16, raw
+    raw = _room.array("raw", 10 * count + gap_entropy_coder.SPARE_BYTES, np.uint8)
+    *states, begin, used = gap_entropy_coder.pack_gaps(
+        ranked, ends, means, gap_entropy_coder.STARTS, gap_entropy_coder.LOW_BITS, symbols, words16, raw
     )
     flags, directions = _encode_directions(cell, changes.positions, changes.ups)
     coded_contexts, coded_sizes = _encode_sizes(cell, changes, window)
@@ -248,16 +248,16 @@ def _encode_sizes(cell: Cell, changes: ChangedWords, window: Window) -> tuple[in
     levels, coarse, highest = changes.levels, window.shift - SHIFTS[cell.word_bytes][0], window.base + window.top
     coded_contexts = 0
     for level in np.flatnonzero(changes.large).tolist():
-        coded_contexts |= 1 << min(max(highest - (level >> coarse), 0), step_coding.LEVEL_CONTEXTS - 1)
+        coded_contexts |= 1 << min(max(highest - (level >> coarse), 0), step_entropy_coder.LEVEL_CONTEXTS - 1)
     if not coded_contexts:
         return 0, b""
     ro, count = kernels.readonly, levels.size
     listed = _room.array("listed", count + 1, np.uint32)
     if coarse:
         levels = np.right_shift(levels, np.uint8(coarse), out=_room.array("coarse", count, np.uint8))
-    found = step_coding.list_coded_sizes(ro(levels), highest, np.uint64(coded_contexts), listed)
+    found = step_entropy_coder.list_coded_sizes(ro(levels), highest, np.uint64(coded_contexts), listed)
     out = _room.array("said", int(found) * (4 * cell.word_bytes + 4) + 16, np.uint8)
-    coded_sizes = step_coding.pack_sizes(
+    coded_sizes = step_entropy_coder.pack_sizes(
         ro(changes.sizes), ro(levels), ro(listed[:found]), highest, 8 * cell.word_bytes, out
     )
     return coded_contexts, out[:coded_sizes].tobytes()
@@ -277,13 +277,15 @@ def _encode_directions(cell: Cell, positions: Positions, ups: npt.NDArray[np.uin
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
     middle = slice(max(0, (ups.size - SAMPLED_CHANGES) // 2), (ups.size + SAMPLED_CHANGES) // 2)
     sampled_positions, sampled_ups = positions[middle], ups[middle]
-    together, apart = step_coding.direction_bits(
+    together, apart = step_entropy_coder.direction_bits(
         ro(sampled_positions), ro(sampled_ups), ups.size / sampled_ups.size, cell.start, row_words, columns
     )
     if min(together, apart) <= DIRECTION_SHARE * ups.size:
         signs_apart = int(apart < 0.99 * together)
         out = _room.array("directions", 2 * ups.size + 16, np.uint8)
-        used = step_coding.pack_directions(ro(positions), ro(ups), signs_apart, cell.start, row_words, columns, out)
+        used = step_entropy_coder.pack_directions(
+            ro(positions), ro(ups), signs_apart, cell.start, row_words, columns, out
+        )
         if used < ups.size / 8:
             return _IN_CONTEXT | (_SIGNS_APART if signs_apart else 0), out[:used].tobytes()
     return 0, np.packbits(ups & np.uint8(1), bitorder="little").tobytes()
@@ -315,8 +317,8 @@ def decode_context(
     for c in range(top + 1):
         members = reader.varint(changed - total)
         model = reader.byte() if members else 0
-        if model >= gap_coding.MEANS:
-            raise IntegrityError(f"{where}: model {model} is not one of {gap_coding.MEANS}")
+        if model >= gap_entropy_coder.MEANS:
+            raise IntegrityError(f"{where}: model {model} is not one of {gap_entropy_coder.MEANS}")
         means[c] = model
         total += members
         ends[c] = total
@@ -324,15 +326,23 @@ def decode_context(
         raise IntegrityError(f"{where}: its classes hold {total} of {changed} changes")
     sizes = [reader.varint(len(view)) for _ in range(3)]
     states = reader.take(16).view("<u4").astype(np.uint64)
-    words16, raw = np.zeros(sizes[0] + 1, "<u2"), np.zeros(sizes[1] + gap_coding.SPARE_BYTES, np.uint8)
+    words16, raw = np.zeros(sizes[0] + 1, "<u2"), np.zeros(sizes[1] + gap_entropy_coder.SPARE_BYTES, np.uint8)
     words16[:-1] = np.frombuffer(reader.take(2 * sizes[0]), "<u2")
     raw[: sizes[1]] = reader.take(sizes[1])
     directions = reader.take(sizes[2])
     rest = reader.take(len(view) - reader.at)
     ranked = _room.array("ranked", changed + top + 1, np.uint32)
     ro = kernels.readonly
-    valid = gap_coding.unpack_gaps(
-        states, ro(words16), ro(raw), ends, means, gap_coding.STARTS, gap_coding.LOW_BITS, cell.words, ranked
+    valid = gap_entropy_coder.unpack_gaps(
+        states,
+        ro(words16),
+        ro(raw),
+        ends,
+        means,
+        gap_entropy_coder.STARTS,
+        gap_entropy_coder.LOW_BITS,
+        cell.words,
+        ranked,
     )
     if not valid:
         raise IntegrityError(f"{where}: its gaps end too early or too late")
@@ -340,7 +350,7 @@ def decode_context(
     positions, held, digest = _decode_positions(cell, old, window, ranked, ends, audit=audit, where=where)
     ups = _decode_directions(cell, directions, positions, held, row_words, flags >> 1, where)
     steps, listed = np.empty(changed, word_dtype(width)), _room.array("listed", changed + 1, np.uint32)
-    if not step_coding.unpack_steps(
+    if not step_entropy_coder.unpack_steps(
         ro(rest), ro(held), ro(ups), shift, base + top, np.uint64(coded_contexts), listed, steps
     ):
         raise IntegrityError(f"{where}: its step sizes end too early or too late")
@@ -392,7 +402,7 @@ def _decode_directions(
     ups = _room.array("ups", count, np.uint8)
     columns = _room.array("columns", row_words, np.uint8, zeros=True)
     ro = kernels.readonly
-    if not step_coding.unpack_directions(
+    if not step_entropy_coder.unpack_directions(
         ro(positions), ro(held), ro(directions), apart, cell.start, row_words, columns, ups
     ):
         raise IntegrityError(f"{where}: its directions end too early or too late")

@@ -1,6 +1,6 @@
 """Codes one cell's change in its version's chosen codec, or in a smaller one.
 
-Pure: the choice is passed in (``codec.soonest_codec``).
+Pure: the choice is passed in (``codec.codec_prediction``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import numpy.typing as npt
 
 from p2pcast.codec.cell import DENSE_PAYS_FROM, FLAT, Encoded, apply, decode, encode
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.soonest_codec import Choice
 
 Words = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.events import Events
-from p2pcast.daemon.metrics import counter, gauge, gauges
+from p2pcast.daemon.metric_kinds import counter, gauge, gauges
 from p2pcast.relay.node import Node
 
 STORE_PARTS = ("deltas", "anchors", "files", "partial")

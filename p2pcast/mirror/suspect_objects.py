@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from p2pcast.mirror.object_names import KEY, Found, Marker, slice_of, tail_of
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 
 MAX_COMPLAINTS = 256
 """Most complaints that wait for verification."""

@@ -22,7 +22,7 @@ from p2pcast.mirror.object_names import (
     tail_name,
     tail_of,
 )
-from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store.retention import DEFAULT, Counts, expendable
 from p2pcast.version import Version
 

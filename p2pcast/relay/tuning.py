@@ -214,7 +214,7 @@ READ_AHEAD_BYTES: Final = 4 * limits.MIB
 children may lag at different places.
 """
 
-# -- the path to the newest version (p2pcast.relay.catchup_path)
+# -- the path to the newest version (p2pcast.relay.artifact_path)
 
 CATCH_UP_STEP_S: Final = 0.05
 """Seconds for each artifact beside its transfer and decoding: asking for it, and moving the shadow on. Derived: a round

@@ -2,7 +2,7 @@
 
 A rung of r is the squash of r consecutive deltas. Rungs of one size follow each other without gaps. Rungs of the next
 size begin and end where smaller ones do, and are made of these. A peer that is d versions behind thus fetches a few
-artifacts of each size, and receives a word that changed in several deltas once. ``relay.catchup_path`` finds this path
+artifacts of each size, and receives a word that changed in several deltas once. ``relay.artifact_path`` finds this path
 without knowing the ladder.
 """
 

@@ -10,8 +10,8 @@ from p2pcast.wire import messages
 from rollout_node.control.dispatcher import Handlers
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState, row
-from rollout_node.engine.group_leader import GroupLeader
-from rollout_node.engine.group_member import GroupMember
+from rollout_node.engine.multi_host_leader import MultiHostLeader
+from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.sync.catalog_updater import CatalogUpdater
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
@@ -32,8 +32,8 @@ class HubMessages:
         downloader: Downloader,
         squashes: CatchupChoice,
         catalog_updater: CatalogUpdater,
-        lead: GroupLeader | None,
-        member: GroupMember | None,
+        lead: MultiHostLeader | None,
+        member: MultiHostMember | None,
         saved: SavedHubState,
         replan: Callable[[], None],
     ) -> None:

@@ -13,9 +13,9 @@ from p2pcast.wakeup import Wakeup
 from p2pcast.wire import messages
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.timeline import EngineNow, Timeline
-from rollout_node.engine.group_installer import GroupInstaller
-from rollout_node.engine.group_leader import GroupLeader
-from rollout_node.engine.group_member import GroupMember
+from rollout_node.engine.multi_host_installer import MultiHostInstaller
+from rollout_node.engine.multi_host_leader import MultiHostLeader
+from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.engine.runner import Runner
 
 
@@ -25,8 +25,8 @@ class Engines:
     def __init__(
         self,
         runners: Sequence[Runner],
-        lead: GroupLeader | None,
-        member: GroupMember | None,
+        lead: MultiHostLeader | None,
+        member: MultiHostMember | None,
         orders: HubOrders,
         timeline: Timeline,
         report_soon: Callable[[], None],
@@ -104,7 +104,7 @@ class Engines:
     def on_changed(self) -> None:
         """Something about an engine may have changed."""
         if self.lead is not None:
-            led = next(r for r in self.runners if isinstance(r.installer, GroupInstaller))
+            led = next(r for r in self.runners if isinstance(r.installer, MultiHostInstaller))
             self.lead.set_serving(led.committed, led.ready)
         self.announce()
         self.changed.notify()

@@ -8,8 +8,8 @@ from typing import Final, Literal, NamedTuple
 
 from p2pcast import limits
 from p2pcast.errors import UsageError
-from rollout_node.engine.group_installer import GroupInstaller
-from rollout_node.engine.group_leader import GroupLeader
+from rollout_node.engine.multi_host_installer import MultiHostInstaller
+from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import SmallFiles
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Installer
@@ -100,10 +100,10 @@ class Targets:
         self._wait = wait
         self._commands = 0
 
-    def led(self, text: str, lead: GroupLeader) -> Installer:
+    def led(self, text: str, lead: MultiHostLeader) -> Installer:
         """``lead`` leads the engine, if ``text`` names one. Raises UsageError."""
         found = self.installer(text)
-        return GroupInstaller(found, lead) if text.startswith(SPANS) else found
+        return MultiHostInstaller(found, lead) if text.startswith(SPANS) else found
 
     def installer(self, text: str) -> Installer:
         """Raises UsageError."""

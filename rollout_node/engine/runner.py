@@ -24,7 +24,7 @@ from p2pcast.version import Version
 from p2pcast.wire import messages
 from rollout_node.engine.callbacks import Callbacks
 from rollout_node.engine.commit_permission import CommitPermission
-from rollout_node.engine.rolling import SwitchSlots
+from rollout_node.engine.switch_slots import SwitchSlots
 from rollout_node.engine.version_digests import VersionDigests
 from rollout_node.installers.installer import Audit, CommitReport, Installer, stretch_of
 from rollout_node.sync.shadow_state import ShadowReader

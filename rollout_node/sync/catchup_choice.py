@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from p2pcast.limits import MIB
-from p2pcast.relay.catchup_path import Edge, Rates, cheapest_path, expected_bytes, seconds
+from p2pcast.relay.artifact_path import Edge, Rates, cheapest_path, expected_bytes, seconds
 from p2pcast.relay.tuning import SQUASH_LEAST_GAIN_S
 from p2pcast.version import Version
 from p2pcast.wire import messages

@@ -21,7 +21,7 @@ from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.private_random import fraction
-from p2pcast.relay.excerpt import Excerpt
+from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.node import Node
 from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
 from p2pcast.relay.pull_source import PullSource

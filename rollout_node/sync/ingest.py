@@ -27,7 +27,7 @@ from rollout_node.control.timeline import Timeline
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.disposal import Disposal
 from rollout_node.sync.missing_versions import MissingVersions
-from rollout_node.sync.planner import Planner
+from rollout_node.sync.version_path import VersionPlanner
 
 
 class NodeEvents:
@@ -86,7 +86,7 @@ class Ingest:
         freshness: Freshness,
         missing_versions: MissingVersions,
         timeline: Timeline,
-        planner: Planner,
+        planner: VersionPlanner,
         catalog: Catalog,
         disposal: Disposal,
         on_transfer: Callable[[int, float], None],

@@ -20,7 +20,7 @@ from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError
 from p2pcast.mirror.object_names import READY, Marker, most_tail_bytes, tail_name
 from p2pcast.mirror.object_store import MissingError, Objects, ShortError
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from rollout_node.sync.artifact_catalog import Entry
 
 Verify = Callable[[Tail, Layout], Awaitable[object]]

@@ -29,7 +29,7 @@ from p2pcast.mirror.object_names import KEY, slice_name
 from p2pcast.mirror.object_store import MissingError, Objects
 from p2pcast.mirror.upload_plan import Span, spans
 from p2pcast.private_random import uniform
-from p2pcast.relay.excerpt import Excerpt
+from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.relay.verified_pieces import Offer
@@ -38,8 +38,8 @@ from rollout_node import peer_metrics
 from rollout_node.sync.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.planner import Planner
 from rollout_node.sync.source_choice import due_from_mirror, needs_source
+from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.mirror")
 
@@ -121,7 +121,7 @@ class MirrorSource:
         *,
         swarm_lost: Callable[[], bool],
         parent_failover: ParentFailover,
-        planner: Planner,
+        planner: VersionPlanner,
         on_listed: Callable[[], None],
         at_once: bool,
     ) -> None:

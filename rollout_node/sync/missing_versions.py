@@ -16,7 +16,7 @@ from collections import deque
 from typing import Protocol
 
 from p2pcast import limits
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.wire import messages

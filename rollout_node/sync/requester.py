@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.version import Version
@@ -21,9 +21,9 @@ from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.planner import Planner
 from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.source_choice import Ask, choose_source, needs_source
+from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -39,7 +39,7 @@ class Requester:
     def __init__(
         self,
         *,
-        planner: Planner,
+        planner: VersionPlanner,
         state: ShadowState,
         catalog: Catalog,
         node: ArtifactHolder,

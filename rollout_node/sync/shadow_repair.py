@@ -26,8 +26,8 @@ from p2pcast.artifact.signed_records import FileEntry, Manifest
 from p2pcast.backoff import Backoff
 from p2pcast.codec.layout import Cell, Layout
 from p2pcast.errors import IntegrityError, P2PCastError
-from p2pcast.relay.catchup_path import Edge, cheapest_path
-from p2pcast.relay.excerpt import Excerpt, expected_bytes
+from p2pcast.relay.artifact_excerpt import Excerpt, expected_bytes
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.version_reader import WordsOf, reader_of_path, restore_cells, way_to
@@ -40,7 +40,7 @@ from rollout_node.sync.base_folder import BaseFolder
 from rollout_node.sync.disposal import Disposal
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
-from rollout_node.sync.planner import Planner
+from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -75,7 +75,7 @@ class ShadowRepair:
         *,
         node: ArtifactHolder,
         store: Store,
-        planner: Planner,
+        planner: VersionPlanner,
         base: BaseFolder | None,
         downloader: Downloader,
         mirror: MirrorSource | None,

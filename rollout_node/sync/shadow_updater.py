@@ -1,4 +1,4 @@
-"""Moves the shadow from version to version along the path of ``rollout_node.sync.planner``, and handles versions
+"""Moves the shadow from version to version along the path of ``rollout_node.sync.version_path``, and handles versions
 that do not fit.
 
 Promises:
@@ -35,9 +35,9 @@ from rollout_node.engine.engines import Engines
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.base_folder import BaseFolder
 from rollout_node.sync.disposal import Disposal
-from rollout_node.sync.planner import Planner
 from rollout_node.sync.shadow_repair import ShadowRepair
 from rollout_node.sync.shadow_state import ShadowState
+from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -70,7 +70,7 @@ class ShadowUpdater:
         folder: Path,
         base: BaseFolder | None,
         resumed: bool,
-        planner: Planner,
+        planner: VersionPlanner,
         catalog: Catalog,
         repair: ShadowRepair,
         node: StagingNode,

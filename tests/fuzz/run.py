@@ -28,8 +28,8 @@ LONGEST_S = 60
 """Limit for one input; a noisy machine may pause for seconds."""
 KERNELS = (
     "p2pcast.codec.kernels",
-    "p2pcast.codec.gap_coding",
-    "p2pcast.codec.step_coding",
+    "p2pcast.codec.gap_entropy_coder",
+    "p2pcast.codec.step_entropy_coder",
     "p2pcast.codec.class_ranks",
     "p2pcast.codec.squash_cell",
 )

@@ -16,7 +16,7 @@ from insiders.campaign import UNEXPECTED, Infiltrated, Outcome, infiltrate
 from insiders.insider import FIRST, allowed
 from insiders.values import Nonsense, World
 
-from p2pcast.daemon import metrics
+from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.background_tasks import Tasks, report_bug
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
@@ -84,7 +84,7 @@ async def reported_bug() -> None:
 
 
 async def bug_in_http_handler() -> None:
-    server = HttpServer(dict, lambda: (True, ""), metrics.registry(), {}, "secret", Events(), {})
+    server = HttpServer(dict, lambda: (True, ""), metric_kinds.registry(), {}, "secret", Events(), {})
     request = make_mocked_request("GET", "/status", headers={"Authorization": "Bearer secret"})
     await server._guard(request, bug)
 

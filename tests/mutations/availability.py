@@ -73,7 +73,7 @@ AVAILABILITY = [
     ),
     Mutation(
         BACK,
-        "rollout_node/sync/planner.py",
+        "rollout_node/sync/version_path.py",
         "unsure = not self._catalog.listed or ",
         "unsure = ",
         AWAY + "test_without_the_hub_a_damaged_disk_takes_no_engine_back",
@@ -143,7 +143,7 @@ AVAILABILITY = [
     ),
     Mutation(
         SENDS_NOTHING,
-        "rollout_node/sync/planner.py",
+        "rollout_node/sync/version_path.py",
         "(not needs_source(holding) and self._node.is_listed(holding.id))",
         "not needs_source(holding)",
         STOLEN_CERTIFICATES + "test_an_unlisted_artifact_is_not_waited_for",

@@ -128,14 +128,14 @@ INPUTS = [
         "rollout_node/installers/install_socket.py",
         "        if rank >= self._ranks:",
         "        if False:",
-        "tests/rollout_node/engine/group/test_reports.py::test_a_rank_that_the_engine_does_not_have_counts_for_none",
+        "tests/rollout_node/engine/multi_host/test_reports.py::test_a_rank_that_the_engine_does_not_have_counts_for_none",
     ),
     Mutation(
         STANDS_FOR,
         "rollout_node/installers/install_socket.py",
         "        if others - {ranks}:",
         "        if False:",
-        "tests/rollout_node/engine/group/test_reports.py::test_a_rank_that_the_engine_does_not_have_counts_for_none",
+        "tests/rollout_node/engine/multi_host/test_reports.py::test_a_rank_that_the_engine_does_not_have_counts_for_none",
     ),
     Mutation(
         HOLDS_ON,
@@ -202,10 +202,10 @@ INPUTS = [
     ),
     Mutation(
         SILENT,
-        "rollout_node/engine/group_leader.py",
+        "rollout_node/engine/multi_host_leader.py",
         '        link.expect_first_message("MEMBER")\n',
         "",
-        "tests/rollout_node/engine/group/test_joining.py::test_a_connection_without_a_member_message_is_closed",
+        "tests/rollout_node/engine/multi_host/test_joining.py::test_a_connection_without_a_member_message_is_closed",
     ),
     Mutation(
         SILENT,

@@ -102,7 +102,7 @@ FROM_INSIDE = [
     ),
     Mutation(
         "returning the swarm to an old version",
-        "p2pcast/relay/catchup_path.py",
+        "p2pcast/relay/artifact_path.py",
         "    end = max((v for v in best if v is not None), default=None) if target is None else target",
         "    end = min((v for v in best if v is not None), default=None) if target is None else target",
         STOLEN_CERTIFICATES + "test_replayed_old_versions_move_no_engine",
@@ -352,7 +352,7 @@ MIRRORS = [
     ),
     Mutation(
         "returning a follower to an older version",
-        "rollout_node/sync/planner.py",
+        "rollout_node/sync/version_path.py",
         "        return [] if self._is_regression(path) else path",
         "        return path",
         MIRROR + "test_a_mirror_that_lost_objects_takes_no_follower_back",

@@ -58,7 +58,7 @@ LOST = [
     ),
     Mutation(
         "files of an earlier release",
-        "p2pcast/trust/token_ledger.py",
+        "p2pcast/trust/token_register.py",
         "            found.expires = now + LEGACY_TTL_S",
         "            pass",
         LEDGER + "test_an_old_ledger_opens_without_loss",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from mutation import Mutation
 
 TASKS = "p2pcast/daemon/background_tasks.py"
-LEAD = "rollout_node/engine/group_leader.py"
-SPANS = "trainer_node/membership/engine_groups.py"
+LEAD = "rollout_node/engine/multi_host_leader.py"
+SPANS = "trainer_node/membership/multi_host_engines.py"
 IN_DAEMONS = "tests/daemons/hub/test_tasks.py::"
 IN_TASKS = "tests/p2pcast/daemon/test_background_tasks.py::"
 UPLINK = "tests/trainer_node/sdk/test_hub_connection.py::"
 HOSTS = "tests/daemons/engines/test_hosts.py::"
-AT_A_LEAD = "tests/rollout_node/engine/group/test_stolen_member.py::"
-IN_SPANS = "tests/trainer_node/membership/test_engine_groups.py::"
+AT_A_LEAD = "tests/rollout_node/engine/multi_host/test_stolen_member.py::"
+IN_SPANS = "tests/trainer_node/membership/test_multi_host_engines.py::"
 
 OWN_WORK = "the daemon's own work fails"
 ONE_LINK = "work for one connection fails"

@@ -29,7 +29,7 @@ from p2pcast.trust.certificates import held_key, key_print, load, new_key, reque
 from p2pcast.trust.credentials import Credentials
 from p2pcast.trust.dial_permissions import Certified
 from p2pcast.trust.tls_contexts import Tls
-from p2pcast.trust.token_ledger import OWN_TTL_S
+from p2pcast.trust.token_register import OWN_TTL_S
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.join_token import JoinToken

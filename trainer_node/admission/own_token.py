@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from p2pcast.store.atomic_files import atomic_write, explained
-from p2pcast.trust.token_ledger import LEGACY_TTL_S
+from p2pcast.trust.token_register import LEGACY_TTL_S
 from p2pcast.wire.join_token import SECRET_BYTES, JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.admission.trust_state import InThread, TrustState

@@ -10,21 +10,21 @@ from pathlib import Path
 from p2pcast.errors import LocalError
 from p2pcast.store.atomic_files import atomic_write, explained
 from p2pcast.trust.key_files import check_private
-from p2pcast.trust.token_ledger import TokenLedger
+from p2pcast.trust.token_register import TokenRegister
 from p2pcast.wire.join_token import SECRET_BYTES
 
 REMEDY = "restore it from a copy, or remove it (then tokens are lost; peers stay in the run, and bring back evictions)"
 
 
-def read_ledger(path: Path, evicted: Container[bytes]) -> TokenLedger:
+def read_ledger(path: Path, evicted: Container[bytes]) -> TokenRegister:
     """An empty ledger if the file is missing. Raises LocalError."""
     if not path.exists():
-        return TokenLedger(evicted)
+        return TokenRegister(evicted)
     check_private(path)
     try:
         with explained("read", path):
             document = json.loads(path.read_text())
-        return TokenLedger.of(document, evicted)
+        return TokenRegister.of(document, evicted)
     except (ValueError, TypeError) as error:
         raise LocalError(f"{path} is damaged: {REMEDY}") from error
     except LocalError as error:

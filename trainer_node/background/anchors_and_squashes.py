@@ -24,7 +24,7 @@ from p2pcast.artifact.run_key import RunKey
 from p2pcast.codec.layout import Cell
 from p2pcast.daemon.events import Events
 from p2pcast.errors import P2PCastError, RetryableError
-from p2pcast.relay.catchup_path import Edge, cheapest_path, expected_bytes, fitted_exponent
+from p2pcast.relay.artifact_path import Edge, cheapest_path, expected_bytes, fitted_exponent
 from p2pcast.relay.holding import Holding
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.squash_artifact import make_squash

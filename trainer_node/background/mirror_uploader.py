@@ -20,14 +20,14 @@ from prometheus_client.core import Metric
 from p2pcast.backoff import Backoff
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import Document
-from p2pcast.daemon.metrics import lag
+from p2pcast.daemon.metric_kinds import lag
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
 from p2pcast.mirror.object_names import KEY, SLICE_BYTES, Marker, slice_name, tail_name
 from p2pcast.mirror.object_store import MissingError, Objects, TooLargeError
 from p2pcast.mirror.suspect_objects import SuspectObject, SuspectObjects, artifact_of
 from p2pcast.mirror.upload_plan import Inventory, head, removals, uploads
 from p2pcast.private_random import uniform
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.store.retention import DEFAULT, Counts
 from p2pcast.version import Version

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
-from p2pcast.daemon import metrics
+from p2pcast.daemon import metric_kinds
 from p2pcast.daemon.background_tasks import Tasks
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.daemon.events import Events
@@ -151,7 +151,7 @@ class LedgerDaemon:
         self.http = HttpServer(
             self.view.status,
             self.view.ready,
-            metrics.registry(self.view.families),
+            metric_kinds.registry(self.view.families),
             {},
             bearer,
             events,

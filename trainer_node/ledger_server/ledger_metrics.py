@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from p2pcast.daemon.metrics import counters, gauge, gauges
+from p2pcast.daemon.metric_kinds import counters, gauge, gauges
 
 WAITING_REQUESTS = partial(gauge, "p2pcast_ledger_waiting_requests", "Requests that wait for leases")
 GROUPS = partial(gauges, "p2pcast_ledger_groups", "Groups of jobs by state", ["state"])

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from p2pcast.addresses import ANYWHERE, show_address
 from p2pcast.daemon.http_server import Document
-from p2pcast.daemon.metrics import lag
+from p2pcast.daemon.metric_kinds import lag
 from p2pcast.version import Version
 from topology.score import Score
 from trainer_node import hub_metrics

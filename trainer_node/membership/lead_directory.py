@@ -12,7 +12,7 @@ from typing import Any
 from p2pcast.daemon.daemon_process import StateFile
 from p2pcast.wire import messages
 from topology.reachability import Reach
-from trainer_node.membership.engine_groups import EngineGroups
+from trainer_node.membership.multi_host_engines import MultiHostEngines
 from trainer_node.membership.peer_record import PeerRecord
 from trainer_node.membership.peer_session import PeerSession
 
@@ -37,7 +37,7 @@ class LeadDirectory:
         self._memory = memory
         self._later = later
         self._in_thread = in_thread
-        self._groups = EngineGroups()
+        self._groups = MultiHostEngines()
         self._saved: dict[str, str] = {}
 
     def recall(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from p2pcast.codec.soonest_codec import PEER_CORES
+from p2pcast.codec.codec_prediction import PEER_CORES
 from p2pcast.version import Version
 from p2pcast.wire.messages import Report
 from topology.plan_tree import ROOT, Epoch

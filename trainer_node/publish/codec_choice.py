@@ -1,8 +1,8 @@
 """CodecChoice: which codec the next version goes out in, by what is measured here and what is known of the fleet.
 
-Promises: a configured codec is used. Otherwise the codec is used that ``codec.soonest_codec`` predicts to be soonest.
-Costs are measured in this process on samples of a version that went out (on one thread, digests taken and checked, as
-for a version). Until then, costs are those that were measured elsewhere.
+Promises: a configured codec is used. Otherwise the codec is used that ``codec.codec_prediction`` predicts to be
+soonest. Costs are measured in this process on samples of a version that went out (on one thread, digests taken and
+checked, as for a version). Until then, costs are those that were measured elsewhere.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.codec.cell import decode, digest, encode
+from p2pcast.codec.codec_prediction import MEASURED_BEFORE, Choice, Cost, State, Way, choose
 from p2pcast.codec.join_parts import within
 from p2pcast.codec.layout import Cell, Layout
-from p2pcast.codec.soonest_codec import MEASURED_BEFORE, Choice, Cost, State, Way, choose
 from p2pcast.state.patch_file import PatchFile
 from p2pcast.state.shadow import Shadow
 

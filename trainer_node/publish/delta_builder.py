@@ -19,10 +19,10 @@ from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.signed_records import FileEntry
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.codec.cell import Encoded
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.encode_cell import encode_as_chosen, recode_in_context
 from p2pcast.codec.join_parts import join
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.soonest_codec import Choice
 from p2pcast.errors import RetryableError
 from p2pcast.ordered_map import cores, ordered_map
 from p2pcast.state.shadow import Shadow

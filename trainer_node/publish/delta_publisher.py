@@ -18,8 +18,8 @@ from p2pcast.artifact.packer import Packer
 from p2pcast.artifact.piece_size import piece_bytes
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import DELTA, OWN, Open, run_id
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.digest import MASK
-from p2pcast.codec.soonest_codec import Choice
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from p2pcast.errors import P2PCastError
-from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging

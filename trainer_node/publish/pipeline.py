@@ -15,8 +15,8 @@ import secrets
 from p2pcast.artifact.run_key import RunKey
 from p2pcast.artifact.signed_records import OWN
 from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.layout import Layout
-from p2pcast.codec.soonest_codec import Choice
 from p2pcast.offline import state_digest
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2pcast.codec.soonest_codec import Choice
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.version import Version
 
 

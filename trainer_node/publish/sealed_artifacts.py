@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.child import Child
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from p2pcast.checkpoint.folder import Checkpoint
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.join_parts import assemble
 from p2pcast.codec.kernel_warmup import warm_up_for
 from p2pcast.codec.layout import Layout
-from p2pcast.codec.soonest_codec import Choice
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from p2pcast.version import Version

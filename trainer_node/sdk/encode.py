@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from p2pcast.codec.cell import CONTEXT, FLAT, Encoded
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.digest import MASK, digest_change, word_dtype
 from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.flat_codec import encode_flat
 from p2pcast.codec.layout import Cell
-from p2pcast.codec.soonest_codec import Choice
 from p2pcast.device import RUN_BYTES, Changes, compare, encode_context_on_device
 from trainer_node.sdk.snapshot import Room, Slot
 

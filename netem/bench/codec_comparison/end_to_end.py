@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from netem.bench.codec_comparison.formats import Format
-from p2pcast.codec.soonest_codec import (
+from p2pcast.codec.codec_prediction import (
     PEER_CORES,
     State,
     Way,

@@ -20,8 +20,8 @@ from netem.bench.codec_comparison import pulse_format, sparrowrl_format, verl_fo
 from netem.bench.codec_comparison.comparison import Dataset, one_core, other_sizes, take_turns, tiled
 from netem.bench.codec_comparison.reference_scan import compact
 from p2pcast.codec.cell import decode, digest, encode
+from p2pcast.codec.codec_prediction import Cost
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.codec.soonest_codec import Cost
 
 OURS = ("context", "flat", "dense")
 WORKING_SET_BYTES = 64 << 20

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from p2pcast.cli.options import console, documented, written
-from p2pcast.codec.soonest_codec import PEER_CORES
+from p2pcast.codec.codec_prediction import PEER_CORES
 from p2pcast.errors import UsageError
 
 log = logging.getLogger("p2pcast.bench")

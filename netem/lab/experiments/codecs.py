@@ -2,7 +2,7 @@
 
 The question is PULSE's (section 4.3, appendix E.4.5, Figure 13). Both ends are processes with one coding thread, on a
 real link; the weights are real, one AdamW step apart. Each format's costs are measured first in the same run. From
-these costs p2pcast's rule (``p2pcast.codec.soonest_codec``) predicts times and chooses among p2pcast's codecs.
+these costs p2pcast's rule (``p2pcast.codec.codec_prediction``) predicts times and chooses among p2pcast's codecs.
 Transfers predicted to exceed ``limit_s`` are not run; their rows are the model's (``simulated``), as are the rows of
 the paper's model on ``paper_cores`` at either end.
 """
@@ -27,8 +27,8 @@ from netem.lab.lab_swarm import TMPFS
 from netem.lab.saved_weights import Tensors, trained
 from netem.lab.scenario import network_of
 from netem.lab.tables import bounded, filled, not_empty, rates_of
+from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.codec.soonest_codec import PEER_CORES, Cost, State, Way, choose, predict, sequential_s
 from p2pcast.errors import UsageError
 from p2pcast.limits import CELL_WORDS
 

@@ -1,14 +1,14 @@
 """ECHO-2's fleets in simulation at paper scale: Table 2, cost of a step, and Table 4, a fault of one worker of eight.
 No network; all rows simulated.
 
-Table 2: nine or ten workers out of a pool of unlike prices, chosen by `trainer_node.scheduling.fleet.cheapest` or at
-random; T_bcast is the paper's. The paper does not give the pool's prices: ``price_usd_h``, ``price_step`` and ``pool``
-are fitted to its rows "full" and "w/o Cost". Eight workers saturate the learner (the paper's appendix D), hence
-``rollouts_per_s``.
+Table 2: nine or ten workers out of a pool of unlike prices, chosen by `trainer_node.scheduling.worker_fleet.cheapest`
+or at random; T_bcast is the paper's. The paper does not give the pool's prices: ``price_usd_h``, ``price_step`` and
+``pool`` are fitted to its rows "full" and "w/o Cost". Eight workers saturate the learner (the paper's appendix D),
+hence ``rollouts_per_s``.
 
-Table 4: eight workers just saturate the learner. `trainer_node.scheduling.fleet.FleetControl` starts a replacement
-after a sustained shortfall; ``start_s`` and the snapshot over ``snapshot_bps`` pass until the replacement works. A
-broken chain is repaired after ``repair_s``.
+Table 4: eight workers just saturate the learner. `trainer_node.scheduling.worker_fleet.FleetControl` starts a
+replacement after a sustained shortfall; ``start_s`` and the snapshot over ``snapshot_bps`` pass until the replacement
+works. A broken chain is repaired after ``repair_s``.
 
 ``assumption``: as in ``worker_overlap``.
 """
@@ -27,13 +27,13 @@ from netem.rollouts.rollout_simulator import simulate_run
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_run import FAULTS, Broadcast, Control, Fault, Machine, Run, Samples, mean_tokens
 from p2pcast.errors import LocalError, UsageError
-from trainer_node.scheduling.fleet import Candidate, cheapest
 from trainer_node.scheduling.overlap import (
     CAPACITY_MARGIN,
     Pace,
     least_rollouts_per_s,
     least_rollouts_per_s_within,
 )
+from trainer_node.scheduling.worker_fleet import Candidate, cheapest
 
 FULL = "full"
 PAPER_USD = {FULL: 8.098, "w/o P2P": 8.432, "w/o P2P, one more": 8.630, "w/o Cost": 9.339}

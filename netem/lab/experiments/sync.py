@@ -25,8 +25,8 @@ from netem.lab.lab_swarm import Swarm, swarm
 from netem.lab.saved_weights import Tensors, nbytes, trained
 from netem.lab.scenario import network_of
 from netem.lab.tables import bounded, filled, not_empty, rates_of
+from p2pcast.codec.codec_prediction import PEER_CORES, Cost, State, Way, predict
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.codec.soonest_codec import PEER_CORES, Cost, State, Way, predict
 from p2pcast.errors import UsageError
 from p2pcast.limits import CELL_WORDS, MIB
 
@@ -189,8 +189,8 @@ def _caught_up(run: _Run, name: str, rate: float) -> Path:
 
 def at_scale(paths: Sequence[Path], state_bytes: int, context: Cost, given: Parameters) -> Iterator[Path]:
     """The same paths for the paper's model over its link, computed. Bytes grow with the state, and keep their measured
-    ratio of time to bare rate. ``p2pcast.codec.soonest_codec`` predicts encoding, transfer and decoding of a delta from
-    the measured speed of one core and ``paper_cores`` at either end. A whole state is checked as it arrives.
+    ratio of time to bare rate. ``p2pcast.codec.codec_prediction`` predicts encoding, transfer and decoding of a delta
+    from the measured speed of one core and ``paper_cores`` at either end. A whole state is checked as it arrives.
     """
     grown = given.paper_bytes / state_bytes
     slowest = min(path.rate_bps for path in paths)

@@ -15,7 +15,7 @@ from p2pcast.cli.rollout_commands.offer_type import OfferType
 from p2pcast.errors import EXIT_FAILED, LocalError
 
 if TYPE_CHECKING:
-    from trainer_node.scheduling.fleet_plan import FleetPlan, Offer, Prospect
+    from trainer_node.scheduling.worker_fleet_plan import FleetPlan, Offer, Prospect
 
 DPI = 120
 INCHES = (8.0, 4.8)
@@ -83,8 +83,8 @@ def plan(
     Example, ECHO-2's Qwen3-8B at S = 3:
       p2pcast fleet plan --t-train 1631 --t-bcast 1437 --rollouts 2048 --price rtx5090=0.35:0.28:12
     """
-    from trainer_node.scheduling.fleet_plan import planned
     from trainer_node.scheduling.overlap import Pace
+    from trainer_node.scheduling.worker_fleet_plan import planned
 
     if t_train_s is None:
         raise click.UsageError("Missing option '--t-train'.")

@@ -13,9 +13,9 @@ from p2pcast.cli.options import BEARER_FILE, PATH, seconds
 from p2pcast.errors import LocalError, RetryableError, UsageError
 
 if TYPE_CHECKING:
-    from trainer_node.scheduling.fleet import Change
-    from trainer_node.scheduling.fleet_operator import Fleet, FleetOperator, Source
-    from trainer_node.scheduling.fleet_plan import Offer
+    from trainer_node.scheduling.worker_fleet import Change
+    from trainer_node.scheduling.worker_fleet_operator import Fleet, FleetOperator, Source
+    from trainer_node.scheduling.worker_fleet_plan import Offer
 
 FIRST_STEPS = 5
 """Steps whose median is the first measured T_train: ECHO-2, section 4.3."""
@@ -93,7 +93,7 @@ def run(
     from p2pcast.cli.status import daemon_url
     from p2pcast.daemon import event_loop
     from p2pcast.daemon.daemon_process import run_until_signal
-    from trainer_node.scheduling.fleet_operator import FleetOperator
+    from trainer_node.scheduling.worker_fleet_operator import FleetOperator
 
     sources = sources_of(prices, providers)
     where = daemon_url(url or (None if state else DEFAULT_LEDGER), state)
@@ -113,8 +113,8 @@ def run(
 def sources_of(prices: tuple[str, ...], providers: tuple[str, ...]) -> list[Source]:
     """An offer and a provider for each kind. Raises UsageError, LocalError."""
     from p2pcast.cli.rollout_commands.offer_type import OfferType
-    from trainer_node.scheduling.fleet_operator import Source
     from trainer_node.scheduling.provider import Provider, provider_of
+    from trainer_node.scheduling.worker_fleet_operator import Source
 
     offers: dict[str, Offer] = {}
     for text in prices:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from trainer_node.scheduling.fleet_plan import Offer
+    from trainer_node.scheduling.worker_fleet_plan import Offer
 
 _OFFER = re.compile(r"([^=:\s]+)=([0-9.eE+-]+):([0-9.eE+-]+)(?::([0-9]+))?", re.ASCII)
 
@@ -20,7 +20,7 @@ class OfferType(click.ParamType["Offer"]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Offer:
         from p2pcast.errors import UsageError
-        from trainer_node.scheduling.fleet_plan import Offer
+        from trainer_node.scheduling.worker_fleet_plan import Offer
 
         if isinstance(value, Offer):
             return value

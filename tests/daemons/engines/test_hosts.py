@@ -14,8 +14,8 @@ from p2pcast.transport.link import QuietOwner
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Identity
-from rollout_node.engine import group_member as module
-from trainer_node.membership.engine_groups import EngineGroups
+from rollout_node.engine import multi_host_member as module
+from trainer_node.membership.multi_host_engines import MultiHostEngines
 
 DEADLINE_S = 60.0
 NOBODY = ("vllm:http://127.0.0.1:9",)
@@ -275,7 +275,7 @@ async def test_a_lead_knows_its_members_without_the_hub(swarm, monkeypatch):
     lead, member = await pair(swarm)
     await swarm.until(lambda: lead.startup.state_file["members"] is not None, "it is told")
     await swarm.down(lead)
-    monkeypatch.setattr(EngineGroups, "changed_rosters", lambda self: iter(()))
+    monkeypatch.setattr(MultiHostEngines, "changed_rosters", lambda self: iter(()))
     lead = await swarm.peer_up("a", engine=("big", "lead"), targets=NOBODY)
     assert lead.engine.lead.status()["named"] == [member.ident.hex()]
     await met(swarm, lead)
@@ -283,7 +283,7 @@ async def test_a_lead_knows_its_members_without_the_hub(swarm, monkeypatch):
 
 
 async def test_a_hub_without_lead_addresses_is_of_an_older_release(swarm, monkeypatch):
-    monkeypatch.setattr(EngineGroups, "changed_rosters", lambda self: iter(()))
+    monkeypatch.setattr(MultiHostEngines, "changed_rosters", lambda self: iter(()))
     lead, _ = await pair(swarm)
     assert lead.engine.lead.status()["named"] is None
     assert lead.engine.lead._anybody

@@ -17,7 +17,7 @@ from p2pcast.mirror import requests, upload_plan
 from p2pcast.mirror.object_names import run_folder, slice_name, slices, tail_name
 from p2pcast.mirror.object_store import Objects
 from p2pcast.mirror.requests import Request
-from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store import retention
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2pcast.codec.cell import CONTEXT, FLAT
-from p2pcast.codec.soonest_codec import MEASURED_BEFORE
+from p2pcast.codec.codec_prediction import MEASURED_BEFORE
 from p2pcast.version import Version
 from topology.broadcast_time import DEFAULT_PEER_BPS
 

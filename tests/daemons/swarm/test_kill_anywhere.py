@@ -30,7 +30,7 @@ from p2pcast.mirror import requests, upload_plan
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
 from p2pcast.offline import state_digest
-from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.relay.node import Node
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging

@@ -10,8 +10,8 @@ import pytest
 
 from netem.lab.coded_transfer import OURS, States, costs, frames, undo, write
 from netem.lab.experiments.codecs import FORMATS, expected_s, rows
+from p2pcast.codec.codec_prediction import Cost, State, Way
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.codec.soonest_codec import Cost, State, Way
 from p2pcast.errors import IntegrityError
 
 

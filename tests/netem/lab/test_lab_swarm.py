@@ -13,7 +13,7 @@ from netem.lab.experiments.sync import COLD, FAST, SLOW, Path, at_scale, row
 from netem.lab.experiments.sync import Parameters as Paths
 from netem.lab.lab_swarm import swarm
 from netem.lab.saved_weights import nbytes, noise
-from p2pcast.codec.soonest_codec import Cost
+from p2pcast.codec.codec_prediction import Cost
 from p2pcast.errors import IntegrityError, UsageError
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.codec import class_ranks, class_window
-from p2pcast.codec import gap_coding as geometric
+from p2pcast.codec import gap_entropy_coder as geometric
 from p2pcast.codec.context_codec import SHIFTS, choose_window, decode_context, encode_context
 from p2pcast.codec.digest import digest
 from p2pcast.codec.kernels import readonly

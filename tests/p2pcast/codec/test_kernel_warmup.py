@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2pcast.codec import class_ranks, gap_coding, kernels, step_coding
+from p2pcast.codec import class_ranks, gap_entropy_coder, kernels, step_entropy_coder
 from p2pcast.codec.cell import apply, decode, encode
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.kernel_warmup import warm_up
@@ -11,7 +11,11 @@ from p2pcast.codec.layout import Cell
 
 
 def compiled() -> dict[str, int]:
-    every = [item for module in (kernels, class_ranks, gap_coding, step_coding) for item in vars(module).items()]
+    every = [
+        item
+        for module in (kernels, class_ranks, gap_entropy_coder, step_entropy_coder)
+        for item in vars(module).items()
+    ]
     return {name: len(k.signatures) for name, k in every if hasattr(k, "signatures")}
 
 

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from p2pcast.daemon import http_connections, metrics
+from p2pcast.daemon import http_connections, metric_kinds
 from p2pcast.daemon import http_server as module
 from p2pcast.daemon.events import Events
 from p2pcast.daemon.http_server import HttpServer
@@ -38,7 +38,7 @@ class Daemon:
         self.http = HttpServer(
             dict,
             lambda: (True, ""),
-            metrics.registry(),
+            metric_kinds.registry(),
             {"fail": self._fail},
             "secret",
             self.events,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2pcast.mirror.object_names import KEY, Found, Marker, slice_name, tail_name
 from p2pcast.mirror.suspect_objects import MAX_COMPLAINTS, SuspectObjects, artifact_of
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 
 

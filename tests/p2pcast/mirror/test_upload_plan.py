@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2pcast.limits import KIB, MIB
 from p2pcast.mirror.object_names import SLICE_BYTES, Found, Marker, slice_bytes, slice_name, slice_of, slices, tail_name
 from p2pcast.mirror.upload_plan import LEFT_OVER_S, Inventory, head, removals, spans, uploads
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.store.retention import Counts, expendable
 from p2pcast.version import Version
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pcast.errors import UsageError
-from p2pcast.relay.catchup_path import Edge, cheapest_path
+from p2pcast.relay.artifact_path import Edge, cheapest_path
 from p2pcast.store.squash_ladder import RUNGS, missing_rungs
 from p2pcast.version import Version
 

@@ -9,9 +9,9 @@ import pytest
 
 from p2pcast.errors import UsageError
 from p2pcast.limits import MAX_SPAN_NAME
-from rollout_node.engine.group_installer import GroupInstaller
-from rollout_node.engine.group_leader import GroupLeader
 from rollout_node.engine.install_target import NO_WAIT, Targets, check, check_span, check_wait
+from rollout_node.engine.multi_host_installer import MultiHostInstaller
+from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm import VllmInstaller
@@ -79,9 +79,9 @@ async def test_a_lead_leads_its_server_and_nothing_else(tmp_path: Path):
     provider: Any = None
     socket = InstallSocket(tmp_path / "s", provider)
     targets = Targets(lambda version: {}, socket, tmp_path, 3, "recompute", "peer", "run", NO_WAIT)
-    lead = GroupLeader("big", socket, lambda: None)
+    lead = MultiHostLeader("big", socket, lambda: None)
     assert isinstance(targets.installer(SERVER), VllmInstaller)
-    assert isinstance(targets.led(SERVER, lead), GroupInstaller)
+    assert isinstance(targets.led(SERVER, lead), MultiHostInstaller)
     assert isinstance(targets.led(f"safetensors:{tmp_path}", lead), FolderInstaller)
 
 

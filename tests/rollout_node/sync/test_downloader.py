@@ -11,7 +11,7 @@ import pytest
 from artifact_maker import Made, Maker
 
 from p2pcast.artifact.assembly import Assembly
-from p2pcast.relay.excerpt import Excerpt
+from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.relay.piece_set import PieceSet

@@ -17,7 +17,7 @@ from p2pcast.artifact.signed_records import OWN
 from p2pcast.errors import RetryableError
 from p2pcast.mirror.object_names import Marker, run_folder, slice_name, tail_name
 from p2pcast.mirror.object_store import Objects
-from p2pcast.relay.excerpt import Excerpt
+from p2pcast.relay.artifact_excerpt import Excerpt
 from p2pcast.relay.holding import Holding
 from p2pcast.relay.node import Node
 from p2pcast.relay.piece_set import PieceSet

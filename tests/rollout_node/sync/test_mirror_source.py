@@ -10,7 +10,7 @@ from recorder import Recorder
 from p2pcast.artifact.signed_records import KEY_BYTES, run_id
 from p2pcast.errors import IntegrityError, RefusedError, RetryableError
 from p2pcast.mirror.object_store import MissingError
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 from rollout_node.sync import mirror_source as module
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror

@@ -8,7 +8,7 @@ from fake_holding import FakeCatalog, FakeHolding, FakeNode, FakeParent, FakePar
 from recorder import Recorder
 
 from p2pcast import limits
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 from rollout_node.sync.missing_versions import MISSES, SAID_S, WITHHELD_S, MissingVersions
 

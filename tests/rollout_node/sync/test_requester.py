@@ -16,7 +16,7 @@ from fake_holding import (
 )
 from recorder import Recorder, until
 
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.sync import requester as module

@@ -9,7 +9,7 @@ from recorder import Recorder, blocking
 
 from p2pcast.codec.layout import Layout, Tensor
 from p2pcast.errors import IntegrityError, RetryableError
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.sync import shadow_repair as module

@@ -9,7 +9,7 @@ from fake_holding import FakeCatalog, FakeHolding, FakeNode
 from recorder import Recorder, blocking
 
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
-from p2pcast.relay.catchup_path import Edge
+from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.sync import shadow_updater as module

@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from p2pcast.trust.token_ledger import TokenLedger
+from p2pcast.trust.token_register import TokenRegister
 from trainer_node.admission.trust_files import read_ledger
 from trainer_node.admission.trust_state import write_document
 
 
 def test_every_row_comes_back_and_none_is_there_where_none_was(tmp_path: Path) -> None:
-    path, ledger = tmp_path / "trust.json", TokenLedger()
+    path, ledger = tmp_path / "trust.json", TokenRegister()
     for count in range(3):
         write_document(path, ledger.document)
         assert json.loads(path.read_text()) == ledger.document
@@ -23,7 +23,7 @@ def test_every_row_comes_back_and_none_is_there_where_none_was(tmp_path: Path) -
 
 
 def test_a_document_shares_nothing_with_its_ledger() -> None:
-    ledger = TokenLedger()
+    ledger = TokenRegister()
     ident = ledger.grant(bytes(20), "peer", 1.0)
     ledger.adopt(bytes(16), "print", "a", 1.0, 2.0)
     document = ledger.document

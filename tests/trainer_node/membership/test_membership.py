@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pcast.codec.soonest_codec import PEER_CORES
+from p2pcast.codec.codec_prediction import PEER_CORES
 from p2pcast.relay.child_lag import Inflow
 from p2pcast.wire.messages import Report
 from topology.broadcast_time import DEFAULT_PEER_BPS

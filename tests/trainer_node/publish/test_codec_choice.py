@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from p2pcast.codec.cell import CONTEXT, DENSE, FLAT, RAW, decode, digest, encode
+from p2pcast.codec.codec_prediction import MEASURED_BEFORE, Choice, Times, Way
 from p2pcast.codec.encode_cell import encode_as_chosen, recode_in_context
 from p2pcast.codec.join_parts import Part, within
 from p2pcast.codec.layout import Layout, Tensor
-from p2pcast.codec.soonest_codec import MEASURED_BEFORE, Choice, Times, Way
 from p2pcast.state.patch_file import PatchFile, PatchWriter
 from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from p2pcast.codec.cell import CONTEXT, DENSE, FLAT, decode, digest
+from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.layout import Cell, Tensor
-from p2pcast.codec.soonest_codec import Choice
 from trainer_node.sdk.encode import Compared, codec_of, encode_on_device
 from trainer_node.sdk.snapshot import Rooms, slots_for
 from trainer_node.sdk.tensors import TORCH_DTYPES

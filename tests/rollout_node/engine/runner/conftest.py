@@ -11,8 +11,8 @@ import pytest
 
 from rollout_node.engine import runner as module
 from rollout_node.engine.callbacks import Callbacks
-from rollout_node.engine.rolling import SwitchSlots
 from rollout_node.engine.runner import Runner
+from rollout_node.engine.switch_slots import SwitchSlots
 
 sys.path.append(str(Path(__file__).parent))  # scripted_target
 

@@ -1,0 +1,425 @@
+"""The lead of an engine whose workers run on several hosts, with a peer on each. The other peers are its members:
+``rollout_node.engine.multi_host_member``.
+
+Promises: the server reads a version only while all members hold their shadows still at it. A report of a member's
+worker counts once, or is declared lost before the lead acts on it. A lead that does not get all members to one version
+skips that version, and the engine goes on serving the old one. A node is a member only if the hub names it. A member
+counts only once a worker of this engine has answered through it. Workers get the question's nonce from their server, so
+a node without a server cannot answer. A rank belongs to one host at a time. ``meeting`` decides at which version the
+members meet, and is pure. Protocol: docs/formats/wire-protocol.md, section 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack
+
+from p2pcast import limits
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.transport.link import Link
+from p2pcast.transport.stripe import Stripe
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from p2pcast.wire import messages
+from p2pcast.wire.connection import Event, Message
+from rollout_node.installers.install_socket import InstallSocket, Report
+
+logger = logging.getLogger("p2pcast.peer")
+
+BEAT_S = 1.0
+"""Between a lead's PINGs, in seconds."""
+SILENCE_S = 5.0
+"""A connection that is silent for this time, in seconds, is dead."""
+LOST_S = 5.0
+"""Time after a member's connection is lost, in seconds, before its workers' reports count as lost."""
+PATIENCE_S = 60.0
+"""Time for which a lead waits for its members, in seconds, counted anew whenever one makes progress."""
+
+
+# -- decisions
+
+
+class Standing(NamedTuple):
+    """The version of a member's shadow, and whether it is held still for the lead."""
+
+    version: Version | None
+    still: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """``place``: the version at which all shadows must be. ``behind``: members that are not there, or not held still.
+    ``met``: all are there, the lead's own shadow included.
+    """
+
+    place: Version
+    met: bool
+    behind: tuple[str, ...]
+
+
+def meeting(own: Version, members: Mapping[str, Standing]) -> Meeting:
+    """Shadows only go forward, so the furthest shadow waits for the others. Members at the place stay there, so the
+    decision does not depend on the order of arrival.
+    """
+    place = max([own, *(s.version for s in members.values() if s.version is not None)])
+    behind = tuple(name for name, s in members.items() if s != Standing(place, True))
+    return Meeting(place, not behind and own == place, behind)
+
+
+def unpack_report(data: bytes) -> dict[str, Any]:
+    """A worker's report that another host forwarded. Memory stays within a small multiple of ``data``. Raises
+    RemoteError.
+    """
+    items = 0
+
+    def count(found: Any) -> Any:
+        nonlocal items
+        items += 1
+        if items > limits.MAX_REPORT_ITEMS:
+            raise ValueError("too many rows")
+        return found
+
+    try:
+        # Unpacking allocates an array by its claimed length, before its elements are read. A dry run finds false
+        # claims.
+        dry = msgpack.Unpacker(max_buffer_size=max(1, len(data)))
+        dry.feed(data)
+        dry.skip()
+        report = msgpack.unpackb(data, max_ext_len=0, object_hook=count, list_hook=count)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise RemoteError(f"a worker's report is not msgpack ({type(error).__name__})") from None
+    if not isinstance(report, dict) or not all(isinstance(key, str) for key in report):
+        raise RemoteError("a worker's report is not a map with names as keys")
+    return report
+
+
+# -- the lead
+
+
+class _Seat:
+    """A member's connection."""
+
+    def __init__(self, link: Link, lead: MultiHostLeader) -> None:
+        self.link = link
+        self.incarnation = b""
+        """Empty before MEMBER."""
+        self.standing: Standing | None = None
+        """None before HELD."""
+        self.heard_at = asyncio.get_running_loop().time()
+        self._lead = lead
+        link.expect_first_message("MEMBER")
+
+    def on_link_event(self, link: Link, stripe: Stripe, event: Event) -> None:
+        if not isinstance(event, Message) or isinstance(event.body, messages.Pong):
+            return
+        if isinstance(event.body, messages.Ping):
+            link.send(messages.Pong(event.body.t))
+            return
+        try:
+            if isinstance(event.body, messages.Member) == bool(self.incarnation):
+                raise RemoteError("MEMBER comes first, and once")
+            self._lead.on_member_message(self, event.body)
+        except P2PCastError as error:
+            link.close(error)
+
+    def on_link_read(self, link: Link, payload_bytes: int) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+
+    def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
+
+    def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
+        self._lead.on_seat_lost(self, error)
+
+
+class MultiHostLeader:
+    """``serves``: the version that the engine serves, and whether it is fit for traffic."""
+
+    def __init__(self, name: str, socket: InstallSocket, changed: Callable[[], None]) -> None:
+        self.name = name
+        self.serves: tuple[Version | None, bool] = (None, False)
+        self._socket = socket
+        self._changed = changed
+        self._seats: dict[bytes, _Seat] = {}
+        """Node → its connection, from MEMBER on."""
+        self._links: set[_Seat] = set()
+        self._ranks: dict[int, bytes] = {}
+        """Worker → the member that last reported for it."""
+        self._names: dict[bytes, str] = {}
+        self._incarnations: dict[bytes, bytes] = {}
+        self._lost: dict[bytes, float] = {}
+        """Lost members and the time of the loss, until their workers' reports count as lost."""
+        self._own: Version | None = None
+        self._place: Version | None = None
+        """The version at which members are ordered to stand still."""
+        self._round = 0
+        self._started = False
+        self._news = Wakeup()
+        self._roster: frozenset[bytes] | None = None
+        """Nodes that the hub names as members."""
+        self._anybody = False
+        """Any node may be a member: the hub is too old to name them."""
+        self._own_ranks: set[int] = set()
+        """Workers of this host."""
+        self._loose: set[int] = set()
+        """Ranks that may have moved to other hosts: the server may be another process."""
+        self._relaying = False
+        """The report at hand comes from a member."""
+        socket.elsewhere = self._sources
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(BEAT_S)
+                now = asyncio.get_running_loop().time()
+                for seat in list(self._links):
+                    if now - seat.heard_at > SILENCE_S:
+                        seat.link.abort(RetryableError(f"silent for {SILENCE_S:.0f} s"))
+                    else:
+                        seat.link.send(messages.Ping(int(now * 1e6)))
+                for node in [n for n, since in self._lost.items() if now - since > LOST_S]:
+                    del self._lost[node]
+                    self._give_up(node, "was lost")
+        finally:
+            for seat in list(self._links):
+                seat.link.close()
+
+    def begin(self) -> None:
+        """Every worker has answered: none is in the middle of an install of an earlier lead, so members may move."""
+        self._started = True
+        self._order(self._own)
+
+    def moved(self, version: Version) -> None:
+        """The lead's shadow is at ``version``: members may go there, and no further."""
+        self._own = version
+        if self._started:
+            self._order(version)
+
+    def set_serving(self, version: Version | None, ready: bool) -> None:
+        if self.serves != (version, ready):
+            self.serves = (version, ready)
+            self._send(self._serving())
+
+    def set_members(self, nodes: Iterable[bytes]) -> None:
+        """The members that the hub names. Connected members stay: a member may have lost the hub alone."""
+        self._roster = frozenset(nodes)
+
+    def on_hub_listed(self) -> None:
+        """The hub's first messages have come: one that names members did so by now."""
+        if self._roster is None and not self._anybody:
+            self._anybody = True
+            logger.warning(
+                "engine %s: the hub is of an older release and does not name the members; any peer may join the engine",
+                self.name,
+            )
+
+    def loosen(self) -> None:
+        """The server was out of reach, or lost its version: its workers may return on other hosts."""
+        self._loose = self._own_ranks | self._ranks.keys()
+
+    def on_report(self, report: Report) -> None:
+        """A report of any host. A report of this host's worker takes the rank from its member."""
+        if not self._relaying and 0 <= report["rank"] < limits.MAX_RANKS:
+            self._ranks.pop(report["rank"], None)
+            self._own_ranks.add(report["rank"])
+            self._loose.discard(report["rank"])
+
+    def require(self) -> None:
+        """Raises RetryableError when a member with workers is gone."""
+        gone = sorted({self._names[n] for n in self._ranks.values() if n not in self._seats})
+        if gone:
+            raise RetryableError(f"engine {self.name}: member {', '.join(gone)} is gone; {self._sources()}")
+
+    async def meet(self, version: Version) -> None:
+        """Wait until all members hold their shadows still at ``version``, as the lead does already. Members hold
+        still as long as the lead's shadow does.
+
+        Raises RetryableError when a member does not reach the version, or is past it: then the lead has to follow.
+        """
+        while True:
+            working = {*self._ranks.values()}
+            seats = {
+                f"{s.link.name} ({node.hex()[:8]})": s.standing for node, s in self._seats.items() if node in working
+            }
+            names = {n: s or Standing(None, False) for n, s in seats.items()}
+            found = meeting(version, names)
+            if found.place != self._place:
+                self._order(found.place)
+                continue
+            if found.place > version:
+                further = ", ".join(n for n, s in names.items() if s.version == found.place)
+                raise RetryableError(
+                    f"engine {self.name}: member {further} is at version {found.place} already, so {version} is skipped"
+                )
+            if found.met:
+                return
+            if empty := [n for n in found.behind if seats[n] is not None and names[n].version is None]:
+                raise RetryableError(f"engine {self.name}: member {', '.join(empty)} has no version yet")
+            if not await self._news.wait(PATIENCE_S):
+                late = ", ".join(f"{n} at {names[n].version}" for n in found.behind)
+                raise RetryableError(
+                    f"engine {self.name}: its members did not reach {version} within {PATIENCE_S:.0f} s: {late}"
+                )
+
+    def status(self) -> dict[str, Any]:
+        """For /status."""
+        members = [
+            {
+                "name": s.link.name,
+                "node": node.hex(),
+                "address": s.link.remote_host,
+                "staged": None if s.standing is None or s.standing.version is None else str(s.standing.version),
+                "still": s.standing is not None and s.standing.still,
+                "ranks": sorted(r for r, n in self._ranks.items() if n == node),
+            }
+            for node, s in self._seats.items()
+        ]
+        place = None if self._place is None else str(self._place)
+        return {
+            "name": self.name,
+            "role": "lead",
+            "meets_at": place,
+            "members": sorted(members, key=lambda m: str(m["name"])),
+            "named": None if self._roster is None else sorted(node.hex() for node in self._roster),
+        }
+
+    # -- members
+
+    def accept(self, link: Link, hello: messages.Hello) -> None:
+        """Raises RefusedError, RetryableError."""
+        if hello.role != "member":
+            raise RefusedError("an engine's lead accepts members only")
+        self._check_named(link.remote)
+        for seat in [s for s in self._links if s.link.remote == link.remote and not s.incarnation]:
+            seat.link.close(RetryableError("the same member is here again"))
+        if len({s.link.remote for s in self._links} - {link.remote}) >= limits.MAX_MEMBERS:
+            raise RetryableError(f"engine {self.name} has {limits.MAX_MEMBERS} members already")
+        seat = _Seat(link, self)
+        link.owner = seat
+        self._links.add(seat)
+
+    def _check_named(self, node: bytes) -> None:
+        if self._anybody or node in self._ranks.values():
+            return
+        if self._roster is None:
+            raise RetryableError(f"the hub has not named the members of engine {self.name} yet")
+        if node not in self._roster:
+            raise RefusedError(
+                f"the hub names no such member of engine {self.name}: join with --engine {self.name} --role member"
+            )
+
+    def on_member_message(self, seat: _Seat, body: messages.Record) -> None:
+        if isinstance(body, messages.Member):
+            self._introduced(seat, body)
+        elif isinstance(body, messages.Held):
+            standing = Standing(body.version, body.still and body.round == self._round)
+            if standing != seat.standing:
+                seat.standing = standing
+                if seat.link.remote in self._ranks.values():
+                    self._news.notify()
+                    self._changed()
+        elif isinstance(body, messages.Reported):
+            report = unpack_report(body.report)
+            self._relaying = True
+            try:
+                self._socket.offer(report, body.age_us / 1e6, lambda checked: self._claim(seat, checked["rank"]))
+            finally:
+                self._relaying = False
+
+    def _claim(self, seat: _Seat, rank: int) -> None:
+        """A worker of this engine answered through ``seat``. Raises RefusedError for a rank of another host."""
+        node, holder = seat.link.remote, self._ranks.get(rank)
+        owner = (
+            "this host"
+            if rank in self._own_ranks
+            else self._names[holder]
+            if holder in self._seats and holder != node
+            else None
+        )
+        if owner is not None and rank not in self._loose:
+            error = f"engine {self.name}: {seat.link.name} reports for rank {rank}, which belongs to {owner}"
+            logger.error("%s", error)
+            self._socket.lose({rank}, RetryableError(error))
+            raise RefusedError(error)
+        self._loose.discard(rank)
+        self._own_ranks.discard(rank)
+        if holder != node:
+            self._ranks[rank] = node
+            self._news.notify()
+            self._changed()
+
+    def _introduced(self, seat: _Seat, body: messages.Member) -> None:
+        link, node = seat.link, seat.link.remote
+        if body.engine != self.name:
+            raise RefusedError(f"this peer leads the engine {self.name}, not {body.engine}")
+        old = self._seats.get(node)
+        if old is not None:
+            old.link.close(RetryableError("the same member is here again"))
+        seat.incarnation = body.incarnation
+        link.introduced()
+        if self._incarnations.get(node, seat.incarnation) != seat.incarnation:
+            self._give_up(node, "was restarted")
+        self._lost.pop(node, None)
+        self._seats[node], self._names[node], self._incarnations[node] = seat, link.name, seat.incarnation
+        for known in [n for n in self._names if n not in self._seats and n not in self._ranks.values()][
+            : -limits.MAX_MEMBERS
+        ]:
+            del self._names[known], self._incarnations[known]
+        link.send(self._serving())
+        if self._started:
+            link.send(self._ordered())
+        logger.info("engine %s: member %s is here, from %s", self.name, link.name, link.remote_host)
+        self._news.notify()
+        self._changed()
+
+    def on_seat_lost(self, seat: _Seat, error: P2PCastError | None) -> None:
+        self._links.discard(seat)
+        node = seat.link.remote
+        if self._seats.get(node) is seat:
+            del self._seats[node]
+            self._lost[node] = asyncio.get_running_loop().time()
+            logger.warning("engine %s: member %s is gone%s", self.name, seat.link.name, f": {error}" if error else "")
+            self._news.notify()
+            self._changed()
+
+    def _give_up(self, node: bytes, why: str) -> None:
+        ranks = {r for r, n in self._ranks.items() if n == node}
+        if ranks:
+            named = ", ".join(map(str, sorted(ranks)))
+            self._socket.lose(
+                ranks,
+                RetryableError(
+                    f"engine {self.name}: member {self._names[node]}, of rank {named}, {why} before all was reported"
+                ),
+            )
+
+    def _order(self, place: Version | None) -> None:
+        """Begin a new round: earlier answers of members do not count for it."""
+        self._place, self._round = place, self._round + 1
+        for seat in self._seats.values():
+            if seat.standing is not None:
+                seat.standing = Standing(seat.standing.version, False)
+        self._send(self._ordered())
+
+    def _ordered(self) -> messages.Still:
+        return messages.Still(self._place, self._round)
+
+    def _send(self, record: messages.Record) -> None:
+        for seat in self._seats.values():
+            seat.link.send(record)
+
+    def _serving(self) -> messages.Serves:
+        return messages.Serves(*self.serves)
+
+    def _sources(self) -> str:
+        """The members that forward reports, for a message about missing reports."""
+        rows = []
+        for node, seat in self._seats.items():
+            ranks = ", ".join(str(r) for r, n in sorted(self._ranks.items()) if n == node)
+            rows.append(f"{seat.link.name} (rank {ranks})" if ranks else f"{seat.link.name} (no worker so far)")
+        return f"connected members of {self.name}: {'; '.join(sorted(rows)) or 'none'}"

@@ -1,0 +1,150 @@
+"""Which artifacts lead a peer from the version that it has staged to the newest.
+
+Promises:
+
+- The way is the quickest by what is known.
+- It leads no engine back to an older version because of what this peer or the mirror alone lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from p2pcast.codec.layout import Layout
+from p2pcast.relay.artifact_path import Edge
+from p2pcast.relay.holding import ArtifactHolder, Holding
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+from p2pcast.wakeup import Wakeup
+from rollout_node.control.hub_orders import HubOrders
+from rollout_node.control.saved_hub_state import SavedHubState
+from rollout_node.sync.artifact_catalog import Catalog
+from rollout_node.sync.catchup_choice import CatchupChoice
+from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
+from rollout_node.sync.parent_failover import ParentFailover
+from rollout_node.sync.shadow_state import ShadowState
+from rollout_node.sync.source_choice import needs_source
+
+
+class PlannedNode(ArtifactHolder, Protocol):
+    @property
+    def layouts(self) -> Mapping[bytes, Layout]: ...
+
+    @property
+    def is_listed(self) -> Callable[[bytes], bool]:
+        """Whether the hub's catalog lists an artifact."""
+
+
+class VersionPlanner:
+    def __init__(
+        self,
+        *,
+        state: ShadowState,
+        orders: HubOrders,
+        catalog: Catalog,
+        mirror: MirrorCatalog | NoMirror,
+        node: PlannedNode,
+        parent_failover: ParentFailover,
+        store: Store,
+        saved: SavedHubState,
+        squashes: CatchupChoice,
+    ) -> None:
+        self.begun = asyncio.Event()
+        """Set once it is known which version lies here, and so what has to come over the wire."""
+        self.news = Wakeup()
+        """Rings for whatever may have changed the way."""
+        self.squashes = squashes
+        self._state = state
+        self._orders = orders
+        self._catalog = catalog
+        self._mirror = mirror
+        self._node = node
+        self._parent_failover = parent_failover
+        self._store = store
+        self._saved = saved
+
+    def replan(self) -> None:
+        """The way may have changed."""
+        self.news.notify()
+
+    def path(self) -> list[Edge]:
+        """From the version staged to the newest that the shadow may go to."""
+        hold = self._orders.hold
+        path = self.squashes.way(
+            self._state.staged, [e for e in self.edges() if hold is None or e.version <= hold], self.state_bytes
+        )
+        return [] if self._is_regression(path) else path
+
+    def _is_regression(self, path: list[Edge]) -> bool:
+        """A mirror may show less than before, and so may this peer's disk. A path that ends below the newest version
+        staged here is followed only once the hub has listed its versions.
+        """
+        newest = self._saved.newest
+        unsure = not self._catalog.listed or self._mirror.in_use
+        return bool(path and unsure and newest is not None and path[-1].version < newest)
+
+    def needed(self) -> frozenset[bytes]:
+        """Artifacts that retention must leave: the path, and what leads past the version where the shadow is held."""
+        onward = self.squashes.way(self._state.staged, self.edges(), self.state_bytes)
+        return frozenset(e.artifact for e in (*self.path(), *onward))
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of a whole state; 0 while no layout is known."""
+        shadow = self._state.shadow
+        layouts = self._node.layouts.values() if shadow is None else [shadow.layout]
+        return max((layout.nbytes for layout in layouts), default=0)
+
+    def edges(self) -> Collection[Edge]:
+        """All ways from version to version, those that lie here with the bytes that are still missing."""
+        edges = {e.artifact: e for e in self.listed()} | {
+            h.id: Edge(h.id, h.open.base, h.open.version, self._bytes_left(h))
+            for h in self._node.holdings.values()
+            if self._may_complete(h)
+        }
+        return edges.values()
+
+    def listed(self) -> Collection[Edge]:
+        """Artifacts that other nodes hold whole, as listed by the hub or a mirror."""
+        use = self._mirror.in_use
+        # The catalog of a hub that is gone names what no node may hold any more, unless there is a parent.
+        listed = self._catalog.edges() if not use or self._parent_failover.feeding is not None else {}
+        return (listed | (self._mirror.edges() if use else {})).values()
+
+    def layout_of(self, artifact: bytes) -> bytes | None:
+        """The layout of a listed artifact."""
+        entry = self._catalog.get(artifact) or self._mirror.entries.get(artifact)
+        return None if entry is None else entry.layout
+
+    def _bytes_left(self, holding: Holding) -> int:
+        """Bytes that are still missing. The size of an artifact that is still being made is unknown: it counts as 0."""
+        manifest, entry = holding.assembly.manifest, self._catalog.get(holding.id)
+        whole = manifest.log if manifest is not None else entry.size if entry is not None else 0
+        return max(0, whole - holding.artifact.held.count * holding.open.piece)
+
+    def states(self) -> dict[Version, int]:
+        """Digests of the known versions: by the hub; and while a mirror is in use, by signed records there and in the
+        store here.
+        """
+        if not self._mirror.in_use:
+            return self._catalog.states()
+        stored = {s.version: s.manifest.state for s in self._store.artifacts.values()}
+        return stored | {e.version: e.state for e in self._mirror.entries.values()} | self._catalog.states()
+
+    def whole(self) -> list[tuple[Version, tuple[bytes, int]]]:
+        """Every listed version with its layout's id and its state's digest."""
+        return self._catalog.whole() + [(e.version, (e.layout, e.state)) for e in self._mirror.entries.values()]
+
+    def _may_complete(self, holding: Holding) -> bool:
+        """Whether the artifact can become whole. An artifact that a hub was making when it died is on no list, and
+        cannot complete once no source sends it. The same holds for an artifact known only to a parent, while the hub
+        is connected.
+        """
+        return not holding.excerpt and (
+            holding.irrevocable
+            or (not needs_source(holding) and self._node.is_listed(holding.id))
+            or self._catalog.get(holding.id) is not None
+            or (self._mirror.in_use and holding.id in self._mirror.entries)
+        )

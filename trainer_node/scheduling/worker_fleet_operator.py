@@ -1,0 +1,182 @@
+"""Keeps a fleet at its capacity: measures, starts workers through providers, drains and stops them.
+
+Promises:
+
+- A worker is stopped only after it was drained.
+- A worker that is starting counts as running, for at most ``START_S``.
+- A provider's failure is logged, that provider is asked for nothing for ``HOLD_S``, and the others go on.
+- An operator that begins anew knows its workers by what its providers say. A worker that its predecessor was draining
+  runs on, once the ledger's order has lapsed, until it is released again.
+
+Time is passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2pcast.errors import LocalError
+from trainer_node.scheduling.provider import Provider
+from trainer_node.scheduling.worker_fleet import WINDOW_S, Candidate, Change, FleetControl, change_for
+from trainer_node.scheduling.worker_fleet_plan import Offer
+
+START_S = 900.0
+"""A start: a machine, an engine, and the weights over a slow link."""
+HOLD_S = 600.0
+
+log = logging.getLogger("p2pcast.fleet")
+
+
+class Workers(Protocol):
+    """The ledger's knowledge of workers."""
+
+    async def rates(self) -> Mapping[str, float]:
+        """Rollouts per second of each worker that takes part; a silent one is left out."""
+        ...
+
+    async def drain(self, name: str) -> bool:
+        """Give the worker no more leases. Whether it holds none any more."""
+        ...
+
+    async def admit(self, name: str) -> None:
+        """Give the worker leases again: a worker of this name is started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An offer, and the provider of its workers."""
+
+    offer: Offer
+    provider: Provider
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """``active``: workers that run or start, without the ones that are drained. ``standby``: workers that could be
+    started now. ``of``: the source of each by its name.
+    """
+
+    active: tuple[Candidate, ...]
+    standby: tuple[Candidate, ...]
+    of: Mapping[str, Source]
+
+    @property
+    def rollouts_per_s(self) -> float:
+        return sum(one.rollouts_per_s for one in self.active)
+
+
+class FleetOperator:
+    """``window_s``: time in seconds that a deviation must last before the fleet changes."""
+
+    def __init__(self, sources: Sequence[Source], workers: Workers, *, window_s: float = WINDOW_S) -> None:
+        self._sources, self._workers = tuple(sources), workers
+        self._control = FleetControl(window_s)
+        self._draining: dict[str, Source] = {}
+        self._first_seen_s: dict[str, float] = {}
+        self._measured: set[str] = set()
+        """Workers that have taken part: one of them that is silent is dead and not starting."""
+        self._known: dict[str, Sequence[str]] = {}
+        """Workers of each offer at the provider's last answer."""
+        self._held_until_s: dict[str, float] = {}
+
+    async def adjust(self, now_s: float, target_per_s: float) -> Change:
+        """Measure the fleet once, and change it after a sustained deviation. Returns that change."""
+        fleet = await self.measure(now_s)
+        change = self._control.decide(now_s, target_per_s, fleet.active, fleet.standby)
+        for started in change.activate:
+            await self._start(fleet.of[started.name], started.name, now_s)
+        for released in change.release:
+            log.info("worker %s is drained: the fleet's capacity is above its target", released.name)
+            self._draining[released.name] = fleet.of[released.name]
+        await self._stop_drained(now_s)
+        return change
+
+    async def preview(self, now_s: float, target_per_s: float) -> tuple[Fleet, Change]:
+        """The fleet, and the change that ``adjust`` would make after a sustained deviation. Changes nothing."""
+        fleet = await self.measure(now_s)
+        return fleet, change_for(target_per_s, fleet.active, fleet.standby)
+
+    async def measure(self, now_s: float) -> Fleet:
+        rates, alive = await self._workers.rates(), set[str]()
+        active: list[Candidate] = []
+        standby: list[Candidate] = []
+        of: dict[str, Source] = {}
+        for source in self._sources:
+            names = await self._running(source, now_s)
+            others = self._others(source, names, now_s)
+            active += [self._candidate(source, name, rates, now_s) for name in names if name not in self._draining]
+            standby += others
+            of |= dict.fromkeys([*names, *(each.name for each in others)], source)
+            alive.update(names)
+        self._forget(alive)
+        return Fleet(tuple(active), tuple(standby), of)
+
+    def _forget(self, alive: Collection[str]) -> None:
+        """Forget workers that no provider names any more: a cluster gives each of its workers a new name."""
+        for gone in self._first_seen_s.keys() - alive:
+            del self._first_seen_s[gone]
+            self._measured.discard(gone)
+            if self._draining.pop(gone, None) is not None:
+                log.info("worker %s is gone", gone)
+
+    async def _running(self, source: Source, now_s: float) -> Sequence[str]:
+        kind = source.offer.kind
+        if not self._held(source, now_s):
+            try:
+                self._known[kind] = await source.provider.running()
+            except LocalError as error:
+                self._hold(source, now_s, error)
+        names = self._known.get(kind, ())
+        for name in names:
+            self._first_seen_s.setdefault(name, now_s)
+        return names
+
+    def _held(self, source: Source, now_s: float) -> bool:
+        return now_s < self._held_until_s.get(source.offer.kind, now_s)
+
+    def _candidate(self, source: Source, name: str, rates: Mapping[str, float], now_s: float) -> Candidate:
+        if name in rates:
+            self._measured.add(name)
+        starting = name not in self._measured and now_s - self._first_seen_s[name] < START_S
+        rate = rates.get(name, source.offer.rollouts_per_s if starting else 0.0)
+        return Candidate(name, source.offer.usd_per_h, rate, fixed=not source.provider.changes)
+
+    def _others(self, source: Source, running: Sequence[str], now_s: float) -> list[Candidate]:
+        """Workers that the source could start now."""
+        if not source.provider.changes or self._held(source, now_s):
+            return []
+        free = [each for each in source.offer.candidates() if each.name not in running]
+        return free[: max(0, source.offer.count - len(running))]
+
+    async def _start(self, source: Source, name: str, now_s: float) -> None:
+        if self._held(source, now_s):  # since the start of another of its workers
+            return
+        log.info("worker %s is started: the fleet's capacity is below its target", name)
+        self._measured.discard(name)
+        await self._workers.admit(name)
+        try:
+            await source.provider.start(name)
+        except LocalError as error:
+            self._hold(source, now_s, error)
+        else:
+            self._first_seen_s[name] = now_s
+
+    async def _stop_drained(self, now_s: float) -> None:
+        for name, source in list(self._draining.items()):
+            if not await self._workers.drain(name) or self._held(source, now_s):
+                continue
+            try:
+                await source.provider.stop(name)
+            except LocalError as error:
+                self._hold(source, now_s, error)
+            else:
+                log.info("worker %s is stopped", name)
+                del self._draining[name]
+
+    def _hold(self, source: Source, now_s: float, error: LocalError) -> None:
+        log.warning("no changes by the provider of %s for %g s: %s", source.offer.kind, HOLD_S, error)
+        self._held_until_s[source.offer.kind] = now_s + HOLD_S

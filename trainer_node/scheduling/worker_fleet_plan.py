@@ -1,0 +1,120 @@
+"""A fleet for a run, before it begins: which workers, their cost, the learner's predicted waiting. Pure.
+
+Capacity: ECHO-2's equations 2 and 3 with its margin γ. Two predictions of the bubble ratio stand side by side. Under
+ECHO-2's, engines sample nothing while a version is on its way. The other follows the ledger's pace rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2pcast.errors import UsageError
+from trainer_node.scheduling.overlap import (
+    CAPACITY_MARGIN,
+    Pace,
+    bubble_ratio,
+    bubble_ratio_within,
+    least_rollouts_per_s,
+    worst_staleness,
+)
+from trainer_node.scheduling.worker_fleet import Candidate, by_price_per_rollout, cheapest
+
+MOST_WORKERS = 10_000
+"""Workers of all offers together: beyond this a plan would take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Up to ``count`` workers of one kind. ``usd_per_h``, ``rollouts_per_s``: of each."""
+
+    kind: str
+    usd_per_h: float
+    rollouts_per_s: float
+    count: int
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite(self.usd_per_h) and math.isfinite(self.rollouts_per_s)
+        if not (finite and self.usd_per_h >= 0 and self.rollouts_per_s > 0 and self.count >= 1):
+            raise UsageError(
+                f"offer {self.kind}: the price must be at least 0, the rate above 0 and the count at least 1, not "
+                f"{self.usd_per_h:g}, {self.rollouts_per_s:g} and {self.count}"
+            )
+
+    def candidates(self) -> list[Candidate]:
+        return [Candidate(f"{self.kind}-{n}", self.usd_per_h, self.rollouts_per_s) for n in range(self.count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """The promise of a fleet. ``usd_per_step``: of fleet and learner, waiting included. ``bubble``: ECHO-2's
+    prediction; ``bubble_within``: the pace rule's.
+    """
+
+    workers: int
+    rollouts_per_s: float
+    usd_per_h: float
+    usd_per_step: float
+    bubble: float
+    bubble_within: float
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
+    """``least_per_s``: μ_min. ``target_per_s``: with the margin. ``chosen``: None if all offers together are too few.
+    ``growth``: prospects of the cheapest 1, 2, … workers by price per rollout.
+    """
+
+    least_per_s: float
+    target_per_s: float
+    chosen: tuple[Candidate, ...] | None
+    prospect: Prospect
+    growth: tuple[Prospect, ...]
+
+
+def planned(
+    pace: Pace,
+    staleness: int,
+    offers: Sequence[Offer],
+    *,
+    learner_usd_per_h: float = 0.0,
+    margin: float = CAPACITY_MARGIN,
+) -> FleetPlan:
+    """Raises UsageError for offers of one kind twice, and if no number of workers keeps the learner busy."""
+    kinds = [offer.kind for offer in offers]
+    if not kinds or len(set(kinds)) != len(kinds):
+        raise UsageError("a plan needs at least one offer, and one offer of each kind")
+    if sum(offer.count for offer in offers) > MOST_WORKERS:
+        raise UsageError(f"offers of more than {MOST_WORKERS} workers together")
+    least = least_rollouts_per_s(pace)
+    candidates = by_price_per_rollout(one for offer in offers for one in offer.candidates())
+    chosen = cheapest(candidates, margin * least)
+
+    def prospect(fleet: Sequence[Candidate]) -> Prospect:
+        return prospect_of(pace, staleness, fleet, learner_usd_per_h)
+
+    return FleetPlan(
+        least,
+        margin * least,
+        None if chosen is None else tuple(chosen),
+        prospect(candidates if chosen is None else chosen),
+        tuple(prospect(candidates[:count]) for count in range(1, len(candidates) + 1)),
+    )
+
+
+def prospect_of(pace: Pace, staleness: int, fleet: Sequence[Candidate], learner_usd_per_h: float) -> Prospect:
+    rate = sum(one.rollouts_per_s for one in fleet)
+    usd_per_h = sum(one.usd_per_h for one in fleet)
+    bubble = bubble_ratio(pace, rate)
+    step_s = pace.train_s / (1 - bubble)
+    return Prospect(
+        len(fleet),
+        rate,
+        usd_per_h,
+        (usd_per_h + learner_usd_per_h) * step_s / 3600,
+        bubble,
+        bubble_ratio_within(pace, staleness, rate),
+        worst_staleness(pace, rate),
+    )
