@@ -81,8 +81,8 @@ class Replay:
     def __init__(self, token_ids: np.ndarray, mask: np.ndarray) -> None:
         if len(token_ids) != len(mask):
             raise ForgedPlayError(f"{len(token_ids)} tokens and {len(mask)} values of the mask")
-        self._token_ids = [int(token) for token in token_ids]
-        self._mask = [int(value) for value in mask]
+        self._token_ids: list[int] = token_ids.tolist()
+        self._mask = mask
         self._at = 0
 
     @property
@@ -93,25 +93,38 @@ class Replay:
     def environment(self, token_ids: Sequence[int]) -> None:
         """The play goes on with these tokens, which the task said."""
         end = self._at + len(token_ids)
-        if self._token_ids[self._at : end] != list(token_ids) or any(self._mask[self._at : end]):
+        if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():
             raise ForgedPlayError(f"tokens {self._at} to {end} are not those that the task said")
         self._at = end
 
     def turn(self, most: int, stop_token_ids: Sequence[int] = ()) -> list[int]:
         """The policy's next turn: the sampled tokens that follow, at most ``most``, up to the first stop token."""
         start = self._at
-        while self._at < len(self._mask) and self._mask[self._at] == 1 and self._at - start < most:
-            self._at += 1
-            if self._token_ids[self._at - 1] in stop_token_ids:
-                break
-        if self._at == start:
+        count = leading(self._mask[start : start + most] == 1)
+        if not count:
             raise ForgedPlayError(f"token {start} is not a sampled one")
-        return self._token_ids[start : self._at]
+        said = up_to_stop(self._token_ids[start : start + count], stop_token_ids)
+        self._at += len(said)
+        return said
 
     def end(self) -> None:
         """Nothing may follow."""
         if not self.finished:
             raise ForgedPlayError(f"{len(self._token_ids) - self._at} tokens after the end of the play")
+
+
+def leading(flags: np.ndarray) -> int:
+    """Number of true values before the first false one."""
+    return len(flags) if flags.all() else int(flags.argmin())
+
+
+def up_to_stop(token_ids: list[int], stop_token_ids: Sequence[int]) -> list[int]:
+    """Tokens up to the first stop token, the stop token included; all of them without one."""
+    for stop in stop_token_ids:
+        # A search in C for each stop token: tasks have few, and a turn has many tokens.
+        if stop in token_ids:
+            token_ids = token_ids[: token_ids.index(stop) + 1]
+    return token_ids
 
 
 def result_of(job: Job, lease: bytes, played: Trajectory, reward: float) -> Result:

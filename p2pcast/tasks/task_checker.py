@@ -6,7 +6,7 @@
 
 Claims are fields of a result, checked against the task's own play of the same tokens; turns and loss_mask may be null.
 Lengths are little-endian. The parent's death and the end of the input end the child. The task's prints go to
-stderr, so that no print can be taken for an answer.
+stderr, so that no print can be taken for an answer. Asyncio tasks of a play end with its check.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import msgpack
 import numpy as np
 
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Job
-from p2pcast.tasks.task import ForgedPlayError, Sample, Task
+from p2pcast.tasks.play import leading, up_to_stop
+from p2pcast.tasks.task import ForgedPlayError, Sample, Task, Trajectory
 from p2pcast.tasks.task_loader import load_task
 
 LENGTH_BYTES = 4
@@ -49,17 +50,18 @@ def main() -> None:
         return
     _limit_memory(memory_bytes)
     _send(answers, ["ready", [task.hash, getattr(task, "failed_check_reward", None)]])
-    while len(header := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        _send(answers, _answer(task, requests.read(int.from_bytes(header, "little"))))
+    with PlayLoop() as loop:
+        while len(header := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
+            _send(answers, answer_of(task, requests.read(int.from_bytes(header, "little")), loop))
 
 
-def _answer(task: Task, request: bytes) -> list[Any]:
+def answer_of(task: Task, request: bytes, loop: PlayLoop) -> list[Any]:
     packed, ids, marks, claims = msgpack.unpackb(request)
     try:
         job, token_ids, mask = Job.from_bytes(packed), np.frombuffer(ids, "<u4"), np.frombuffer(marks, "u1")
         found = float(task.reward(job, token_ids, mask))
         if claims is not None:
-            _check_claims(task, job, token_ids, mask, *claims)
+            check_claims(task, job, token_ids, mask, loop, *claims)
     except ForgedPlayError as error:
         return ["forged", str(error)[:MAX_TEXT]]
     except Exception as error:  # noqa: BLE001 - whatever a user's task raises
@@ -67,13 +69,20 @@ def _answer(task: Task, request: bytes) -> list[Any]:
     return ["reward", found] if math.isfinite(found) else ["failed", f"a reward of {found}"]
 
 
-def _check_claims(
-    task: Task, job: Job, token_ids: np.ndarray, mask: np.ndarray, stop: str, turns: bytes | None, loss: bytes | None
+def check_claims(
+    task: Task,
+    job: Job,
+    token_ids: np.ndarray,
+    mask: np.ndarray,
+    loop: PlayLoop,
+    stop: str,
+    turns: bytes | None,
+    loss: bytes | None,
 ) -> None:
     """Raises ForgedPlayError for what the task's own play would not have said."""
     recorded = _RecordedTurns(token_ids, mask)
     try:
-        played = asyncio.run(task.play(recorded, job))
+        played = loop.run(task.play(recorded, job))
     finally:
         # A task may catch the sampler's error.
         if recorded.forged is not None:
@@ -91,11 +100,37 @@ def _check_claims(
         raise ForgedPlayError("the loss mask is not the task's")
 
 
+class PlayLoop:
+    """One event loop for all plays of a process. ``asyncio.run`` would cost more than the play of most results: it
+    makes a loop and handles SIGINT, and Python then writes the whole play as text.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def run(self, play: Coroutine[Any, Any, Trajectory]) -> Trajectory:
+        """Raises what the play raises. Tasks that the play leaves running are cancelled."""
+        loop = self._runner.get_loop()
+        try:
+            return loop.run_until_complete(play)
+        finally:
+            if asyncio.all_tasks(loop):
+                self._runner.close()
+                self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+
 class _RecordedTurns:
     """A sampler that says what a finished play says: a turn ends with a stop token or at its limit."""
 
     def __init__(self, token_ids: np.ndarray, mask: np.ndarray) -> None:
-        self._token_ids, self._mask = token_ids, mask
+        self._token_ids: list[int] = token_ids.tolist()
+        self._mask = mask
         self.forged: ForgedPlayError | None = None
 
     async def sample(
@@ -114,15 +149,12 @@ class _RecordedTurns:
             raise
 
     def _turn(self, start: int, most: int, stop_token_ids: Sequence[int]) -> Sample:
-        sampled = self._mask[start : start + most] != 0
-        count = len(sampled) if sampled.all() else int(sampled.argmin())
-        said = self._token_ids[start : start + count]
-        stops = np.flatnonzero(np.isin(said, list(stop_token_ids)))
-        if len(stops):
-            said = said[: int(stops[0]) + 1]
-        elif not count or count < most:
+        count = leading(self._mask[start : start + most] != 0)
+        said = up_to_stop(self._token_ids[start : start + count], stop_token_ids)
+        ended = bool(said) and said[-1] in stop_token_ids
+        if not ended and (not count or count < most):
             raise ForgedPlayError(f"the turn from token {start} on ends before its limit, and not with a stop token")
-        return Sample(said.tolist(), [0.0] * len(said), (), "end" if len(stops) else "length")
+        return Sample(said, [0.0] * len(said), (), "end" if ended else "length")
 
 
 def _send(answers: BinaryIO, answer: list[Any]) -> None:

@@ -38,14 +38,14 @@ ROLLOUTS = [
     Mutation(
         "changes the task's tokens in a play",
         PLAY,
-        "if self._token_ids[self._at : end] != list(token_ids) or any(self._mask[self._at : end]):",
-        "if any(self._mask[self._at : end]):",
+        "if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():",
+        "if self._mask[self._at : end].any():",
         PLAYS + "test_a_changed_token_of_the_task_is_refused",
     ),
     Mutation(
         "changes the task's tokens in a play",
         PLAY,
-        "if self._token_ids[self._at : end] != list(token_ids) or any(self._mask[self._at : end]):",
+        "if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():",
         "if self._token_ids[self._at : end] != list(token_ids):",
         PLAYS + "test_the_environments_tokens_cannot_be_claimed_as_sampled",
     ),
@@ -290,8 +290,8 @@ ROLLOUTS = [
     Mutation(
         "states another stop or other turns",
         CHECKER,
-        "elif not count or count < most:",
-        "elif not count:",
+        "if not ended and (not count or count < most):",
+        "if not ended and not count:",
         PLAYS + "test_a_turn_that_was_cut_short_is_refused",
     ),
     Mutation(

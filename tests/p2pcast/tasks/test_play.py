@@ -57,10 +57,20 @@ def claims(found: Trajectory) -> list[object]:
     return [found.stop, found.turns.tobytes(), None]
 
 
+async def check(task: Task, job: object, token_ids: np.ndarray, mask: np.ndarray, *said: object) -> None:
+    """Raises ForgedPlayError. In a thread: an event loop runs in this one."""
+
+    def checked() -> None:
+        with task_checker.PlayLoop() as loop:
+            task_checker.check_claims(task, job, token_ids, mask, loop, *said)
+
+    await asyncio.to_thread(checked)
+
+
 async def test_every_play_is_found_again_with_its_stop_and_turns(task: Task) -> None:
     for job, found, _ in await played(task):
         said = (job, found.token_ids, found.mask, *claims(found))
-        await asyncio.to_thread(task_checker._check_claims, task, *said)
+        await check(task, *said)
 
 
 async def test_a_play_with_another_stop_or_other_turns_is_refused(task: Task) -> None:
@@ -72,7 +82,7 @@ async def test_a_play_with_another_stop_or_other_turns_is_refused(task: Task) ->
             said = [stop, turns, loss]
             said[place] = value
             with pytest.raises(ForgedPlayError):
-                await asyncio.to_thread(task_checker._check_claims, task, job, found.token_ids, found.mask, *said)
+                await check(task, job, found.token_ids, found.mask, *said)
 
 
 async def test_a_turn_that_was_cut_short_is_refused() -> None:
@@ -81,7 +91,7 @@ async def test_a_turn_that_was_cut_short_is_refused() -> None:
     cut = found.token_ids[:-1], found.mask[:-1]
     for stop in ("end", "length"):
         with pytest.raises(ForgedPlayError, match="ends before its limit"):
-            await asyncio.to_thread(task_checker._check_claims, TASKS["sums"], job, *cut, stop, None, None)
+            await check(TASKS["sums"], job, *cut, stop, None, None)
 
 
 class Halved(Sums):
@@ -98,7 +108,7 @@ async def test_a_loss_mask_is_the_tasks() -> None:
     job, found, _ = (await played(task, 1))[0]
     for loss, fits in ((task.loss_mask(job, found.token_ids, found.mask), True), (found.mask, False), (None, False)):
         said = [found.stop, None, None if loss is None else loss.tobytes()]
-        asked = asyncio.to_thread(task_checker._check_claims, task, job, found.token_ids, found.mask, *said)
+        asked = check(task, job, found.token_ids, found.mask, *said)
         if fits:
             await asked
         else:
