@@ -37,16 +37,6 @@ MOST_WORDS = 30
 """Most words of a sentence."""
 RECORDS = ("docs/benchmarks.md", "docs/notes/")
 """Pages of measurements: their rows and lists of figures are no prose."""
-LATER_PARTS = (
-    "docs/guides/tasks.md",
-    "p2pcast/tasks/",
-    "tests/daemons/rollouts/",
-    "tests/trainer_node/learning/",
-    "tests/trainer_node/ledger",
-    "trainer_node/learning/",
-    "trainer_node/ledger",
-)
-"""Parts whose texts are not divided into short sentences yet."""
 PINNED = {"evict nobody"}
 """Keys of golden files."""
 NAME = re.compile(
@@ -152,7 +142,7 @@ def test_scenarios_name_their_actors() -> None:
 def test_texts_have_no_metaphors() -> None:
     found = []
     for path, line, text in prose():
-        if not str(path).startswith((*RECORDS, *LATER_PARTS)):
+        if not str(path).startswith(RECORDS):
             found += [f"{path}:{line}: {word}" for word in METAPHORS.findall(CODE.sub("CODE", text))]
     assert found == []
 
@@ -160,7 +150,7 @@ def test_texts_have_no_metaphors() -> None:
 def test_sentences_are_short() -> None:
     found = []
     for path, line, text in prose():
-        if not str(path).startswith((*RECORDS, *LATER_PARTS)):
+        if not str(path).startswith(RECORDS):
             for at, sentence in sentences(text):
                 if (words := count_words(sentence)) > MOST_WORDS:
                     found.append(f"{path}:{line + at}: {words} words: {sentence[:100]}")

@@ -1,8 +1,8 @@
 """Task ``math``: questions of mathematics, answered in a box. Needs the extra ``math``.
 
-A job holds its question and the right answer, so that workers need no copy of the questions. The reward is that of
-PULSE, appendix C.3: 0.7 for the right answer, 0.15 for its box, 0.1 for thinking before the answer, 0.05 for an end
-right after it. math-verify compares the answers. A comparison that hangs is worth 0.
+A job holds its question and the right answer, so that workers need no copy of the questions. The rewards are those
+of PULSE, appendix C.3: 0.7 for the right answer and 0.15 for its box. Thinking before the answer is worth 0.1, and an
+end right after it 0.05. math-verify compares the answers. A comparison that hangs is worth 0.
 """
 
 from __future__ import annotations

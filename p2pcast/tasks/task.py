@@ -3,8 +3,10 @@
 A task makes prompts, plays a job with a sampler, and gives the reward of a play. The ledger computes the reward again,
 from the job and the tokens alone, and never uses a worker's figure.
 
-Promises that every task has to keep: ``play`` and ``reward`` depend on the job and the tokens alone, so that equal
-tokens give equal rewards on every machine; ``reward`` refuses tokens that the task itself would not have said.
+Promises that every task has to keep:
+
+- ``play`` and ``reward`` depend on the job and the tokens alone. So equal tokens give equal rewards on every machine.
+- ``reward`` refuses tokens that the task itself would not have said.
 """
 
 from __future__ import annotations

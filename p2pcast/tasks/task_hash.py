@@ -1,8 +1,8 @@
 """The hash of a task: BLAKE3 over its code and its settings.
 
-Two nodes whose hashes agree play the same game: results of one may be judged by the other. The hash covers the files of
-the task's class and of its bases, as far as these are not part of p2pcast's protocol, the modules that the class names,
-and the settings. A task that depends on the version of a package lists this version among its settings.
+Two nodes whose hashes agree play the same game: results of one may be judged by the other. The hash covers the
+settings, the files of the task's class and of its bases, and the modules that the class names. Files of p2pcast's
+protocol are left out. A task that depends on the version of a package lists this version among its settings.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     FOLDER/EPOCH-STEP/    state/        tensors, sharded, in the format of torch.distributed.checkpoint
                           learner.json  position, batches, hashes of all files, the resolved configuration
 
-Promises: a folder appears under its name only when every byte of it is durable; a damaged one is refused by the name of
-its file; learners of two epochs never write the same folder. The digest of ``learner.json`` names the checkpoint at the
+Promises: a folder appears under its name only when every byte of it is durable. A damaged one is refused by the name of
+its file. Learners of two epochs never write the same folder. The digest of ``learner.json`` names the checkpoint at the
 ledger.
 """
 

@@ -1,6 +1,6 @@
 """Evaluation of a published version: held-out problems, sampled greedily by an engine that serves the version.
 
-Promises: problems are never trained on (``Task.evaluation_jobs``); an evaluation is of one version alone; an evaluation
+Promises: problems are never trained on (``Task.evaluation_jobs``). An evaluation is of one version alone. An evaluation
 that no engine plays in time is recorded with the number of its answers, and ends.
 """
 

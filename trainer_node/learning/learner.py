@@ -2,13 +2,17 @@
 
     resume → ( take → train → applied → publish every κ steps → checkpoint every N steps → ack ) until the run ends
 
-Promises: each batch is applied at most once in the lineage of any checkpoint that survives, whatever is killed when;
-the learner trains on no rollout that the ledger would not accept; workers roll out on the last version while the next
-one is trained, encoded and sent; a learner that another one has replaced ends, and harms neither.
+Promises:
+
+- Each batch is applied at most once in the lineage of any checkpoint that survives, whatever is killed when.
+- The learner trains on no rollout that the ledger would not accept.
+- Workers roll out on the last version while the next one is trained, encoded and sent.
+- A learner that another one has replaced ends, and harms neither.
 
 Each start of a learner is an epoch at the ledger and a branch at the hub: versions that the process before published
-after its last checkpoint are left behind. If the hub later names a version of another branch (an earlier attempt had
-used the number), the learner writes a checkpoint and tells the ledger of the fork before it takes another batch.
+after its last checkpoint are left behind. The hub may later name a version of another branch, because an earlier
+attempt had used the number. Then the learner writes a checkpoint, and tells the ledger of the fork before it takes
+another batch.
 """
 
 from __future__ import annotations

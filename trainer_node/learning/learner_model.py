@@ -1,7 +1,7 @@
 """The model that a learner trains: a Hugging Face causal LM, whole in one process or sharded over ranks (FSDP2).
 
-Promises: names, shapes and published dtypes are those of the folder; log-probabilities come from the words that are
-published; on one rank and on several the same computation, up to the order of sums.
+Promises: names, shapes and published dtypes are those of the folder. Log-probabilities come from the words that are
+published. One rank and several compute the same, up to the order of sums.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The versions that a learner publishes: every κ-th step, beside the training that goes on.
 
-Promises: the weights do not change while a snapshot is taken; a publication that fails is repeated with the weights of
-a later step; the newest step is published before a wait that only new weights can end.
+Promises: the weights do not change while a snapshot is taken. A publication that fails is repeated with the weights of
+a later step. The newest step is published before a wait that only new weights can end.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Publications:
 
     def open(self, step: int) -> Version:
         """Publish the weights that this process begins with, under a branch of their own; repeated until the hub
-        stores them. Raises errors that no repetition mends.
+        stores them. Raises errors that no repetition removes.
         """
         delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
         while True:

@@ -1,9 +1,11 @@
 """Whether a result is accepted. Pure.
 
-Two rules. ``strict`` (SparrowRL, section 5.4): the result came within its lease, and one version made all of it, the
-one that the job names, with the hash of that version's signed manifest. ``bounded`` (ECHO-2): each span's version is
-live and its manifest's hash is right, and the oldest span is at most S steps behind the learner; a result that comes
-after its lease counts if it is the first of its job.
+Two rules:
+
+- ``strict`` (SparrowRL, section 5.4): the result came within its lease. The version that the job names made all of it,
+  with the hash of that version's signed manifest.
+- ``bounded`` (ECHO-2): each span's version is live and its manifest's hash is right. The oldest span is at most S steps
+  behind the learner. A result that comes after its lease counts if it is the first of its job.
 
 Promises: an accepted result has no fault, and its job had no accepted result before. Only results that no honest
 worker sends are held against a worker: malformed and forged ones, never stale, late or duplicate ones. A few results of

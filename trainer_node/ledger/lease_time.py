@@ -1,8 +1,8 @@
 """How long a lease lasts: a multiple of the median completion of the same task and worker class. Pure.
 
 Source: SparrowRL, section 5.4: two to three times the median. A lease that expires says that the job takes at least so
-long, so it enters the median as a lower bound: otherwise slow jobs, which never complete within their lease, would
-never lengthen it, and would be repeated for ever.
+long, so it enters the median as a lower bound. Otherwise slow jobs would never complete within their lease, never
+lengthen it, and be repeated for ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger's own time: seconds that it has run, all its processes together. Pure.
 
-Leases are measured in this time. A wall clock that jumps neither ends leases nor prolongs them, and the time between
-two processes of the ledger counts for no lease: workers could not have reached the ledger then.
+Leases are measured in this time. A wall clock that jumps neither ends leases nor prolongs them. The time between two
+processes of the ledger counts for no lease: workers could not have reached the ledger then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which versions of the weights are live: those that the learner's present weights descend from. Pure.
 
 A learner that resumes from an older checkpoint trains on under a new branch. Versions of the old branch up to the fork
-stay ancestors of the new one; later versions of the old branch are dead, and rollouts made with them are not admissible
-at any staleness.
+stay ancestors of the new one. Later versions of the old branch are dead: rollouts made with them are not admissible at
+any staleness.
 """
 
 from __future__ import annotations

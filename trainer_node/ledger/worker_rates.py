@@ -39,7 +39,7 @@ OVERDUE = 4.0
 a job that is played twice costs a slot.
 """
 SLOWEST = 0.1
-"""Least rate of a result by which the longest time of a lease is reckoned, as a share of the median of all callers: a
+"""Least rate of a result, as a share of the median of all callers. The longest time of a lease follows from it: a
 caller may be ten times slower than the others.
 """
 VOTE_KEPT = 0.7
@@ -161,7 +161,7 @@ class WorkerRates:
 
     def expired(self, worker: str, kind: Class, seconds: float) -> None:
         """A lease of so many seconds ended without a result. From now on no job waits for the worker, until it asks
-        again. This holds although the transaction may fail: the worker's next request mends it.
+        again. This holds although the transaction may fail: the worker's next request corrects it.
         """
         self._pending.append(lambda: self._of(kind).completions.expired(max(0.0, seconds)))
         self.gives_back(worker)

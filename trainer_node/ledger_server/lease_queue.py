@@ -1,7 +1,7 @@
 """Requests for leases that wait until there are jobs.
 
-Promises: a change wakes each waiting request soon, oldest first, and requests of one kind stop being tried in a round
-once several of them found nothing: a thousand idle workers cost a few attempts a round. A request that has ended, or
+Promises: a change wakes each waiting request soon, oldest first. Requests of one kind stop being tried in a round once
+several of them found nothing, so a thousand idle workers cost a few attempts a round. A request that has ended, or
 whose caller has gone, is not tried.
 """
 

@@ -1,7 +1,7 @@
 """The ledger's daemon: parts, connections between the parts, and background work.
 
-Promises: the ledger answers no request before it holds its state folder and its database alone; transitions run in
-threads and share commits, so that no request blocks another; after SIGTERM every answered request is in the database.
+Promises: the ledger answers no request before it holds its state folder and its database alone. Transitions run in
+threads and share commits, so that no request blocks another. After SIGTERM every answered request is in the database.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ledger's HTTP API: translates requests into the ledger's transitions, and errors into statuses.
 
-Promises: nothing is received before the caller's role is known; a body is bounded before it is read; every answer that
+Promises: nothing is received before the caller's role is known. A body is bounded before it is read. Every answer that
 reports a change comes after the commit of that change. A request may be repeated: it gets the same answer.
 """
 

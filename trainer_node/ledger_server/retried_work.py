@@ -1,6 +1,6 @@
 """Background work of the ledger that other machines or a database can hold up: repeated, and never the daemon's end.
 
-Promises: work that fails with an error of this project runs again, after a delay that grows to RETRY_MOST_S; the first
+Promises: work that fails with an error of this project runs again, after a delay that grows to RETRY_MOST_S. The first
 failure is a line in the log, and an event; ``why`` names the work while it fails. RefusedError and IntegrityError say
 that repeating cannot help: they end the daemon.
 """

@@ -1,6 +1,6 @@
 """Run as a script: ``fresh_logprobs.py FOLDER…``. Reads lists of token ids from stdin. Loads each folder in a fresh
-vLLM engine of its own, and prints for each folder and each list the log-probability of every token but the first, given
-the tokens before. Folders that are equal say how far engines of equal weights differ: the engines at odd places read
+vLLM engine of its own. Prints, for each folder and each list, the log-probability of every token but the first given
+the tokens before it. Folders that are equal say how far engines of equal weights differ: the engines at odd places read
 one list at a time, the others all at once.
 """
 

@@ -1,5 +1,5 @@
-"""A worker's process is cut off from the ledger for longer than its leases, and then comes back: its jobs were done
-elsewhere, or wait for it, and its late results are judged by the rules.
+"""A worker's process is cut off from the ledger for longer than its leases, and then comes back. Its jobs were done
+elsewhere, or wait for it. Its late results are judged by the rules.
 """
 
 from __future__ import annotations

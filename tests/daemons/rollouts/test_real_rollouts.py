@@ -116,7 +116,7 @@ def fresh_engines_agree(
     rollouts: list[Rollout],
 ) -> None:
     """The probes' log-probabilities by each live engine are those of a fresh engine, up to the difference of two fresh
-    engines; so are the spans of all rollouts that one of the versions made alone.
+    engines. So are the spans of all rollouts that one of the versions made alone.
     """
     versions = sorted(scored)
     by_version = {

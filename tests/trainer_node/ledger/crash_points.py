@@ -1,10 +1,10 @@
 """Every point at which a part of a run may die, enumerated: a deterministic run of learner, workers and ledger, one
 request at a time.
 
-A *point* is a boundary of one of the ledger's transactions, or a moment of a client: before a request, after its commit
-but before the answer, and around the optimiser's step and the checkpoint. A ledger dies by a copy of its files, taken
-at the point: bytes that the process has not written are lost, and an open transaction is as a crash leaves it. A client
-dies by losing its memory; the ledger lives on.
+A *point* is a boundary of one of the ledger's transactions, or a moment of a client. A client's moments are before a
+request, after its commit but before the answer, and around the optimiser's step and the checkpoint. A ledger dies by a
+copy of its files, taken at the point: bytes that the process has not written are lost. An open transaction is as a
+crash leaves it. A client dies by losing its memory; the ledger lives on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The policy's loss over sampled tokens. Pure torch: no I/O, clock or randomness.
 
-With lp the learner's log-probability of a token, s the sampler's, o that of the weights at the start of the step, r the
-reference model's, A the advantage, and g(x) = min(x * A, clip(x, 1 - clip_low, 1 + clip_high) * A), PPO's objective
-(arXiv 1707.06347, eq. 7), with the wider upper bound of DAPO (arXiv 2503.14476, section 3.1):
+A token has four log-probabilities: lp is the learner's, s the sampler's, o that of the weights at the start of the
+step, r the reference model's. A is the advantage. g(x) = min(x * A, clip(x, 1 - clip_low, 1 + clip_high) * A) is PPO's
+objective (arXiv 1707.06347, eq. 7), with the wider upper bound of DAPO (arXiv 2503.14476, section 3.1).
 
     clip   J = g(min(exp(lp - s), ratio_cap)) - beta * k3                one ratio, from sampler to learner; a capped
                                                                        ratio has no gradient (as INTELLECT-2 does)
