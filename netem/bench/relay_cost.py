@@ -37,7 +37,7 @@ from p2pcast.errors import RetryableError
 from p2pcast.relay.node import Parent
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial
-from p2pcast.transport.link import Link
+from p2pcast.transport.link import Link, QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.trust.certificate_authority import Authority
 from p2pcast.trust.certificates import new_key
@@ -120,10 +120,9 @@ class _Relay(End):
         self.node.seal(holding, manifest)
 
     async def receive(self) -> None:
-        upstream = Upstream(self.node, live=True)
         assert self.setup.parent is not None
         link = await dial(
-            upstream,
+            QuietOwner(),
             "127.0.0.1",
             self.setup.parent,
             self.identity,
@@ -132,7 +131,8 @@ class _Relay(End):
             stripes=self.setup.stripes,
             tls=None if self.tls is None else self.tls.client,
         )
-        upstream.start(link)
+        upstream = Upstream(self.node, link, live=True)
+        upstream.start()
         watching = asyncio.ensure_future(upstream.run())
         whole = asyncio.ensure_future(self.complete.wait())
         await asyncio.wait([watching, whole], return_when=asyncio.FIRST_COMPLETED)

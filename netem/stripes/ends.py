@@ -28,6 +28,7 @@ from p2pcast.daemon import event_loop
 from p2pcast.daemon.daemon_process import keep_freed_memory
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial
+from p2pcast.transport.link import QuietOwner
 from p2pcast.transport.listener import Listener
 from p2pcast.transport.socket_options import Sockets, window_bytes
 from p2pcast.transport.stripe_count import Way, stripes
@@ -109,9 +110,8 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
     end = ConfiguredEnd(folder, order)
     loop = asyncio.get_running_loop()
     running = [asyncio.ensure_future(end.node.run())]
-    upstream = Upstream(end.node, live=True)
     link = await dial(
-        upstream,
+        QuietOwner(),
         order["address"],
         order["port"],
         end.identity,
@@ -121,7 +121,8 @@ async def child(folder: Path, order: dict[str, Any]) -> None:
         sockets=end.sockets,
         timeout_s=DIAL_S,
     )
-    upstream.start(link)
+    upstream = Upstream(end.node, link, live=True)
+    upstream.start()
     watching = asyncio.ensure_future(upstream.run())
     await upstream.attached.wait()
     write_facts(attached=True)

@@ -42,10 +42,10 @@ class Puller(Protocol):
 
 
 class PullSource(Upstream):
-    """Owns the link to one source of pulled pieces."""
+    """Takes over the link to one source of pulled pieces."""
 
-    def __init__(self, node: Node, puller: Puller) -> None:
-        super().__init__(node, live=False)
+    def __init__(self, node: Node, puller: Puller, link: Link) -> None:
+        super().__init__(node, link, live=False)
         self._puller = puller
         self.since_s = self._loop.time()
         self.answered: set[bytes] = set()

@@ -34,18 +34,19 @@ MAX_UNNAMED_LAYOUTS = 4
 
 
 class Upstream:
-    """Owns the link to one parent. ``live``: the parent pushes every artifact that opens from now on; otherwise it only
-    answers WANT.
+    """Takes over the link to one parent; ``start`` attaches. ``live``: the parent pushes every artifact that opens from
+    now on; otherwise it only answers WANT.
 
     ``beside``: the other node is no parent, but a peer that has lost the hub as well. It pushes the artifacts that this
     node lacks, and its path from the hub is not taken over.
     """
 
-    def __init__(self, node: Node, *, live: bool, beside: bool = False) -> None:
+    def __init__(self, node: Node, link: Link, *, live: bool, beside: bool = False) -> None:
         self.node = node
+        self.link = link
+        link.owner = self
         self.live = live
         self.beside = beside
-        self.link: Link = None  # type: ignore[assignment]  # set by start(), before anything else can happen
         self.handles: dict[int, Holding | None] = {}
         self.offers: dict[bytes, tuple[str, Version | None, Version, bool]] = {}
         """Artifact -> kind, base, version, complete: as the parent announced."""
@@ -80,9 +81,9 @@ class Upstream:
         self._active = False
         """``active`` as of the last round of ``run``."""
 
-    def start(self, link: Link) -> None:
-        """The link is up: send ATTACH with the held pieces, and receive."""
-        self.link = link
+    def start(self) -> None:
+        """Send ATTACH with the held pieces, and receive. Without effect once the link is closed."""
+        link = self.link
         if link.closed:
             return
         self._watch = ParentWatch.start(self._loop.time(), link.rtt_s)

@@ -17,7 +17,7 @@ import logging
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from p2pcast.addresses import Address, show_address
 from p2pcast.daemon.background_tasks import spawn
@@ -46,6 +46,9 @@ Place = tuple[bytes, str, int]
 """A node, and the host and port where it listens, as the hub says."""
 Send = Callable[[messages.Record], bool]
 """Sends a message to the hub; False while the hub is out of reach."""
+Owner = TypeVar("Owner", bound=LinkOwner)
+Adopt = Callable[[Link], None]
+"""Gives a link with all its stripes its owner, before the first event."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +57,7 @@ class _Call:
 
     node: bytes
     stripes: int
-    owner: LinkOwner
+    adopt: Adopt
     link: asyncio.Future[Link | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """The dialled-back link; None when the hub says that ``node`` cannot dial."""
 
@@ -73,7 +76,7 @@ class _Coming(QuietOwner):
         if self._call.link.done():
             link.close()
         else:
-            link.owner = self._call.owner
+            self._call.adopt(link)
             self._call.link.set_result(link)
 
     def on_link_writable(self, link: Link, stripe: Stripe) -> None:
@@ -149,29 +152,40 @@ class Connector:
 
     async def reach(
         self,
-        owner: LinkOwner,
+        build: Callable[[Link], Owner],
         place: Place,
         stripes: Stripes,
         *,
         call: bool = True,
         on_dial_failed: Callable[[], None] = lambda: None,
-    ) -> Link:
-        """A link to a parent with all its stripes, before the first message. ``call``: the parent may also be asked to
-        dial. ``on_dial_failed`` is called when only that is left.
+    ) -> Owner:
+        """The owner of a link to a parent with all its stripes. ``build`` makes the owner of each link that comes up,
+        before the first message; a second link is dropped. ``call``: the parent may also be asked to dial.
+        ``on_dial_failed`` is called when only that is left.
 
         Raises P2PCastError.
         """
+        owners: dict[Link, Owner] = {}
+
+        def adopt(link: Link) -> None:
+            link.owner = owners[link] = build(link)
+
+        return owners[await self._reach(adopt, place, stripes, call=call, on_dial_failed=on_dial_failed)]
+
+    async def _reach(
+        self, adopt: Adopt, place: Place, stripes: Stripes, *, call: bool, on_dial_failed: Callable[[], None]
+    ) -> Link:
         node, host, port = place
         known = self._book.get(node)
         if known is None or not call:
-            return await self._dial(owner, node, [(host, port)] if known is None else known[1], stripes)
+            return await self._dial(adopt, node, [(host, port)] if known is None else known[1], stripes)
         likely, addresses = known
         dialled: list[P2PCastError | None] = []
         stands, failed = asyncio.Event(), asyncio.Event()
 
         async def dial() -> Link:
             try:
-                link = await self._dial(owner, node, addresses, stripes, stands.set)
+                link = await self._dial(adopt, node, addresses, stripes, stands.set)
             except P2PCastError as error:
                 dialled.append(error)
                 failed.set()
@@ -187,7 +201,7 @@ class Connector:
                 # The node accepts connections, but is busy: being dialled by it would be no faster.
                 await failed.wait()
             # The dialled side names the number of stripes, and has measured no round trip.
-            link = await self._call(owner, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
+            link = await self._call(adopt, node, stripes if isinstance(stripes, int) else STRIPES_BY_DEFAULT)
             link.reserve = not isinstance(stripes, int)
             return link
 
@@ -211,19 +225,19 @@ class Connector:
 
     async def _dial(
         self,
-        owner: LinkOwner,
+        adopt: Adopt,
         node: bytes,
         addresses: list[Address],
         stripes: Stripes,
         stands: Callable[[], None] = lambda: None,
     ) -> Link:
         return await dial_any(
-            owner, addresses, self._identity, purpose="data", role="child", stripes=stripes, expect=node,
-            tls=self._tls, sockets=self._sockets, on_connect=stands,
+            QuietOwner(), addresses, self._identity, purpose="data", role="child", stripes=stripes, expect=node,
+            tls=self._tls, sockets=self._sockets, made=adopt, on_connect=stands,
         )  # fmt: skip
 
-    async def _call(self, owner: LinkOwner, node: bytes, stripes: int) -> Link:
-        call = _Call(node, stripes, owner)
+    async def _call(self, adopt: Adopt, node: bytes, stripes: int) -> Link:
+        call = _Call(node, stripes, adopt)
         if not self._send(messages.Call(node, stripes)):
             raise UnreachableError("the hub is out of reach, so that node cannot be asked to dial this one")
         self._calls.append(call)

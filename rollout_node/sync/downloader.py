@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
@@ -322,9 +323,8 @@ class Downloader:
         """Pull from one source, from dialling to its end."""
         node = place[0]
         loop = asyncio.get_running_loop()
-        source = PullSource(self._node, self)
         try:
-            source.link = await self._connector.reach(source, place, STRIPES)
+            source = await self._connector.reach(partial(PullSource, self._node, self), place, STRIPES)
         except P2PCastError as error:
             logger.info("cannot pull from %s: %s", show_address(*place[1:]), error)
             self._shunned[node] = loop.time()
@@ -334,7 +334,7 @@ class Downloader:
             self._bell.notify()
         self._sources[node] = source
         self._schedule.found(node, loop.time())
-        source.start(source.link)
+        source.start()
         for artifact, wish in self._wishes.items():
             if wish.wanted:
                 source.ask(artifact, [], seal=False)

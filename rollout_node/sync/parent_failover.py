@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 
 from p2pcast.addresses import show_address
 from p2pcast.backoff import Backoff
@@ -188,7 +189,7 @@ class ParentFailover:
                 # First of all: the parent is asked for what the neighbour was sending.
                 self.beside.link.abort()
             upstream.on_lag = self._changed
-            upstream.start(upstream.link)
+            upstream.start()
             self.live, self.place = upstream, place
             self._moved_at = loop.time()
             self._changed()
@@ -340,7 +341,7 @@ class ParentFailover:
                     upstream.link.abort()
                     break
                 self.beside = upstream
-                upstream.start(upstream.link)
+                upstream.start()
                 logger.info("no parent answers; receiving what %s holds", upstream.link.name)
                 await upstream.run()
                 self.beside = None
@@ -351,12 +352,11 @@ class ParentFailover:
 
     async def _attach(self, place: Place, *, live: bool, beside: bool = False) -> Upstream | None:
         """A link that is up and not started yet; None on failure."""
-        upstream = Upstream(self._node, live=live, beside=beside)
+        build = partial(Upstream, self._node, live=live, beside=beside)
         try:
-            upstream.link = await self._connector.reach(
-                upstream, place, self._stripes, call=not beside, on_dial_failed=self._dial_failures.notify
+            return await self._connector.reach(
+                build, place, self._stripes, call=not beside, on_dial_failed=self._dial_failures.notify
             )
         except P2PCastError as error:
             logger.info("cannot attach to %s: %s", show_address(*place[1:]), error)
             return None
-        return upstream

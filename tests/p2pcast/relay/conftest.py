@@ -43,7 +43,7 @@ def validate(node: Node) -> None:
     node.validate()
     for holding in node.holdings.values():
         source = holding.source
-        if isinstance(source, Upstream) and source.link is not None:
+        if isinstance(source, Upstream):
             assert source in node.upstreams, f"{holding.open.version} waits for a parent that is gone"
 
 

@@ -186,11 +186,12 @@ async def pair(maker, tmp_path: Path):
     running = [asyncio.ensure_future(work) for work in (parent.node.run(), parent.downstream.run(), child.node.run())]
 
     async def attach(stripes) -> tuple[Link, Link, Upstream]:
-        upstream = Upstream(child.node, live=True)
+        where = listener.address
         link = await dial(
-            upstream, *listener.address, child.identity, purpose="data", role="child", stripes=stripes, sockets=SMALL
+            QuietOwner(), *where, child.identity, purpose="data", role="child", stripes=stripes, sockets=SMALL
         )
-        upstream.start(link)
+        upstream = Upstream(child.node, link, live=True)
+        upstream.start()
         running.append(asyncio.ensure_future(upstream.run()))
         await upstream.attached.wait()
         (above,) = parent.downstream.children

@@ -210,7 +210,8 @@ async def test_a_version_on_its_way_slows_pulled_pieces_and_no_messages(source, 
     assert rates() == [[None] * 3] * 2
     coming = source.open(maker.make([5000] * 3, step=2, piece=PIECE).open, None)
     assert not source.busy, "no source sends the artifact yet"
-    coming.receive_from(Upstream(source, live=True))
+    Upstream(source, Heard(None), live=True).start()
+    assert coming.source is not None
     source.update_busy()
     assert source.busy
     for fast, *slow in rates():
@@ -233,8 +234,8 @@ async def test_a_pulled_artifact_is_not_a_version_on_its_way(source, maker):
     live = attached(source, live=True)
     made = maker.make([5000] * 3, step=2, piece=PIECE)
     source.pulled.add(made.id)
-    one = PullSource(source, Puller())
-    one.start(Heard(one))
+    one = PullSource(source, Puller(), Heard(None))
+    one.start()
     one.on_link_event(one.link, None, Message(Type.OPEN, messages.NO_BODY, 1, made.open))
     assert made.id in source.holdings
     assert not source.busy
@@ -254,8 +255,8 @@ async def test_a_piece_that_was_not_asked_for_ends_the_link(source, maker):
 
     made = maker.make([5000] * 3, step=2, piece=PIECE)
     source.pulled.add(made.id)
-    one = PullSource(source, Puller())
-    one.start(Heard(one))
+    one = PullSource(source, Puller(), Heard(None))
+    one.start()
     one.on_link_event(one.link, None, Message(Type.OPEN, messages.NO_BODY, 1, made.open))
     one.on_link_event(one.link, None, Message(Type.BATCH, messages.NO_BODY, 1, made.batches[0]))
     one.on_link_event(one.link, None, Piece(1, 0, memoryview(made.pieces(PIECE)[0])))

@@ -23,7 +23,7 @@ from p2pcast.wire.messages import Type
 class Heard(Link):
     """A link without stripes that records the messages to send."""
 
-    def __init__(self, owner):
+    def __init__(self, owner=None):
         super().__init__(owner, b"r" * 16, "remote", 1)
         self.said = []
 
@@ -56,9 +56,9 @@ class Owner:
 async def child(maker, tmp_path):
     """(node, upstream, link) of a node that has just attached to a live parent."""
     node = Node(Owner(Store(tmp_path, maker.key.public)), b"c" * 16, maker.key.public)
-    upstream = Upstream(node, live=True)
-    link = Heard(upstream)
-    upstream.start(link)
+    link = Heard()
+    upstream = Upstream(node, link, live=True)
+    upstream.start()
     yield node, upstream, link
     node.close()
 
@@ -118,9 +118,9 @@ async def test_frames_of_an_unopened_handle_end_the_link(child, maker):
         Piece(3, 0, memoryview(b"x")),
     ):
         node, _, _ = child
-        upstream = Upstream(node, live=True)
-        link = Heard(upstream)
-        upstream.start(link)
+        link = Heard()
+        upstream = Upstream(node, link, live=True)
+        upstream.start()
         upstream.on_link_event(link, None, message)
         assert link.closed
         assert "never opened" in str(link.error)
@@ -138,9 +138,9 @@ async def test_forgeries_end_the_link(child, maker):
         [(Type.OPEN, made.open), (Type.SEAL, made.manifest[:40])],
         [(Type.OPEN, made.open), (Type.BATCH, maker.make([9] * 30, step=8).batches[0])],
     ):
-        upstream = Upstream(node, live=True)
-        link = Heard(upstream)
-        upstream.start(link)
+        link = Heard()
+        upstream = Upstream(node, link, live=True)
+        upstream.start()
         for kind, signed in frames:
             assert not link.closed
             hear_signed(upstream, link, kind, 1, signed)
@@ -165,10 +165,10 @@ async def test_pieces_of_an_artifact_that_the_hub_dropped_are_ignored(child, mak
 
 
 async def test_a_parent_that_speaks_first_is_answered(child):
-    """Before ``start`` only the event's own link is known."""
+    """Also before ``start``."""
     node, _, _ = child
-    upstream = Upstream(node, live=True)
-    link = Heard(upstream)
+    link = Heard()
+    upstream = Upstream(node, link, live=True)
     hear(upstream, link, messages.Ping(4))
     assert link.said == [messages.Pong(4)]
 
@@ -180,10 +180,10 @@ async def test_a_link_that_closed_before_its_start_becomes_no_source(child, make
     hear_signed(upstream, link, Type.OPEN, 1, made.open)
     link.close()
     assert [h.id for h in node.wants()] == [made.id]
-    late = Upstream(node, live=True)
-    dead = Heard(late)
+    dead = Heard()
+    late = Upstream(node, dead, live=True)
     dead.close()
-    late.start(dead)
+    late.start()
     assert [h.id for h in node.wants()] == [made.id], "the next parent is asked for it"
     assert node.upstreams == set()
 
@@ -229,7 +229,7 @@ async def test_an_artifact_announced_by_the_hub_makes_a_link_active(child, maker
     node.add_layout(maker.layout)
     made = maker.make([5000] * 3, piece=1024)
     artifact = Open.from_signed(made.open, maker.key.public).artifact
-    pull = Upstream(node, live=False)
+    pull = Upstream(node, Heard(), live=False)
     for each in (upstream, pull):
         each.expect(artifact)
     assert (upstream.active, pull.active) == (True, False)
@@ -243,8 +243,8 @@ async def test_an_artifact_announced_by_the_hub_makes_a_link_active(child, maker
 class Far(Heard):
     rtt_s = 30.0
 
-    def __init__(self, owner):
-        super().__init__(owner)
+    def __init__(self):
+        super().__init__()
         self.asked_long = asyncio.Event()
 
     def send(self, record, handle=0):
@@ -256,9 +256,9 @@ class Far(Heard):
 async def test_a_far_parent_is_not_left_before_its_first_message(child, maker):
     """A version opens while a child attaches: the answers to ATTACH and to the first PING are in flight."""
     node, _, _ = child
-    upstream = Upstream(node, live=True)
-    link = Far(upstream)
-    upstream.start(link)
+    link = Far()
+    upstream = Upstream(node, link, live=True)
+    upstream.start()
     upstream.expect(maker.make([5000]).id)
     running = asyncio.create_task(upstream.run())
     longing = asyncio.create_task(link.asked_long.wait())
@@ -310,8 +310,8 @@ async def test_an_artifact_that_is_here_or_has_another_source_is_not_pushed(chil
     node.add_layout(maker.layout)
     here, asked, crossed = (maker.make([5000] * 3, step=step) for step in (1, 2, 3))
     hear_signed(upstream, link, Type.OPEN, 1, here.open)
-    pull = Upstream(node, live=False)
-    pull.start(Heard(pull))
+    pull = Upstream(node, Heard(), live=False)
+    pull.start()
     link.said.clear()
     pull.want(asked.id)
     assert link.said == [messages.Spare(asked.id)]
@@ -320,15 +320,15 @@ async def test_an_artifact_that_is_here_or_has_another_source_is_not_pushed(chil
     link.said.clear()
     hear_signed(upstream, link, Type.OPEN, 2, crossed.open)
     assert link.said == [messages.Spare(crossed.id)], "the OPEN was in flight before the SPARE"
-    later = Upstream(node, live=True)
-    other = Heard(later)
-    later.start(other)
+    other = Heard()
+    later = Upstream(node, other, live=True)
+    later.start()
     (attach,) = other.said
     assert set(attach.spare) == {here.id, asked.id, crossed.id}
     pull.link.close()
-    again = Upstream(node, live=True)
-    last = Heard(again)
-    again.start(last)
+    last = Heard()
+    again = Upstream(node, last, live=True)
+    again.start()
     assert {w[0] for w in last.said[0].want} == {asked.id, crossed.id}
     assert last.said[0].spare == [here.id]
 
@@ -336,8 +336,8 @@ async def test_an_artifact_that_is_here_or_has_another_source_is_not_pushed(chil
 async def test_a_parent_is_not_left_for_a_spared_artifact(child, maker):
     node, upstream, link = child
     node.add_layout(maker.layout)
-    pull = Upstream(node, live=False)
-    pull.start(Heard(pull))
+    pull = Upstream(node, Heard(), live=False)
+    pull.start()
     made = maker.make([5000] * 3)
     hear_signed(pull, pull.link, Type.OPEN, 1, made.open)
     hear_signed(upstream, link, Type.OPEN, 1, made.open)
@@ -356,9 +356,9 @@ async def test_an_artifact_that_the_parent_lacks_may_get_another_source(child, m
     for handle, made in enumerate((part, told)):
         hear_signed(first, link, Type.OPEN, handle, made.open)
     link.close()
-    upstream = Upstream(node, live=True)
-    parent = Heard(upstream)
-    upstream.start(parent)
+    parent = Heard()
+    upstream = Upstream(node, parent, live=True)
+    upstream.start()
     assert upstream.wanted == {part.id, told.id}
     offer = messages.Offered(told.id, "delta", Version(0, 1), Version(0, 2), False)
     running = asyncio.ensure_future(upstream.run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from p2pcast.errors import RefusedError
 from p2pcast.relay.node import Node
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import Stripes, UnreachableError, dial_any
+from p2pcast.transport.link import Link
 from p2pcast.transport.listener import Listener
 from p2pcast.wire import messages
 from p2pcast.wire.connection import PARENT, Connection, ConnectionRequest, Identity
@@ -100,15 +102,13 @@ def unused_address() -> tuple[str, int]:
 
 
 async def reach(child: Peer, place, stripes: Stripes = STRIPES) -> Upstream:
-    upstream = Upstream(child.node, live=True)
     async with asyncio.timeout(60):
-        upstream.link = await child.connector.reach(upstream, place, stripes)
-    return upstream
+        return await child.connector.reach(partial(Upstream, child.node, live=True), place, stripes)
 
 
 async def attaches(upstream: Upstream, child: Peer, parent: Peer) -> None:
     """The link works as any other: the child names its artifacts, the parent its position."""
-    upstream.start(upstream.link)
+    upstream.start()
     running = asyncio.create_task(upstream.run())
     async with asyncio.timeout(60):
         await upstream.attached.wait()
@@ -152,6 +152,25 @@ async def test_stripes_are_a_reserve_unless_their_number_is_stated(pair, likely,
     upstream = await reach(child, child.knows(parent, likely=likely, ways=[parent.at] if likely else []), stripes)
     assert upstream.link.dialled == likely
     assert upstream.link.reserve == (stripes is suited)
+    upstream.link.close()
+
+
+async def test_the_end_of_a_second_link_does_not_end_the_first(pair, monkeypatch) -> None:
+    """Both attempts may succeed at one time; the link that is not needed is dropped."""
+    child, parent = pair
+    child.asks = parent
+    links: list[Link] = []
+
+    async def both(attempts, head_start_s, undo):
+        links.extend(await asyncio.gather(*(attempt() for attempt in attempts)))
+        undo(links[1])
+        return links[0], []
+
+    monkeypatch.setattr(module, "race", both)
+    upstream = await reach(child, child.knows(parent, likely=True, ways=[parent.at]))
+    assert [link.closed for link in links] == [False, True]
+    assert upstream.link is links[0]
+    assert not upstream.ended.done()
     upstream.link.close()
 
 
@@ -199,9 +218,9 @@ async def test_without_a_hub_no_parent_can_be_called(pair) -> None:
 async def test_a_failed_dial_is_reported_while_the_call_is_pending(pair) -> None:
     child, parent = pair
     doubts = asyncio.Event()
-    upstream = Upstream(child.node, live=True)
+    build = partial(Upstream, child.node, live=True)
     place = child.knows(parent, likely=True, ways=[unused_address()])
-    task = asyncio.create_task(child.connector.reach(upstream, place, STRIPES, on_dial_failed=doubts.set))
+    task = asyncio.create_task(child.connector.reach(build, place, STRIPES, on_dial_failed=doubts.set))
     async with asyncio.timeout(60):
         await doubts.wait()
     assert not task.done()
@@ -209,7 +228,7 @@ async def test_a_failed_dial_is_reported_while_the_call_is_pending(pair) -> None
     await asyncio.wait([task])
     calls = [type(said) for said in child.said].count(messages.Call)
     with pytest.raises(UnreachableError):
-        await child.connector.reach(upstream, place, STRIPES, call=False)
+        await child.connector.reach(build, place, STRIPES, call=False)
     assert [type(said) for said in child.said].count(messages.Call) == calls
 
 

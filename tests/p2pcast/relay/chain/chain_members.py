@@ -98,16 +98,16 @@ class Member(QuietOwner):
 
     async def follow(self, candidates) -> None:
         for parent in chain(candidates, repeat(candidates[-1])):
-            upstream = Upstream(self.node, live=True, beside=self.beside)
             try:
                 link = await dial(
-                    upstream, *parent.listener.address, self.identity, purpose="data", role="child",
+                    QuietOwner(), *parent.listener.address, self.identity, purpose="data", role="child",
                     stripes=self.stripes, expect=parent.ident, tls=self.client_tls,
                 )  # fmt: skip
             except P2PCastError as error:
                 self.lost.append(error)
                 continue
-            upstream.start(link)
+            upstream = Upstream(self.node, link, live=True, beside=self.beside)
+            upstream.start()
             self.upstream = upstream
             self.parents.append(parent.number)
             self.lost.append(await upstream.run())

@@ -13,6 +13,7 @@ from chain_members import LIMIT_S, MEGABYTES, Corrupting, Swarm
 from p2pcast.errors import LocalError
 from p2pcast.relay.upstream import Upstream
 from p2pcast.transport.dial import dial
+from p2pcast.transport.link import QuietOwner
 
 
 @pytest.mark.parametrize("stripes", [1, 3])
@@ -139,9 +140,10 @@ def test_a_corrupt_piece_is_dropped_blamed_and_fetched_from_another_node(swarm, 
 def test_a_loop_is_refused(swarm, maker):
     async def play(swarm: Swarm) -> None:
         first, _, third = await swarm.chain(3)
-        upstream = Upstream(first.node, live=True)
-        link = await dial(upstream, *third.listener.address, first.identity, purpose="data", role="child", stripes=1)
-        upstream.start(link)
+        where = third.listener.address
+        link = await dial(QuietOwner(), *where, first.identity, purpose="data", role="child", stripes=1)
+        upstream = Upstream(first.node, link, live=True)
+        upstream.start()
         async with asyncio.timeout(LIMIT_S):
             error = await upstream.run()
         assert error is not None
