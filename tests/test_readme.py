@@ -8,13 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 README = Path(__file__).parent.parent / "README.md"
 _TESTED = re.compile(r"^<!-- tested -->\n```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.timeout(600)
 def test_the_walk_through(own_machine: list[str], tmp_path: Path) -> None:
     """All marked blocks, in one shell and in order, as one would paste them; on the usual ports, in a network of their
     own.
@@ -29,7 +26,7 @@ def test_the_walk_through(own_machine: list[str], tmp_path: Path) -> None:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -36,7 +36,7 @@ from netem.demo.workspace import Workspace
 from p2pcast.errors import UsageError
 from p2pcast.store.atomic_files import atomic_write
 
-BASE_S, ENGINE_S, VERSION_S, FRESH_S = 400.0, 300.0, 60.0, 300.0
+BASE_S, ENGINE_S, VERSION_S, FRESH_S = 900.0, 900.0, 300.0, 900.0
 """Time limits in seconds: training of the base, vLLM's start, one version at all peers, the new engines of the check.
 """
 LAST_MEASURED_S = 1.0

@@ -18,7 +18,7 @@ import aiohttp
 from netem.demo.processes import Child, DemoError, Processes
 
 POLL_S = 0.1
-READY_S = 180.0
+READY_S = 600.0
 """Time limit of a daemon's start."""
 HTTP_S = 10.0
 

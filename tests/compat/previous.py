@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 RELEASE = "0.1.0"
 ARCHIVE = FOLDER / f"p2pcast-{RELEASE}.tar.xz"
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 POLL_S = 0.02
 
 

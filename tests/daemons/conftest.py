@@ -41,7 +41,7 @@ from trainer_node.publish import checkpoint_watcher
 
 sys.path.append(str(Path(__file__).parent / "trust"))  # strangers
 
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 POLL_S = 0.01
 
 State = dict[str, tuple[str, tuple[int, ...], bytes]]

@@ -24,10 +24,8 @@ from netem.demo.processes import Processes, free_port
 from netem.demo.train import make_model, snapshot, write_checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DEADLINE_S = 200.0
+DEADLINE_S = 600.0
 STEPS = 4
-
-pytestmark = pytest.mark.timeout(900)
 
 
 class Stage:
@@ -142,14 +140,14 @@ def test_vllm_server_follows_the_loop(stage: Stage) -> None:
     stage.until("the engine has the base", lambda: stage.status("engine").get("committed") == "0.0")
     stage.train(sys.executable, str(EXAMPLES / "plain_loop.py"))
     verify = [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", str(state), "--json"]
-    verified = subprocess.run(verify, capture_output=True, text=True, timeout=120)
+    verified = subprocess.run(verify, capture_output=True, text=True, timeout=900)
     assert verified.returncode == 0, verified.stderr
     assert f"0.{STEPS}" in verified.stdout
     body = {"model": "policy", "prompt": "17+25=", "max_tokens": 3, "temperature": 0}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=200) as answer:
+    with urllib.request.urlopen(request, timeout=900) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] >= 1
     stage.processes.stop("server")
     assert not server.alive

@@ -108,10 +108,9 @@ def test_report_of_fatal_signal_is_recognised():
     assert UNEXPECTED.search(first)
 
 
-@pytest.mark.timeout(400)
 async def test_insiders_are_borne(tmp_path):
     outcome = Outcome()
-    async with Infiltrated(tmp_path, deadline_s=200.0) as fleet:
+    async with Infiltrated(tmp_path, deadline_s=600.0) as fleet:
         await infiltrate(fleet, MESSAGES, 1, outcome)
     assert outcome.wrong == []
     assert outcome.unexpected == []

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-DEADLINE_S = 150.0
+DEADLINE_S = 600.0
 """The first start after a change of source compiles kernels."""
 POLL_S = 0.05
 ASK_S = 20.0

@@ -328,7 +328,7 @@ async def test_every_option_on_the_command_line(swarm, states, tmp_path):
         headers = {"Authorization": f"Bearer {(tmp_path / 'x' / 'http.token').read_text().strip()}"}
         async with aiohttp.ClientSession() as http:
             status = 409
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(600):
                 while status == 409:  # nothing is staged yet
                     async with http.post(f"{url}/commit", json={"version": "newest"}, headers=headers) as answer:
                         status = answer.status

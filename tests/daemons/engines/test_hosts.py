@@ -17,7 +17,7 @@ from p2pcast.wire.connection import Identity
 from rollout_node.engine import multi_host_member as module
 from trainer_node.membership.multi_host_engines import MultiHostEngines
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 NOBODY = ("vllm:http://127.0.0.1:9",)
 """A server that is not there: the lead of its engine has no word from its workers."""
 

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[2] / "rollout_node" / "vllm"))
 
 from real_server import PROMPTS, Server, complete, make_model, one_off_connections
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ JOIN = {"name": "stolen", "region": "", "listen": ["", 9], "held": None, "engine
 REPORT = {"parent": None, "staged": None, "committed": None}
 
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 """Only to end a test that hangs."""
 
 
@@ -162,7 +162,7 @@ async def test_planning_that_fails_does_not_end_the_hub(swarm, states, monkeypat
         raise OverflowError("an unforeseen number")
 
     monkeypatch.setattr(hub.control.report_handler, "settle", fail)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         await failed.wait()
     monkeypatch.undo()
     await swarm.until(lambda: not hub.tasks.healthy()[0], "the hub is unhealthy")

@@ -24,7 +24,7 @@ from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import RECORDS, Type
 from tests.p2pcast.wire.plain_records import plain
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 NAMES = {"bfloat16": "BF16", "float32": "F32", "uint8": "U8", "float64": "F64", "int64": "I64"}
 CELL_WORDS = 1000
 FILES = {"config.json": b'{"a": 1}'}

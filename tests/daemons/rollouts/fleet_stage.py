@@ -24,7 +24,7 @@ from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.sdk.batch_client import BatchClient
 
 ROOT = Path(__file__).parents[3]
-END_S = 240.0
+END_S = 600.0
 SLOTS = 4
 
 START = """#!/bin/sh

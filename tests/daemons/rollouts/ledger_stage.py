@@ -15,7 +15,7 @@ from trainer_node.ledger.pace import Bounds
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon, opened
 from trainer_node.ledger_server.prompt_feeder import Feed
 
-END_S = 120.0
+END_S = 600.0
 Up = Callable[..., "contextlib.AbstractAsyncContextManager[LedgerDaemon]"]
 
 

@@ -20,7 +20,7 @@ from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 
 ROOT = Path(__file__).parents[3]
-END_S = 300.0
+END_S = 600.0
 
 
 class Held:

@@ -22,7 +22,7 @@ from trainer_node.learning.monitoring.run_log import read_run
 
 ROOT = Path(__file__).parents[3]
 STEPS, STALENESS, KILLED_AT = 8, 2, 4
-END_S = 400.0
+END_S = 600.0
 CONFIG = """
 [model]
 path = "{model}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-END_S = 120.0
+END_S = 600.0
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from scripted_sampler import jobs_of
 
 from p2pcast.tasks.sums import Sums
 
-END_S = 120.0
+END_S = 600.0
 
 
 @pytest.fixture

@@ -138,7 +138,6 @@ def test_one_failed_check_fails_the_run() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
 def test_three_versions_into_a_real_server(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)
     words = ["--versions", "3", "--clients", "2", "--tp", "1", "--hidden", "128", "--layers", "1"]

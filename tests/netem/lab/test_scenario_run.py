@@ -28,7 +28,7 @@ from p2pcast.cli import main
 from p2pcast.errors import LocalError, UsageError
 
 LAB = [sys.executable, "-m", "p2pcast.cli", "lab"]
-END_S = 60.0
+END_S = 600.0
 TRIES = 5
 TWO = """
 what = "two hosts"

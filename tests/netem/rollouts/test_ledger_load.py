@@ -7,7 +7,7 @@ from pathlib import Path
 
 from netem.rollouts import ledger_load
 
-END_S = 300.0
+END_S = 600.0
 
 
 async def test_loads_are_accepted_and_counted(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from p2pcast.cli.status import table
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 
 
 @contextlib.contextmanager

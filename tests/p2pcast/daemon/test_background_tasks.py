@@ -16,7 +16,7 @@ from p2pcast.daemon.background_tasks import TaskFailedError, Tasks, spawn
 from p2pcast.daemon.events import Events
 from p2pcast.errors import LocalError, RemoteError
 
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 class Bug(Exception):

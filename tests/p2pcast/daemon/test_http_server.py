@@ -23,7 +23,7 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
 
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 FILE = Path("/where/http.token")
 
 

@@ -31,7 +31,7 @@ from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 
 TOKEN = JoinToken(bytes(16), bytes(20))
-LIMIT_S = 60.0
+LIMIT_S = 600.0
 STRIPES = 16
 STATE = [131_072] * 64
 """Sizes of cells: together more than the sockets take."""

@@ -117,7 +117,7 @@ async def test_a_disk_that_is_behind_pauses_the_parents_and_nothing_else(node, m
     assert (node.paused, parent.reading) == (True, False)
     assert node.payload(holding, 2) == made.pieces(PIECE)[2], "children get pieces that are not on disk yet"
     running = asyncio.create_task(node.run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(600):
         while holding.stored.count < 3:
             node.writeback.flush()
             holding.progress.clear()

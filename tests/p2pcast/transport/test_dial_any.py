@@ -132,7 +132,7 @@ async def test_a_dialling_parent_gets_the_link_before_its_first_message() -> Non
             mine, [place], ME, **WHAT | {"role": "parent"}, made=lambda made: told.append((made, len(mine.heard)))
         )
         assert told == [(link, 0)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             await mine.spoken.wait()
         assert mine.heard == [Type.WANT]
         assert child.links[0].remote == ME.node

@@ -47,7 +47,7 @@ class Attempts:
         return attempt
 
     async def race(self, *attempts, head_start_s=NEVER_S):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             return await race(attempts, head_start_s, self.undone.append)
 
 

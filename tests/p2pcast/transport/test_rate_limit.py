@@ -26,7 +26,7 @@ from p2pcast.wire.messages import SIGNED, Pong, Type
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PEER, OTHER = (Identity(bytes([n]) * 16, f"node-{n}", TOKEN) for n in (1, 2, 3))
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 PING = messages.Ping(7)
 
 

@@ -61,7 +61,7 @@ class Peer:
         return REPORT
 
     async def until(self, condition, task) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             while not condition():
                 if task.done():
                     task.result()

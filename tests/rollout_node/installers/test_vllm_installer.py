@@ -380,7 +380,7 @@ async def test_a_cancelled_stage_leaves_nothing_staged(host: Host) -> None:
     installer = await host.installed()
     host.engine.ranks[1].silent.add("prepare")
     staging = asyncio.create_task(installer.stage(TWO, SHADOW))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while "prepare" not in host.engine.calls:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     staging.cancel()

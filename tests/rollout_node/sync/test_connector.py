@@ -102,7 +102,7 @@ def unused_address() -> tuple[str, int]:
 
 
 async def reach(child: Peer, place, stripes: Stripes = STRIPES) -> Upstream:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         return await child.connector.reach(partial(Upstream, child.node, live=True), place, stripes)
 
 
@@ -110,7 +110,7 @@ async def attaches(upstream: Upstream, child: Peer, parent: Peer) -> None:
     """The link works as any other: the child names its artifacts, the parent its position."""
     upstream.start()
     running = asyncio.create_task(upstream.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         await upstream.attached.wait()
     assert child.node.path == [parent.identity.node, child.identity.node]
     (fed,) = parent.downstream.children.values()
@@ -198,7 +198,7 @@ async def test_without_any_route_the_attempt_fails_at_the_hubs_message(pair) -> 
     place = child.knows(parent, likely=True, ways=[unused_address()])
     child.listener.address = unused_address()
     task = asyncio.create_task(reach(child, place))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         await parent.spoken.wait()
     assert parent.said == [messages.Unreached(child.identity.node)]
     child.connector.stop_waiting(messages.Unreached(parent.identity.node))
@@ -221,7 +221,7 @@ async def test_a_failed_dial_is_reported_while_the_call_is_pending(pair) -> None
     build = partial(Upstream, child.node, live=True)
     place = child.knows(parent, likely=True, ways=[unused_address()])
     task = asyncio.create_task(child.connector.reach(build, place, STRIPES, on_dial_failed=doubts.set))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         await doubts.wait()
     assert not task.done()
     task.cancel()
@@ -240,7 +240,7 @@ async def test_a_parent_that_was_not_called_is_shown_out(pair) -> None:
     except RefusedError as error:
         refused: Exception | None = error
     else:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(600):
             while not link.closed:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         refused = link.error
@@ -263,14 +263,14 @@ async def test_a_silent_parent_is_not_called(pair, monkeypatch) -> None:
 async def test_a_cancelled_attempt_leaves_nothing_behind(pair) -> None:
     child, parent = pair
     task = asyncio.create_task(reach(child, child.knows(parent, likely=False, ways=[])))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         await child.spoken.wait()
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
     # A call that has been given up is not answered any more.
     parent.connector.dial_child(messages.Called(child.identity.node, STRIPES, [child.at]), parent.downstream)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while parent.connector._tasks or parent.downstream.children:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -293,7 +293,7 @@ async def test_after_a_faster_call_the_dial_is_still_judged(pair, monkeypatch) -
     monkeypatch.setattr(module, "probe", unanswered)
     upstream = await reach(child, child.knows(parent, likely=True, ways=[("192.0.2.1", 7)]))
     assert not upstream.link.dialled
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while messages.Unreached(parent.identity.node) not in child.said:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     upstream.link.close()
@@ -321,7 +321,7 @@ async def test_a_parent_that_brings_some_of_its_stripes_is_not_waited_for(pair, 
     request = ConnectionRequest("data", PARENT, bytes(16), stripe=0, stripes=STRIPES)
     connection = Connection(Side.DIALER, parent.identity, bytes(32), request)
     heard = bytearray()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         writer.write(connection.take_output())
         while data := await reader.read(4096):
             heard += data

@@ -30,7 +30,7 @@ RUN = run_id(KEY.public)
 PIECE = 1024
 MADE = Maker.make([3000] * 4, piece=PIECE, version_hash=OWN)
 PIECES = -(-len(MADE.log) // PIECE)
-LIMIT_S = 60.0
+LIMIT_S = 600.0
 
 
 class CountedObjects(Objects):

@@ -121,7 +121,7 @@ class Peer:
         await asyncio.wait([self.task])
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             while not condition():
                 if self.task.done():
                     self.task.result()
@@ -231,7 +231,7 @@ async def test_a_bug_in_a_fetch_is_not_hidden(monkeypatch):
 
     monkeypatch.setattr(peer.source, "_fetch_artifact", fetch)
     with pytest.raises(ExceptionGroup) as raised:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             await peer.source.run()
     [error] = raised.value.exceptions
     assert isinstance(error, ZeroDivisionError)

@@ -65,7 +65,7 @@ async def tries(monkeypatch, attach: Tried, until: int) -> list[bytes | float]:
 
     monkeypatch.setattr(parent_failover.asyncio, "sleep", sleep)
     task = asyncio.create_task(attach._follow_plan())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(600):
         await enough.wait()
     task.cancel()
     await asyncio.wait([task])
@@ -268,7 +268,7 @@ async def test_a_hub_that_hangs_up_at_once_is_not_hammered(parents, attached, mo
     monkeypatch.setattr(hub, "accept_link", hang_up)
     monkeypatch.setattr(parent_failover.asyncio, "sleep", sleep)
     attach.order((1, 1), None, [])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(600):
         await enough.wait()
     assert waits[0] < waits[-1]
     assert waits[-1] >= 0.5 * parent_failover.RETRY_MAX_S

@@ -116,7 +116,7 @@ class Peer:
         await asyncio.wait([self.task])
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             while not condition():
                 if self.task.done():
                     self.task.result()

@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
+START_S = 900.0
+"""Time limit of a server's start: a busy machine takes minutes."""
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 OPTIONS = [
     "--max-model-len",
@@ -52,7 +54,7 @@ from netem.rollouts.small_model import SmallModel, write_small_model
 form = SmallModel({vocabulary}, mlp=2, spread=0.3, tied={tied})
 write_small_model(Path({str(folder)!r}), form, seed=1, dtype={dtype!r})
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=300, capture_output=True)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=900, capture_output=True)
     return folder
 
 
@@ -87,7 +89,8 @@ class Server:
             return subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
 
     def wait(self) -> None:
-        for _ in range(900):
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s:
             try:
                 with urllib.request.urlopen(self.url + "/health", timeout=5):
                     return
@@ -184,7 +187,7 @@ def fresh(folders: list[Path], prompts: list[str], *, tensor_parallel: int = 1) 
     if tensor_parallel > 1:
         environment |= TWO_RANKS
     asked = json.dumps([prompts, TOKENS, tensor_parallel])
-    done = subprocess.run(command, input=asked, env=environment, text=True, capture_output=True, timeout=800)
+    done = subprocess.run(command, input=asked, env=environment, text=True, capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     found: list[list[str]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -33,7 +33,7 @@ from rollout_node.worker.generate_form import PATH
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.recomputation import Gaps
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 VOCABULARY = 500
 TEMPERATURE = 0.7
@@ -122,7 +122,7 @@ def reference(folders: list[Path], plays: list[Trajectory]) -> list[list[np.ndar
     """For each folder and play, the log-probability of every token; the first token's is 0."""
     command = [sys.executable, str(Path(__file__).with_name("reference_logprobs.py")), *map(str, folders)]
     asked = json.dumps([[play.token_ids.tolist(), TEMPERATURE] for play in plays])
-    done = subprocess.run(command, input=asked, text=True, capture_output=True, timeout=300)
+    done = subprocess.run(command, input=asked, text=True, capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return [[np.array([0.0, *row]) for row in rows] for rows in json.loads(done.stdout.strip().splitlines()[-1])]
 

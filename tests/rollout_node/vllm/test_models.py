@@ -19,7 +19,7 @@ from real_server import ENVIRONMENT, PROMPTS, TWO_RANKS, Server, complete, fresh
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm import VllmInstaller
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 PLAIN, RELOADED, DERIVED = "plain", "some of its tensors go through the loader", "always loaded as a whole"
 REFUSED = "its kernels keep their own copies of the weights, which can't be edited"
@@ -51,7 +51,7 @@ ZOO = ["moe", "shared_expert", "mla", "qwen3:float32", "tied", "qwen2", "gpt2", 
 def script(name: str, *arguments: str) -> str:
     command = [sys.executable, str(Path(__file__).with_name(name)), *arguments]
     environment = {**os.environ, **ENVIRONMENT, "P2PCAST_SOCK": "/nonexistent"}
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=800)
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

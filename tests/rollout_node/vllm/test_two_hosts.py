@@ -25,12 +25,12 @@ from typing import Any
 import pytest
 from real_server import PROMPTS, TOKENS, TWO_RANKS, Server, loaded, make_model
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 VERSIONS = 8
 COMPARED = 3
 """The step whose answers are compared with ``reference``, those after vLLM's own loader."""
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 POLL_S = 0.05
 HELD_S = 1.0
 
@@ -114,7 +114,7 @@ class Fleet:
         data = None if body is None else json.dumps(body).encode()
         token = (self.folder / name / "http.token").read_text().strip()
         request = urllib.request.Request(url + path, data, {"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=200) as answer:
+        with urllib.request.urlopen(request, timeout=900) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 
@@ -157,7 +157,7 @@ class Fleet:
         assert (found["version"], found["wrong"], found["unknown"]) == (f"0.{step}", [], [])
 
     def paused(self) -> bool:
-        with urllib.request.urlopen(self.server.url + "/is_paused", timeout=200) as answer:
+        with urllib.request.urlopen(self.server.url + "/is_paused", timeout=900) as answer:
             return bool(json.load(answer)["is_paused"])
 
     def answers(self) -> list[str]:
@@ -168,7 +168,7 @@ class Fleet:
         request = urllib.request.Request(
             self.server.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=200) as answer:
+        with urllib.request.urlopen(request, timeout=900) as answer:
             return str(json.load(answer)["choices"][0]["text"])
 
 
@@ -287,6 +287,6 @@ def test_second_lead_is_refused(fleet: Fleet) -> None:
         "lead",
     ]
     command = [sys.executable, "-m", "p2pcast.cli", *map(str, words), "--install", "vllm:http://127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 3
     assert "engine big has a lead already" in done.stderr

@@ -17,7 +17,7 @@ from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
 from rollout_node.installers.vllm import VllmInstaller
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "p2pcas
 from fake_engine import FakeEngine
 from memory_ledger import MemoryLedger
 
-END_S = 60.0
+END_S = 600.0
 
 
 @pytest.fixture

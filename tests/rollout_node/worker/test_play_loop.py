@@ -25,7 +25,7 @@ from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
 
-END_S = 60.0
+END_S = 600.0
 TASK = Sums()
 
 

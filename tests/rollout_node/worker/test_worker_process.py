@@ -21,7 +21,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Task
 
-END_S = 120.0
+END_S = 600.0
 
 
 def own_jobs(task: Task, count: int) -> list[Job]:

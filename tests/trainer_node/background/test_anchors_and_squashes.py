@@ -40,7 +40,7 @@ class Parts:
 
     async def run_until_added(self, count: int) -> None:
         running = asyncio.ensure_future(self.made.run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             while len(self.added) < count:
                 await self.news.wait()
                 self.news.clear()

@@ -34,7 +34,7 @@ async def test_a_caller_fills_its_own_share_alone(monkeypatch: pytest.MonkeyPatc
 
 async def test_requests_wait_for_room() -> None:
     budget, done = BodyBudget(40, 40), asyncio.Event()
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(600), asyncio.TaskGroup() as group:
         group.create_task(_holding(budget, "a", 40, done))
         await asyncio.sleep(0)
         waiting = [group.create_task(_holding(budget, name, 40, done)) for name in "bc"]

@@ -43,7 +43,7 @@ async def test_transitions_of_one_certificate_leave_room_for_others() -> None:
 
     greedy = [asyncio.create_task(request("greedy")) for _ in range(64)]
     others = [asyncio.create_task(request(name)) for name in ("a", "b", BEARER)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while running.total() < MOST_TRANSITIONS + 3:  # noqa: ASYNC110 - threads
             await asyncio.sleep(0.01)
         assert running == {"greedy": MOST_TRANSITIONS, "a": 1, "b": 1, BEARER: 1}

@@ -120,7 +120,7 @@ async def test_a_folder_is_opened_once_from_the_watcher_to_the_encoder(parts: Pa
     monkeypatch.setattr(folder.SafetensorsFile, "__init__", counted)
     write_checkpoint(parts.root / "run" / "step_1")
     running = asyncio.ensure_future(parts.source.run(parts.root / "run"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(600):
         await parts.versions.news.wait()
     assert parts.versions.finished == [V(0, 1)]
     assert opened == [parts.root / "run" / "step_1" / "model.safetensors"]
@@ -229,7 +229,7 @@ async def test_a_damaged_folder_is_skipped(parts: Parts) -> None:
     (path / "model.safetensors").write_bytes(b"short")
     (path / "STABLE").touch()
     running = asyncio.ensure_future(parts.source.run(parts.root / "run"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(600):
         await parts.versions.news.wait()
     assert "step_1" in parts.versions.skipped
     running.cancel()

@@ -322,7 +322,7 @@ def test_check_refuses_every_truncation(tmp_path: Path) -> None:
 
 async def test_watch_follows_a_trainer(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    async with contextlib.aclosing(checkpoint_watcher.watch(run, poll_s=0.01)) as events, asyncio.timeout(30):
+    async with contextlib.aclosing(checkpoint_watcher.watch(run, poll_s=0.01)) as events, asyncio.timeout(600):
         write_checkpoint(run / "step_2", 2)
         first = await anext(events)
         assert isinstance(first, Found)
@@ -371,7 +371,7 @@ async def test_watch_stops_when_cancelled_in_mid_check(tmp_path: Path) -> None:
 
 async def test_the_watcher_keeps_no_reported_checkpoint_open(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "step_1")
-    async with contextlib.aclosing(checkpoint_watcher.watch(tmp_path, poll_s=0.01)) as events, asyncio.timeout(30):
+    async with contextlib.aclosing(checkpoint_watcher.watch(tmp_path, poll_s=0.01)) as events, asyncio.timeout(600):
         found = await anext(events)
         reference = weakref.ref(found.checkpoint)
         del found

@@ -31,7 +31,7 @@ from p2pcast.wire.connection import Event, Identity, Message
 from p2pcast.wire.join_token import JoinToken
 from p2pcast.wire.messages import Type
 
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 POLL_S = 0.02
 
 

@@ -61,7 +61,7 @@ async def hearing(papers):
         here.ends.clear()
         here.bell.clear()
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             sealer = await handshake(reader, writer, context)
             writer.write(talk(sealer))
             with contextlib.suppress(OSError):

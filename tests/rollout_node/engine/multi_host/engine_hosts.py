@@ -24,7 +24,7 @@ from rollout_node.installers.install_socket import InstallSocket
 TOKEN = JoinToken(bytes(16), bytes(20))
 ONE, TWO, THREE, FOUR = (Version(0, n) for n in (1, 2, 3, 4))
 REPORT = {"engine": "e", "rank": 1, "phase": "commit", "version": "0.1", "error": None}
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 
 
 class Host(QuietOwner):

@@ -33,7 +33,7 @@ from shared_engine import (
 from p2pcast.errors import IntegrityError, P2PCastError, RetryableError
 from rollout_node.installers.vllm_server import Deadlines
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 STEPS = ("pause", "commit", "label", "resume")
 """Steps of a switch over vLLM's routes, each a command of its own."""

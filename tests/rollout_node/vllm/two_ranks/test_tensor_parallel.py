@@ -17,7 +17,7 @@ from shared_engine import LONG, Truth, advance
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.vllm import KvPolicy, VllmInstaller
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 STEPS = 2
 

@@ -16,7 +16,7 @@ from shared_engine import FIRST, Peer, advance, installs
 from p2pcast.errors import RetryableError
 from rollout_node.installers.vllm import VllmInstaller
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
