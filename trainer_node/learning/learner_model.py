@@ -6,6 +6,10 @@ published. One rank and several compute the same, up to the order of sums.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +18,11 @@ import torch
 from p2pcast.checkpoint.folder import Checkpoint
 from p2pcast.errors import LocalError, P2PCastError, UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
-from trainer_node.learning.objective.policy_loss import target_logprobs
+from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.tensors import TORCH_DTYPES
+
+logger = logging.getLogger("p2pcast.learner")
 
 Compute = Literal["published", "float32"]
 
@@ -40,6 +46,7 @@ class LearnerModel:
         self.module.to(ranks.device)
         if ranks.mesh is not None:
             _shard(self.module, ranks.mesh)
+        self._head = _ScoringHead.of(self.module)
         self.parameters = dict(self.module.named_parameters())
         self.published = {name: stored.get(name, p.dtype) for name, p in self.parameters.items()}
         if missing := sorted(self.parameters.keys() - stored.keys()):
@@ -60,20 +67,80 @@ class LearnerModel:
         self.module.requires_grad_(False)
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Log-probabilities of the micro-batch's targets, (M,), at each row's temperature. Of packed rows the head
-        computes only the positions that predict a target.
+        """Log-probabilities of the micro-batch's targets, (M,), at each row's temperature."""
+        return self.scores(batch).logprobs
+
+    def scores(self, batch: MicroBatch) -> TokenScores:
+        """Scores of the micro-batch's targets, (M,), at each row's temperature. The head computes only the positions
+        that predict a target, chunk by chunk.
         """
+        if self._head is not None:
+            with self._head.scoring(batch, self._ranks.device) as asked:
+                answer = self._answer(batch, 0)
+            if asked.logprobs is answer.logits and asked.entropies is not None:
+                return TokenScores(answer.logits, asked.entropies)
+            logger.info("%s changes the logits of its head: they are computed whole", self.folder)
+            self._head = None
         device = self._ranks.device
         positions, packed = batch.logit_positions.to(device), batch.attention_mask is None
-        answer = self.module(
+        answer = self._answer(batch, positions if packed else 0)
+        logits = answer.logits[0] if packed else answer.logits.flatten(0, 1)[positions]
+        return scores_of_logits(logits, batch.targets.to(device), batch.temperatures.to(device))
+
+    def _answer(self, batch: MicroBatch, logits_to_keep: int | torch.Tensor) -> Any:
+        device = self._ranks.device
+        return self.module(
             input_ids=batch.input_ids.to(device),
             attention_mask=None if batch.attention_mask is None else batch.attention_mask.to(device),
             position_ids=batch.position_ids.to(device),
             use_cache=False,
-            logits_to_keep=positions if packed else 0,
+            logits_to_keep=logits_to_keep,
         )
-        logits = answer.logits[0] if packed else answer.logits.flatten(0, 1)[positions]
-        return target_logprobs(logits, batch.targets.to(device), batch.temperatures.to(device))
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Targets that the head scores in the present pass, and the head's answer."""
+
+    positions: torch.Tensor
+    targets: torch.Tensor
+    temperatures: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
+
+
+class _ScoringHead:
+    """Lets a model's linear head answer with the log-probabilities of targets in place of all logits. The head computes
+    inside of the model's own forward pass, where FSDP has gathered the head's weight.
+    """
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        self._linear, self._whole = linear, linear.forward
+        self._asked: _Asked | None = None
+        linear.forward = self._forward
+
+    @classmethod
+    def of(cls, module: Any) -> _ScoringHead | None:
+        """None for a model without a plain linear head."""
+        linear = module.get_output_embeddings()
+        return cls(linear) if type(linear) is torch.nn.Linear else None
+
+    @contextmanager
+    def scoring(self, batch: MicroBatch, device: torch.device) -> Iterator[_Asked]:
+        self._asked = _Asked(batch.logit_positions.to(device), batch.targets.to(device), batch.temperatures.to(device))
+        try:
+            yield self._asked
+        finally:
+            self._asked = None
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        asked = self._asked
+        if asked is None:
+            return self._whole(hidden)
+        rows = hidden.flatten(0, -2)[asked.positions]
+        found = scores_of_hidden(rows, self._linear.weight, self._linear.bias, asked.targets, asked.temperatures)
+        asked.logprobs, asked.entropies = found
+        return found.logprobs
 
 
 def _dtype(folder: Path, stored: dict[str, torch.dtype]) -> torch.dtype:

@@ -96,16 +96,17 @@ class LearnerStep:
             if self._reference is not None:
                 with torch.no_grad():
                     reference = self._reference.logprobs(batch)
-            logprobs = self._model.logprobs(batch)
+            scores = self._model.scores(batch)
             value, counted = policy_loss(
                 self._options.loss,
-                logprobs,
+                scores.logprobs,
                 batch.sampler_logprobs.to(device),
                 batch.advantages.to(device),
                 one.weights.to(device),
                 old_logprobs=None if one.old is None else one.old.to(device),
                 reference_logprobs=reference,
                 same_version=(batch.single_versions == step).to(device),
+                entropies=scores.entropies,
             )
             # FSDP averages gradients over ranks, and the denominator counts the tokens of all ranks.
             (value * ranks if self._ranks.mesh is not None else value).backward()

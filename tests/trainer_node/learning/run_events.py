@@ -45,6 +45,7 @@ def step(number: int, branch: int = 0, **changed: Any) -> Document:
         "lr": 3e-4,
         "kl_sampler": draw.uniform(1e-5, 1e-3),
         "kl_same_version": draw.uniform(1e-7, 1e-6),
+        "entropy": draw.uniform(0.5, 0.9),
         "ratio_mean": draw.uniform(0.99, 1.01),
         "ratio_max": draw.uniform(1, 4),
         "over_cap_share": 0.0,

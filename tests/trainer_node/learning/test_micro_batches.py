@@ -31,15 +31,6 @@ def on_one_rank(rows, packing, most_tokens=10_000):
     return micro_batches(deal(rows, 1), 0, most_tokens, packing)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors: on a busy machine, threads would wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # -- alignment
 
 

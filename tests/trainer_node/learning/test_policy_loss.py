@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from p2pcast.errors import UsageError
 from tests.trainer_node.learning.example_rows import row
-from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, target_logprobs, token_weights
+from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, token_weights
+from trainer_node.learning.objective.token_scores import scores_of_logits
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 
 LN = math.log
@@ -22,6 +23,10 @@ F64 = torch.float64
 
 def vector(*values) -> torch.Tensor:
     return torch.tensor(values, dtype=F64)
+
+
+def target_logprobs(logits, targets, temperatures):
+    return scores_of_logits(logits, targets, temperatures).logprobs
 
 
 def one_token(options, *, lp=0.0, sampler=0.0, advantage=0.0, old=None, reference=None):
@@ -38,15 +43,6 @@ def one_token(options, *, lp=0.0, sampler=0.0, advantage=0.0, old=None, referenc
     )
     loss.backward()
     return -loss.item(), -learner.grad.item(), statistics
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors: on a busy machine, threads would wait for each other most of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # -- hand-worked numbers
@@ -148,7 +144,9 @@ def slow_token(o, lp, s, a, old, ref):
 
 
 logprob = st.floats(-8, -0.01)
-token = st.tuples(logprob, logprob, st.floats(-3, 3), logprob, logprob, st.floats(0, 1) | st.just(0.0), st.booleans())
+token = st.tuples(
+    logprob, logprob, st.floats(-3, 3), logprob, logprob, st.floats(0, 1) | st.just(0.0), st.booleans(), st.floats(0, 5)
+)
 some_options = st.builds(
     LossOptions,
     kind=st.sampled_from(["clip", "tis"]),
@@ -162,7 +160,7 @@ some_options = st.builds(
 
 @given(some_options, st.lists(token, min_size=1, max_size=20))
 def test_loss_and_statistics_match_a_slow_loop(options, tokens):
-    lp, s, a, old, ref, w, same = (list(column) for column in zip(*tokens, strict=True))
+    lp, s, a, old, ref, w, same, entropies = (list(column) for column in zip(*tokens, strict=True))
     loss, statistics = policy_loss(
         options,
         vector(*lp),
@@ -172,6 +170,7 @@ def test_loss_and_statistics_match_a_slow_loop(options, tokens):
         old_logprobs=vector(*old),
         reference_logprobs=vector(*ref),
         same_version=torch.tensor(same),
+        entropies=vector(*entropies),
     )
     expected_loss, expected = 0.0, dict.fromkeys((f.name for f in dataclasses.fields(TokenStatistics)), 0.0)
     for i in range(len(tokens)):
@@ -192,6 +191,8 @@ def test_loss_and_statistics_match_a_slow_loop(options, tokens):
         expected["same_version_k3"] += (math.exp(d) - d - 1) * same[i]
         expected["reference_tokens"] += 1
         expected["reference_k3"] += k3
+        expected["entropy_tokens"] += 1
+        expected["entropy"] += entropies[i]
         expected["ratio_max"] = max(expected["ratio_max"], importance)
     assert loss.item() == pytest.approx(expected_loss, rel=1e-9, abs=1e-9)
     assert dataclasses.asdict(statistics) == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -258,13 +259,15 @@ POISON = [0.0, -7.5, 1e30, -1e30, math.inf, -math.inf, math.nan]
 def test_values_at_masked_places_change_no_bit(kind, poison):
     generator = torch.Generator().manual_seed(5)
     options = LossOptions(kind=kind, kl_weight=0.2)
-    clean = [torch.randn(32, generator=generator) for _ in range(5)]  # lp, sampler, advantages, old, reference
+    clean = [
+        torch.randn(32, generator=generator) for _ in range(6)
+    ]  # lp, sampler, advantages, old, reference, entropies
     weights = torch.rand(32, generator=generator)
     masked = torch.rand(32, generator=generator) < 0.5
     weights[masked] = 0
 
     def run(values):
-        lp, sampler, advantages, old, reference = values
+        lp, sampler, advantages, old, reference, entropies = values
         lp = lp.clone().requires_grad_()
         loss, statistics = policy_loss(
             options,
@@ -275,6 +278,7 @@ def test_values_at_masked_places_change_no_bit(kind, poison):
             old_logprobs=old,
             reference_logprobs=reference,
             same_version=torch.ones(32, dtype=torch.bool),
+            entropies=entropies,
         )
         loss.backward()
         return loss.detach(), lp.grad, statistics
@@ -282,7 +286,7 @@ def test_values_at_masked_places_change_no_bit(kind, poison):
     loss, grad, statistics = run(clean)
     assert not grad[masked].any()
     assert grad[~masked].any()
-    for changed in [*([i] for i in range(5)), list(range(5))]:
+    for changed in [*([i] for i in range(6)), list(range(6))]:
         values = [t.masked_fill(masked, poison) if i in changed else t for i, t in enumerate(clean)]
         found, gradient, counted = run(values)
         assert torch.equal(found, loss)
@@ -372,29 +376,6 @@ def test_weights_of_all_learnt_tokens_sum_to_1(length):
     assert total == pytest.approx(1)
 
 
-# -- log-probabilities
-
-
-def test_logprobs_of_targets_by_hand():
-    logits = torch.tensor([[0.0, LN(3), 0.0], [0.0, LN(3), 0.0]])
-    found = target_logprobs(logits, torch.tensor([1, 1]), torch.tensor([1.0, 0.5]))
-    assert found.tolist() == pytest.approx([LN(3 / 5), LN(9 / 11)])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_logprobs_are_computed_in_float32(dtype):
-    logits = (4 * torch.randn(5, 50, generator=torch.Generator().manual_seed(1))).to(dtype)
-    temperatures = torch.full((5,), 0.7)
-    found = target_logprobs(logits, torch.arange(5), temperatures)
-    assert found.dtype == torch.float32
-    exact = torch.log_softmax(logits.double() / 0.7, -1)[torch.arange(5), torch.arange(5)]
-    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)
-
-
-def test_logprobs_of_float64_stay_float64():
-    assert target_logprobs(torch.zeros(2, 3, dtype=F64), torch.tensor([0, 1]), torch.ones(2)).dtype == F64
-
-
 # -- statistics
 
 
@@ -412,6 +393,7 @@ def test_statistics_of_parts_add_up():
             torch.ones(30, dtype=F64)[part],
             reference_logprobs=lp[part] + 0.1,
             same_version=same[part],
+            entropies=-sampler[part],
         )[1]
 
     whole, parts = counted(slice(0, 30)), [counted(slice(a, b)) for a, b in ((0, 4), (4, 4), (4, 21), (21, 30))]
@@ -435,6 +417,8 @@ def test_document_by_hand():
         k3=0.8,
         same_version_tokens=2,
         same_version_k3=0.1,
+        entropy_tokens=4,
+        entropy=3,
         ratio_max=5,
     )
     assert counts.document() == {
@@ -442,6 +426,7 @@ def test_document_by_hand():
         "kl_sampler_k1": 0.1,
         "kl_same_version": 0.05,
         "kl_reference": None,
+        "entropy": 0.75,
         "ratio_mean": 1.5,
         "ratio_max": 5,
         "over_cap_share": 0.25,

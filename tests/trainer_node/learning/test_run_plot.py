@@ -166,3 +166,8 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(LocalError, match=r"cannot write .*run\.png"):
         plot_run(RunRecord(), tmp_path / "missing" / "run.png")
+
+
+def test_entropy_is_beside_the_divergences(drawn: Drawn):
+    assert "entropy (right)" in labels(drawn(events.record_of(events.resumed_run()))[2])
+    assert "entropy (right)" not in labels(drawn(events.record_of([events.step(1, entropy=None)]))[2])

@@ -23,7 +23,7 @@ def test_scalars_of_each_event_have_tags_of_their_own():
     step = scalars(event_of(events.step(3)))
     assert step["train/reward"] == events.step(3)["reward"]
     assert step["train/staleness_max"] == 3.0
-    assert {"train/tokens_per_s", "train/bubble", "train/kl_sampler"} <= set(step)
+    assert {"train/tokens_per_s", "train/bubble", "train/kl_sampler", "train/entropy"} <= set(step)
     assert scalars(event_of(events.publish(2)))["publish/density"] == 0.26
     assert scalars(event_of(events.evaluation(10)))["evaluation/digits/3"] == 63.0
     assert scalars(event_of(events.probe(2, "vllm-a", 2e-5))) == {

@@ -24,14 +24,6 @@ from trainer_node.learning.warm_start import ALONE, WarmStartOptions, start, war
 TASK = Sums(digits=1, held_out=20)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def small_model(seed=0, **changes):
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -9,7 +9,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.trainer_node.learning.example_rows import VOCABULARY
 from trainer_node.learning.objective.micro_batches import MicroBatch
-from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, target_logprobs, token_weights
+from trainer_node.learning.objective.policy_loss import LossOptions, policy_loss, token_weights
+from trainer_node.learning.objective.token_scores import scores_of_logits
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 from trainer_node.learning.objective.training_rows import TrainingRow
 
@@ -44,7 +45,8 @@ def logits_of(model: Qwen3ForCausalLM, batch: MicroBatch) -> torch.Tensor:
 
 def logprobs_of(model: Qwen3ForCausalLM, batch: MicroBatch) -> torch.Tensor:
     """(M,)."""
-    return target_logprobs(logits_of(model, batch)[batch.logit_positions], batch.targets, batch.temperatures)
+    logits = logits_of(model, batch)[batch.logit_positions]
+    return scores_of_logits(logits, batch.targets, batch.temperatures).logprobs
 
 
 def loss_and_gradient(

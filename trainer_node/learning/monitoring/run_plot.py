@@ -167,6 +167,12 @@ def _kl(axis: Any, record: RunRecord) -> None:
     _draw(axis, alarms, "alarm", "o", _RED, 11, fillstyle="none")
     axis.set_ylabel("KL in nats a token")
     _logarithmic(axis, *drawn)
+    entropy = _points(record.steps, lambda event: event.entropy)
+    if len(entropy[1]):
+        right = _right(axis, "entropy in nats a token")
+        _draw(right, entropy, "entropy (right)", "-", _ORANGE)
+        _from_zero(right, entropy)
+        axis.plot([], [], color=_ORANGE, label="entropy (right)")
 
 
 def _time(axis: Any, record: RunRecord) -> None:
@@ -223,7 +229,7 @@ def _density(axis: Any, record: RunRecord) -> None:
 _PANELS: Final[dict[str, Callable[[Any, RunRecord], None]]] = {
     "Reward": _reward,
     "Staleness of trained rollouts": _staleness,
-    "Sampler against learner": _kl,
+    "Sampler against learner, and entropy": _kl,
     "Time of a step": _time,
     "Versions on the wire": _bytes,
     "Weights changed by a version": _density,

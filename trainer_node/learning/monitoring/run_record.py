@@ -59,6 +59,7 @@ class StepEvent:
     lr: Number = None
     kl_sampler: Number = None
     kl_same_version: Number = None
+    entropy: Number = None
     ratio_mean: Number = None
     ratio_max: Number = None
     over_cap_share: Number = None

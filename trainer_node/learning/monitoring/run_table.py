@@ -56,6 +56,7 @@ COLUMNS: Final = (
     Column("effective", 9, lambda at: percent(at.effective_sample_share)),
     Column("loss", 10, lambda at: scientific(at.loss)),
     Column("gradient", 8, lambda at: scientific(at.grad_norm)),
+    Column("entropy", 6, lambda at: fixed(at.entropy)),
     Column("bubble", 4, lambda at: percent(at.bubble)),
     Column("waited", 7, lambda at: seconds(at.wait_s)),
     Column("trained", 7, lambda at: seconds(at.train_s)),
@@ -128,6 +129,7 @@ def event_line(event: Event) -> str:
             said = [f"reward {fixed(event.reward)}", f"staleness {_pair(event.staleness_mean, event.staleness_max)}"]
             said += [f"KL {scientific(event.kl_sampler)}"]
             said += [f"ratio {fixed(event.ratio_mean)} (at most {fixed(event.ratio_max, 2)})"]
+            said += [f"entropy {fixed(event.entropy)}"]
             said += [f"bubble {percent(event.bubble)}", f"{short(event.tokens_per_s)} tokens/s"]
             said += [f"{seconds(event.wait_s)} waiting", f"{seconds(event.train_s)} training"]
             return f"step {event.step}: {', '.join(said)}"

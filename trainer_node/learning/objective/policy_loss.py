@@ -69,15 +69,6 @@ class LossOptions:
                 raise UsageError(f"{name} = {getattr(self, name)} is out of range for the loss")
 
 
-def target_logprobs(logits: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities (...) of ``targets`` (...) by ``logits`` (..., V) at ``temperatures`` (...), or one for all.
-    Log-softmax in float32, whatever the dtype of the logits; float64 stays.
-    """
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    scaled = exact / temperatures.to(exact).unsqueeze(-1)
-    return torch.log_softmax(scaled, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-
-
 def token_weights(rows: Sequence[TrainingRow], length: Length) -> torch.Tensor:
     """The weight of each learnt token, by row: (R,) float64. ``rows``: all of one update, on all ranks together. 0 for
     rows without a learnt token, which do not count in the mean over rows either.
@@ -97,12 +88,14 @@ def policy_loss(
     old_logprobs: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
     same_version: torch.Tensor | None = None,
+    entropies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, TokenStatistics]:
     """The loss of a micro-batch, a scalar with a gradient to ``logprobs`` alone, and the statistics of its tokens.
 
-    All tensors are (M,). ``logprobs``: of the learner, from ``target_logprobs``. ``weights``: from ``token_weights``, 0
+    All tensors are (M,). ``logprobs``: of the learner, from ``token_scores``. ``weights``: from ``token_weights``, 0
     where not learnt. ``old_logprobs``: needed by ``tis``. ``reference_logprobs``: needed by a ``kl_weight`` above 0.
-    ``same_version`` bool: tokens of rollouts that the learner's present version alone has made.
+    ``same_version`` bool: tokens of rollouts that the learner's present version alone has made. ``entropies``: of the
+    learner, from ``token_scores``, for the statistics.
 
     Raises UsageError for tensors of unlike shapes, or a tensor that is needed and missing.
     """
@@ -110,7 +103,7 @@ def policy_loss(
         raise UsageError("the loss tis needs log-probabilities of the weights at the start of the step")
     if options.kl_weight > 0 and reference_logprobs is None:
         raise UsageError("a loss with kl_weight needs log-probabilities of a reference model")
-    given = (sampler_logprobs, advantages, weights, old_logprobs, reference_logprobs, same_version)
+    given = (sampler_logprobs, advantages, weights, old_logprobs, reference_logprobs, same_version, entropies)
     if wrong := [tuple(t.shape) for t in given if t is not None and t.shape != logprobs.shape]:
         raise UsageError(f"{logprobs.numel()} log-probabilities and a tensor of shape {wrong[0]}")
     learnt = weights != 0
@@ -145,7 +138,7 @@ def policy_loss(
     loss = -(weight * factor * objective).sum()
     with torch.no_grad():
         statistics = _statistics(
-            learnt, log_importance, importance, capped, cap, clipped < unclipped, same_version, reference_k3
+            learnt, log_importance, importance, capped, cap, clipped < unclipped, same_version, reference_k3, entropies
         )
     return loss, statistics
 
@@ -168,6 +161,7 @@ def _statistics(
     clipped: torch.Tensor,
     same_version: torch.Tensor | None,
     reference_k3: torch.Tensor | None,
+    entropies: torch.Tensor | None,
 ) -> TokenStatistics:
     """Sums over learnt tokens, in float64; one transfer from the device."""
     if not learnt.numel():
@@ -175,6 +169,7 @@ def _statistics(
     none = torch.zeros_like(learnt)
     same = none if same_version is None else same_version & learnt
     with_reference = none if reference_k3 is None else learnt
+    with_entropy = none if entropies is None else learnt
     k3 = _k3(log_importance.double())
 
     def total(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -194,6 +189,8 @@ def _statistics(
         "same_version_k3": total(k3, same),
         "reference_tokens": total(one, with_reference),
         "reference_k3": total(one if reference_k3 is None else reference_k3, with_reference),
+        "entropy_tokens": total(one, with_entropy),
+        "entropy": total(one if entropies is None else entropies, with_entropy),
         "ratio_max": torch.where(learnt, importance.double(), 0.0).max(),
     }
     return TokenStatistics(**dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)))

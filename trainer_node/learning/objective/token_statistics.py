@@ -19,7 +19,8 @@ class TokenStatistics:
     ``weight``, ``weight_squared``: sums of the ratio after the cap, and of its square. ``k1``, ``k3``: sums of the
     estimators. ``same_version_tokens``, ``same_version_k3``: tokens of rollouts that the learner's own version made
     alone, and their k3, which numerics cause. ``reference_tokens``, ``reference_k3``: tokens that a reference model has
-    scored, and the sum of the estimator k3 of KL(learner || reference).
+    scored, and the sum of the estimator k3 of KL(learner || reference). ``entropy_tokens``, ``entropy``: tokens whose
+    entropy is known, and the sum of the learner's entropies at their positions.
     """
 
     tokens: float = 0.0
@@ -34,6 +35,8 @@ class TokenStatistics:
     same_version_k3: float = 0.0
     reference_tokens: float = 0.0
     reference_k3: float = 0.0
+    entropy_tokens: float = 0.0
+    entropy: float = 0.0
     ratio_max: float = 0.0
 
     def sums(self) -> torch.Tensor:
@@ -50,15 +53,16 @@ class TokenStatistics:
         return self.of(self.sums() + other.sums(), max(self.ratio_max, other.ratio_max))
 
     def document(self) -> dict[str, float | None]:
-        """Keys of the event ``step`` in a run's metrics: means over learnt tokens, KL in nats a token, shares of 1;
-        None where no token counts. ``effective_sample_share``: (sum w)^2 / sum w^2, Kish's effective sample size, as a
-        share of the tokens.
+        """Keys of the event ``step`` in a run's metrics: means over learnt tokens, KL and entropy in nats a token,
+        shares of 1; None where no token counts. ``effective_sample_share``: (sum w)^2 / sum w^2, Kish's effective
+        sample size, as a share of the tokens.
         """
         return {
             "kl_sampler": _over(self.k3, self.tokens),
             "kl_sampler_k1": _over(self.k1, self.tokens),
             "kl_same_version": _over(self.same_version_k3, self.same_version_tokens),
             "kl_reference": _over(self.reference_k3, self.reference_tokens),
+            "entropy": _over(self.entropy, self.entropy_tokens),
             "ratio_mean": _over(self.ratio, self.tokens),
             "ratio_max": self.ratio_max if self.tokens else None,
             "over_cap_share": _over(self.over_cap, self.tokens),
