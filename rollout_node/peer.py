@@ -94,7 +94,7 @@ def _messages(startup: Startup, relay: RelayParts, engine: EngineParts, sync: Sy
         relay.downloader,
         session,
         on_whole=(lambda: None) if lead is None else lead.on_hub_listed,
-        on_identities=sync.shadow_updater.contradict,
+        on_identities=sync.stage.identities.contradict,
         replan=sync.planner.replan,
     )
     return HubMessages(
@@ -185,7 +185,7 @@ class Peer:
             group.create_task(self.relay.connector.run(), name="dialling")
             group.create_task(self._attach(), name="attachment")
             group.create_task(self.relay.downloader.run(), name="pulling")
-            group.create_task(self.sync.shadow_updater.run(), name="staging")
+            group.create_task(self.sync.stage.updater.run(), name="staging")
             group.create_task(self.sync.requester.run(), name="fetching")
             if self.sync.mirror_source is not None:
                 group.create_task(self.sync.mirror_source.run(), name="mirror")

@@ -1,4 +1,4 @@
-"""The parts of a peer that need the run's key, in three groups: relay, engines, and the way to the newest version."""
+"""The parts of a peer that need the run's key, in groups: relay, engines, shadow, and the way to the newest version."""
 
 from __future__ import annotations
 
@@ -32,6 +32,17 @@ from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Installer
 from rollout_node.peer_config import PeerConfig
 from rollout_node.peer_startup import Startup
+from rollout_node.stage.base_shadow import BaseShadow
+from rollout_node.stage.engine_handover import EngineHandover
+from rollout_node.stage.identity_check import IdentityCheck
+from rollout_node.stage.refused_versions import RefusedVersions
+from rollout_node.stage.saved_shadow import SavedShadow
+from rollout_node.stage.shadow_check import ShadowCheck
+from rollout_node.stage.shadow_repair import ShadowRepair
+from rollout_node.stage.shadow_start import ShadowStart
+from rollout_node.stage.shadow_state import ShadowReader, ShadowWriter
+from rollout_node.stage.shadow_updater import ShadowUpdater
+from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
 from rollout_node.sync.disposal import Disposal
@@ -42,9 +53,6 @@ from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.requester import Requester
-from rollout_node.sync.shadow_repair import ShadowRepair
-from rollout_node.sync.shadow_state import ShadowReader
-from rollout_node.sync.shadow_updater import ShadowUpdater
 from rollout_node.sync.transfers import Transfers
 from rollout_node.sync.version_path import VersionPlanner
 
@@ -175,6 +183,74 @@ def _installers(
     return [targets.installer(t) if lead is None else targets.led(t, lead) for t in config.targets]
 
 
+# -- the shadow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParts:
+    check: ShadowCheck
+    identities: IdentityCheck
+    updater: ShadowUpdater
+
+
+def _build_stage(
+    startup: Startup,
+    relay: RelayParts,
+    engine: EngineParts,
+    planner: VersionPlanner,
+    repair: ShadowRepair,
+    disposal: Disposal,
+    activity: Activity,
+    *,
+    resumed: bool,
+) -> StageParts:
+    folder, staging, store, base, timeline = (
+        startup.config.shadow, startup.staging, relay.store, startup.base, startup.timeline,
+    )  # fmt: skip
+
+    def refused(version: Version, why: str) -> None:
+        activity.error = why
+        timeline.refused(version, why)
+
+    def left(version: Version, why: str) -> None:
+        refused(version, why)
+        engine.engines.distrust()
+
+    writer = ShadowWriter(startup.shadow_state, engine.may_leave)
+    check = ShadowCheck(writer, staging, repair, planner.replan)
+    identities = IdentityCheck(writer, store, disposal, planner.replan, left)
+    start = ShadowStart(
+        saved=SavedShadow(folder, store, staging, check, None if base is None else base.layout),
+        base=None if base is None else BaseShadow(base, folder, relay.node, store, staging),
+        writer=writer,
+        identities=identities,
+        repair=repair,
+        planner=planner,
+        catalog=startup.catalog,
+        activity=activity,
+        resumed=resumed,
+    )
+    updater = ShadowUpdater(
+        start=start,
+        check=check,
+        identities=identities,
+        stager=VersionStager(writer, folder, staging, repair, identities, activity),
+        handover=EngineHandover(
+            writer,
+            engine.engines,
+            planner,
+            timeline,
+            activity,
+            engine.policy.is_regression,
+            partial(startup.saved.keep_newest, durable=startup.mirror is not None),
+        ),
+        refused=RefusedVersions(writer, check, planner, disposal, refused),
+        planner=planner,
+        activity=activity,
+    )
+    return StageParts(check=check, identities=identities, updater=updater)
+
+
 # -- the way to the newest version
 
 
@@ -185,7 +261,7 @@ class SyncParts:
     planner: VersionPlanner
     missing_versions: MissingVersions
     mirror_source: MirrorSource | None
-    shadow_updater: ShadowUpdater
+    stage: StageParts
     requester: Requester
 
 
@@ -221,27 +297,8 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         activity=activity,
         blocking=startup.staging.run,
     )
-    shadow_updater = ShadowUpdater(
-        state=startup.shadow_state,
-        folder=config.shadow,
-        base=startup.base,
-        resumed=key.resumed,
-        planner=planner,
-        catalog=startup.catalog,
-        repair=repair,
-        node=node,
-        store=store,
-        staging=startup.staging,
-        disposal=disposal,
-        engines=engine.engines,
-        orders=startup.orders,
-        timeline=startup.timeline,
-        activity=activity,
-        may_leave=engine.may_leave,
-        is_regression=engine.policy.is_regression,
-        remember=partial(startup.saved.keep_newest, durable=startup.mirror is not None),
-    )
-    engine.wrong_weights.add(shadow_updater.suspect)
+    stage = _build_stage(startup, relay, engine, planner, repair, disposal, activity, resumed=key.resumed)
+    engine.wrong_weights.add(stage.check.suspect)
     requester = Requester(
         planner=planner,
         state=startup.shadow_state,
@@ -280,7 +337,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         planner=planner,
         missing_versions=missing_versions,
         mirror_source=mirror_source,
-        shadow_updater=shadow_updater,
+        stage=stage,
         requester=requester,
     )
 

@@ -42,11 +42,11 @@ from rollout_node.control.saved_hub_state import FACTS, SavedHubState
 from rollout_node.control.timeline import Timeline
 from rollout_node.control.welcome import Welcome
 from rollout_node.peer_config import PeerConfig
+from rollout_node.stage.base_folder import BaseFolder
+from rollout_node.stage.shadow_state import ShadowState
 from rollout_node.sync.artifact_catalog import Catalog
-from rollout_node.sync.base_folder import BaseFolder
 from rollout_node.sync.mirror_catalog import MirrorCatalog
 from rollout_node.sync.mirror_source import AT_ONCE, MirrorErrors, read_run_key
-from rollout_node.sync.shadow_state import ShadowState
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -34,11 +34,11 @@ from rollout_node.engine.engines import Engines
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.engine.multi_host_member import MultiHostMember
 from rollout_node.peer_config import PeerConfig
+from rollout_node.stage.shadow_state import ShadowState
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.version_path import VersionPlanner
 
 MAX_VERSIONS = 256

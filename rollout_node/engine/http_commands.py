@@ -23,7 +23,7 @@ from p2pcast.wakeup import Wakeup
 from rollout_node.engine.commit_permission import CommitRequests
 from rollout_node.engine.install_target import Driver
 from rollout_node.engine.runner import Runner
-from rollout_node.sync.shadow_state import ShadowReader
+from rollout_node.stage.shadow_state import ShadowReader
 
 Document = dict[str, Any]
 

@@ -27,7 +27,7 @@ from rollout_node.engine.commit_permission import CommitPermission
 from rollout_node.engine.switch_slots import SwitchSlots
 from rollout_node.engine.version_digests import VersionDigests
 from rollout_node.installers.installer import Audit, CommitReport, Installer, stretch_of
-from rollout_node.sync.shadow_state import ShadowReader
+from rollout_node.stage.shadow_state import ShadowReader
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
-from rollout_node.sync.base_folder import BaseFolder
-from rollout_node.sync.shadow_state import ShadowReader
+from rollout_node.stage.base_folder import BaseFolder
+from rollout_node.stage.shadow_state import ShadowReader
 
 logger = logging.getLogger("p2pcast.peer")
 

@@ -1,1 +1,1 @@
-"""How a peer gets to the newest version: parent, pulls from peers, mirror, and updates of the shadow."""
+"""How a peer gets to the newest version: parent, pulls from peers, mirror, and the path of artifacts."""

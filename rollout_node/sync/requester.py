@@ -16,12 +16,12 @@ from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.relay.upstream import Upstream
 from p2pcast.version import Version
+from rollout_node.stage.shadow_state import ShadowState
 from rollout_node.sync.artifact_catalog import Catalog, Entry
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.source_choice import Ask, choose_source, needs_source
 from rollout_node.sync.version_path import VersionPlanner
 

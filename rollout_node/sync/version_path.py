@@ -20,11 +20,11 @@ from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
+from rollout_node.stage.shadow_state import ShadowState
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.mirror_catalog import MirrorCatalog, NoMirror
 from rollout_node.sync.parent_failover import ParentFailover
-from rollout_node.sync.shadow_state import ShadowState
 from rollout_node.sync.source_choice import needs_source
 
 
@@ -84,6 +84,33 @@ class VersionPlanner:
         newest = self._saved.newest
         unsure = not self._catalog.listed or self._mirror.in_use
         return bool(path and unsure and newest is not None and path[-1].version < newest)
+
+    def next_holding(self) -> Holding | None:
+        """What this node holds of the first artifact on the path; None where the path ends here, or of an artifact
+        that is not here.
+        """
+        path = self.path()
+        return self._node.holdings.get(path[0].artifact) if path else None
+
+    def is_superseded(self, version: Version) -> bool:
+        """Whether the artifact that leads on from the staged ``version`` is here as a whole, and engines are not told
+        to switch to ``version``.
+        """
+        ahead = self.next_holding()
+        return ahead is not None and ahead.finished and version != self._orders.target
+
+    @property
+    def idle_state(self) -> str:
+        """The peer's activity while ``next_holding`` is None."""
+        staged = self._state.staged
+        if staged is None or self.path():
+            return "waiting"
+        return "held" if staged == self._orders.hold != self._orders.target else "current"
+
+    def signed_digest(self, version: Version) -> int | None:
+        """The digest of a version's state: from a manifest in the store, or as the hub said."""
+        manifest = self._store.manifest(version)
+        return self.states().get(version) if manifest is None else manifest.state
 
     def needed(self) -> frozenset[bytes]:
         """Artifacts that retention must leave: the path, and what leads past the version where the shadow is held."""

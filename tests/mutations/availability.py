@@ -38,9 +38,9 @@ AVAILABILITY = [
     ),
     Mutation(
         STARTED,
-        "rollout_node/sync/shadow_updater.py",
-        "            if known is None and not self._catalog.complete.is_set():",
-        "            if False:",
+        "rollout_node/stage/shadow_start.py",
+        "        if known is None and not self._catalog.complete.is_set():",
+        "        if False:",
         AWAY + "test_a_good_shadow_is_not_thrown_away_because_the_hub_is_away",
     ),
     Mutation(

@@ -53,7 +53,7 @@ ONE_VERSION = [
     ),
     Mutation(
         "a peer holds another state of a version than the run",
-        "rollout_node/sync/shadow_updater.py",
+        "rollout_node/stage/identity_check.py",
         "        return staged is not None and own is not None and self._identities.get(staged, own) != own",
         "        return False",
         DAEMONS + "test_a_connected_peer_with_another_state_discards_that_state",

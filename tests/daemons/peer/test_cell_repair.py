@@ -178,7 +178,7 @@ async def test_without_the_hub_the_parent_is_asked(swarm, states):
     received, shadow = below.node.bytes_received, below.shadow
     rot(swarm, below.config.name, 7)
     wipe(swarm, below.config.name)
-    below.sync.shadow_updater.suspect()
+    below.sync.stage.check.suspect()
     await swarm.until(lambda: below.startup.timeline.healed_cells == 1, "it is healed")
     assert 0 < below.node.bytes_received - received < 5 * MIB
     assert below.shadow is shadow
@@ -197,7 +197,7 @@ async def test_repair_links_are_dialled_again(swarm, states, monkeypatch):
     assert late.relay.downloader.sources
     rot(swarm, "late", 5)
     wipe(swarm, "late")
-    late.sync.shadow_updater.suspect()
+    late.sync.stage.check.suspect()
     await swarm.until(lambda: late.startup.timeline.healed_cells == 1, "it is healed")
     assert late.shadow.verify() == []
     assert late.node.bytes_duplicate == 0
@@ -221,7 +221,7 @@ async def test_cells_are_fetched_from_the_mirror_without_reachable_nodes(swarm, 
     rot(swarm, "a", 2)
     wipe(swarm, "a")
     before, shadow = peer.sync.mirror_source.bytes_received, peer.shadow
-    peer.sync.shadow_updater.suspect()
+    peer.sync.stage.check.suspect()
     await swarm.until(lambda: peer.startup.timeline.healed_cells == 1, "it is healed")
     assert 0 < peer.sync.mirror_source.bytes_received - before < 5 * MIB
     assert peer.shadow is shadow

@@ -218,8 +218,8 @@ async def test_a_connected_peer_with_another_state_discards_that_state(swarm, st
     peer = swarm.peers["a"]
     engine = peer.runners[0]
     served = list(engine.versions)
-    peer.sync.shadow_updater.contradict(peer.startup.catalog.identities() | {Version(0, 2): bytes(32)})
+    peer.sync.stage.identities.contradict(peer.startup.catalog.identities() | {Version(0, 2): bytes(32)})
     await swarm.until(lambda: peer.staged != Version(0, 2), "the state is given up")
-    peer.sync.shadow_updater.contradict(peer.startup.catalog.identities())
+    peer.sync.stage.identities.contradict(peer.startup.catalog.identities())
     await swarm.live("0.2")
     assert len(engine.versions) > len(served)

@@ -5,5 +5,4 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
 
-sys.path.append(str(Path(__file__).parent))  # fake_holding
 sys.path.append(str(TESTS / "p2pcast" / "relay"))  # artifact_maker

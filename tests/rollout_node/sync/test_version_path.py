@@ -20,8 +20,9 @@ class Peer:
         self.catalog = Catalog()
         if rows:
             self.catalog.update(messages.Catalog(rows, []), 0.0)
-        self.orders = SimpleNamespace(hold=None)
+        self.orders = SimpleNamespace(hold=None, target=None)
         self.node = FakeNode(*holdings)
+        self.manifests = {}
         self.state = SimpleNamespace(shadow=None, staged=None if staged is None else Version(0, staged))
         self.saved = SimpleNamespace(newest=newest)
         self.planner = VersionPlanner(
@@ -31,7 +32,7 @@ class Peer:
             mirror=mirror or NoMirror(),
             node=self.node,
             parent_failover=FakeParentFailover(parent),
-            store=SimpleNamespace(artifacts=dict(enumerate(stored))),
+            store=SimpleNamespace(artifacts=dict(enumerate(stored)), manifest=self.manifests.get),
             saved=self.saved,
             squashes=CatchupChoice("none", 1),
         )
@@ -150,3 +151,41 @@ async def test_replan_rings():
     rung = peer.planner.news._event
     peer.planner.replan()
     assert rung.is_set()
+
+
+async def test_the_next_version_is_staged_as_soon_as_a_part_of_it_is_here():
+    ahead = FakeHolding(1, 2, source=object())
+    peer = Peer(ahead, staged=1, rows=DELTAS)
+    assert peer.planner.next_holding() is ahead
+    assert not peer.planner.is_superseded(Version(0, 1)), "a part of the next version is here"
+    ahead.finished = True
+    assert peer.planner.is_superseded(Version(0, 1))
+    peer.orders.target = Version(0, 1)
+    assert not peer.planner.is_superseded(Version(0, 1)), "engines are to switch to the staged version"
+    assert Peer(staged=1, rows=DELTAS).planner.next_holding() is None
+    assert Peer(staged=3, rows=DELTAS).planner.next_holding() is None
+
+
+@pytest.mark.parametrize(
+    ("staged", "hold", "target", "state"),
+    [
+        (None, None, None, "waiting"),
+        (1, None, None, "waiting"),
+        (3, None, None, "current"),
+        (2, 2, None, "held"),
+        (2, 2, 2, "current"),
+    ],
+)
+async def test_an_idle_peer_waits_is_held_or_is_current(staged, hold, target, state):
+    peer = Peer(staged=staged, rows=DELTAS)
+    peer.orders.hold = None if hold is None else Version(0, hold)
+    peer.orders.target = None if target is None else Version(0, target)
+    assert peer.planner.idle_state == state
+
+
+async def test_a_stored_manifest_names_a_versions_digest_before_the_hub():
+    peer = Peer(rows=DELTAS)
+    assert peer.planner.signed_digest(Version(0, 2)) == 2
+    assert peer.planner.signed_digest(Version(0, 9)) is None
+    peer.manifests[Version(0, 2)] = SimpleNamespace(state=77)
+    assert peer.planner.signed_digest(Version(0, 2)) == 77

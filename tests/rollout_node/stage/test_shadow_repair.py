@@ -12,8 +12,8 @@ from p2pcast.errors import IntegrityError, RetryableError
 from p2pcast.relay.artifact_path import Edge
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
-from rollout_node.sync import shadow_repair as module
-from rollout_node.sync.shadow_repair import ShadowRepair
+from rollout_node.stage import shadow_repair as module
+from rollout_node.stage.shadow_repair import ShadowRepair
 
 LAYOUT = Layout([Tensor("w", "BF16", (4, 1024))], cell_words=1024)
 CELLS = list(LAYOUT.cells)
@@ -92,9 +92,9 @@ class Peer:
             raise IntegrityError("damaged")
         return self.contents.get(holding.id, {})
 
-    async def mend(self, version=2, cells=CELLS[:2]) -> bool:
+    async def repair_cells(self, version=2, cells=CELLS[:2]) -> bool:
         shadow = SimpleNamespace(version=V[version], layout=LAYOUT)
-        return await self.repair.mend(shadow, cells, contextlib.nullcontext)
+        return await self.repair.repair_cells(shadow, cells, contextlib.nullcontext)
 
 
 class Disposal:
@@ -115,7 +115,7 @@ def here(base, version) -> FakeHolding:
 
 async def test_cells_come_from_the_artifacts_on_disk(monkeypatch):
     peer = Peer(monkeypatch, here(None, 0), here(0, 1), here(1, 2))
-    assert await peer.mend()
+    assert await peer.repair_cells()
     assert [e.version for e in peer.healed[0]] == [V[0], V[1], V[2]]
     assert peer.downloader.names == ["release"]
     assert peer.timeline.named("healed") == [(V[2], 2, 0)]
@@ -125,7 +125,7 @@ async def test_pieces_missing_on_disk_are_fetched_and_released(monkeypatch):
     peer = Peer(monkeypatch, here(1, 2), listed=[(None, 1)])
     part = FakeHolding(None, 1, excerpt=True, held=3)
     peer.downloader.brings[part.id] = part
-    assert await peer.mend()
+    assert await peer.repair_cells()
     ((ident, excerpt),) = peer.downloader.named("fetch_part")
     assert ident == part.id
     assert excerpt.cells == {cell.index for cell in CELLS[:2]}
@@ -136,7 +136,7 @@ async def test_pieces_missing_on_disk_are_fetched_and_released(monkeypatch):
 
 async def test_where_no_way_leads_to_the_version_nothing_is_repaired(monkeypatch):
     peer = Peer(monkeypatch, here(1, 2))
-    assert not await peer.mend()
+    assert not await peer.repair_cells()
     assert peer.timeline.calls == []
 
 
@@ -144,13 +144,13 @@ async def test_the_base_folder_is_where_a_way_may_begin(monkeypatch):
     checkpoint = SimpleNamespace(words="words")
     base = SimpleNamespace(version_among=lambda whole: V[1], checkpoint=checkpoint)
     peer = Peer(monkeypatch, here(1, 2), base=base)
-    assert await peer.mend()
+    assert await peer.repair_cells()
 
 
 async def test_a_damaged_artifact_is_discarded_and_another_way_tried(monkeypatch):
     peer = Peer(monkeypatch, here(None, 2), here(None, 1), here(1, 2))
     peer.heals, peer.damaged = [CELLS[:1]], {artifact(None, 2)}
-    assert await peer.mend()
+    assert await peer.repair_cells()
     assert peer.disposal.discarded == [artifact(None, 2)]
     assert [e.version for e in peer.healed[1]] == [V[1], V[2]]
 
@@ -158,19 +158,19 @@ async def test_a_damaged_artifact_is_discarded_and_another_way_tried(monkeypatch
 async def test_where_every_artifact_is_sound_the_digests_are_wrong(monkeypatch):
     peer = Peer(monkeypatch, here(None, 2))
     peer.heals = [CELLS[:1]]
-    assert not await peer.mend()
+    assert not await peer.repair_cells()
     assert peer.timeline.named("healed") == [(V[2], 1, 0)]
 
 
 async def test_a_new_state_may_be_less_to_fetch(monkeypatch):
     peer = Peer(monkeypatch, listed=[(None, 1), (1, 2), (2, 3), (None, 3)])
-    assert not await peer.mend()
+    assert not await peer.repair_cells()
     assert peer.downloader.named("fetch_part") == []
 
 
 async def test_parts_that_do_not_come_are_asked_for_a_few_times(monkeypatch):
     peer = Peer(monkeypatch, listed=[(None, 2)])
-    assert not await peer.mend()
+    assert not await peer.repair_cells()
     assert len(peer.downloader.named("fetch_part")) == module.TRIES
 
 
@@ -191,7 +191,7 @@ async def test_parts_without_a_source_come_from_a_mirror_in_use(monkeypatch):
     fetched = []
     peer = Peer(monkeypatch, listed=[(None, 2)], mirror=Mirror(a=entry(None, 2)))
     peer.downloader.sourceless_parts.append(artifact(None, 2))
-    assert not await peer.mend()
+    assert not await peer.repair_cells()
     assert fetched == [artifact(None, 2)] * module.TRIES
     assert peer.downloader.named("drop") == fetched
 
@@ -202,7 +202,7 @@ async def test_without_a_hub_parts_come_from_the_mirror_at_once(monkeypatch):
             peer.node.holdings[ident] = FakeHolding(None, 2, excerpt=True)
 
     peer = Peer(monkeypatch, listed=[(None, 2)], mirror=Mirror(), hub=False)
-    assert await peer.mend()
+    assert await peer.repair_cells()
     assert peer.downloader.named("announce_part") == [artifact(None, 2)]
     assert peer.downloader.named("fetch_part") == []
 

@@ -1,4 +1,4 @@
-"""The shadow at its present version, and the lock between those that read it and the one that moves it.
+"""The shadow at its present version, and the lock between its readers and its one writer.
 
 Promise: the shadow moves only while no reader holds it still.
 """
@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from p2pcast.codec.layout import Layout
 from p2pcast.errors import RetryableError
 from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.state.shadow import Shadow
 from p2pcast.version import Version
 from rollout_node.engine.version_digests import VersionDigests
 
+logger = logging.getLogger("p2pcast.peer")
+
+
+def log_size(layout: Layout, folder: Path) -> None:
+    """Log the memory that a new shadow takes."""
+    logger.info(
+        "the state takes %.2f GB of memory in %s, and each version's changes beside it", layout.nbytes / 1e9, folder
+    )
+
 
 class ShadowState:
-    """``ShadowUpdater`` alone writes ``shadow`` and ``staged``."""
+    """``ShadowWriter`` alone writes ``shadow`` and ``staged``."""
 
     def __init__(self) -> None:
         self.shadow: Shadow | None = None
@@ -62,6 +73,51 @@ class ShadowState:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._lock.wait()
+
+
+class ShadowWriter:
+    """The only writer of the shadow's state. ``may_leave``: whether the shadow may go on from a version."""
+
+    def __init__(self, state: ShadowState, may_leave: Callable[[Version | None], bool]) -> None:
+        self.identity: bytes | None = None
+        """The hash of the staged version, where it is known."""
+        self._state = state
+        self._may_leave = may_leave
+
+    @property
+    def shadow(self) -> Shadow | None:
+        return self._state.shadow
+
+    @property
+    def staged(self) -> Version | None:
+        return self._state.staged
+
+    def moving(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Excludes readers."""
+        return self._state.moving(self._may_leave)
+
+    def open(self, shadow: Shadow | None) -> None:
+        """Take this shadow; ``stage`` follows once everything of its version is here."""
+        self._state.shadow = shadow
+
+    def stage(self, version: Version, identity: bytes | None) -> None:
+        """The shadow is at ``version``, and right."""
+        self._state.staged, self.identity = version, identity
+
+    def close(self) -> None:
+        """Close the shadow, which has no reader, and forget its version."""
+        self._state.close()
+        self._state.shadow = self._state.staged = self.identity = None
+
+    async def drop(self) -> None:
+        """Give the shadow up; a whole state is fetched anew."""
+        async with self.moving():
+            logger.error("the shadow is made anew")
+            self.close()
+
+    async def until_released(self, timeout_s: float) -> None:
+        """Until a reader lets go, or ``timeout_s`` have passed."""
+        await self._state.wait(timeout_s)
 
 
 class ShadowReader:

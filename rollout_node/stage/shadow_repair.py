@@ -36,7 +36,7 @@ from p2pcast.version import Version
 from rollout_node.control.activity import Activity
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.timeline import Timeline
-from rollout_node.sync.base_folder import BaseFolder
+from rollout_node.stage.base_folder import BaseFolder
 from rollout_node.sync.disposal import Disposal
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
@@ -102,12 +102,12 @@ class ShadowRepair:
         self._left_out: set[bytes] = set()
         """Hashes of small files that no node had."""
 
-    async def mend(self, shadow: Shadow, rotten: Sequence[Cell], still: Still) -> bool:
+    async def repair_cells(self, shadow: Shadow, corrupt: Sequence[Cell], still: Still) -> bool:
         """Whether every one of these cells is right again. ``still`` excludes readers of the shadow while cells are
         written.
         """
-        logger.error("%d cells of the shadow have rotted", len(rotten))
-        version, left = shadow.version, list(rotten)
+        logger.error("%d cells of the shadow are corrupt", len(corrupt))
+        version, left = shadow.version, list(corrupt)
         excerpts: dict[bytes, Holding] = {}
         self._base_is_damaged = False
         self._asked.clear()
@@ -130,7 +130,7 @@ class ShadowRepair:
                 if not await self._discard_damaged(way, left, excerpts):
                     break
         finally:
-            self._report_healed(version, len(rotten) - len(left), excerpts.values())
+            self._report_healed(version, len(corrupt) - len(left), excerpts.values())
             await self._release()
         return False
 
@@ -225,7 +225,7 @@ class ShadowRepair:
         ]
         onward, anew = cheapest_path(version, [*edges, *whole]), cheapest_path(None, [*edges, *whole])
         if anew and way.bytes + sum(e.bytes for e in onward) > sum(e.bytes for e in anew):
-            logger.info("a whole state is less to fetch than the rotten cells and the versions since")
+            logger.info("a whole state is less to fetch than the corrupt cells and the versions since")
             return None
         return way
 

@@ -1,0 +1,1 @@
+"""Staging: the shadow, at one version of the run after the other."""

@@ -1,0 +1,60 @@
+"""Reads the shadow, compares its cells with their digests, and has corrupt cells repaired.
+
+Promise: after a pass the shadow is right, or there is none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from p2pcast.codec.layout import Cell
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from rollout_node.stage.shadow_repair import ShadowRepair
+from rollout_node.stage.shadow_state import ShadowWriter
+
+REREAD_S = 30.0
+"""Between two passes over the shadow because of engines with wrong weights, in seconds: the fault may be theirs."""
+
+
+class ShadowCheck:
+    """``replan`` wakes the updater, which calls ``reread_if_suspected``."""
+
+    def __init__(
+        self, writer: ShadowWriter, staging: Staging, repair: ShadowRepair, replan: Callable[[], None]
+    ) -> None:
+        self._writer = writer
+        self._staging = staging
+        self._repair = repair
+        self._replan = replan
+        self._suspected = False
+        """An engine got wrong weights from the shadow, and the shadow was not read since."""
+        self._reread_s = -REREAD_S
+
+    def suspect(self) -> None:
+        """An engine got wrong weights from the shadow: the shadow is read and compared with its digests."""
+        self._suspected = True
+        self._replan()
+
+    async def reread_if_suspected(self) -> None:
+        now, shadow = asyncio.get_running_loop().time(), self._writer.shadow
+        if self._suspected and shadow is not None and now - self._reread_s > REREAD_S:
+            self._suspected, self._reread_s = False, now
+            await self.reread(shadow)
+
+    async def reread(self, shadow: Shadow) -> bool:
+        """Whether any cell was corrupt. The shadow is right afterwards, or there is none any more."""
+        corrupt = await self._corrupt(shadow)
+        if corrupt and not await self._repair.repair_cells(shadow, corrupt, self._writer.moving):
+            await self._writer.drop()
+        return bool(corrupt)
+
+    async def repaired(self, shadow: Shadow) -> bool:
+        """Whether all cells of a shadow without readers are right, or are so after a repair."""
+        corrupt = await self._corrupt(shadow)
+        return not corrupt or await self._repair.repair_cells(shadow, corrupt, contextlib.nullcontext)
+
+    async def _corrupt(self, shadow: Shadow) -> list[Cell]:
+        return await self._staging.run(shadow.verify, self._staging.workers)

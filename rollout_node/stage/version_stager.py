@@ -1,0 +1,84 @@
+"""Brings the shadow to a version: by a patch that is decoded from a delta, or anew from a whole state.
+
+Promise: the shadow moves only to a version that the hub has signed as durable.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from p2pcast.errors import RetryableError
+from p2pcast.progress_bar import Meter
+from p2pcast.relay.holding import Holding
+from p2pcast.state.shadow import Shadow
+from p2pcast.state.staging import Staging
+from rollout_node.control.activity import Activity
+from rollout_node.stage.identity_check import IdentityCheck
+from rollout_node.stage.shadow_repair import ShadowRepair
+from rollout_node.stage.shadow_state import ShadowWriter, log_size
+
+
+class VersionStager:
+    """``folder``: where the shadow lies."""
+
+    def __init__(
+        self,
+        writer: ShadowWriter,
+        folder: Path,
+        staging: Staging,
+        repair: ShadowRepair,
+        identities: IdentityCheck,
+        activity: Activity,
+    ) -> None:
+        self._writer = writer
+        self._folder = folder
+        self._staging = staging
+        self._repair = repair
+        self._identities = identities
+        self._activity = activity
+
+    async def stage(self, holding: Holding) -> bool:
+        """Whether the artifact's version is staged. False where its base is another version than the staged one: the
+        shadow is given up. Raises RetryableError, IntegrityError.
+        """
+        self._activity.enter("receiving")
+        version, shadow = holding.open.version, self._writer.shadow
+        if holding.open.base is None:
+            await self._fill(holding)
+        else:
+            assert shadow is not None, "a delta is on no path before a version is staged"
+            if not await self._identities.follows(holding.open.base_hash, version):
+                return False
+            await self._apply(holding, shadow)
+        self._writer.stage(version, self._identities.identity_of(version))
+        return True
+
+    async def _apply(self, holding: Holding, shadow: Shadow) -> None:
+        patch = await self._staging.patch(holding, shadow)
+        try:
+            await holding.until_durable()
+        except RetryableError:
+            await self._staging.run(partial(patch.unlink, missing_ok=True))
+            raise
+        await self._repair.complete(holding.open.version, shadow.layout)
+        async with self._writer.moving():
+            await self._staging.apply(shadow, patch)
+
+    async def _fill(self, holding: Holding) -> None:
+        layout, seen = holding.assembly.layout, 0
+        log_size(layout, self._folder)
+        with Meter(f"version {holding.open.version}") as meter:
+            while not holding.finished:
+                holding.progress.clear()
+                if holding.aborted:
+                    raise RetryableError(f"version {holding.open.version} was aborted, or comes another way now")
+                await holding.progress.wait()
+                held = holding.artifact.held.count * holding.open.piece
+                meter(held - seen, max(held, layout.nbytes))
+                seen = held
+        await holding.until_durable()
+        await self._repair.complete(holding.open.version, layout)
+        async with self._writer.moving():
+            self._writer.close()
+            self._writer.open(await self._staging.fill(holding, self._folder))

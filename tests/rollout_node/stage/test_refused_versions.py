@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from staging_peer import Peer, Shadow, V, delta
+
+from p2pcast.errors import IntegrityError
+
+
+async def test_a_refused_version_is_tried_again_and_fetched_anew(monkeypatch):
+    async with Peer(monkeypatch, kept=Shadow(1)) as peer:
+        await peer.staged(1)
+        holding = delta(1, 2)
+        peer.staging.faults[V[2]] = IntegrityError("cell 3 does not match")
+        peer.add(holding)
+        await peer.until(lambda: peer.disposal.discarded)
+        assert peer.disposal.discarded == [(holding.id, False)]
+        assert peer.refused == [(V[2], "cell 3 does not match")]
+        await peer.staged(2)
+        await peer.until(lambda: peer.activity.error is None)
+
+
+async def test_a_refused_version_may_show_a_corrupt_shadow(monkeypatch):
+    kept = Shadow(1)
+    async with Peer(monkeypatch, kept=kept) as peer:
+        await peer.staged(1)
+        kept.corrupt = ["cell"]
+        peer.staging.faults[V[2]] = IntegrityError("it does not fit")
+        peer.add(delta(1, 2))
+        await peer.staged(2)
+        assert peer.repair.repaired == [["cell"]]
+        assert peer.disposal.discarded == []
+
+
+async def test_where_sound_cells_do_not_fit_twice_the_digests_are_wrong(monkeypatch):
+    kept = Shadow(1)
+    async with Peer(monkeypatch, kept=kept) as peer:
+        await peer.staged(1)
+        holding = delta(1, 2)
+
+        def refuse_again(ident) -> None:
+            if len(peer.disposal.discarded) < 2:
+                peer.staging.faults[V[2]] = IntegrityError("it does not fit")
+
+        peer.disposal.on_discard = refuse_again
+        refuse_again(b"")
+        peer.add(holding)
+        await peer.until(lambda: kept.closed)
+        assert peer.state.staged is None
