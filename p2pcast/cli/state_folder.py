@@ -117,7 +117,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
         with Meter("check") as meter:
             found = survey(state, deep=True, progress=lambda count: meter(count, 0))
         moved = set_aside(found) if repair else []
-        rotten = _shadow_faults(found, shadow or default_shadow(state), repair)
+        shadow_faults = _shadow_faults(found, shadow or default_shadow(state), repair)
     left_over: list[dict[str, Any]] = [
         {
             "path": str(left.folder),
@@ -131,7 +131,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
     document = _document(found) | {
         "kind": "check",
         "set_aside": [str(path) for path in moved],
-        "shadow": rotten,
+        "shadow": shadow_faults,
         "leftovers": left_over,
     }
     if as_json:
@@ -141,8 +141,8 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
             click.echo(why)
         for target in moved:
             click.echo(f"damaged, moved to: {target}")
-        if rotten["note"]:
-            click.echo(rotten["note"])
+        if shadow_faults["note"]:
+            click.echo(shadow_faults["note"])
         for item in left_over:
             done = "removed" if item["removed"] else "--repair removes it" if item["proved"] else "not removed"
             click.echo(f"left over, {item['bytes'] / 1e9:.2f} GB: {item['path']}: {item['why']} ({done})")
@@ -151,7 +151,7 @@ def check(state: Path, repair: bool, shadow: Path | None, as_json: bool) -> None
             f"{state}: {sound} artifacts of run {found.run or 'unknown'} are sound; newest version: "
             f"{document['version'] or 'none'}"
         )
-    left = len(found.faults) - len(moved) + rotten["left"]
+    left = len(found.faults) - len(moved) + shadow_faults["left"]
     if left:
         sys.exit(EXIT_REFUSED)
 

@@ -46,7 +46,8 @@ class ParentWatch:
         """
         return cls(heard_at=now, payload_at=now, looked_at=now, rtt_s=rtt_s)
 
-    def heard(self, now: float, *, active: bool) -> None:
+    def got_message(self, now: float, *, active: bool) -> None:
+        """Anything came from the parent. ``active``: a transfer runs or is due."""
         if active:
             self.gap_s = max(self.gap_s * JITTER_DECAY, min(now - self.heard_at, SILENCE_FLOOR_S))
         self.heard_at = now

@@ -162,7 +162,7 @@ class PullSchedule:
             pulled.rarity[start:end] += fresh
             has[start:end] = True
 
-    def heard(self, source: Source, size: int, now_s: float) -> None:
+    def received(self, source: Source, size: int, now_s: float) -> None:
         """``size`` bytes of pieces have come from the source."""
         one = self._sources.get(source)
         if one is not None:

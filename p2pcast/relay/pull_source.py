@@ -34,7 +34,7 @@ class Puller(Protocol):
     def came(self, source: PullSource, artifact: bytes, piece: int) -> None:
         """A piece came and matched its hash."""
 
-    def heard(self, source: PullSource, size: int) -> None:
+    def received(self, source: PullSource, size: int) -> None:
         """``size`` bytes of pieces came; 0: part of a directory."""
 
     def owed(self, source: PullSource) -> bool:
@@ -84,7 +84,7 @@ class PullSource(Upstream):
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         super().on_link_read(link, payload_bytes)
         if payload_bytes:
-            self._puller.heard(self, payload_bytes)
+            self._puller.received(self, payload_bytes)
 
     # -- receiving
 
@@ -110,4 +110,4 @@ class PullSource(Upstream):
         else:
             super()._on_message(link, message)
             if message.type in (Type.BATCH, Type.SEAL):
-                self._puller.heard(self, 0)
+                self._puller.received(self, 0)

@@ -255,7 +255,7 @@ class Upstream:
     def on_link_read(self, link: Link, payload_bytes: int) -> None:
         self.node.forward()
         now = self._loop.time()
-        self._watch.heard(now, active=self._active)
+        self._watch.got_message(now, active=self._active)
         if payload_bytes:
             self._watch.got_payload(now)
 

@@ -96,7 +96,7 @@ class HoldemHand:
         """The change of the player's chips. A hand that was forfeited or not finished loses what was bet."""
         return float(self._state.stacks[self._seat] - self._stack)
 
-    def heard(self) -> list[int]:
+    def observe(self) -> list[int]:
         system = SYSTEM.format(small=BLINDS[0], big=BLINDS[1], stack=self._stack)
         text = self.facts()
         self._happened = []

@@ -74,7 +74,7 @@ class LeducHand:
     def __init__(self, deal: int, seat: int) -> None:
         self._deal, self._seat = deal, seat
         self._state = _spiel().load_game("leduc_poker").new_initial_state()
-        self._unheard = [BEGIN, SEATS[seat]]
+        self._unobserved = [BEGIN, SEATS[seat]]
         self.forfeited = False
         self._others_play()
 
@@ -94,10 +94,10 @@ class LeducHand:
         """Tokens of the legal actions, at the player's turn."""
         return [ACTIONS[action] for action in self._state.legal_actions()]
 
-    def heard(self) -> list[int]:
-        """Tokens that the player has not heard yet; the last one asks for an action."""
-        heard, self._unheard = [*self._unheard, YOUR_TURN], []
-        return heard
+    def observe(self) -> list[int]:
+        """Tokens that the player has not observed yet; the last one asks for an action."""
+        observed, self._unobserved = [*self._unobserved, YOUR_TURN], []
+        return observed
 
     def act(self, said: Sequence[int]) -> None:
         token = said[0]
@@ -115,16 +115,16 @@ class LeducHand:
             choices = [action for action, _ in state.chance_outcomes()] if dealt else state.legal_actions()
             action = choices[draw_below(len(choices), "hand", self._deal, *state.history())]
             if not dealt:
-                self._unheard += [OPPONENT, ACTIONS[action]]
+                self._unobserved += [OPPONENT, ACTIONS[action]]
             elif (place := len(state.history())) == self._seat:
-                self._unheard.append(RANKS[action // CARDS_OF_A_RANK])
+                self._unobserved.append(RANKS[action // CARDS_OF_A_RANK])
             elif place >= len(SEATS):
-                self._unheard += [PUBLIC, RANKS[action // CARDS_OF_A_RANK]]
+                self._unobserved += [PUBLIC, RANKS[action // CARDS_OF_A_RANK]]
             state.apply_action(action)
 
 
 def _demonstration(hand: LeducHand, seed: int, prompt: bytes) -> Demonstration:
-    play = Play(hand.heard())
+    play = Play(hand.observe())
     while True:
         token = hand.legal[draw_below(len(hand.legal), "player", seed, prompt.decode(), *play.token_ids)]
         play.add_turn(Sample([token], [0.0], (), "length"))
@@ -132,7 +132,7 @@ def _demonstration(hand: LeducHand, seed: int, prompt: bytes) -> Demonstration:
         if hand.over:
             played = play.end("task")
             return Demonstration(played.token_ids, played.mask)
-        play.add_environment(hand.heard())
+        play.add_environment(hand.observe())
 
 
 @cache

@@ -41,8 +41,8 @@ class Hand(Protocol):
     @property
     def chips(self) -> float: ...
 
-    def heard(self) -> list[int]:
-        """Tokens that the player has not heard yet; they ask for an action."""
+    def observe(self) -> list[int]:
+        """Tokens that the player has not observed yet; they ask for an action."""
 
     def act(self, said: Sequence[int]) -> None:
         """The player's turn."""
@@ -83,19 +83,19 @@ class PokerTask(HoldsOut):
 
     async def play(self, sampler: Sampler, job: Job) -> Trajectory:
         hand = self.hand(job)
-        play = Play(hand.heard())
+        play = Play(hand.observe())
         while True:
             sample = await play.turn(sampler, job, self.turn_tokens, self.stop_token_ids)
             hand.act(sample.token_ids)
             if hand.over or play.sampled == job.max_tokens:
                 stop: Literal["task", "length"] = "task" if hand.over else "length"
                 return play.end(stop, [("forfeit", "yes" if hand.forfeited else "no")])
-            play.add_environment(hand.heard())
+            play.add_environment(hand.observe())
 
     def reward(self, job: Job, token_ids: np.ndarray, mask: np.ndarray) -> float:
         hand, replay, left = self.hand(job), Replay(token_ids, mask), job.max_tokens
         while left and not hand.over:
-            replay.environment(hand.heard())
+            replay.environment(hand.observe())
             said = replay.turn(min(self.turn_tokens, left), self.stop_token_ids)
             hand.act(said)
             left -= len(said)

@@ -185,7 +185,7 @@ class Evictions:
         """A connection to the hub begins; the hub has sent no statements on it."""
         self._stated, self._untold = {}, []
 
-    def heard(self, packed: Iterable[bytes]) -> None:
+    def note_stated(self, packed: Iterable[bytes]) -> None:
         """The hub has sent these statements, which ``accept`` has taken."""
         for data in packed:
             statement = Statement.parse(data)

@@ -54,7 +54,7 @@ class EvictionHandler:
         else:
             self._check_key(hub_key)
             news = evictions.accept(body.signed, hub_key)
-            evictions.heard(body.signed)
+            evictions.note_stated(body.signed)
         if not news:
             return
         nodes = {s.node for s in news if s.evicted}

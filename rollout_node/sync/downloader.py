@@ -46,7 +46,7 @@ ANSWER_S = 1.0
 """Time for the hub's first answer, in seconds, before the hub itself becomes a source."""
 TICK_S = 0.05
 """Between two rounds of decisions while artifacts are pulled, in seconds."""
-SHUN_S = 10.0
+AVOID_S = 10.0
 """Time for which a failed source is not dialled again, in seconds."""
 LINGER_S = 1.0
 """Time for which idle links are kept, in seconds: a peer that is behind has more to pull in a moment."""
@@ -91,7 +91,7 @@ class Downloader:
         self._wishes: dict[bytes, _Wish] = {}
         self._sources: dict[bytes, PullSource] = {}
         self._dials: dict[bytes, asyncio.Task[None]] = {}
-        self._shunned: dict[bytes, float] = {}
+        self._avoided: dict[bytes, float] = {}
         self._received = Throughput()
         self._eased: dict[bytes, int | None] = {}
         self._bell = Wakeup()
@@ -185,9 +185,9 @@ class Downloader:
         self._schedule.got(source.link.remote, artifact, piece)
         self._bell.notify()
 
-    def heard(self, source: PullSource, size: int) -> None:
+    def received(self, source: PullSource, size: int) -> None:
         self.bytes_received += size
-        self._schedule.heard(source.link.remote, size, asyncio.get_running_loop().time())
+        self._schedule.received(source.link.remote, size, asyncio.get_running_loop().time())
 
     def owed(self, source: PullSource) -> bool:
         return self._schedule.owes(source.link.remote)
@@ -284,10 +284,10 @@ class Downloader:
         for artifact, wish in self._wishes.items():
             if wish.sought_s is None or (now - wish.sought_s > SEEK_S and len(self._sources) < SOURCES):
                 wish.sought_s = now
-                self._hub.seek(artifact, [*self._sources, *self._shunned][: limits.MAX_SOURCES])
+                self._hub.seek(artifact, [*self._sources, *self._avoided][: limits.MAX_SOURCES])
 
     def _find(self, group: asyncio.TaskGroup, now: float) -> None:
-        self._shunned = {node: at for node, at in self._shunned.items() if now - at < SHUN_S}
+        self._avoided = {node: at for node, at in self._avoided.items() if now - at < AVOID_S}
         places = {place[0]: place for wish in self._wishes.values() for place in wish.places or ()}
         parent, link = self._parent_failover.place, self._parent_failover.feeding
         if parent is not None and link is not None and any(artifact in link.offers for artifact in self._wishes):
@@ -297,11 +297,11 @@ class Downloader:
         able = [
             p
             for node, p in places.items()
-            if node not in self._sources and node not in self._dials and node not in self._shunned
+            if node not in self._sources and node not in self._dials and node not in self._avoided
         ]
         for place in able[: max(0, SOURCES - len(self._sources) - len(self._dials))]:
             self._dial(group, place)
-        if self._dials or hub[0] in self._sources or hub[0] in self._shunned:
+        if self._dials or hub[0] in self._sources or hub[0] in self._avoided:
             return
         if any(wish.places is None and now - wish.since_s < ANSWER_S for wish in self._wishes.values()):
             return
@@ -327,7 +327,7 @@ class Downloader:
             source = await self._connector.reach(partial(PullSource, self._node, self), place, STRIPES)
         except P2PCastError as error:
             logger.info("cannot pull from %s: %s", show_address(*place[1:]), error)
-            self._shunned[node] = loop.time()
+            self._avoided[node] = loop.time()
             return
         finally:
             del self._dials[node]
@@ -349,7 +349,7 @@ class Downloader:
             self._ease()
             self._bell.notify()
         if self._wishes and not any(map(source.has_stale_handle, self._wishes)):
-            self._shunned[node] = loop.time()
+            self._avoided[node] = loop.time()
         if ended is not None:
             logger.info("no longer pulling from %s: %s", source.link.name, ended)
 
@@ -357,7 +357,7 @@ class Downloader:
         if self._node.busy:
             # The sources were told to send slowly: low rates are no reason to leave them.
             for node in self._sources:
-                self._schedule.heard(node, 0, now)
+                self._schedule.received(node, 0, now)
         for instruction in self._schedule.decide(now):
             source = self._sources.get(instruction.source)
             if source is None:

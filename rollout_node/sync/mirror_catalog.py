@@ -53,7 +53,7 @@ class MirrorCatalog:
         self._objects = objects
         self._run = run
         self._room = room
-        self._shunned: dict[bytes, float] = {}
+        self._avoided: dict[bytes, float] = {}
         """Artifact → until when it is left alone, by the loop's clock."""
         self._manifests: dict[bytes, bytes] = {}
         self._wrong: dict[str, None] = {}
@@ -62,13 +62,13 @@ class MirrorCatalog:
     def edges(self) -> dict[bytes, Edge]:
         """The artifacts of the mirror, as ways from version to version, without those that are avoided."""
         now = asyncio.get_running_loop().time()
-        return {a: Edge(a, e.base, e.version, e.size) for a, e in self.entries.items() if not self.is_shunned(a, now)}
+        return {a: Edge(a, e.base, e.version, e.size) for a, e in self.entries.items() if not self.is_avoided(a, now)}
 
-    def shun(self, artifact: bytes, until: float) -> None:
-        self._shunned[artifact] = until
+    def avoid(self, artifact: bytes, until: float) -> None:
+        self._avoided[artifact] = until
 
-    def is_shunned(self, artifact: bytes, now: float) -> bool:
-        return self._shunned.get(artifact, 0.0) > now
+    def is_avoided(self, artifact: bytes, now: float) -> bool:
+        return self._avoided.get(artifact, 0.0) > now
 
     async def refresh(self, run_key: bytes) -> tuple[bool, P2PCastError | None]:
         """List the mirror: whether it has new artifacts, and why a marker could not be read. Raises RetryableError when

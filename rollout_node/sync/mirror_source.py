@@ -263,7 +263,7 @@ class MirrorSource:
     def _due(self, artifact: bytes) -> bool:
         """The mirror has it, and is the one to ask for it."""
         now = asyncio.get_running_loop().time()
-        if artifact not in self.entries or self._catalog.is_shunned(artifact, now):
+        if artifact not in self.entries or self._catalog.is_avoided(artifact, now):
             return False
         return due_from_mirror(
             self._node.holdings.get(artifact),
@@ -286,20 +286,20 @@ class MirrorSource:
                     self.errors.clear()
                 except P2PCastError as error:
                     self.errors.note(error)
-                    if isinstance(error, IntegrityError) and self._shun(artifact):
+                    if isinstance(error, IntegrityError) and self._avoid_if_spoilt(artifact):
                         return
                     await asyncio.sleep(backoff.next_s())
         finally:
             if holding is not None:
                 holding.lose_source(self)
 
-    def _shun(self, artifact: bytes) -> bool:
+    def _avoid_if_spoilt(self, artifact: bytes) -> bool:
         """Count a failed integrity check; True when the artifact is left alone from now on."""
         self._spoilt[artifact] += 1
         if self._spoilt[artifact] < SPOILT:
             return False
         self._spoilt[artifact] = 0
-        self._catalog.shun(artifact, asyncio.get_running_loop().time() + SPOILT_S)
+        self._catalog.avoid(artifact, asyncio.get_running_loop().time() + SPOILT_S)
         self._planner.replan()
         return True
 

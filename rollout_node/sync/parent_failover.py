@@ -49,7 +49,7 @@ the time that a link takes at a round trip of 150 ms.
 """
 CALM_S = 1.5
 """The same while no transfer runs: a busy parent gets its time."""
-SHUN_S = 5.0
+AVOID_S = 5.0
 """Time for which a failed candidate is the last choice, in seconds, unless a new plan names it."""
 
 Epoch = tuple[int, int]
@@ -92,7 +92,7 @@ class ParentFailover:
         self._stripes = stripes
         self._timeline = timeline
         self._saved = saved
-        self._shunned: dict[bytes, float] = {}
+        self._avoided: dict[bytes, float] = {}
         self._moving = False
         """The link was closed for a new plan, by no fault of the parent."""
         self._ordered = asyncio.Event()
@@ -112,7 +112,7 @@ class ParentFailover:
             return
         self.orders = PlanOrders(epoch, parent, backups)
         wanted = (parent or self._hub.place)[0]
-        self._shunned.pop(wanted, None)
+        self._avoided.pop(wanted, None)
         if self.parent == wanted:
             self.settled = epoch
         self._ordered.set()
@@ -175,7 +175,7 @@ class ParentFailover:
         found: tuple[Place, Upstream] | None = None
         while True:
             if found is None:
-                if self._all_shunned():
+                if self._all_avoided():
                     self._without_parent.set()
                     await asyncio.sleep(backoff.next_s(RETRY_WANTING_S if self._node.wants() else None))
                 orders = self.orders
@@ -206,7 +206,7 @@ class ParentFailover:
                 await asyncio.sleep(LOOP_RETRY_S)
             else:
                 loops = 0
-                self._shunned[place[0]] = loop.time()
+                self._avoided[place[0]] = loop.time()
                 logger.info("lost parent %s%s", upstream.link.name, f": {error}" if error else "")
 
     async def _receive(self, upstream: Upstream) -> tuple[P2PCastError | None, tuple[Place, Upstream] | None]:
@@ -251,7 +251,7 @@ class ParentFailover:
                     self.settled = orders.epoch
                     return place, found
                 else:
-                    self._shunned[place[0]] = asyncio.get_running_loop().time()
+                    self._avoided[place[0]] = asyncio.get_running_loop().time()
                     self.settled = orders.epoch
                     self._changed()
                     await self._news.wait()
@@ -274,12 +274,12 @@ class ParentFailover:
         longest ago.
         """
         now = asyncio.get_running_loop().time()
-        self._shunned = {n: t for n, t in self._shunned.items() if now - t < SHUN_S}
+        self._avoided = {n: t for n, t in self._avoided.items() if now - t < AVOID_S}
         every: dict[bytes, Place] = {}
         for place in self._candidates():
             every.setdefault(place[0], place)
-        ranked = sorted(every.values(), key=lambda c: self._shunned.get(c[0], 0.0))
-        return [c for c in ranked if c[0] not in self._shunned] or ranked[:1]
+        ranked = sorted(every.values(), key=lambda c: self._avoided.get(c[0], 0.0))
+        return [c for c in ranked if c[0] not in self._avoided] or ranked[:1]
 
     async def _first_to_answer(self, places: list[Place]) -> tuple[Place, Upstream] | None:
         """Dial one after the other, each with a head start; return the first link that is up. Candidates that failed or
@@ -309,12 +309,12 @@ class ParentFailover:
                     place, upstream = dials.pop(task), task.result()
                     if upstream is not None:
                         return place, upstream
-                    self._shunned[place[0]] = loop.time()
+                    self._avoided[place[0]] = loop.time()
             return None
         finally:
             for task, place in dials.items():
                 task.cancel()
-                self._shunned[place[0]] = loop.time()
+                self._avoided[place[0]] = loop.time()
             if dials:
                 await asyncio.wait(dials)
             for task in dials:
@@ -325,9 +325,9 @@ class ParentFailover:
         hub = self._hub.place
         return [self.orders.parent or hub, *self.orders.backups, hub]
 
-    def _all_shunned(self) -> bool:
+    def _all_avoided(self) -> bool:
         """Every candidate has just failed."""
-        return all(node in self._shunned for node, _, _ in self._candidates())
+        return all(node in self._avoided for node, _, _ in self._candidates())
 
     async def _exchange(self) -> None:
         """While no candidate answers: receive what a neighbour has."""

@@ -97,7 +97,7 @@ class Requester:
             mirrored=self._mirror.in_use and artifact in self._mirror.entries,
             overdue=lambda: entry is not None and self._is_overdue(artifact, entry, live, now),
         )
-        if ask is Ask.NOBODY:
+        if ask is Ask.NONE:
             return False
         if holding is not None:
             holding.want()

@@ -28,7 +28,7 @@ MIRROR_PATIENCE_S = 5.0
 
 
 class Ask(Enum):
-    NOBODY = auto()
+    NONE = auto()
     """Nothing is to be done for this artifact."""
     LATER = auto()
     """The artifact is missing; the choice may change."""
@@ -55,7 +55,7 @@ def choose_source(
     only where that decides.
     """
     if not needs_source(holding):
-        return Ask.NOBODY
+        return Ask.NONE
     if pulled:
         return Ask.LATER
     if offered:

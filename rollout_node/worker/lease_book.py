@@ -74,7 +74,7 @@ class LeaseBook:
         """Tokens so far, of each lease that is to be renewed."""
         return {lease: running.tokens for lease, running in self._running.items() if not running.aborted}
 
-    def heard(self, states: Mapping[bytes, str]) -> list[bytes]:
+    def apply_states(self, states: Mapping[bytes, str]) -> list[bytes]:
         """The ledger's answer to a heartbeat. Returns leases whose plays end now.
 
         A lease that the ledger does not know plays on: its result may still be the first of its job.

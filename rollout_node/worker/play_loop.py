@@ -297,7 +297,7 @@ class PlayLoop:
                 reached = False
             else:
                 reached = True
-                for lease in self._book.heard(states):
+                for lease in self._book.apply_states(states):
                     self.verdicts["aborted"] += 1
                     if (play := self._plays.get(lease)) is not None:
                         play.cancel("aborted by the ledger")

@@ -24,7 +24,7 @@ class Happenings:
         self._events, self._silent_s = events, silent_s
         self._counts: Counter[tuple[str, ...]] = Counter()
         self._lost: dict[str, str] | None = None
-        """Names by id; None before the first look."""
+        """Names by id; None before the first call."""
 
     def add(self, counts: Mapping[tuple[str, ...], int]) -> bool:
         """Counts of a kind with its words. Returns whether requests that wait may find jobs now."""
@@ -41,8 +41,8 @@ class Happenings:
             else:
                 self._events.emit("groups_dropped", groups=count, reason=words[0])
 
-    def look(self, workers: Collection[Mapping[str, Any]]) -> None:
-        """Rows of all workers. Workers that were silent before the first look are not told of."""
+    def update_workers(self, workers: Collection[Mapping[str, Any]]) -> None:
+        """Rows of all workers. Workers that were silent before the first call are not told of."""
         lost = {row["worker"]: row["name"] for row in workers if row["silent_s"] > self._silent_s}
         known = {row["worker"] for row in workers}
         before, self._lost = lost if self._lost is None else self._lost, lost

@@ -193,7 +193,7 @@ class LedgerDaemon:
             if self._config.hub is not None:
                 hub, bearer = self._config.hub, self._config.hub_bearer
                 self._follower = VersionFollower(http, hub, bearer, self._learnt, self._memory["run"])
-                repeat("versions of the hub", POLL_S, self._follower.look)
+                repeat("versions of the hub", POLL_S, self._follower.refresh)
                 if bearer is not None:
                     sender = SummarySender(http, hub, bearer, self.view.summary)
                     # Readiness does not depend on the summary.
@@ -259,7 +259,7 @@ class LedgerDaemon:
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
-        self._happenings.look(workers)
+        self._happenings.update_workers(workers)
         # A drained worker is stopped soon: no broadcast waits for its engine.
         active = [row for row in workers if row["silent_s"] < SILENT_S and row["drained_s"] == 0]
         served = [Version.parse(row["served"]) for row in active if row["served"] is not None]

@@ -36,7 +36,7 @@ class VersionFollower:
         self._headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
         self._learnt = learnt
         self._known: set[Version] = set()
-        self._looking = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
         self.run_id = run
         self.evicted: frozenset[bytes] = frozenset()
         self.reached = False
@@ -45,15 +45,15 @@ class VersionFollower:
         """Whether versions that are learnt from now on are new ones of the hub."""
 
     async def ensure(self, versions: Collection[Version]) -> None:
-        """Ask the hub at once for versions that are not known: an engine may serve a version before the next look.
-        Raises as ``look`` does.
+        """Ask the hub at once for versions that are not known: an engine may serve a version before the next request.
+        Raises as ``refresh`` does.
         """
         if not self._known.issuperset(versions):
-            async with self._looking:
+            async with self._refreshing:
                 if not self._known.issuperset(versions):
-                    await self.look()
+                    await self.refresh()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Ask the hub once. Raises RetryableError, RemoteError, RefusedError, and what ``learnt`` raises."""
         self.reached = False
         found = await self._ask()

@@ -144,7 +144,7 @@ class Membership:
             apart=self._chains is None and peer.region not in ("", self._region), epoch=self._next(),
         )  # fmt: skip
         self._touch(peer.ident)
-        self.plan = self._mended(plan, now)
+        self.plan = self._repaired(plan, now)
 
     def leave(self, ident: str, now: float, *, failed: bool = False) -> None:
         peer = self.peers.pop(ident, None)
@@ -166,7 +166,7 @@ class Membership:
         self._suspects.discard(ident)
         self.reach.leave(ident)
         self._touch(ident, *self.plan.children(ident))
-        self.plan = self._mended(excise(self.plan, [ident], epoch=self._next()), now)
+        self.plan = self._repaired(excise(self.plan, [ident], epoch=self._next()), now)
 
     def note_parent(self, ident: str, parent: str, epoch: Epoch) -> bool:
         """A peer reports its parent. True when that made a new plan."""
@@ -242,7 +242,7 @@ class Membership:
             if straight is self.plan:
                 return False
             self._touched = None
-            self.plan = self._mended(straight.under(self._next()), now)
+            self.plan = self._repaired(straight.under(self._next()), now)
             return True
         if above != ROOT and above in self._outrun:
             # Another child of the same parent was slow too: the parent is the cause.
@@ -254,7 +254,7 @@ class Membership:
         self._middle_bps = None
         member = Member(ident, self.peers[ident].region, leaf=ident in self._leaves(now))
         self._touch(ident, *self.plan.children(ident))
-        self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
+        self.plan = self._repaired(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
         return True
 
     def note_garbled(self, witness: str, rows: Collection[tuple[str, int]], now: float) -> list[str]:
@@ -285,11 +285,11 @@ class Membership:
             if ident in self.plan and ident not in self.plan.leaves:
                 member = Member(ident, self._region_of(ident), leaf=True)
                 self._touch(ident, *self.plan.children(ident))
-                self.plan = self._mended(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
+                self.plan = self._repaired(lower(self.plan, member, region_of=self._region_of, epoch=self._next()), now)
 
     def reach_changed(self, now: float) -> bool:
         """``reach`` has learnt which peers can dial which. True when that made a new plan."""
-        plan = self._mended(self.plan, now)
+        plan = self._repaired(self.plan, now)
         return self._follow(plan.under(self._epoch(1)) if plan is not self.plan else plan)
 
     def replan(self, now: float) -> bool:
@@ -341,13 +341,13 @@ class Membership:
         """None when every pair of peers can be linked."""
         return None if self.reach.plain else lambda above, below: self.reach.links(above, below, now)
 
-    def _mended(self, plan: Plan, now: float) -> Plan:
+    def _repaired(self, plan: Plan, now: float) -> Plan:
         """``plan`` without unreachable links, under its own epoch."""
         links = self._links(now)
-        mended = plan if links is None else repair_links(plan, links, self._number_of_chains())
-        if mended is not plan:
+        repaired = plan if links is None else repair_links(plan, links, self._number_of_chains())
+        if repaired is not plan:
             self._touched = None
-        return mended
+        return repaired
 
     def take_changes(self) -> tuple[dict[str, str], set[str]]:
         """Since the last call: the peers with a new parent, and the peers whose place, ancestors or neighbours may have

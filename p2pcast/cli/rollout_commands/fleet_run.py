@@ -164,7 +164,7 @@ async def _operate(operator: FleetOperator, ledger: LedgerWorkers, target: Targe
     loop, known = asyncio.get_running_loop(), False
     while True:
         try:
-            per_s = target.per_s(await ledger.look())
+            per_s = target.per_s(await ledger.refresh())
             known = True
             await operator.adjust(loop.time(), per_s)
         except (RetryableError, LocalError) as error:
@@ -175,7 +175,7 @@ async def _operate(operator: FleetOperator, ledger: LedgerWorkers, target: Targe
 
 
 async def _preview(operator: FleetOperator, ledger: LedgerWorkers, target: Target) -> None:
-    document = await ledger.look()
+    document = await ledger.refresh()
     per_s = target.per_s(document)
     fleet, change = await operator.preview(asyncio.get_running_loop().time(), per_s)
     for line in preview_lines(document, per_s, fleet, change):
@@ -207,7 +207,7 @@ class LedgerWorkers:
         self._publish_every, self._drain_s = publish_every, drain_s
         self._document: dict[str, Any] = {}
 
-    async def look(self) -> dict[str, Any]:
+    async def refresh(self) -> dict[str, Any]:
         """The figures of `fleet status`. Raises P2PCastError."""
         from p2pcast.cli.rollout_commands.fleet_status import fleet_document
         from p2pcast.cli.status_document import Found
@@ -219,7 +219,7 @@ class LedgerWorkers:
         return self._document
 
     async def rates(self) -> dict[str, float]:
-        """As of the last look."""
+        """As of the last ``refresh``."""
         from trainer_node.ledger_server.ledger_view import SILENT_S
 
         return {

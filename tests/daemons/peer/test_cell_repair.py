@@ -189,7 +189,7 @@ async def test_without_the_hub_the_parent_is_asked(swarm, states):
 async def test_repair_links_are_dialled_again(swarm, states, monkeypatch):
     """A source opens an artifact once per link, so a released artifact needs a new link."""
     monkeypatch.setattr(downloader, "LINGER_S", 3600.0)
-    monkeypatch.setattr(downloader, "SHUN_S", 3600.0)
+    monkeypatch.setattr(downloader, "AVOID_S", 3600.0)
     monkeypatch.setattr("p2pcast.relay.pull_schedule.PULL_STALL_S", 3600.0)
     await started(swarm, states, "b")
     late = await swarm.peer_up("late")

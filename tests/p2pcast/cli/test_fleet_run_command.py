@@ -145,7 +145,7 @@ def test_broadcasts_that_no_fleet_can_hide_are_said_once_and_change_nothing(capl
 
 async def test_orders_name_worker_and_time(ledger: Any) -> None:
     workers = LedgerWorkers(ledger.url, None, None, 1, 900.0)
-    await workers.look()
+    await workers.refresh()
     assert await workers.rates() == {"own": 3.0}, "a silent worker has no rate"
     assert not await workers.drain("own")
     ledger.documents["/v1/workers/drain"] = {"leases": 0}

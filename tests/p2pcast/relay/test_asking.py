@@ -248,7 +248,7 @@ async def test_a_piece_that_was_not_asked_for_ends_the_link(source, maker):
         def owed(self, one):
             return False
 
-        def heard(self, one, size): ...
+        def received(self, one, size): ...
 
         def expects(self, one, artifact, piece):
             return False

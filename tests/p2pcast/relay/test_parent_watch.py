@@ -26,7 +26,7 @@ class Clock:
         while self.now - begin < seconds - 1e-9:
             self.now += EVERY
             if heard or paid:
-                self.watch.heard(self.now, active=active)
+                self.watch.got_message(self.now, active=active)
             if paid:
                 self.watch.got_payload(self.now)
             verdict = self.watch.judge(self.now, active=active, held=self.held, every_s=EVERY)
@@ -51,7 +51,7 @@ def test_silence_without_a_transfer_ends_the_link_later():
     clock = Clock()
     for _ in range(20):
         assert clock.run(1.0, active=False)[0] is Verdict.STAY
-        clock.watch.heard(clock.now, active=False)
+        clock.watch.got_message(clock.now, active=False)
 
 
 def test_a_far_parent_is_waited_for_before_its_first_message():
@@ -75,9 +75,9 @@ def test_the_longest_recent_gap_extends_the_allowed_silence():
     clock = Clock()
     for _ in range(20):
         assert clock.run(0.2)[0] is Verdict.STAY
-        clock.watch.heard(clock.now, active=True)
+        clock.watch.got_message(clock.now, active=True)
     assert clock.run(0.4)[0] is Verdict.STAY
-    clock.watch.heard(clock.now, active=True)
+    clock.watch.got_message(clock.now, active=True)
     assert clock.run(10, paid=True)[0] is Verdict.STAY
     verdict, took = clock.run(3)
     assert verdict is Verdict.SILENT
@@ -88,7 +88,7 @@ def test_jitter_extends_the_allowed_silence_to_four_floors_at_most():
     clock = Clock(rtt_s=1.0)
     for _ in range(20):
         assert clock.run(3.5)[0] is Verdict.STAY
-        clock.watch.heard(clock.now, active=True)
+        clock.watch.got_message(clock.now, active=True)
     clock.watch.rtt_s = 0.0
     verdict, took = clock.run(10)
     assert verdict is Verdict.SILENT

@@ -104,7 +104,7 @@ class World:
             assert piece not in self.held[artifact], "no piece comes twice"
             self.held[artifact].add(piece)
             self.sent[name] += 1
-            self.scattering.heard(name, PIECE, self.now)
+            self.scattering.received(name, PIECE, self.now)
             self.scattering.got(name, artifact, piece)
         if self.queue[name]:
             self.budget[name] = int(room)
@@ -212,7 +212,7 @@ def test_a_silent_source_is_left_and_a_slow_source_is_kept():
     left: set[bytes] = set()
     for _ in range(int(3 * PULL_STALL_S / 0.25)):
         if b"trickle" in world.has:
-            world.scattering.heard(b"trickle", 2000, world.now)
+            world.scattering.received(b"trickle", 2000, world.now)
         left |= {i.source for i in world.step(0.25) if isinstance(i, Leave)}
     assert left == {b"mute"}
 

@@ -166,7 +166,7 @@ def test_demonstrated_hands_are_legal_and_end_without_a_forfeit(leduc: Any) -> N
     for one, prompt in zip(islice(leduc.demonstrations(5), 200), prompts, strict=False):
         job = dataclasses.replace(like, prompt=prompt.prompt)
         hand = leduc.hand(job)
-        hand.heard()
+        hand.observe()
         for token in one.token_ids[one.mask == 1].tolist():
             assert token in hand.legal
             hand.act([token])

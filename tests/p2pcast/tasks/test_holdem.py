@@ -42,7 +42,7 @@ def test_a_deal_is_a_whole_deck_of_its_own() -> None:
 async def test_a_group_shares_deal_and_seat() -> None:
     for number in range(0, 40, 4):
         members = jobs_of(TASK, 10, size=4)[number : number + 4]
-        assert len({tuple(TASK.hand(job).heard()) for job in members}) == 1
+        assert len({tuple(TASK.hand(job).observe()) for job in members}) == 1
 
 
 async def test_equal_actions_meet_equal_answers() -> None:
@@ -104,7 +104,7 @@ async def test_chips_of_both_seats_sum_to_nothing_and_all_ends_occur() -> None:
         found = await TASK.play(PlayerSampler([]), job)
         hand = TASK.hand(job)
         for start, end in zip(found.turns, [*found.turns[1:], None], strict=True):
-            hand.heard()
+            hand.observe()
             tokens, mask = found.token_ids[start:end], found.mask[start:end]
             hand.act(tokens[mask == 1].tolist())
         assert hand.over
@@ -131,7 +131,7 @@ def test_no_words_of_the_policy_break_a_hand(deal: int, seat: int, turns: list[s
     for turn in turns:
         if hand.over:
             break
-        hand.heard()
+        hand.observe()
         hand.act(said(turn))
         assert -TASK.stack <= hand.chips <= TASK.stack
         assert sum(hand._state.stacks) + hand._state.total_pot_amount == 2 * TASK.stack

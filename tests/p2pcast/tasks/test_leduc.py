@@ -20,7 +20,7 @@ TASK = Leduc()
 async def test_a_group_shares_deal_and_seat() -> None:
     for number in range(0, 40, 4):
         members = jobs_of(TASK, 10, size=4)[number : number + 4]
-        assert len({tuple(TASK.hand(job).heard()) for job in members}) == 1
+        assert len({tuple(TASK.hand(job).observe()) for job in members}) == 1
 
 
 async def test_equal_actions_meet_equal_answers() -> None:
@@ -31,7 +31,7 @@ async def test_equal_actions_meet_equal_answers() -> None:
 
 async def test_the_prompt_shows_the_seat_and_one_card() -> None:
     for job in jobs_of(TASK, 30):
-        heard, asked = TASK.hand(job).heard(), json.loads(job.prompt)
+        heard, asked = TASK.hand(job).observe(), json.loads(job.prompt)
         assert heard[:2] == [BEGIN, SEATS[asked["seat"]]]
         assert heard[-1] == YOUR_TURN
         assert sum(token in RANKS for token in heard) == 1

@@ -108,7 +108,7 @@ def test_a_peer_returns_missing_statements_once_per_connection():
     lost = Evictions()
     for _ in range(2):
         peer.connected()
-        peer.heard(lost.packed())
+        peer.note_stated(lost.packed())
         back = []
         while some := peer.untold(KEY.public):
             assert len(some) <= limits.MAX_RETOLD
@@ -117,7 +117,7 @@ def test_a_peer_returns_missing_statements_once_per_connection():
     lost.accept(back, KEY.public)
     assert lost.nodes == hub.nodes
     peer.connected()
-    peer.heard(lost.packed())
+    peer.note_stated(lost.packed())
     assert peer.untold(KEY.public) == []
 
 
@@ -125,7 +125,7 @@ def test_statements_of_another_run_are_not_sent():
     hub, peer, other = Evictions(), Evictions(), RunKey(bytes([1]) * 32)
     peer.accept([decide(hub).packed], KEY.public)
     peer.connected()
-    peer.heard([])
+    peer.note_stated([])
     assert peer.untold(other.public) == []
 
 

@@ -75,14 +75,14 @@ async def test_an_artifact_that_is_not_listed_any_more_is_dropped(objects, catal
     assert list(catalog.entries) == list(catalog.seen_at) == [SECOND.id]
 
 
-async def test_a_shunned_artifact_is_no_edge_until_its_time_has_passed(objects, catalog):
+async def test_an_avoided_artifact_is_no_edge_until_its_time_has_passed(objects, catalog):
     await put(objects, FIRST)
     await catalog.refresh(KEY.public)
     now = asyncio.get_running_loop().time()
-    catalog.shun(FIRST.id, now + 3600)
+    catalog.avoid(FIRST.id, now + 3600)
     assert catalog.edges() == {}
-    assert catalog.is_shunned(FIRST.id, now)
-    catalog.shun(FIRST.id, now)
+    assert catalog.is_avoided(FIRST.id, now)
+    catalog.avoid(FIRST.id, now)
     assert list(catalog.edges()) == [FIRST.id]
 
 

@@ -185,7 +185,7 @@ async def test_a_damaged_piece_is_requested_again_and_the_others_are_kept(peer):
     assert holding.source is None
     assert peer.replanned == 1
     assert not peer.source._due(MADE.id)
-    peer.catalog.shun(MADE.id, 0.0)
+    peer.catalog.avoid(MADE.id, 0.0)
     await peer.objects.put(slice_name(MADE.id, 0), MADE.log)
     await peer.fetch()
     await peer.stored()

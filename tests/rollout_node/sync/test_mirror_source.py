@@ -169,8 +169,8 @@ def due(holding=None, **state) -> bool:
         peer.node.holdings[ONE_TWO] = holding
     if state.get("pulled"):
         peer.node.pulled.add(ONE_TWO)
-    if state.get("shunned"):
-        peer.catalog.shun(ONE_TWO, 1e12)
+    if state.get("avoided"):
+        peer.catalog.avoid(ONE_TWO, 1e12)
     if state.get("fresh"):
         peer.catalog.seen_at[ONE_TWO] = 1e12
     return peer.source._due(state.get("ident", ONE_TWO))
@@ -184,7 +184,7 @@ async def test_the_mirror_is_asked_for_artifacts_without_a_source():
     assert not due(FakeHolding(1, 2, source="parent"))
     assert not due(FakeHolding(1, 2, complete=True))
     assert not due(pulled=True)
-    assert not due(shunned=True)
+    assert not due(avoided=True)
     assert not due(ident=b"unknown")
 
 

@@ -281,7 +281,7 @@ async def test_a_silent_parent_does_not_delay_the_backup(parents, attached):
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         attach.order((1, 1), (PARENT, "127.0.0.1", frozen.getsockname()[1]), [backup])
         await until(lambda: attach.parent == BACKUP)
-        assert PARENT in attach._shunned
+        assert PARENT in attach._avoided
 
 
 async def test_an_orphan_uses_its_neighbour_until_an_ancestor_answers(parents, attached):
@@ -318,7 +318,7 @@ async def test_a_loop_is_left_without_blame(parents, attached):
     await until(lambda: not parent.downstream.children and attach.parent is None and attach.moved_at > 0)
     parent.node.path = [HUB, PARENT]
     await until(lambda: attach.parent == PARENT and attach._node.path == [HUB, PARENT, attach._node.ident])
-    assert PARENT not in attach._shunned
+    assert PARENT not in attach._avoided
 
 
 async def test_a_parent_whose_link_has_just_closed_is_lost_at_that_moment(parents, attached):

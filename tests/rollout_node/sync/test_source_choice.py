@@ -47,7 +47,7 @@ def test_a_missing_artifact_is_requested_from_its_source(changes, asked):
 
 @pytest.mark.parametrize("holding", [FakeHolding(0, 1, complete=True), FakeHolding(0, 1, source="parent")])
 def test_no_source_is_asked_for_held_or_incoming_artifacts(holding):
-    assert choose_source(holding, **MISSING | {"overdue": never}) is Ask.NOBODY
+    assert choose_source(holding, **MISSING | {"overdue": never}) is Ask.NONE
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_leases_are_run_reported_and_ended_once(slots: int, steps: list[tuple[st
             book.results_left(given_)  # type: ignore[arg-type]
             waiting -= set(given_)  # type: ignore[call-overload]
         else:
-            ending = book.heard(given_)  # type: ignore[arg-type]
+            ending = book.apply_states(given_)  # type: ignore[arg-type]
             wanted = {lease for lease, state in given_.items() if state == "abort"} & running - aborted  # type: ignore[attr-defined]
             assert set(ending) == wanted
             aborted |= wanted

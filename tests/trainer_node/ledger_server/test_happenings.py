@@ -37,10 +37,10 @@ def test_a_worker_that_is_silent_is_lost_once_and_may_come_back() -> None:
     def rows(**silent_s: float) -> list[dict[str, Any]]:
         return [{"worker": name * 2, "name": name, "silent_s": silent} for name, silent in silent_s.items()]
 
-    happenings.look(rows(old=90.0, a=1.0, b=1.0))
-    happenings.look(rows(old=91.0, a=61.0, b=61.0))
-    happenings.look(rows(old=92.0, a=62.0, b=62.0))
-    happenings.look(rows(old=0.0, a=0.0))
+    happenings.update_workers(rows(old=90.0, a=1.0, b=1.0))
+    happenings.update_workers(rows(old=91.0, a=61.0, b=61.0))
+    happenings.update_workers(rows(old=92.0, a=62.0, b=62.0))
+    happenings.update_workers(rows(old=0.0, a=0.0))
     assert Counter((kind, facts["worker"]) for kind, facts in told(events)) == Counter(
         [("worker_lost", "a"), ("worker_lost", "b"), ("worker_back", "old"), ("worker_back", "a")]
     )

@@ -68,10 +68,10 @@ async def followed(hub: Hub) -> AsyncIterator[Followed]:
 async def test_each_version_is_learnt_once_and_in_order(hub: Hub, followed: Followed) -> None:
     followed.fails = 1
     with pytest.raises(RetryableError):
-        await followed.follower.look()
+        await followed.follower.refresh()
     assert not followed.follower.reached
     for _ in range(2):
-        await followed.follower.look()
+        await followed.follower.refresh()
     assert [str(version) for version, _ in followed.learnt] == ["0.0", "0.1"]
     assert followed.follower.evicted == {bytes.fromhex(NODE)}
     assert followed.follower.reached
@@ -84,9 +84,9 @@ async def test_concurrent_results_of_an_unknown_version_ask_the_hub_once(hub: Hu
 
 
 async def test_versions_from_before_the_first_answer_are_no_news(hub: Hub, followed: Followed) -> None:
-    await followed.follower.look()
+    await followed.follower.refresh()
     hub.answer = json.dumps(GOOD | {"manifests": GOOD["manifests"] | {"0.2": HASH}}).encode()
-    await followed.follower.look()
+    await followed.follower.refresh()
     assert followed.fresh == ["0.2"]
 
 
@@ -111,7 +111,7 @@ async def test_a_bad_answer_teaches_nothing(hub: Hub, answer: bytes, status: int
     async with aiohttp.ClientSession() as http:
         followed = Followed(http, hub.url, RUN)
         with pytest.raises(kind):
-            await followed.follower.look()
+            await followed.follower.refresh()
         assert followed.learnt == []
         assert followed.follower.evicted == frozenset()
 
@@ -119,4 +119,4 @@ async def test_a_bad_answer_teaches_nothing(hub: Hub, answer: bytes, status: int
 async def test_a_hub_out_of_reach_may_be_asked_again() -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(RetryableError, match="does not answer"):
-            await Followed(http, "http://127.0.0.1:9", RUN).follower.look()
+            await Followed(http, "http://127.0.0.1:9", RUN).follower.refresh()
