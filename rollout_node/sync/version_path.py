@@ -86,8 +86,8 @@ class VersionPlanner:
         return bool(path and unsure and newest is not None and path[-1].version < newest)
 
     def next_holding(self) -> Holding | None:
-        """What this node holds of the first artifact on the path; None where the path ends here, or of an artifact
-        that is not here.
+        """The holding of the first artifact on the path; None where the path ends here, or nothing of the artifact is
+        here.
         """
         path = self.path()
         return self._node.holdings.get(path[0].artifact) if path else None

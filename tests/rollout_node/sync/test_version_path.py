@@ -153,7 +153,7 @@ async def test_replan_rings():
     assert rung.is_set()
 
 
-async def test_the_next_version_is_staged_as_soon_as_a_part_of_it_is_here():
+async def test_a_staged_version_is_superseded_once_the_next_artifact_is_whole():
     ahead = FakeHolding(1, 2, source=object())
     peer = Peer(ahead, staged=1, rows=DELTAS)
     assert peer.planner.next_holding() is ahead

@@ -76,7 +76,7 @@ async def test_a_delta_is_durable_and_its_patch_leads_to_the_new_weights(hub: En
     assert hub.weights() == words_in(hub.folder / "next")
 
 
-async def test_peers_learn_of_a_delta_while_it_is_made(hub: Encoder) -> None:
+async def test_an_unfinished_delta_is_announced_as_unsealed(hub: Encoder) -> None:
     source = Source(hub.folder / "next")
     source.released.clear()
     task = publish(hub, source)

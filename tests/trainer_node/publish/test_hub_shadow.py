@@ -62,7 +62,7 @@ async def test_without_versions_there_is_no_shadow(encoder: Encoder) -> None:
     assert not await encoder.shadow.repair()
 
 
-async def test_a_right_shadow_is_taken_over_as_it_lies(hub: Restarted, monkeypatch) -> None:
+async def test_a_right_shadow_is_taken_over_unchanged(hub: Restarted, monkeypatch) -> None:
     monkeypatch.setattr(hub.encoder.staging, "fill", None)
     await hub.shadow.restore()
     assert hub.weights == hub.state

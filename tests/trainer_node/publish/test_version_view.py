@@ -1,4 +1,4 @@
-"""What /status, /wait and the metrics say of the versions, beside a real store."""
+"""Versions in /status, /wait and the metrics, beside a real store."""
 
 from __future__ import annotations
 
