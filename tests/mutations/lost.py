@@ -17,7 +17,7 @@ LOST = [
     Mutation(
         "a hub's list of evicted nodes",
         EVICTION_HANDLER,
-        "            evictions.heard(body.signed)\n",
+        "            evictions.note_stated(body.signed)\n",
         "",
         EVICTED + "test_a_hub_that_lost_its_files_learns_evictions_from_its_peers",
     ),
