@@ -25,12 +25,12 @@ from typing import Any
 import aiohttp
 
 from netem.demo import traffic
-from netem.demo.board import Board, VersionRow
 from netem.demo.commands import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
 from netem.demo.interruption import KilledTransfer, kill_in_transfer
 from netem.demo.processes import DemoError, Processes, describe_exit
 from netem.demo.traffic import Traffic
 from netem.demo.verdict import Check, check_answers, check_folders
+from netem.demo.version_board import VersionBoard, VersionRow
 from netem.demo.wait import HTTP_S, POLL_S, READY_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
 from p2pcast.errors import UsageError
@@ -84,7 +84,7 @@ class PeerReports:
 
 
 class Demo:
-    def __init__(self, options: Options, board: Board, work: Workspace, processes: Processes) -> None:
+    def __init__(self, options: Options, board: VersionBoard, work: Workspace, processes: Processes) -> None:
         self.options, self.board, self.work, self.processes = options, board, work, processes
         self.participants = Participants(options, work, processes)
         self.names = options.names
@@ -404,7 +404,7 @@ class Demo:
         return dict(zip(steps, json.loads(self.participants.fresh_output.read_text().splitlines()[-1]), strict=True))
 
 
-def demo(options: Options, board: Board) -> dict[str, Any]:
+def demo(options: Options, board: VersionBoard) -> dict[str, Any]:
     """Run the demo. Returns the result, ready for JSON; ``verdict`` is PASS, ``PASS without vLLM`` or FAIL. Raises
     UsageError, DemoError.
     """

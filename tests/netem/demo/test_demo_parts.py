@@ -22,13 +22,13 @@ from aiohttp import web
 from rich.console import Console
 
 from netem.demo import processes as processes_module
-from netem.demo.board import Board, VersionRow
 from netem.demo.commands import Options
 from netem.demo.interruption import kill_in_transfer
 from netem.demo.processes import DemoError, Processes
 from netem.demo.script import demo
 from netem.demo.traffic import Traffic
 from netem.demo.verdict import check_answers, check_folders, differences
+from netem.demo.version_board import VersionBoard, VersionRow
 from netem.demo.workspace import MARKER, Workspace
 from p2pcast.errors import UsageError
 
@@ -359,9 +359,9 @@ async def test_new_requests_carry_the_current_salt(server: tuple[str, list[str]]
 # -- the display
 
 
-def board() -> tuple[Board, io.StringIO]:
+def board() -> tuple[VersionBoard, io.StringIO]:
     out = io.StringIO()
-    return Board(Console(file=out, width=300)), out
+    return VersionBoard(Console(file=out, width=300)), out
 
 
 def test_plain_output_has_a_line_a_version() -> None:
@@ -381,7 +381,7 @@ def test_plain_output_has_a_line_a_version() -> None:
 
 def test_a_terminal_gets_a_table() -> None:
     out = io.StringIO()
-    shown = Board(Console(file=out, force_terminal=True, width=120))
+    shown = VersionBoard(Console(file=out, force_terminal=True, width=120))
     with shown:
         shown.view.peers = [
             {"name": "p1", "parent": "hub", "committed": "0.1", "progress": {"version": "0.2", "pieces": 0, "of": 1}}
@@ -415,10 +415,10 @@ import sys
 from pathlib import Path
 from netem.demo import commands, script
 tiny = commands.Options(Path({str(tmp_path / "d")!r}), versions=1000, peers=3, vllm=False, trainer={TINY!r})
-from netem.demo.board import Board
+from netem.demo.version_board import VersionBoard
 from rich.console import Console
 try:
-    script.demo(tiny, Board(Console(width=200)))
+    script.demo(tiny, VersionBoard(Console(width=200)))
 except KeyboardInterrupt:
     sys.exit(130)
 """
