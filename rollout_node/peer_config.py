@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2pcast.rollouts.kv_policy import KvPolicy
 from p2pcast.store.retention import AT_A_PEER, Counts
 from p2pcast.transport.socket_options import Sockets
 from p2pcast.transport.stripe import DEFAULT
 from p2pcast.wire.join_token import JoinToken
-from rollout_node.engine.install_target import NO_WAIT, Driver, Kv, Role, Wait
+from rollout_node.engine.install_target import NO_WAIT, Driver, Role, Wait
 from rollout_node.sync.catchup_choice import Squashes
 
 
@@ -32,7 +33,7 @@ class PeerConfig:
     stripes: int | None = None
     """TCP connections of a link; None: chosen by p2pcast.transport.stripe_count."""
     sockets: Sockets = DEFAULT
-    kv: Kv = "recompute"
+    kv: KvPolicy = "recompute"
     wait: Wait = NO_WAIT
     """The state of a vLLM engine in which it may switch."""
     keep: int = 3

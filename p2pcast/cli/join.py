@@ -12,6 +12,7 @@ import click
 from p2pcast.cli.options import PATH, Address, Stripes, congestion, plaintext, read_token, retention, seconds
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
+from p2pcast.rollouts.kv_policy import KV_POLICIES, KvPolicy
 from p2pcast.store.retention import AT_A_PEER
 from p2pcast.trust.node_names import default_name, name_fault
 
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
 @congestion
 @click.option(
     "--kv",
-    type=click.Choice(["recompute", "salt", "keep"]),
+    type=click.Choice(KV_POLICIES),
     default="recompute",
     help=(
         "KV cache after a switch to new weights. recompute: recomputed; salt: kept for clients that send "
@@ -184,7 +185,7 @@ def join(
     name: str | None,
     stripes: int | None,
     congestion: str | None,
-    kv: Literal["recompute", "salt", "keep"],
+    kv: KvPolicy,
     commit_safe_point: Literal["step", "drain"],
     drain_timeout_s: float,
     keep_deltas: int | None,

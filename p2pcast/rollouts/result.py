@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from p2pcast import limits
+from p2pcast.rollouts.kv_policy import SPAN_KVS
 from p2pcast.rollouts.record_form import RolloutRecord, record
 from p2pcast.rollouts.rollout_fields import (
     MAX_SPANS,
@@ -42,7 +43,7 @@ class Span(NamedTuple):
     start: Count
     end: Count
     manifest: Hash
-    kv: Annotated[str, OneOf(("recompute", "salt", "keep", "drain"))]
+    kv: Annotated[str, OneOf(SPAN_KVS)]
 
 
 @record("result", MAX_RESULT_BYTES)

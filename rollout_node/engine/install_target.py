@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from p2pcast import limits
 from p2pcast.errors import UsageError
+from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import SmallFiles
@@ -15,7 +16,6 @@ from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Installer
 from rollout_node.installers.safe_point import SafePoint
 
-Kv = Literal["recompute", "salt", "keep"]
 Driver = Literal["peer", "external"]
 Role = Literal["lead", "member"]
 
@@ -50,11 +50,11 @@ def check_span(targets: Sequence[str], engine: str | None, role: str | None) -> 
         raise UsageError(f"nothing to install into: give --install {KINDS}")
 
 
-def check_wait(safe_point: str, kv: str, driver: str) -> None:
+def check_wait(safe_point: str, kv: KvPolicy, driver: str) -> None:
     """Raises UsageError where --commit-safe-point contradicts other options."""
     if safe_point != "drain":
         return
-    if kv != "recompute":
+    if not recomputes(kv):
         raise UsageError(
             f"--kv {kv} keeps keys and values of old weights for later requests: --commit-safe-point drain needs --kv "
             "recompute"
@@ -85,7 +85,7 @@ class Targets:
         socket: InstallSocket,
         state: Path,
         keep: int,
-        kv: Kv,
+        kv: KvPolicy,
         driver: Driver,
         run: str,
         wait: Wait,
@@ -94,7 +94,7 @@ class Targets:
         self._socket = socket
         self._state = state
         self._keep = keep
-        self._kv: Kv = kv
+        self._kv: KvPolicy = kv
         self._driver: Driver = driver
         self._run = run
         self._wait = wait

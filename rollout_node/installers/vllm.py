@@ -15,9 +15,7 @@ Promises:
 - A pause by another process is never ended here. With ``driver="external"`` the installer neither pauses nor resumes:
   ``commit`` requires a paused engine, and may write the whole state there (``commit_needs_shadow``).
 
-``kv="recompute"``: running requests recompute their keys and values and the prefix cache is emptied, so tokens after a
-switch depend on the new weights alone. ``kv="keep"`` keeps both. ``kv="salt"`` keeps both too, for clients that send
-``cache_salt=branch.step``: cached prefixes of older weights then never match. ``safe_point``: ``safe_point.py``.
+``kv``: ``p2pcast.rollouts.kv_policy``. ``safe_point``: ``safe_point.py``.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from typing import Literal
 
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RetryableError
+from p2pcast.rollouts.kv_policy import KvPolicy, recomputes
 from p2pcast.version import Version
 from rollout_node.in_engine import weight_audit
 from rollout_node.installers.install_socket import Expectation, InstallSocket, Report
@@ -41,8 +40,6 @@ from rollout_node.installers.safe_point import SafePoint, StillRunningError, Swi
 from rollout_node.installers.vllm_server import Deadlines, VllmServer
 
 log = logging.getLogger("p2pcast.peer")
-
-KvPolicy = Literal["recompute", "salt", "keep"]
 
 
 class _LieError(IntegrityError):
@@ -303,7 +300,7 @@ class VllmInstaller:
                 )
         self._pausing = ours
         waited = await self._point.reach(ours=ours, paused=paused, resume=self._resume)
-        tokens = await self._server.cached_tokens() if self._kv == "recompute" else 0
+        tokens = await self._server.cached_tokens() if recomputes(self._kv) else 0
         began_unix_s = time.time()
         self._point.writing()
         switch = self._switch_in_core if self._in_core(ranks) else self._switch_by_routes
@@ -326,7 +323,7 @@ class VllmInstaller:
             "version": str(version),
             "nonce": secrets.token_hex(4),
             "marks": {str(rank): mark for rank, mark in self._marks.items()},
-            "clear_cache": self._kv == "recompute",
+            "clear_cache": recomputes(self._kv),
             "ours": ours,
             "until_unix_s": time.time() + deadline_s,
         }
@@ -356,7 +353,7 @@ class VllmInstaller:
         try:
             if self._driver == "peer":
                 await self._pause(ours=ours)
-            elif self._kv == "recompute":
+            elif recomputes(self._kv):
                 await self._server.clear_caches()
             paused = time.monotonic()
             reports = await self._phase("commit", version, deadline_s)
@@ -422,7 +419,7 @@ class VllmInstaller:
             if ours and not self._pausing:
                 await self._init(pausing=True)
         self._pausing = ours
-        await self._server.pause(clear_cache=self._kv == "recompute")
+        await self._server.pause(clear_cache=recomputes(self._kv))
 
     async def _resume(self) -> None:
         if self._pausing:

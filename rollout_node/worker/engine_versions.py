@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple, cast, get_args
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 
 from p2pcast.errors import LocalError, P2PCastError, RemoteError, RetryableError, UsageError
+from p2pcast.rollouts.kv_policy import SPAN_KVS, SpanKv
 from p2pcast.rollouts.result import Span
 from p2pcast.version import Version
 
-Kv = Literal["recompute", "salt", "keep", "drain"]
 HASH_BYTES: Final = 32
 REMEMBERED: Final = 4096
 """Versions whose hashes are kept, beyond those that the peer still lists: a long play began with old ones."""
@@ -40,7 +40,7 @@ class EngineVersions:
         self._http, self._peer = http, peer.rstrip("/")
         self._engine = f"vllm:{engine.rstrip('/')}"
         self._manifests: dict[Version, bytes] = {}
-        self.kv: Kv = "recompute"
+        self.kv: SpanKv = "recompute"
         self.served: Served | None = None
         self._stretch: Stretch | None = None
 
@@ -62,9 +62,9 @@ class EngineVersions:
 
     def _read(self, found: Any) -> None:
         manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
-        if found["kv"] not in get_args(Kv) or any(len(digest) != HASH_BYTES for digest in manifests.values()):
+        if found["kv"] not in SPAN_KVS or any(len(digest) != HASH_BYTES for digest in manifests.values()):
             raise ValueError
-        self.kv = cast(Kv, found["kv"])
+        self.kv = found["kv"]
         self._manifests = dict(sorted((self._manifests | manifests).items())[-REMEMBERED:])
         engines, staged = found["engines"], found["staged"]
         name = self._engine

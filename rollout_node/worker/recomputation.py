@@ -7,17 +7,15 @@ log-probabilities of a prompt are those of the sampling distribution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from p2pcast.errors import RemoteError
+from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result
 from rollout_node.worker import generate_form
 from rollout_node.worker.generate_form import logprob
-
-KV_OF_ONE_VERSION: Final = ("recompute", "salt", "drain")
-"""KV policies under which one version computed all that a token of one span was sampled from."""
 
 
 class Gaps(NamedTuple):

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from p2pcast.cli.options import PATH, console, documented, written
 from p2pcast.errors import EXIT_FAILED
+from p2pcast.rollouts.kv_policy import KV_POLICIES
 
 
 @click.command()
@@ -21,7 +22,7 @@ from p2pcast.errors import EXIT_FAILED
 @click.option("--tp", type=click.IntRange(1), default=2, help="Tensor parallelism of the vLLM server.")
 @click.option(
     "--kv",
-    type=click.Choice(["recompute", "salt", "keep"]),
+    type=click.Choice(KV_POLICIES),
     default="recompute",
     help="KV cache after a switch, with p2pcast and with vLLM's own reload; see `p2pcast join --help`.",
 )

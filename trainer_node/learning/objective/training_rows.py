@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result, fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
 from trainer_node.ledger.pace import LEAST_SURVIVORS
@@ -149,7 +150,7 @@ def _row(result: Result, advantage: float, group: int, reward: float, *, learns:
     versions[~sampled] = NOT_SAMPLED
     made_by = {span.version for span in result.spans}
     # Under ``keep`` an engine's cached prefixes outlive the version that computed them.
-    alone = len(made_by) == 1 and all(span.kv != "keep" for span in result.spans)
+    alone = len(made_by) == 1 and all(span.kv in KV_OF_ONE_VERSION for span in result.spans)
     return TrainingRow(
         token_ids=result.token_ids.astype(np.int64),
         learnt=learnt,

@@ -14,8 +14,9 @@ import pytest
 from real_server import PROMPTS, Server, complete, load, one_off_connections
 from shared_engine import LONG, Truth, advance
 
+from p2pcast.rollouts.kv_policy import KvPolicy
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm import KvPolicy, VllmInstaller
+from rollout_node.installers.vllm import VllmInstaller
 
 pytestmark = pytest.mark.vllm
 
