@@ -1,4 +1,5 @@
-"""The ledger: which rollouts are wanted, leased, accepted and trained. Every public method is one transaction.
+"""The ledger: which rollouts are wanted, leased, accepted and trained. Every public method is one transaction; methods
+that change nothing read beside the writer.
 
 Promises: a crash between any two transitions loses nothing. A job has at most one accepted result. A group is in at
 most one live batch, and each batch is applied at most once in the lineage of any checkpoint that survives. All counts
@@ -13,6 +14,7 @@ import itertools
 import logging
 import os
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -119,6 +121,8 @@ class Ledger:
         """Sessions that another registration has ended, the newest MAX_WORKERS."""
         self.happened: Callable[[Counter[tuple[str, ...]]], object] = lambda counts: None
         """Called in the caller's thread after each commit of a transition that did something to tell of."""
+        self._clock_turn = threading.Lock()
+        """Reads ask for the time beside the writer."""
         store.committed, store.rolled_back = self._rates.keep, lambda: self._undo(0)
         with store.transaction() as conn:
             self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
@@ -128,6 +132,10 @@ class Ledger:
         """Groups of an earlier task that were dropped at the start."""
         self._warn_of_foreign(dropped)
         self._commits = GroupCommit(store) if shared_commits else None
+
+    def _now_s(self) -> float:
+        with self._clock_turn:
+            return self._clock.now_s()
 
     def _warn_of_foreign(self, dropped: int) -> None:
         if dropped:
@@ -156,7 +164,7 @@ class Ledger:
         presents = []
 
         def at_present(conn: Connection) -> T:
-            self._newest = now = self._present.read(conn, self._clock.now_s())
+            self._newest = now = self._present.read(conn, self._now_s())
             presents.append(now)
             if now.now_s - now.recorded_s >= RECORD_S:
                 conn.execute(update(db.meta).values(ran_s=now.now_s))
@@ -166,6 +174,11 @@ class Ledger:
         if happened := presents[-1].happened:
             self.happened(happened)
         return found
+
+    def _look(self, look: Callable[[Connection, Present], T]) -> T:
+        """A look at the rows as of the newest commit, beside the transitions."""
+        with self._store.reading() as conn:
+            return look(conn, PresentReader().read(conn, self._now_s()))
 
     def _changing_versions(self, transition: Callable[[Connection, Present], T]) -> T:
         """A transition after which versions or branches are read again."""
@@ -321,7 +334,7 @@ class Ledger:
             judged = judge_all(conn, now, self._policy, bytes(worker.id), handed_in)
             return [j.job if j.answer is None and j.wrong is None else None for j in judged]
 
-        return self._at_present(look)
+        return self._look(look)
 
     def _known_jobs(self, handed_in: Sequence[Result]) -> Sequence[Job] | None:
         """The jobs of results that would all be accepted, as far as memory says; None if the database has to be asked.
@@ -445,12 +458,15 @@ class Ledger:
 
     def prune(self) -> None:
         """Delete all that no resume needs: rows first, then the segments that no row points to."""
+        self._at_present(ledger_retention.prune_batches)
+        for groups in self._look(ledger_retention.old_groups):
+            self._call(functools.partial(ledger_retention.prune_groups, groups=groups))
         segments = self._store.segments
         # A segment that is current now may get rows that the query does not see.
         staleness = self._policy.bounds.staleness
 
         def transition(conn: Connection, now: Present) -> tuple[set[int], int]:
-            used, workers = ledger_retention.prune(conn, now, staleness)
+            used, workers = ledger_retention.prune_rest(conn, now, staleness)
             self._rates.retain(workers)
             return used, segments.current
 
@@ -464,7 +480,8 @@ class Ledger:
         comes at most once.
         """
         while (one := self._audits.take(version)) is not None:
-            found = self._call(functools.partial(auditing.accepted_result, sampled=one))
+            with self._store.reading() as conn:
+                found = auditing.accepted_result(conn, one)
             if found is not None:
                 # The batch with a damaged result finds it again.
                 with contextlib.suppress(IntegrityError):
@@ -483,11 +500,13 @@ class Ledger:
 
     def groups(self, group_ids: Sequence[bytes]) -> list[dict[str, Any]]:
         """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
-        return self._call(lambda conn: ledger_report.groups(conn, group_ids))
+        with self._store.reading() as conn:
+            return ledger_report.groups(conn, group_ids)
 
     def pool(self) -> tuple[int, int]:
         """Groups that were ever made from the task's own prompts; groups of the task to train that wait."""
-        return self._call(lambda conn: group_pool.pool(conn, self._policy.task_hash), urgent=True)
+        with self._store.reading() as conn:
+            return group_pool.pool(conn, self._policy.task_hash)
 
     def workers(self) -> list[dict[str, Any]]:
         """One row a worker, by name. ``drained_s``: time until it gets leases again, 0 for one that gets them now."""
@@ -496,7 +515,7 @@ class Ledger:
             rows = ledger_report.workers(conn, now, self._rates.estimates())
             return [row | {"drained_s": round(self._drained.left_s(row["name"], now.now_s), 3)} for row in rows]
 
-        return self._at_present(look)
+        return self._look(look)
 
     def status(self) -> dict[str, Any]:
-        return self._at_present(lambda conn, now: ledger_report.status(conn, now, self._policy.bounds))
+        return self._look(lambda conn, now: ledger_report.status(conn, now, self._policy.bounds))

@@ -6,11 +6,14 @@ late results, and the caps of waiting groups and workers. Nothing goes that coun
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select
+from collections.abc import Collection
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, or_, select
 
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.group_pool import drop
 from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present, in_parts
+from trainer_node.ledger.ledger_states import LEASE
 
 EVALUATION_STEPS = 64
 """A group for evaluation that has not ended so many steps after it was added is dropped: no engine serves its version
@@ -18,6 +21,9 @@ any more.
 """
 KEPT_GROUPS = 8192
 """Dropped groups, and evaluated ones, whose rows stay at most."""
+MOST_JOBS = 512
+"""Jobs of the groups that one transition deletes, a larger group excepted: requests for leases wait for the transition.
+"""
 LATE_S = 3600.0
 """Seconds after the end of a lease in which its result may still come, and is remembered if it was rejected."""
 SILENT_S = 3600.0
@@ -26,14 +32,43 @@ BLAMED_S = 86400.0
 """The same for a worker with malformed or forged results."""
 
 
-def prune(conn: Connection, now: Present, staleness: int) -> tuple[set[int], set[str]]:
-    """Delete all that is not needed. Returns the segments that rows still use, and the ids of the workers that stay."""
-    before = now.step - KEPT_BATCHES
+def prune_batches(conn: Connection, now: Present) -> None:
+    """End evaluations that no engine plays, and delete batches."""
     _end_evaluations(conn, now)
-    _forget_batches(conn, before)
-    _forget_groups(conn, before)
+    _forget_batches(conn, now.step - KEPT_BATCHES)
+
+
+def old_groups(conn: Connection, now: Present) -> list[list[bytes]]:
+    """Groups to delete, in parts for one transition each."""
+    ended = _ended()
+    surplus = _free(ended).order_by(db.groups.c.added.desc()).offset(KEPT_GROUPS)
+    sizes = {bytes(row.id): row.size for which in (_free(_old(now)), surplus) for row in conn.execute(which)}
+    parts: list[list[bytes]] = []
+    jobs = MOST_JOBS
+    for group, size in sizes.items():
+        if jobs + size > MOST_JOBS:
+            parts.append([])
+            jobs = 0
+        parts[-1].append(group)
+        jobs += size
+    return parts
+
+
+def prune_groups(conn: Connection, groups: Collection[bytes]) -> None:
+    """Delete groups with their jobs, leases and results, but for those that count again since they were listed."""
+    which = (_ended() | (db.groups.c.state == "trained")) & db.groups.c.id.in_(groups)
+    gone = [row.id for row in conn.execute(_free(which))]
+    jobs = select(db.jobs.c.id).where(db.jobs.c.group_id.in_(gone))
+    conn.execute(delete(db.results).where(db.results.c.job_id.in_(jobs)))
+    conn.execute(delete(db.leases).where(db.leases.c.job_id.in_(jobs)))
+    conn.execute(delete(db.jobs).where(db.jobs.c.group_id.in_(gone)))
+    conn.execute(delete(db.groups).where(db.groups.c.id.in_(gone)))
+
+
+def prune_rest(conn: Connection, now: Present, staleness: int) -> tuple[set[int], set[str]]:
+    """Delete what no group needs. Returns the segments that rows still use, and the ids of the workers that stay."""
     _forget_late(conn, now.now_s)
-    _forget_versions(conn, now, before - staleness)
+    _forget_versions(conn, now, now.step - KEPT_BATCHES - staleness)
     _forget_workers(conn, now.now_s)
     used = select(db.results.c.segment).where(db.results.c.segment.is_not(None)).distinct()
     return set(conn.scalars(used)), {bytes(worker).hex() for worker in conn.scalars(select(db.workers.c.id))}
@@ -56,32 +91,29 @@ def _forget_batches(conn: Connection, before: int) -> None:
         conn.execute(delete(db.batches).where(db.batches.c.id.in_(part)))
 
 
-def _forget_groups(conn: Connection, before: int) -> None:
+def _ended() -> ColumnElement[bool]:
     evaluated = (db.groups.c.purpose == "evaluate") & db.groups.c.state.in_(("complete", "short"))
-    ended = evaluated | (db.groups.c.state == "dropped")
-    surplus = _ids(ended).order_by(db.groups.c.added.desc()).offset(KEPT_GROUPS)
-    old = _ids(or_(db.groups.c.state == "trained", ended & (db.groups.c.ended_step < before)))
+    return evaluated | (db.groups.c.state == "dropped")
+
+
+def _old(now: Present) -> ColumnElement[bool]:
+    return or_(db.groups.c.state == "trained", _ended() & (db.groups.c.ended_step < now.step - KEPT_BATCHES))
+
+
+def _free(which: ColumnElement[bool]) -> Select[tuple[bytes, int]]:
+    """Groups outside all batches."""
     members = select(db.batch_members.c.group_id)
-    gone = {group for which in (old, surplus) for group in conn.scalars(which.where(db.groups.c.id.not_in(members)))}
-    for part in in_parts(gone):
-        jobs = select(db.jobs.c.id).where(db.jobs.c.group_id.in_(part))
-        conn.execute(delete(db.results).where(db.results.c.job_id.in_(jobs)))
-        conn.execute(delete(db.leases).where(db.leases.c.job_id.in_(jobs)))
-        conn.execute(delete(db.jobs).where(db.jobs.c.group_id.in_(part)))
-        conn.execute(delete(db.groups).where(db.groups.c.id.in_(part)))
-
-
-def _ids(which: ColumnElement[bool]) -> Select[tuple[bytes]]:
-    return select(db.groups.c.id).where(which)
+    return select(db.groups.c.id, db.groups.c.size).where(which, db.groups.c.id.not_in(members))
 
 
 def _forget_late(conn: Connection, now_s: float) -> None:
     """Leases that ended long ago without an accepted result, and their rejected results."""
-    over = (db.leases.c.state != "held") & (db.leases.c.expires_s < now_s - LATE_S)
-    accepted = select(db.results.c.lease_id).where(db.results.c.verdict == "accepted")
-    gone = select(db.leases.c.id).where(over, db.leases.c.id.not_in(accepted))
-    conn.execute(delete(db.results).where(db.results.c.lease_id.in_(gone)))
-    conn.execute(delete(db.leases).where(over, db.leases.c.id.not_in(accepted)))
+    mine = (db.results.c.lease_id == db.leases.c.id) & (db.results.c.verdict == "accepted")
+    # By equal states, so that the index of states and times finds the leases.
+    over = db.leases.c.state.in_(LEASE["held"]) & (db.leases.c.expires_s < now_s - LATE_S)
+    for part in in_parts(conn.scalars(select(db.leases.c.id).where(over, ~exists().where(mine))).all()):
+        conn.execute(delete(db.results).where(db.results.c.lease_id.in_(part)))
+        conn.execute(delete(db.leases).where(db.leases.c.id.in_(part)))
 
 
 def _forget_versions(conn: Connection, now: Present, oldest: int) -> None:

@@ -101,8 +101,9 @@ class Throughputs:
                 one.tokens_per_s *= self._decay
 
     def estimate(self, worker: str) -> float | None:
-        """Tokens per second; None before the first settlement."""
-        return self._workers[worker].tokens_per_s
+        """Tokens per second; None before the first settlement, and for a worker that has left."""
+        one = self._workers.get(worker)
+        return None if one is None else one.tokens_per_s
 
     def of(self, eligible: Collection[str]) -> dict[str, float]:
         """The estimates of eligible workers, at most MOST_MEDIANS medians of the others. A worker without an estimate

@@ -67,3 +67,6 @@ def check_counts(rows: Rows, ledger: Ledger) -> None:
     for name in ("groups", "jobs", "leases", "batches"):
         assert status[name] == Counter(row.state for row in rows[name])
     assert status["results"] == Counter(row.verdict for row in rows["results"])
+    assert status["rejections"] == Counter(row.reason for row in rows["results"] if row.reason is not None)
+    lengths = [row.sampled for row in rows["results"] if row.verdict == "accepted"]
+    assert status["mean_tokens"] == (round(sum(lengths) / len(lengths), 2) if lengths else None)

@@ -1,7 +1,8 @@
-"""The ledger's database: SQLite in a folder, or PostgreSQL by URL, with one connection that writes.
+"""The ledger's database: SQLite in a folder, or PostgreSQL by URL, with one connection that writes and a few that read.
 
 Promises: ``transaction`` commits all of a call or nothing; bodies that the call appended are on disk before its rows
-are. ``boundary`` is called at each point where a crash would leave another state: tests raise there.
+are. ``boundary`` is called at each point where a crash would leave another state: tests raise there. ``reading`` shows
+the rows as of one commit, waits for no transaction, and holds none up.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, create_engine, event, insert, select
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from p2pcast.errors import LocalError, UsageError
 from trainer_node.ledger.database.body_segments import SEGMENT_BYTES, Segments
@@ -24,6 +26,8 @@ Boundary = Callable[[str], None]
 Hook = Callable[[], None]
 CONNECT_S = 10
 """Seconds after which an attempt to reach PostgreSQL has failed, unless the URL names others."""
+READERS = 4
+"""Connections that read. Further calls wait for their turn."""
 WRITER_LOCK = 0x70327063
 """Key of the PostgreSQL advisory lock that the one writer holds."""
 
@@ -51,8 +55,10 @@ class Store:
         self._lock_fd = _locked(folder)
         url = f"sqlite:///{folder / 'ledger.db'}" if database is None else _with_driver(database)
         self._engine = create_engine(url, **_options(url))
+        self._readers = _readers(url)
         if self._engine.dialect.name == "sqlite":
-            _prepare_sqlite(self._engine)
+            _prepare_sqlite(self._engine, "synchronous=FULL", "BEGIN IMMEDIATE")
+            _prepare_sqlite(self._readers, "query_only=ON", "BEGIN")
         else:
             _own_postgresql(self._engine)
         self.boundary = boundary
@@ -98,10 +104,17 @@ class Store:
         self.committed()
         self.boundary("after commit")
 
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """The rows as of the newest commit; no statement can change them. Several threads may read at once."""
+        with database_errors(), self._readers.connect() as connection, connection.begin():
+            yield connection
+
     def close(self) -> None:
         self.segments.close()
         self.connection.close()
         self._engine.dispose()
+        self._readers.dispose()
         os.close(self._lock_fd)
 
 
@@ -110,7 +123,9 @@ def database_errors() -> Iterator[None]:
     """Raises LocalError in place of the driver's error."""
     try:
         yield
-    except (DBAPIError, PendingRollbackError) as error:
+    except (DBAPIError, PendingRollbackError, PoolTimeoutError) as error:
+        if isinstance(error, PoolTimeoutError):
+            raise LocalError("the ledger's database does not answer: repeat the call") from None
         said = str(error.orig if isinstance(error, DBAPIError) else "the connection is lost").strip().partition("\n")[0]
         raise LocalError(f"the ledger's database failed ({said}): repeat the call, then check the database") from error
 
@@ -155,14 +170,24 @@ def _options(url: str) -> dict[str, Any]:
     return {} if "connect_timeout" in url else {"connect_args": {"connect_timeout": CONNECT_S}}
 
 
-def _prepare_sqlite(engine: Any) -> None:
+def _readers(url: str) -> Engine:
+    """An engine whose transactions read one commit's rows and change none."""
+    made = create_engine(url, **_options(url), pool_size=READERS, max_overflow=0)
+    if made.dialect.name == "postgresql":
+        return made.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    return made
+
+
+def _prepare_sqlite(engine: Engine, pragma: str, begin: str) -> None:
+    """``pragma``: for connections besides those of every one. ``begin``: first statement of a transaction."""
+
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _: Any) -> None:
         # Without this the driver begins transactions itself, late and without savepoints.
         connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
-            connection.execute(f"PRAGMA {pragma}").close()
+        for one in ("busy_timeout=5000", "journal_mode=WAL", "foreign_keys=ON", pragma):
+            connection.execute(f"PRAGMA {one}").close()
 
     @event.listens_for(engine, "begin")
     def began(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql(begin)
