@@ -31,10 +31,9 @@ FOREIGN = "another task"
 """Why a group is dropped that no worker of the run may play."""
 
 
-def add_groups(conn: Connection, now: Present, task_hash: bytes, added: Sequence[Group], *, fed: bool = False) -> int:
-    """Put groups into the pool; returns how many are new. A group that is there already is not added again. ``fed``:
-    they are made from the task's own prompts. Raises RefusedError if another group has the id, or for a group of
-    another task.
+def add_groups(conn: Connection, now: Present, task_hash: bytes, added: Sequence[Group]) -> int:
+    """Put groups into the pool; returns how many are new. A group that is there already is not added again. Raises
+    RefusedError if another group has the id, or for a group of another task.
     """
     if len(added) > MAX_LIST:
         raise UsageError(f"{len(added)} groups in one request, and {MAX_LIST} are allowed")
@@ -55,8 +54,7 @@ def add_groups(conn: Connection, now: Present, task_hash: bytes, added: Sequence
             raise RefusedError(f"another group has the id {group.id.hex()}")
     if rows:
         conn.execute(insert(db.groups), rows)
-        prompts = len(rows) if fed else 0
-        conn.execute(update(db.meta).values(added=number + len(rows), fed=db.meta.c.fed + prompts))
+        conn.execute(update(db.meta).values(added=number + len(rows)))
     return len(rows)
 
 
@@ -96,9 +94,7 @@ def enter_task(conn: Connection, now: Present, task_hash: bytes) -> int:
     """The ledger has this task from now on. Groups of another task that are in no batch of the learner are dropped: no
     worker plays them, so each would keep its credit for ever. Returns how many.
     """
-    known = conn.scalar(select(db.meta.c.task_hash))
-    if known is None or bytes(known) != task_hash:
-        conn.execute(update(db.meta).values(task_hash=task_hash, fed=0))
+    conn.execute(update(db.meta).values(task_hash=task_hash))
     return drop_foreign(conn, now, task_hash)
 
 
@@ -111,13 +107,11 @@ def drop_foreign(conn: Connection, now: Present, task_hash: bytes) -> int:
     return len(foreign)
 
 
-def pool(conn: Connection, task_hash: bytes) -> tuple[int, int]:
-    """Groups that were ever made from the task's own prompts; groups of the task to train that wait."""
-    waiting = (db.groups.c.state == "waiting") & (db.groups.c.task_hash == task_hash)
-    waiting &= db.groups.c.purpose == "train"
-    return int(conn.scalar(select(db.meta.c.fed)) or 0), int(
-        conn.scalar(select(func.count()).select_from(db.groups).where(waiting)) or 0
-    )
+def waiting(conn: Connection, task_hash: bytes) -> int:
+    """Groups to train of the task that wait."""
+    mine = (db.groups.c.task_hash == task_hash) & (db.groups.c.purpose == "train")
+    wait = select(func.count()).select_from(db.groups).where(mine, db.groups.c.state == "waiting")
+    return int(conn.scalar(wait) or 0)
 
 
 def pins(served: Version) -> ColumnElement[bool]:

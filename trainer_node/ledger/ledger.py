@@ -35,6 +35,7 @@ from trainer_node.ledger import (
     leasing,
     ledger_report,
     ledger_retention,
+    prompting,
     resuming,
     share_ceiling,
 )
@@ -381,12 +382,24 @@ class Ledger:
 
     # -- trainer
 
-    def add_groups(self, groups: Sequence[Group], *, fed: bool = False) -> int:
-        """``fed``: they are made from the task's own prompts. Raises RefusedError, FullError."""
+    def add_groups(self, groups: Sequence[Group]) -> int:
+        """Raises RefusedError, FullError."""
         # Requests for leases, which are urgent, may wait for them.
         return self._at_present(
-            lambda conn, now: group_pool.add_groups(conn, now, self._policy.task_hash, groups, fed=fed), urgent=True
+            lambda conn, now: group_pool.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
         )
+
+    def prompts(self, seed: int) -> prompting.Position:
+        """How far the task's prompts for the seed have been passed on, and how many groups to train wait."""
+        with self._store.reading() as conn:
+            return prompting.position(conn, self._policy.task_hash, seed)
+
+    def add_prompts(self, seed: int, passed: prompting.Passed) -> None:
+        """Groups made from prompts, and the cursor behind these prompts. Raises as ``add_groups``, and RefusedError if
+        the prompts do not follow those before.
+        """
+        source = (self._policy.task_hash, seed)
+        self._at_present(lambda conn, now: prompting.add(conn, now, *source, passed), urgent=True)
 
     def publish(self, version: Version, manifest: bytes) -> None:
         """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
@@ -502,11 +515,6 @@ class Ledger:
         """State and rewards of each group, in the order of the ids. Raises UnknownIdError."""
         with self._store.reading() as conn:
             return ledger_report.groups(conn, group_ids)
-
-    def pool(self) -> tuple[int, int]:
-        """Groups that were ever made from the task's own prompts; groups of the task to train that wait."""
-        with self._store.reading() as conn:
-            return group_pool.pool(conn, self._policy.task_hash)
 
     def workers(self) -> list[dict[str, Any]]:
         """One row a worker, by name. ``drained_s``: time until it gets leases again, 0 for one that gets them now."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
 import os
@@ -17,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +47,7 @@ from trainer_node.ledger.group_pool import FOREIGN
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
+from trainer_node.ledger.prompting import Passed
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
 from trainer_node.ledger_server.happenings import TELL_S, Happenings
@@ -200,7 +201,9 @@ class LedgerDaemon:
                     repeated = RetriedWork(self._events).repeat("summary for the hub", SEND_S, sender.send)
                     group.create_task(repeated, name="summary for the hub")
             if self._config.feed is not None:
-                self._feeder = PromptFeeder(self._config.task, self._config.feed, self._pool, self._add)
+                feed = self._config.feed
+                look, add = partial(self._call, self._ledger.prompts, feed.seed), partial(self._add, feed.seed)
+                self._feeder = PromptFeeder(self._config.task, feed, look, add)
                 repeat("prompts", LOOK_S, self._feeder.fill)
 
     async def close(self) -> None:
@@ -248,11 +251,8 @@ class LedgerDaemon:
             self._times.known(version, time.monotonic())
         self._queue.changed()
 
-    async def _pool(self) -> tuple[int, int]:
-        return await self._call(self._ledger.pool)
-
-    async def _add(self, groups: Any) -> None:
-        await self._call(functools.partial(self._ledger.add_groups, groups, fed=True))
+    async def _add(self, seed: int, passed: Passed) -> None:
+        await self._call(self._ledger.add_prompts, seed, passed)
         self._queue.changed()
 
     # -- for /status

@@ -33,6 +33,7 @@ from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.prompting import Passed
 
 STEPS = 3
 MOST_TURNS = 6000
@@ -253,9 +254,10 @@ class PointRun:
     def _tend(self) -> None:
         """The own work of the ledger's daemon."""
         self._ask("ledger", "expire")
-        self._calling = "pool"
-        if self.ledger.pool()[1] < BATCH_GROUPS:
-            self._ask("ledger", "add_groups", [group(self.world.groups + n, GROUP_SIZE) for n in range(2)])
+        self._calling = "prompts"
+        if self.ledger.prompts(0).waiting < BATCH_GROUPS:
+            groups = [group(self.world.groups + n, GROUP_SIZE) for n in range(2)]
+            self._ask("ledger", "add_prompts", 0, Passed(self.world.groups, self.world.groups + 2, groups))
             self.world.groups += 2
 
     def _learn(self) -> None:

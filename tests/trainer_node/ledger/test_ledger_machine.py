@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         foreign = dataclasses.replace(group(1 << 40), task_hash=b"?" * 32)
         with pytest.raises(RefusedError, match="of task"):
             self.ledger.add_groups([foreign])
-        assert self.ledger.pool()[1] == sum(
+        assert self.ledger.prompts(0).waiting == sum(
             row.state == "waiting" and row.purpose == "train" and bytes(row.task_hash) == self.task_hash
             for row in dump(self.store)["groups"]
         )

@@ -304,7 +304,7 @@ class Sim:
 
     def tick(self, now_s: float) -> None:
         game = self.game
-        if game.ledger.pool()[1] < 16:
+        if game.ledger.prompts(0).waiting < 16:
             game.ledger.add_groups([group(self.numbers + n) for n in range(16)])
             self.numbers += 16
         for session, plays in self.honest.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Float,
     ForeignKey,
@@ -40,11 +41,21 @@ meta = Table(
     Column("opened", BigInteger, nullable=False),
     Column("ran_s", Float, nullable=False),
     Column("task_hash", LargeBinary),
-    Column("fed", BigInteger, nullable=False),
 )
 """One row. ``step``: t, the steps applied on the live lineage. ``added``, ``opened``: groups counted so far. ``ran_s``:
-seconds that the ledger has run, at most ``RECORD_S`` old. ``task_hash``: of the ledger's task; ``fed``: groups
-that were made from the task's own prompts so far.
+seconds that the ledger has run, at most ``RECORD_S`` old. ``task_hash``: of the ledger's task.
+"""
+
+prompt_sources = Table(
+    "prompt_sources",
+    metadata,
+    Column("task_hash", LargeBinary, primary_key=True),
+    Column("seed", BigInteger, primary_key=True, autoincrement=False),
+    Column("cursor", BigInteger, nullable=False),
+    Column("ended", Boolean, nullable=False),
+)
+"""``cursor``: the task's prompts for the seed that were passed on, over all epochs of a data set. ``ended``: there were
+no more of them at the last look.
 """
 
 forks = Table(

@@ -84,7 +84,7 @@ class Store:
             metadata.create_all(self.connection)
             found = self.connection.scalar(select(meta.c.schema))
             if found is None:
-                zero = dict.fromkeys(("epoch", "branch", "step", "added", "fed", "opened"), 0) | {"ran_s": 0.0}
+                zero = dict.fromkeys(("epoch", "branch", "step", "added", "opened"), 0) | {"ran_s": 0.0}
                 self.connection.execute(insert(meta), {"id": 1, "schema": SCHEMA, **zero})
         if found not in (None, SCHEMA):
             raise UsageError(f"the ledger's tables have version {found}, and this release reads version {SCHEMA}")
