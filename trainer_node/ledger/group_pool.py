@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import blake3
 from sqlalchemy import ColumnElement, Connection, case, func, insert, select, update
 
 from p2pcast.errors import RefusedError, UsageError
@@ -31,9 +32,12 @@ FOREIGN = "another task"
 """Why a group is dropped that no worker of the run may play."""
 
 
-def add_groups(conn: Connection, now: Present, task_hash: bytes, added: Sequence[Group]) -> int:
-    """Put groups into the pool; returns how many are new. A group that is there already is not added again. Raises
-    RefusedError if another group has the id, or for a group of another task.
+def add_groups(
+    conn: Connection, now: Present, task_hash: bytes, added: Sequence[Group], *, history: bool = False
+) -> int:
+    """Put groups into the pool; returns how many are new. ``history``: their rewards are kept by prompt. A group
+    that is there already is not added again. Raises RefusedError if another group has the id, or for a group of another
+    task.
     """
     if len(added) > MAX_LIST:
         raise UsageError(f"{len(added)} groups in one request, and {MAX_LIST} are allowed")
@@ -49,13 +53,18 @@ def add_groups(conn: Connection, now: Present, task_hash: bytes, added: Sequence
     for group in added:
         if group.id not in known:
             known[group.id] = group
-            rows.append(_row(group, number + len(rows) + 1, now))
+            prompt = prompt_hash(group.prompt) if history else None
+            rows.append(_row(group, number + len(rows) + 1, now) | {"history_of": prompt})
         elif known[group.id] != group:
             raise RefusedError(f"another group has the id {group.id.hex()}")
     if rows:
         conn.execute(insert(db.groups), rows)
         conn.execute(update(db.meta).values(added=number + len(rows)))
     return len(rows)
+
+
+def prompt_hash(prompt: bytes) -> bytes:
+    return blake3.blake3(prompt).digest()
 
 
 def _row(group: Group, number: int, now: Present) -> dict[str, Any]:

@@ -401,6 +401,14 @@ class Ledger:
         source = (self._policy.task_hash, seed)
         self._at_present(lambda conn, now: prompting.add(conn, now, *source, passed), urgent=True)
 
+    def hook_state(self, seed: int, hooks: str) -> dict[str, str]:
+        """Texts of the values that these hooks keep, by name."""
+        return self._call(lambda conn: prompting.state_of(conn, self._policy.task_hash, seed, hooks))
+
+    def histories(self, prompts: Sequence[bytes]) -> list[list[float]]:
+        """For each prompt the mean rewards of its newest groups that hooks chose, oldest first."""
+        return self._call(lambda conn: prompting.histories(conn, self._policy.task_hash, prompts))
+
     def publish(self, version: Version, manifest: bytes) -> None:
         """A version of the weights, with the hash of its signed manifest. Raises RefusedError if the version is known
         with another hash.

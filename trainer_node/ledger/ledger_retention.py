@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, or_, select
 
+from trainer_node.ledger import prompting
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.group_pool import drop
 from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present, in_parts
@@ -33,7 +34,8 @@ BLAMED_S = 86400.0
 
 
 def prune_batches(conn: Connection, now: Present) -> None:
-    """End evaluations that no engine plays, and delete batches."""
+    """End evaluations that no engine plays, and delete batches, and the oldest histories of prompts."""
+    prompting.prune(conn)
     _end_evaluations(conn, now)
     _forget_batches(conn, now.step - KEPT_BATCHES)
 
@@ -56,6 +58,7 @@ def old_groups(conn: Connection, now: Present) -> list[list[bytes]]:
 
 def prune_groups(conn: Connection, groups: Collection[bytes]) -> None:
     """Delete groups with their jobs, leases and results, but for those that count again since they were listed."""
+    prompting.gather(conn)
     which = (_ended() | (db.groups.c.state == "trained")) & db.groups.c.id.in_(groups)
     gone = [row.id for row in conn.execute(_free(which))]
     jobs = select(db.jobs.c.id).where(db.jobs.c.group_id.in_(gone))

@@ -34,6 +34,7 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
+from p2pcast.tasks.prompt_hooks import PromptHooks
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.transport.node_certificate import NodeCertificate
@@ -56,6 +57,7 @@ from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.ledger_routes import THREADS, LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
+from trainer_node.ledger_server.prompt_choice import HookSource
 from trainer_node.ledger_server.prompt_feeder import LOOK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
@@ -86,8 +88,8 @@ class CertificateSource:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
     """``hub``: base URL of the hub's HTTP server; None: trainers state versions. ``database``: URL; None: SQLite in the
-    state folder. ``feed``: None: trainers add all groups. ``task_name``: as on the command line. ``listen``: address
-    for callers with certificates of the run.
+    state folder. ``feed``: None: trainers add all groups. ``task_name``, ``hooks_name``: as on the command line.
+    ``listen``: address for callers with certificates of the run.
     """
 
     state: Path
@@ -101,6 +103,8 @@ class LedgerConfig:
     certificate: CertificateSource | None = None
     database: str | None = None
     feed: Feed | None = None
+    hooks: type[PromptHooks] | None = None
+    hooks_name: str | None = None
     check_s: float = 10.0
     checks: int = 1
     check_memory_bytes: int = 2 * limits.GIB
@@ -203,7 +207,7 @@ class LedgerDaemon:
             if self._config.feed is not None:
                 feed = self._config.feed
                 look, add = partial(self._call, self._ledger.prompts, feed.seed), partial(self._add, feed.seed)
-                self._feeder = PromptFeeder(self._config.task, feed, look, add)
+                self._feeder = PromptFeeder(self._config.task, feed, look, add, self._hooks(feed.seed))
                 repeat("prompts", LOOK_S, self._feeder.fill)
 
     async def close(self) -> None:
@@ -250,6 +254,13 @@ class LedgerDaemon:
         if self._follower.caught_up:
             self._times.known(version, time.monotonic())
         self._queue.changed()
+
+    def _hooks(self, seed: int) -> HookSource | None:
+        name, made = self._config.hooks_name, self._config.hooks
+        if name is None or made is None:
+            return None
+        state = partial(self._call, self._ledger.hook_state, seed, name)
+        return HookSource(name=name, made=made, state=state, histories=partial(self._call, self._ledger.histories))
 
     async def _add(self, seed: int, passed: Passed) -> None:
         await self._call(self._ledger.add_prompts, seed, passed)

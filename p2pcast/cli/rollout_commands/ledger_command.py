@@ -78,6 +78,11 @@ from p2pcast.trust.node_names import default_name, name_fault
 )
 @click.option("--last-step", type=click.IntRange(1), help="Learner step at which the run ends.  [default: no end]")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Seed of the task's prompts.")
+@click.option(
+    "--hooks",
+    metavar="PKG.MODULE:CLASS",
+    help="Class that leaves prompts of the task out, or repeats them, by their rewards.",
+)
 @click.option("--no-prompts", is_flag=True, help="No groups from the task's prompts: trainers add all groups.")
 @seconds(
     "ledger", "lease-guess", click.FloatRange(1.0, 86400.0), 120.0,
@@ -102,6 +107,7 @@ def ledger(
     temperature: float,
     last_step: int | None,
     seed: int,
+    hooks: str | None,
     no_prompts: bool,
     lease_guess_s: float,
     check_s: float,
@@ -120,6 +126,7 @@ def ledger(
     from p2pcast.cli.status import bearer_token
     from p2pcast.daemon.daemon_process import raise_descriptor_limit, restrict_umask, run_until_signal, state_home
     from p2pcast.limits import MIB
+    from p2pcast.tasks.prompt_hooks import load_hooks
     from p2pcast.tasks.task_loader import load_task
     from p2pcast.wire.join_token import JoinToken
     from trainer_node.ledger.ledger_rows import Policy
@@ -129,6 +136,8 @@ def ledger(
 
     if hub_bearer_file is not None and hub_http is None:
         raise UsageError("--hub-bearer-file needs --hub-http")
+    if hooks is not None and no_prompts:
+        raise UsageError("--hooks choose among the task's prompts: leave --no-prompts out")
     if (listen is None) != (hub is None) or (hub is None and (token_file is not None or name is not None)):
         raise UsageError("--listen and --hub belong together: workers of other machines show certificates")
     if name is not None and (fault := name_fault(name)) is not None:
@@ -140,6 +149,7 @@ def ledger(
         source = CertificateSource(hub, token, default_name(socket.gethostname()) if name is None else name)
     hub_http_url = hub_url(hub_http)
     loaded = load_task(task, Path.cwd())
+    chosen = None if hooks is None else load_hooks(hooks, Path.cwd())
     bounds = Bounds(staleness, batch_groups, last_step)
     config = LedgerConfig(
         state=state or state_home() / "ledger",
@@ -160,6 +170,8 @@ def ledger(
         certificate=source,
         database=database,
         feed=None if no_prompts else Feed(seed, group_size, temperature, max(32, min(4000, 2 * batch_groups))),
+        hooks=chosen,
+        hooks_name=hooks,
         check_s=check_s,
         checks=checks,
         check_memory_bytes=check_memory * MIB,

@@ -12,6 +12,7 @@ from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from tests.trainer_node.ledger.crash_run import group
 from tests.trainer_node.ledger.ledger_game import Game
+from trainer_node.ledger import prompting
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.prompting import Passed
@@ -103,3 +104,37 @@ def test_the_end_is_recorded_without_further_groups(game: Game) -> None:
     game.ledger.add_prompts(7, passed(0, 1))
     game.ledger.add_prompts(7, Passed(1, 1, [], ended=True))
     assert sources(game) == [(game.policy.task_hash, 7, 1, True)]
+
+
+def test_values_of_hooks_are_written_with_the_cursor(game: Game) -> None:
+    game.ledger.add_prompts(7, Passed(0, 1, groups(0, 1), hooks="m:A", state={"a": "1", "b": "[2]"}))
+    game.ledger.add_prompts(7, Passed(1, 2, [], hooks="m:A", state={"a": "3", "b": None}))
+    with pytest.raises(RefusedError):
+        game.ledger.add_prompts(7, Passed(1, 3, [], hooks="m:A", state={"a": "4"}))
+    restart(game)
+    assert game.ledger.hook_state(7, "m:A") == {"a": "3"}
+    assert game.ledger.hook_state(7, "m:B") == game.ledger.hook_state(8, "m:A") == {}
+
+
+def test_rewards_enter_a_prompts_history_once_and_stay_after_the_groups(
+    game: Game, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [dataclasses.replace(one, prompt=bytes([n // 2])) for n, one in enumerate(groups(0, 6))]
+    game.ledger.add_prompts(7, Passed(0, 6, made, hooks="m:A"))
+    game.add(1, prompt=bytes([0]))
+    session = game.join("a")
+    for _ in range(7):
+        while leases := game.lease(session):
+            game.hand_in(session, leases[:5])
+            game.hand_in(session, leases[5:], reward=0)
+        if game.take().batch is not None:
+            game.learn()
+    found = game.ledger.histories([bytes([n]) for n in range(4)])
+    assert [len(means) for means in found] == [2, 2, 2, 0]
+    assert {mean for means in found for mean in means} <= {0.0, 1 / 3}
+    game.ledger.prune()
+    restart(game)
+    assert game.ledger.histories([bytes([n]) for n in range(4)]) == found
+    monkeypatch.setattr(prompting, "KEPT_HISTORIES", 2)
+    game.ledger.prune()
+    assert game.ledger.histories([bytes([n]) for n in range(4)]) == [[], *found[1:]]

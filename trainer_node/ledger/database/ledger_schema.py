@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = 8
+SCHEMA = 9
 """Version of the tables. A ledger refuses the tables of another version."""
 
 metadata = MetaData()
@@ -56,6 +56,29 @@ prompt_sources = Table(
 )
 """``cursor``: the task's prompts for the seed that were passed on, over all epochs of a data set. ``ended``: there were
 no more of them at the last look.
+"""
+
+hook_state = Table(
+    "hook_state",
+    metadata,
+    Column("task_hash", LargeBinary, primary_key=True),
+    Column("seed", BigInteger, primary_key=True, autoincrement=False),
+    Column("hooks", String(256), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""``hooks``: as on the command line. ``value``: JSON."""
+
+prompt_history = Table(
+    "prompt_history",
+    metadata,
+    Column("task_hash", LargeBinary, primary_key=True),
+    Column("prompt", LargeBinary, primary_key=True),
+    Column("means", Text, nullable=False),
+    Column("added", BigInteger, nullable=False, index=True),
+)
+"""``prompt``: BLAKE3 hash. ``means``: JSON, mean rewards of the newest groups of the prompt. ``added``: number of the
+newest one.
 """
 
 forks = Table(
@@ -116,10 +139,18 @@ groups = Table(
     Column("longest", BigInteger),
     Column("ended_epoch", BigInteger),
     Column("ended_step", BigInteger),
+    Column("history_of", LargeBinary),
     Column("body", LargeBinary, nullable=False),
     Index("groups_by_state", "state", "purpose", "added"),
+    Index(
+        "groups_for_history",
+        "added",
+        sqlite_where=text("history_of IS NOT NULL"),
+        postgresql_where=text("history_of IS NOT NULL"),
+    ),
 )
-"""``body``: the record of the group. ``added_step``: of the learner, when the group was added. ``ended_epoch``,
+"""``body``: the record of the group. ``history_of``: hash of the prompt whose history will have the group's rewards;
+null afterwards. ``added_step``: of the learner, when the group was added. ``ended_epoch``,
 ``ended_step``: of the learner, when the group was dropped, or ended its evaluation. ``longest``: of a group that was
 dropped or shortened, the most tokens that any of its samples had.
 """

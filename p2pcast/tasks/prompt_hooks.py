@@ -1,0 +1,57 @@
+"""A user's choice among a task's prompts: skipped, drawn or repeated before they become groups.
+
+The class is named on the local command line alone: no message names one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from p2pcast.errors import UsageError
+from p2pcast.rollouts.job import Group
+from p2pcast.tasks.task import Prompt
+
+MAX_WEIGHT = 16.0
+"""Most groups of one prompt at a time."""
+MAX_NAME = 256
+
+
+class PromptHooks:
+    """Base of hooks, which keep every prompt once. ``state``: values that JSON can hold, by name; what a call writes
+    there is kept in the ledger's database, together with the prompts that the call chose.
+    """
+
+    def __init__(self, state: MutableMapping[str, Any]) -> None:
+        self.state = state
+
+    def filter(self, group: Group) -> bool:
+        """Whether the group is played."""
+        return True
+
+    def weight(self, prompt: Prompt, history: Sequence[float]) -> float:
+        """Expected number of groups of this prompt, 0 to MAX_WEIGHT: 0.5 draws every second prompt, 2 plays a prompt
+        twice. ``history``: mean rewards of the prompt's newest groups, oldest first, those that were dropped included.
+        """
+        return 1.0
+
+
+def load_hooks(name: str, folder: Path | None = None) -> type[PromptHooks]:
+    """``name``: PKG.MODULE:CLASS. ``folder``: searched for modules too. Raises UsageError."""
+    module, colon, path = name.partition(":")
+    if not colon or not module or len(name) > MAX_NAME:
+        raise UsageError(f"--hooks: write PKG.MODULE:CLASS, with at most {MAX_NAME} characters, not {name[:80]!r}")
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        found: Any = getattr(importlib.import_module(module), path, None)
+    except Exception as error:  # noqa: BLE001 - whatever a user's module raises
+        raise UsageError(f"--hooks: cannot import {module!r}: {type(error).__name__}: {error}") from None
+    if not isinstance(found, type):
+        raise UsageError(f"--hooks: {module} has no class {path!r}")
+    if not issubclass(found, PromptHooks):
+        raise UsageError(f"--hooks: {path} does not derive from p2pcast.tasks.prompt_hooks.PromptHooks")
+    return found
