@@ -114,8 +114,8 @@ def gather(conn: Connection) -> None:
             .join(db.results, db.results.c.job_id == db.jobs.c.id)
             .where(db.jobs.c.group_id.in_([row.id for row in part]), db.results.c.verdict == "accepted")
         )
-        for row in conn.execute(accepted):
-            rewards.setdefault(bytes(row.group_id), []).append(row.reward)
+        for one in conn.execute(accepted):
+            rewards.setdefault(bytes(one.group_id), []).append(one.reward)
         for row in part:
             if found := rewards.get(bytes(row.id)):
                 _enter(conn, bytes(row.task_hash), bytes(row.history_of), fmean(found), row.added)
