@@ -78,7 +78,7 @@ prompt_history = Table(
     Column("added", BigInteger, nullable=False, index=True),
 )
 """``prompt``: BLAKE3 hash. ``means``: JSON, mean rewards of the newest groups of the prompt. ``added``: number of the
-newest one.
+newest group.
 """
 
 forks = Table(
