@@ -21,8 +21,8 @@ MAX_NAME = 256
 
 
 class PromptHooks:
-    """Base of hooks, which keep every prompt once. ``state``: values that JSON can hold, by name; what a call writes
-    there is kept in the ledger's database, together with the prompts that the call chose.
+    """Base of hooks, which keep every prompt once. ``state``: values that JSON can hold, by name. The values that
+    a call leaves there are kept in the ledger's database, together with the prompts that the call chose.
     """
 
     def __init__(self, state: MutableMapping[str, Any]) -> None:
