@@ -1,16 +1,18 @@
 """A user's choice among a task's prompts: skipped, drawn or repeated before they become groups.
 
-The class is named on the local command line alone: no message names one.
+The class is named on the local command line alone: no message names one. The ledger runs it in a process of its own.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from p2pcast import limits
 from p2pcast.errors import UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.task import Prompt
@@ -18,6 +20,11 @@ from p2pcast.tasks.task import Prompt
 MAX_WEIGHT = 16.0
 """Most groups of one prompt at a time."""
 MAX_NAME = 256
+MAX_STATE_VALUES = 1024
+MAX_STATE_NAME = 128
+"""Characters."""
+MAX_STATE_BYTES = limits.MIB
+"""Of all values together, as JSON."""
 
 
 class PromptHooks:
@@ -55,3 +62,14 @@ def load_hooks(name: str, folder: Path | None = None) -> type[PromptHooks]:
     if not issubclass(found, PromptHooks):
         raise UsageError(f"--hooks: {path} does not derive from p2pcast.tasks.prompt_hooks.PromptHooks")
     return found
+
+
+def state_texts(state: Mapping[str, Any]) -> dict[str, str]:
+    """The values of hooks as JSON, by name. Raises UsageError, and what JSON raises for other values."""
+    for name in state:
+        if type(name) is not str or not 1 <= len(name) <= MAX_STATE_NAME or not name.isprintable():
+            raise UsageError(f"a value's name has 1 to {MAX_STATE_NAME} printable characters, not {name!r:.80}")
+    texts = {name: json.dumps(value, allow_nan=False) for name, value in state.items()}
+    if len(texts) > MAX_STATE_VALUES or sum(map(len, texts.values())) > MAX_STATE_BYTES:
+        raise UsageError(f"the state has more than {MAX_STATE_VALUES} values or {MAX_STATE_BYTES} bytes")
+    return texts

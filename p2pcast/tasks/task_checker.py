@@ -1,62 +1,53 @@
 """The child of ``task_process``: computes rewards of one task. Run as ``python -m p2pcast.tasks.task_checker``.
 
-    first     u32 length, msgpack ["ready", hash] or ["failed", text]
-    request   u32 length, msgpack [job, token_ids, mask, claims]; claims: null or [stop, turns, loss_mask]
-    answer    u32 length, msgpack ["reward", number] or ["forged" | "failed", text]
+    first     ["ready", [hash, reward of a failed check]] or ["failed", text]
+    request   [job, token_ids, mask, claims]; claims: null or [stop, turns, loss_mask]
+    answer    ["reward", number] or ["forged" | "failed", text]
 
-Claims are fields of a result, checked against the task's own play of the same tokens; turns and loss_mask may be null.
-Lengths are little-endian. The parent's death and the end of the input end the child. The task's prints go to
-stderr, so that no print can be taken for an answer. Asyncio tasks of a play end with its check.
+Messages are those of ``child_channel``. Claims are fields of a result, checked against the task's own play of the same
+tokens; turns and loss_mask may be null. Asyncio tasks of a play end with its check.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import math
-import os
-import resource
-import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
-import msgpack
 import numpy as np
 
 from p2pcast.errors import P2PCastError
 from p2pcast.rollouts.job import Job
+from p2pcast.tasks.child_processes.child_channel import ChildChannel, limit_memory
 from p2pcast.tasks.play import leading, up_to_stop
 from p2pcast.tasks.task import ForgedPlayError, Sample, Task, Trajectory
 from p2pcast.tasks.task_loader import load_task
 
-LENGTH_BYTES = 4
 MAX_TEXT = 300
 """Most characters of a failure."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """argv: the task's name, the memory limit in bytes, the process id of the parent."""
     name, memory_bytes, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    _die_with(parent)
-    requests, answers = _own_descriptors()
+    channel = ChildChannel(parent)
     try:
         task = load_task(name, Path.cwd())
     except P2PCastError as error:
-        _send(answers, ["failed", str(error)[:MAX_TEXT]])
+        channel.send(["failed", str(error)[:MAX_TEXT]])
         return
-    _limit_memory(memory_bytes)
-    _send(answers, ["ready", [task.hash, getattr(task, "failed_check_reward", None)]])
+    limit_memory(memory_bytes)
+    channel.send(["ready", [task.hash, getattr(task, "failed_check_reward", None)]])
     with PlayLoop() as loop:
-        while len(header := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
-            _send(answers, answer_of(task, requests.read(int.from_bytes(header, "little")), loop))
+        for request in channel.requests():
+            channel.send(answer_of(task, request, loop))
 
 
-def answer_of(task: Task, request: bytes, loop: PlayLoop) -> list[Any]:
-    packed, ids, marks, claims = msgpack.unpackb(request)
+def answer_of(task: Task, request: list[Any], loop: PlayLoop) -> list[Any]:
+    packed, ids, marks, claims = request
     try:
         job, token_ids, mask = Job.from_bytes(packed), np.frombuffer(ids, "<u4"), np.frombuffer(marks, "u1")
         found = float(task.reward(job, token_ids, mask))
@@ -155,39 +146,6 @@ class _RecordedTurns:
         if not ended and (not count or count < most):
             raise ForgedPlayError(f"the turn from token {start} on ends before its limit, and not with a stop token")
         return Sample(said, [0.0] * len(said), (), "end" if ended else "length")
-
-
-def _send(answers: BinaryIO, answer: list[Any]) -> None:
-    packed = msgpack.packb(answer)
-    answers.write(len(packed).to_bytes(LENGTH_BYTES, "little") + packed)
-    answers.flush()
-
-
-def _own_descriptors() -> tuple[BinaryIO, BinaryIO]:
-    """Private copies of stdin and stdout. Afterwards the task reads nothing there, and prints to stderr."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    os.close(nothing)
-    return requests, answers
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    """Address space beyond what the interpreter and the task's modules map already."""
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = mapped + memory_bytes
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _die_with(parent: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the request took effect
-        os._exit(1)
 
 
 if __name__ == "__main__":

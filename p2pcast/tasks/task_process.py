@@ -12,9 +12,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,8 +22,8 @@ from p2pcast import limits
 from p2pcast.errors import LocalError, RetryableError
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result
+from p2pcast.tasks.child_processes.killable_child import BROKEN, KillableChild
 from p2pcast.tasks.task import ForgedPlayError
-from p2pcast.tasks.task_checker import LENGTH_BYTES
 
 logger = logging.getLogger("p2pcast.tasks")
 
@@ -36,9 +33,6 @@ START_S = 120.0
 """Time limit in seconds for a process to import its task."""
 MEMORY_BYTES = 2 * limits.GIB
 """Default limit of a process's memory, beyond what it maps at its start."""
-MAX_ANSWER_BYTES = 64 * limits.KIB
-SECRETS = ("P2PCAST_TOKEN", "P2PCAST_HTTP_TOKEN", "P2PCAST_LEDGER_TOKEN")
-"""Variables that a process does not inherit."""
 
 
 class CheckFailedError(LocalError):
@@ -96,10 +90,10 @@ class TaskProcesses:
         async with self._places, self._checker() as checker:
             try:
                 async with asyncio.timeout(self._check_s):
-                    what, found = await checker.ask(request)
+                    what, found = await checker.child.ask(request)
             except TimeoutError:
                 return checker.failed(f"the check took longer than {self._check_s:g} s")
-            except (OSError, EOFError, ValueError, msgpack.UnpackException) as error:
+            except BROKEN as error:
                 return checker.failed(f"the check's process died or answered nonsense ({type(error).__name__})")
             checker.clean = what in ("reward", "forged", "failed")
             if what == "reward" and type(found) is float and math.isfinite(found):
@@ -122,15 +116,15 @@ class TaskProcesses:
                 self._idle.append(checker)
             else:
                 self.failed += 1
-                await checker.kill()
+                await checker.child.kill()
 
     async def _living(self) -> _Checker | None:
         """An idle process that has not died while it was idle."""
         while self._idle:
             checker = self._idle.pop()
-            if checker.alive:
+            if checker.child.alive:
                 return checker
-            await checker.kill()
+            await checker.child.kill()
         return None
 
     async def recover(self) -> None:
@@ -152,41 +146,24 @@ class TaskProcesses:
         return checker
 
     async def _start(self) -> _Checker:
-        environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
-        environment["PYTHONHASHSEED"] = "0"  # equal checks visit sets in equal order
-        command = [
-            sys.executable,
-            "-m",
-            "p2pcast.tasks.task_checker",
-            self._task,
-            str(self._memory_bytes),
-            str(os.getpid()),
-        ]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env=environment,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=MAX_ANSWER_BYTES,
-                start_new_session=True,
-            )
+            child = await KillableChild.start("p2pcast.tasks.task_checker", self._task, str(self._memory_bytes))
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise ChecksDownError(f"no process for checks can be made ({why}): free memory or processes") from None
-        checker = _Checker(process)
+        checker = _Checker(child)
         try:
             async with asyncio.timeout(self._start_s):
-                what, found = await checker.answer()
-        except (TimeoutError, OSError, EOFError, ValueError, msgpack.UnpackException) as error:
-            await checker.kill()
+                what, found = await checker.child.answer()
+        except BROKEN as error:
+            await checker.child.kill()
             why = f"no answer within {self._start_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
             raise ChecksDownError(f"the process for checks did not start ({why}): see its messages above") from None
         except BaseException:
-            await checker.kill()
+            await checker.child.kill()
             raise
         if what != "ready" or found[0] != self._hash:
-            await checker.kill()
+            await checker.child.kill()
             changed = f"task {self._task} has changed on disk: restart this program"
             raise ChecksDownError(f"the process for checks did not start: {found}" if what == "failed" else changed)
         checker.failed_reward = found[1]
@@ -194,38 +171,19 @@ class TaskProcesses:
 
     async def close(self) -> None:
         for checker in [*self._idle, *self._busy]:
-            await checker.kill()
+            await checker.child.kill()
         self._idle.clear()
 
 
 class _Checker:
-    """One process."""
+    """One process, and what it says of its task."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, child: KillableChild) -> None:
+        self.child = child
         self.clean = True
         """The last request was answered."""
         self.failed_reward: float | None = None
         """Reward of a check that hangs or crashes, as the task states it."""
-
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
-
-    async def ask(self, request: bytes) -> tuple[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(len(request).to_bytes(LENGTH_BYTES, "little") + request)
-        await self._process.stdin.drain()
-        return await self.answer()
-
-    async def answer(self) -> tuple[str, Any]:
-        """Raises EOFError or ValueError for a process that died or writes nonsense."""
-        assert self._process.stdout is not None
-        size = int.from_bytes(await self._process.stdout.readexactly(LENGTH_BYTES), "little")
-        if size > MAX_ANSWER_BYTES:
-            raise ValueError("too long an answer")
-        what, found = msgpack.unpackb(await self._process.stdout.readexactly(size))
-        return what, found
 
     def failed(self, why: str) -> float:
         """The reward of a check that hung or crashed. Raises CheckFailedError unless the task states a reward."""
@@ -233,11 +191,3 @@ class _Checker:
             raise CheckFailedError(why)
         logger.warning("%s; the task gives such a play a reward of %g", why, self.failed_reward)
         return self.failed_reward
-
-    async def kill(self) -> None:
-        """The process, and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        await self._process.wait()

@@ -6,6 +6,7 @@ from mutation import CONTEXTS, TOKEN_LEDGER, Mutation
 
 PLAY = "p2pcast/tasks/play.py"
 PROCESS = "p2pcast/tasks/task_process.py"
+CHILD = "p2pcast/tasks/child_processes/killable_child.py"
 CHECKER = "p2pcast/tasks/task_checker.py"
 PLAYS = "tests/p2pcast/tasks/test_play.py::"
 CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
@@ -30,6 +31,8 @@ GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejecti
 BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
 REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
+CHOICE = "trainer_node/ledger_server/prompt_choice.py"
+CHOICES = "tests/trainer_node/ledger_server/test_prompt_choice.py::"
 DESK = "trainer_node/ledger_server/reward_desk.py"
 DESKS = "tests/trainer_node/ledger_server/test_reward_desk.py::"
 COMPLETIONS = "tests/rollout_node/worker/test_completions_sampler.py::"
@@ -51,7 +54,7 @@ ROLLOUTS = [
     ),
     Mutation(
         "hangs, with a child that hangs too",
-        PROCESS,
+        CHILD,
         "os.killpg(self._process.pid, signal.SIGKILL)",
         "os.kill(self._process.pid, signal.SIGKILL)",
         CHECKS + "test_a_hung_check_is_killed_with_its_children",
@@ -79,10 +82,45 @@ ROLLOUTS = [
     ),
     Mutation(
         "reads the node's tokens",
-        PROCESS,
+        CHILD,
         "for name, value in os.environ.items() if name not in SECRETS",
         "for name, value in os.environ.items()",
         CHECKS + "test_a_check_sees_no_token",
+    ),
+    Mutation(
+        "hang or crash, with a child that hangs too, or take all memory",
+        CHOICE,
+        "            await self.close()\n            raise self._failed",
+        "            raise self._failed",
+        CHOICES + "test_hooks_that_hang_are_killed_with_their_children",
+    ),
+    Mutation(
+        "hang or crash, with a child that hangs too, or take all memory",
+        "p2pcast/tasks/child_processes/hook_child.py",
+        "    limit_memory(memory_bytes)\n",
+        "    assert memory_bytes\n",
+        CHOICES + "test_hooks_that_fail_end_the_feeding",
+    ),
+    Mutation(
+        "answer weights without bound, or values that fill the database",
+        CHOICE,
+        "if not 0 <= weight <= MAX_WEIGHT:",
+        "if False:",
+        CHOICES + "test_hooks_that_fail_end_the_feeding",
+    ),
+    Mutation(
+        "answer weights without bound, or values that fill the database",
+        "p2pcast/tasks/prompt_hooks.py",
+        "if len(texts) > MAX_STATE_VALUES or sum(map(len, texts.values())) > MAX_STATE_BYTES:",
+        "if False:",
+        CHOICES + "test_hooks_that_fail_end_the_feeding",
+    ),
+    Mutation(
+        "read the ledger's tokens from the environment",
+        CHILD,
+        "for name, value in os.environ.items() if name not in SECRETS",
+        "for name, value in os.environ.items()",
+        CHOICES + "test_hooks_see_no_token",
     ),
     Mutation(
         "reads a worker's bearer on its way to the ledger",

@@ -35,7 +35,6 @@ from trainer_node.ledger import (
     leasing,
     ledger_report,
     ledger_retention,
-    prompting,
     resuming,
     share_ceiling,
 )
@@ -58,6 +57,7 @@ from trainer_node.ledger.ledger_rows import (
     Present,
     PresentReader,
 )
+from trainer_node.ledger.prompts import prompting
 from trainer_node.ledger.settling import Settled, Verdicts, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
 

@@ -34,7 +34,6 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.store.atomic_files import atomic_write
 from p2pcast.store.state_format import state_lock
-from p2pcast.tasks.prompt_hooks import PromptHooks
 from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.transport.node_certificate import NodeCertificate
@@ -48,7 +47,7 @@ from trainer_node.ledger.group_pool import FOREIGN
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.prompting import Passed
+from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
 from trainer_node.ledger_server.happenings import TELL_S, Happenings
@@ -88,7 +87,7 @@ class CertificateSource:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
     """``hub``: base URL of the hub's HTTP server; None: trainers state versions. ``database``: URL; None: SQLite in the
-    state folder. ``feed``: None: trainers add all groups. ``task_name``, ``hooks_name``: as on the command line.
+    state folder. ``feed``: None: trainers add all groups. ``task_name``, ``hooks``: as on the command line.
     ``listen``: address for callers with certificates of the run.
     """
 
@@ -103,8 +102,7 @@ class LedgerConfig:
     certificate: CertificateSource | None = None
     database: str | None = None
     feed: Feed | None = None
-    hooks: type[PromptHooks] | None = None
-    hooks_name: str | None = None
+    hooks: str | None = None
     check_s: float = 10.0
     checks: int = 1
     check_memory_bytes: int = 2 * limits.GIB
@@ -216,6 +214,8 @@ class LedgerDaemon:
         await self.http.stop()
         await self._tasks.end()
         await self._scorers.close()
+        if self._feeder is not None:
+            await self._feeder.close()
         await asyncio.to_thread(self._executor.shutdown)
 
     # -- background work
@@ -256,11 +256,12 @@ class LedgerDaemon:
         self._queue.changed()
 
     def _hooks(self, seed: int) -> HookSource | None:
-        name, made = self._config.hooks_name, self._config.hooks
-        if name is None or made is None:
+        name = self._config.hooks
+        if name is None:
             return None
-        state = partial(self._call, self._ledger.hook_state, seed, name)
-        return HookSource(name=name, made=made, state=state, histories=partial(self._call, self._ledger.histories))
+        state, histories = partial(self._call, self._ledger.hook_state, seed, name), self._ledger.histories
+        memory_bytes = self._config.check_memory_bytes
+        return HookSource(name=name, state=state, histories=partial(self._call, histories), memory_bytes=memory_bytes)
 
     async def _add(self, seed: int, passed: Passed) -> None:
         await self._call(self._ledger.add_prompts, seed, passed)

@@ -19,7 +19,7 @@ from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.task import Prompt, Task
 from trainer_node.ledger.ledger_rows import MAX_LIST
-from trainer_node.ledger.prompting import Passed, Position
+from trainer_node.ledger.prompts.prompting import Passed, Position
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HookSource, every_prompt
 
 logger = logging.getLogger("p2pcast.ledger")
@@ -116,6 +116,10 @@ class PromptFeeder:
             if self._skipped >= MAX_SKIPPED:
                 skipped, self._skipped = self._skipped, 0
                 raise LocalError(f"--hooks {self._hooks}: the newest {skipped} prompts were all left out")
+
+    async def close(self) -> None:
+        if self._choice is not None:
+            await self._choice.close()
 
     async def _pass(self, cursor: int, missing: int) -> Passed:
         # A user's task may take long for a prompt.

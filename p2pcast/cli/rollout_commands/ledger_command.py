@@ -149,7 +149,8 @@ def ledger(
         source = CertificateSource(hub, token, default_name(socket.gethostname()) if name is None else name)
     hub_http_url = hub_url(hub_http)
     loaded = load_task(task, Path.cwd())
-    chosen = None if hooks is None else load_hooks(hooks, Path.cwd())
+    if hooks is not None:
+        load_hooks(hooks, Path.cwd())  # an error of the name ends the command at once
     bounds = Bounds(staleness, batch_groups, last_step)
     config = LedgerConfig(
         state=state or state_home() / "ledger",
@@ -170,8 +171,7 @@ def ledger(
         certificate=source,
         database=database,
         feed=None if no_prompts else Feed(seed, group_size, temperature, max(32, min(4000, 2 * batch_groups))),
-        hooks=chosen,
-        hooks_name=hooks,
+        hooks=hooks,
         check_s=check_s,
         checks=checks,
         check_memory_bytes=check_memory * MIB,

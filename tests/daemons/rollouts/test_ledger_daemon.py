@@ -11,8 +11,6 @@ from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 
-from p2pcast.rollouts.job import Group
-from p2pcast.tasks.prompt_hooks import PromptHooks
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
@@ -80,19 +78,14 @@ async def test_a_run_ends_and_every_batch_is_fresh(tmp_path: Path, up: Up, engin
     assert task.hash == batches[0].groups[0].group.task_hash
 
 
-class Wrong(PromptHooks):
-    def filter(self, group: Group) -> bool:
-        raise ValueError("a wrong turn")
-
-
 async def test_hooks_that_fail_make_the_ledger_unready(tmp_path: Path, up: Up) -> None:
-    async with asyncio.timeout(END_S), up(config_of(tmp_path, hooks=Wrong, hooks_name="mine:Wrong")) as daemon:
+    async with asyncio.timeout(END_S), up(config_of(tmp_path, hooks="wrong_hooks:Wrong")) as daemon:
         url = f"http://127.0.0.1:{daemon.http.address[1]}/readyz"
         async with aiohttp.ClientSession() as http:
             while True:
                 async with http.get(url) as answer:
                     status, text = answer.status, await answer.text()
-                if "mine:Wrong" in text:
+                if "wrong_hooks:Wrong" in text:
                     break
                 await asyncio.sleep(0.05)
     assert status == 503

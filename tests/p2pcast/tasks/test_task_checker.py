@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -60,7 +59,7 @@ def loop() -> Iterator[PlayLoop]:
 
 def asked(loop: PlayLoop, task: Sums, token_ids: list[int], mask: list[int], *said: Any) -> list[Any]:
     ids, marks = np.array(token_ids, "<u4").tobytes(), np.array(mask, "u1").tobytes()
-    return answer_of(task, msgpack.packb([JOB.to_bytes(), ids, marks, said or None]), loop)
+    return answer_of(task, [JOB.to_bytes(), ids, marks, said or None], loop)
 
 
 def turns(*at: int) -> bytes:

@@ -125,6 +125,6 @@ async def test_a_process_that_cannot_be_made_is_no_fault_of_a_result(
 async def test_a_process_that_died_while_idle_costs_no_result(checks: TaskProcesses) -> None:
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
     [idle] = checks._idle
-    os.kill(idle._process.pid, signal.SIGKILL)
+    os.kill(idle.child._process.pid, signal.SIGKILL)
     await idle._process.wait()
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0

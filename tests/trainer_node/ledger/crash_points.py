@@ -33,7 +33,7 @@ from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.pace import Bounds
-from trainer_node.ledger.prompting import Passed
+from trainer_node.ledger.prompts.prompting import Passed
 
 STEPS = 3
 MOST_TURNS = 6000

@@ -12,10 +12,10 @@ from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from tests.trainer_node.ledger.crash_run import group
 from tests.trainer_node.ledger.ledger_game import Game
-from trainer_node.ledger import prompting
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.prompting import Passed
+from trainer_node.ledger.prompts import prompting
+from trainer_node.ledger.prompts.prompting import Passed
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import threading
+import json
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,21 @@ import pytest
 
 from p2pcast.errors import LocalError, UsageError
 from p2pcast.rollouts.job import Group
-from p2pcast.tasks.prompt_hooks import PromptHooks, load_hooks
+from p2pcast.tasks.prompt_hooks import load_hooks
 from p2pcast.tasks.sums import Sums
-from p2pcast.tasks.task import Prompt
+from tests.process_ends import wait_for_end
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger import Registration
-from trainer_node.ledger.prompting import Passed
+from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger_server import prompt_feeder
 from trainer_node.ledger_server.prompt_choice import HookedChoice, HooksFailedError, HookSource
 from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of
 
 TASK = Sums()
 FEED = Feed(seed=7, group_size=4, temperature=1.0, waiting=40)
+FOLDER = Path(__file__).parent
+NAME = "choosy_hooks:"
 PROMPTS = list(itertools.islice(TASK.jobs(FEED.seed), 2000))
 
 
@@ -39,13 +42,14 @@ class Stage:
         self.game.policy = dataclasses.replace(self.game.policy, task_hash=TASK.hash)
         self.fails = 0
         self.groups: list[Group] = []
+        self.feeders: list[PromptFeeder] = []
         self.restart()
 
     def restart(self) -> None:
         self.game.ledger.close()
         self.game.start()
 
-    def feeder(self, made: type[PromptHooks], waiting: int = 40, limit_s: float = 60.0) -> PromptFeeder:
+    def feeder(self, hooks: str, waiting: int = 40, limit_s: float = 60.0) -> PromptFeeder:
         ledger = self.game.ledger
 
         async def look() -> Any:
@@ -59,13 +63,14 @@ class Stage:
             self.groups += passed.groups
 
         async def state() -> dict[str, str]:
-            return ledger.hook_state(FEED.seed, "hooks:" + made.__name__)
+            return ledger.hook_state(FEED.seed, NAME + hooks)
 
         async def histories(prompts: Sequence[bytes]) -> list[list[float]]:
             return ledger.histories(prompts)
 
-        source = HookSource(name="hooks:" + made.__name__, made=made, state=state, histories=histories, limit_s=limit_s)
-        return PromptFeeder(TASK, Feed(FEED.seed, 4, 1.0, waiting), look, add, source)
+        source = HookSource(name=NAME + hooks, state=state, histories=histories, limit_s=limit_s)
+        self.feeders.append(PromptFeeder(TASK, Feed(FEED.seed, 4, 1.0, waiting), look, add, source))
+        return self.feeders[-1]
 
     @property
     def cursor(self) -> int:
@@ -73,77 +78,55 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")]))
     made = Stage(tmp_path)
     yield made
+    for feeder in made.feeders:
+        await feeder.close()
     made.game.ledger.close()
 
 
-class Odd(PromptHooks):
-    """Keeps every second group, and counts."""
-
-    def filter(self, group: Group) -> bool:
-        self.state["seen"] = self.state.get("seen", 0) + 1
-        return self.state["seen"] % 2 == 1
-
-
 async def test_a_filter_leaves_prompts_out(stage: Stage) -> None:
-    await stage.feeder(Odd).fill()
+    await stage.feeder("Odd").fill()
     assert [group.prompt for group in stage.groups] == [one.prompt for one in PROMPTS[:80:2]][:40]
     assert stage.cursor in (79, 80)
 
 
 async def test_state_and_cursor_go_on_together_over_restarts(stage: Stage) -> None:
     for waiting in (7, 20, 33, 40):
-        await stage.feeder(Odd, waiting).fill()
+        await stage.feeder("Odd", waiting).fill()
         stage.restart()
-        assert stage.game.ledger.hook_state(FEED.seed, "hooks:Odd") == {"seen": str(stage.cursor)}
+        assert stage.game.ledger.hook_state(FEED.seed, NAME + "Odd") == {"seen": str(stage.cursor)}
     assert [group.prompt for group in stage.groups] == [one.prompt for one in PROMPTS[:80:2]][:40]
 
 
 async def test_a_lost_answer_counts_no_call_twice(stage: Stage) -> None:
     stage.fails = 1
-    feeder = stage.feeder(Odd)
+    feeder = stage.feeder("Odd")
     with pytest.raises(LocalError):
         await feeder.fill()
     await feeder.fill()
-    assert stage.game.ledger.hook_state(FEED.seed, "hooks:Odd") == {"seen": str(stage.cursor)}
+    assert stage.game.ledger.hook_state(FEED.seed, NAME + "Odd") == {"seen": str(stage.cursor)}
     assert stage.game.ledger.prompts(FEED.seed).waiting == 40
 
 
-class Twice(PromptHooks):
-    def weight(self, prompt: Prompt, history: Sequence[float]) -> float:
-        return 2
-
-
-class Quarter(PromptHooks):
-    def weight(self, prompt: Prompt, history: Sequence[float]) -> float:
-        return 0.25
-
-
 async def test_weights_repeat_a_prompt_with_other_seeds(stage: Stage) -> None:
-    await stage.feeder(Twice).fill()
+    await stage.feeder("Twice").fill()
     assert [group.prompt for group in stage.groups] == [one.prompt for one in PROMPTS[:20] for _ in range(2)]
     assert len({group.id for group in stage.groups}) == len({group.seed for group in stage.groups}) == 40
 
 
 async def test_a_weight_below_one_is_a_probability(stage: Stage) -> None:
-    await stage.feeder(Quarter, waiting=200).fill()
+    await stage.feeder("Quarter", waiting=200).fill()
     assert 600 < stage.cursor < 1000
     assert len({group.prompt for group in stage.groups}) >= 190
 
 
-class Learnt(PromptHooks):
-    """Leaves out a prompt whose last group had the best reward; remembers each history."""
-
-    def weight(self, prompt: Prompt, history: Sequence[float]) -> float:
-        self.state[prompt.prompt.hex()] = list(history)
-        return 0.0 if history and history[-1] == 1.0 else 1.0
-
-
 async def test_weights_know_the_rewards_of_earlier_groups(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sums, "jobs", lambda self, seed: itertools.cycle(PROMPTS[:4]))
-    feeder = stage.feeder(Learnt, waiting=4)
+    feeder = stage.feeder("Learnt", waiting=4)
     await feeder.fill()
     game = stage.game
     session = game.ledger.register("a", Registration("a", 64, "sums", TASK.hash))[1]
@@ -155,86 +138,48 @@ async def test_weights_know_the_rewards_of_earlier_groups(stage: Stage, monkeypa
     stage.groups.clear()
     for _ in range(2):
         game.ledger.prune()
-        await stage.feeder(Learnt, waiting=3).fill()
+        await stage.feeder("Learnt", waiting=3).fill()
     assert [group.prompt for group in stage.groups] == [one.prompt for one in PROMPTS[1:4]]
     assert game.ledger.histories([one.prompt for one in PROMPTS[:4]]) == [[1.0], [0.5], [0.5], [0.5]]
-    assert game.ledger.hook_state(FEED.seed, "hooks:Learnt")[best.hex()] == "[1.0]"
-
-
-class Raises(PromptHooks):
-    def filter(self, group: Group) -> bool:
-        self.state["seen"] = self.state.get("seen", 0) + 1
-        if self.state["seen"] > 40:
-            raise ValueError("a wrong turn")
-        return True
-
-
-class RaisesAtOnce(PromptHooks):
-    def __init__(self, state: Any) -> None:
-        raise SystemExit(3)
-
-
-class NotANumber(PromptHooks):
-    def weight(self, prompt: Prompt, history: Sequence[float]) -> float:
-        return float("nan")
-
-
-class TooMuch(PromptHooks):
-    def weight(self, prompt: Prompt, history: Sequence[float]) -> float:
-        return 17
-
-
-class KeepsAll(PromptHooks):
-    def filter(self, group: Group) -> bool:
-        self.state["all"] = "x" * (1 << 20)
-        return True
-
-
-class KeepsObjects(PromptHooks):
-    def filter(self, group: Group) -> bool:
-        self.state["group"] = group
-        return True
-
-
-class KeepsNumbers(PromptHooks):
-    def filter(self, group: Group) -> bool:
-        self.state[7] = 1  # type: ignore[index]
-        return True
+    assert game.ledger.hook_state(FEED.seed, NAME + "Learnt")[best.hex()] == "[1.0]"
 
 
 @pytest.mark.parametrize(
     ("hooks", "why"),
     [
-        (RaisesAtOnce, "SystemExit"),
-        (NotANumber, "weight of prompt 0 is nan"),
-        (TooMuch, "weight of prompt 0 is 17"),
-        (KeepsAll, "more than 1024 values"),
-        (KeepsObjects, "TypeError"),
-        (KeepsNumbers, "name has 1 to 128"),
+        ("RaisesAtOnce", "SystemExit"),
+        ("NoSuchClass", "no class"),
+        ("Dies", "process died"),
+        ("TakesAllMemory", "MemoryError"),
+        ("NotANumber", "weight of prompt 0 is nan"),
+        ("TooMuch", "weight of prompt 0 is 17"),
+        ("KeepsAll", "more than 1024 values"),
+        ("KeepsObjects", "TypeError"),
+        ("KeepsNumbers", "name has 1 to 128"),
     ],
 )
-async def test_hooks_that_fail_end_the_feeding(stage: Stage, hooks: type[PromptHooks], why: str) -> None:
+async def test_hooks_that_fail_end_the_feeding(stage: Stage, hooks: str, why: str) -> None:
     feeder = stage.feeder(hooks)
     for _ in range(2):
-        with pytest.raises(HooksFailedError, match=f"hooks:{hooks.__name__}: .*{why}.*continues at prompt 0"):
+        with pytest.raises(HooksFailedError, match=f"{NAME}{hooks}: .*{why}.*continues at prompt 0"):
             await feeder.fill()
     assert stage.game.ledger.prompts(FEED.seed) == (0, 0)
-    assert stage.game.ledger.hook_state(FEED.seed, "hooks:" + hooks.__name__) == {}
+    assert stage.game.ledger.hook_state(FEED.seed, NAME + hooks) == {}
 
 
 async def test_hooks_that_raise_lose_no_prompt(stage: Stage) -> None:
-    feeder = stage.feeder(Raises, waiting=60)
+    feeder = stage.feeder("Raises", waiting=60)
     for _ in range(2):
         with pytest.raises(HooksFailedError, match=r"ValueError: a wrong turn.*continues at prompt 34"):
             await feeder.fill()
     stage.restart()
-    assert stage.game.ledger.hook_state(FEED.seed, "hooks:Raises") == {"seen": "34"}
-    await stage.feeder(Odd, waiting=60).fill()
+    assert stage.game.ledger.hook_state(FEED.seed, NAME + "Raises") == {"seen": "34"}
+    await stage.feeder("Odd", waiting=60).fill()
     assert [group.prompt for group in stage.groups[:35]] == [one.prompt for one in PROMPTS[:35]]
 
 
 async def test_a_failure_shows_also_while_enough_groups_wait(stage: Stage) -> None:
-    feeder = stage.feeder(Raises, waiting=60)
+    feeder = stage.feeder("Raises", waiting=60)
     with pytest.raises(HooksFailedError):
         await feeder.fill()
     other = Feed(8, 4, 1.0, 60)
@@ -245,32 +190,40 @@ async def test_a_failure_shows_also_while_enough_groups_wait(stage: Stage) -> No
         await feeder.fill()
 
 
-async def test_hooks_that_hang_end_the_feeding(stage: Stage) -> None:
-    release = threading.Event()
-
-    class Hangs(PromptHooks):
-        def filter(self, group: Group) -> bool:
-            release.wait()
-            return True
-
-    feeder = stage.feeder(Hangs, limit_s=0.05)
-    with pytest.raises(HooksFailedError, match=r"no answer within 0\.05 s"):
-        await feeder.fill()
-    release.set()
-    for thread in threading.enumerate():
-        if thread.name == "p2pcast-hooks":
-            await asyncio.to_thread(thread.join)
+async def test_hooks_that_hang_are_killed_with_their_children(stage: Stage, tmp_path: Path) -> None:
+    limits_s = iter((1.0, 8.0, 64.0))
+    while not (tmp_path / "hung").exists():  # on a busy machine the hooks need more time to start their child
+        limit_s = next(limits_s)
+        with pytest.raises(HooksFailedError, match=f"no answer within {limit_s:g} s"):
+            await stage.feeder("Hangs", limit_s=limit_s).fill()
+    await asyncio.to_thread(wait_for_end, int((tmp_path / "hung").read_text()))
     assert stage.game.ledger.prompts(FEED.seed) == (0, 0)
 
 
-class Nothing(PromptHooks):
-    def filter(self, group: Group) -> bool:
-        return False
+async def test_the_end_of_a_feeder_ends_its_hooks(stage: Stage, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hung")
+    feeder = stage.feeder("Hangs")
+    filling = asyncio.ensure_future(feeder.fill())
+    child = int(await asyncio.to_thread((tmp_path / "hung").read_text))
+    filling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await filling
+    await feeder.close()
+    await asyncio.to_thread(wait_for_end, child)
+
+
+async def test_hooks_see_no_token(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PCAST_TOKEN", "secret")
+    monkeypatch.setenv("P2PCAST_OTHER", "fact")
+    await stage.feeder("ReadsTheEnvironment", waiting=1).fill()
+    names = json.loads(stage.game.ledger.hook_state(FEED.seed, NAME + "ReadsTheEnvironment")["names"])
+    assert "P2PCAST_OTHER" in names
+    assert "P2PCAST_TOKEN" not in names
 
 
 async def test_hooks_that_leave_everything_out_are_told_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_feeder, "MAX_SKIPPED", 64)
-    feeder = stage.feeder(Nothing)
+    feeder = stage.feeder("Nothing")
     for round_ in (1, 2):
         with pytest.raises(LocalError, match="newest 64 prompts"):
             await feeder.fill()

@@ -12,7 +12,7 @@ from p2pcast.errors import LocalError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Prompt
-from trainer_node.ledger.prompting import Passed, Position
+from trainer_node.ledger.prompts.prompting import Passed, Position
 from trainer_node.ledger_server.prompt_feeder import Feed, PromptFeeder, group_of
 
 FEED = Feed(seed=7, group_size=4, temperature=1.0, waiting=40)

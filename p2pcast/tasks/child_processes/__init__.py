@@ -1,0 +1,1 @@
+"""Processes of tasks and hooks that can be killed: both ends of their pipes."""

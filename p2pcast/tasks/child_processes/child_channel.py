@@ -1,0 +1,68 @@
+"""The child's end of ``killable_child``: answers requests on private copies of stdin and stdout.
+
+    request, answer   u32 length, little-endian; msgpack
+
+The first message is an answer: the process is ready. Each request then has one answer. The parent's death and the end
+of the input end the child. Prints of a user's code go to stderr, so that no print can be taken for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+
+LENGTH_BYTES = 4
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildChannel:
+    """``parent``: process id."""
+
+    def __init__(self, parent: int) -> None:
+        _die_with(parent)
+        self._requests, self._answers = _own_descriptors()
+
+    def requests(self) -> Iterator[Any]:
+        """Until the input ends."""
+        while len(header := self._requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
+            yield msgpack.unpackb(self._requests.read(int.from_bytes(header, "little")))
+
+    def send(self, answer: list[Any]) -> None:
+        packed = msgpack.packb(answer)
+        self._answers.write(len(packed).to_bytes(LENGTH_BYTES, "little") + packed)
+        self._answers.flush()
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Address space beyond what the interpreter and the imported modules map already."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = mapped + memory_bytes
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _own_descriptors() -> tuple[BinaryIO, BinaryIO]:
+    """Private copies of stdin and stdout. Afterwards a user's code reads nothing there, and prints to stderr."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    return requests, answers
+
+
+def _die_with(parent: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before the request took effect
+        os._exit(1)

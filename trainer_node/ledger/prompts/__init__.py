@@ -1,0 +1,1 @@
+"""Which of the task's prompts were passed on, as rows."""
