@@ -126,5 +126,5 @@ async def test_a_process_that_died_while_idle_costs_no_result(checks: TaskProces
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
     [idle] = checks._idle
     os.kill(idle.child._process.pid, signal.SIGKILL)
-    await idle._process.wait()
+    await idle.child._process.wait()
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
