@@ -79,7 +79,10 @@ async def test_a_run_ends_and_every_batch_is_fresh(tmp_path: Path, up: Up, engin
 
 
 async def test_hooks_that_fail_make_the_ledger_unready(tmp_path: Path, up: Up) -> None:
-    async with asyncio.timeout(END_S), up(config_of(tmp_path, hooks="tests.daemons.rollouts.wrong_hooks:Wrong")) as daemon:
+    async with (
+        asyncio.timeout(END_S),
+        up(config_of(tmp_path, hooks="tests.daemons.rollouts.wrong_hooks:Wrong")) as daemon,
+    ):
         url = f"http://127.0.0.1:{daemon.http.address[1]}/readyz"
         async with aiohttp.ClientSession() as http:
             while True:
