@@ -20,7 +20,7 @@ class Odd(PromptHooks):
 
     def filter(self, group: Group) -> bool:
         self.state["seen"] = self.state.get("seen", 0) + 1
-        return self.state["seen"] % 2 == 1
+        return bool(self.state["seen"] % 2)
 
 
 class Twice(PromptHooks):
