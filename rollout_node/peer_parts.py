@@ -46,12 +46,12 @@ from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
 from rollout_node.sync.disposal import Disposal
-from rollout_node.sync.downloader import Downloader
+from rollout_node.sync.downloader import Downloader, source_dialler
 from rollout_node.sync.ingest import Ingest, NodeEvents
 from rollout_node.sync.mirror_catalog import NoMirror
 from rollout_node.sync.mirror_source import MirrorSource
 from rollout_node.sync.missing_versions import MissingVersions
-from rollout_node.sync.parent_failover import ParentFailover
+from rollout_node.sync.parent_failover import ParentFailover, parent_dialler
 from rollout_node.sync.requester import Requester
 from rollout_node.sync.transfers import Transfers
 from rollout_node.sync.version_path import VersionPlanner
@@ -89,14 +89,16 @@ def build_relay(startup: Startup, key: bytes, store: Store) -> RelayParts:
         return stripes(Way(rtt_s, transfers.fastest_bps, congestion, window_bytes()))
 
     links: Stripes = config.stripes or stripe_count
-    parent_failover = ParentFailover(node, connector, session, links, startup.timeline, startup.saved)
+    parent_failover = ParentFailover(
+        parent_dialler(node, connector, links), lambda: bool(node.wants()), session, startup.timeline, startup.saved
+    )
     return RelayParts(
         store=store,
         node_events=node_events,
         node=node,
         connector=connector,
         parent_failover=parent_failover,
-        downloader=Downloader(node, connector, session, parent_failover),
+        downloader=Downloader(node, source_dialler(node, connector), session, parent_failover),
         transfers=transfers,
     )
 
@@ -362,7 +364,7 @@ def _mirror_source(
         startup.events,
         mirror.room,
         swarm_lost=lambda: not session.connected and not activity.draining,
-        parent_failover=relay.parent_failover,
+        has_parent=lambda: relay.parent_failover.feeding is not None,
         planner=planner,
         on_listed=on_listed,
         at_once=key.mirror_now,

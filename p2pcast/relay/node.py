@@ -394,6 +394,20 @@ class Node:
             return fresh
         return self.cache.get(holding.id, index) or self.writeback.get(holding.id, index)
 
+    def count_duplicate(self, size: int) -> None:
+        """``size`` bytes of a piece came a second time."""
+        self.bytes_duplicate += size
+
+    def count_corrupt(self, sender: bytes | None) -> None:
+        """A piece did not match its hash. ``sender``: a node; None: a mirror."""
+        self.pieces_corrupt += 1
+        if sender is not None:
+            self.garbled[sender] += 1
+
+    def add_upstream(self, upstream: Parent) -> None:
+        """The link to a parent attaches."""
+        self.upstreams.add(upstream)
+
     def offers_changed(self, upstream: Parent) -> None:
         """A parent announced its artifacts, or has no longer what it announced."""
         self.owner.on_offered(upstream)

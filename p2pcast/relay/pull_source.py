@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from p2pcast.errors import RemoteError
-from p2pcast.relay.node import Node
-from p2pcast.relay.upstream import Upstream
+from p2pcast.relay.upstream import ReceivingNode, Upstream
 from p2pcast.transport.link import Link
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Message, Piece
@@ -44,7 +43,7 @@ class Puller(Protocol):
 class PullSource(Upstream):
     """Takes over the link to one source of pulled pieces."""
 
-    def __init__(self, node: Node, puller: Puller, link: Link) -> None:
+    def __init__(self, node: ReceivingNode, puller: Puller, link: Link) -> None:
         super().__init__(node, link, live=False)
         self._puller = puller
         self.since_s = self._loop.time()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol
 
 from p2pcast import limits
 from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.child_lag import Inflow, Lag
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding, Source
+from p2pcast.relay.node import Parent
 from p2pcast.relay.parent_watch import ParentWatch, Verdict
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ATTACH_S, EXPECTED_S
 from p2pcast.relay.verified_pieces import Offer
@@ -33,6 +34,47 @@ MAX_UNNAMED_LAYOUTS = 4
 """Layouts kept before an OPEN names them. A run has one layout as a rule; stripes may interleave a few."""
 
 
+class ReceivingNode(ArtifactHolder, Protocol):
+    """The node (p2pcast.relay.node), as the links to its parents use it."""
+
+    @property
+    def ident(self) -> bytes: ...
+    @property
+    def run_key(self) -> bytes: ...
+    @property
+    def layouts(self) -> Mapping[bytes, Layout]: ...
+    @property
+    def pulled(self) -> AbstractSet[bytes]:
+        """Artifacts that no parent may send."""
+
+    @property
+    def paused(self) -> bool:
+        """The node does not read from parents now."""
+
+    @property
+    def upstreams(self) -> Collection[Parent]: ...
+    @property
+    def is_sealed(self) -> Callable[[bytes], bool]:
+        """Whether the hub is known to have sealed an artifact."""
+
+    def add_upstream(self, upstream: Parent) -> None: ...
+    def upstream_lost(self, upstream: Parent, error: P2PCastError | None) -> None: ...
+    def offers_changed(self, upstream: Parent) -> None: ...
+    def set_path(self, path: list[bytes]) -> None: ...
+    def wants(self) -> list[Holding]: ...
+    def update_busy(self) -> None: ...
+    def add_layout(self, layout: Layout) -> None: ...
+    def open(self, open_signed: bytes, source: Source | None) -> Holding: ...
+    def add_batch(self, holding: Holding, signed: bytes) -> None: ...
+    def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None: ...
+    def seal(self, holding: Holding, signed: bytes) -> None: ...
+    def confirm(self, holding: Holding, signed: bytes) -> None: ...
+    def abort(self, holding: Holding) -> None: ...
+    def forward(self) -> None: ...
+    def count_duplicate(self, size: int) -> None: ...
+    def count_corrupt(self, sender: bytes | None) -> None: ...
+
+
 class Upstream:
     """Takes over the link to one parent; ``start`` attaches. ``live``: the parent pushes every artifact that opens from
     now on; otherwise it only answers WANT.
@@ -41,7 +83,7 @@ class Upstream:
     node lacks, and its path from the hub is not taken over.
     """
 
-    def __init__(self, node: Node, link: Link, *, live: bool, beside: bool = False) -> None:
+    def __init__(self, node: ReceivingNode, link: Link, *, live: bool, beside: bool = False) -> None:
         self.node = node
         self.link = link
         link.owner = self
@@ -90,7 +132,7 @@ class Upstream:
         node = self.node
         if node.paused:
             link.pause_reading()
-        node.upstreams.add(self)
+        node.add_upstream(self)
         want: list[messages.Wanted] = []
         if self.live:
             for holding in node.wants():
@@ -285,10 +327,9 @@ class Upstream:
         if offer is Offer.NEW:
             self.node.add_piece(holding, piece.index, piece.payload)
         elif offer is Offer.DUPLICATE:
-            self.node.bytes_duplicate += size
+            self.node.count_duplicate(size)
         elif offer is Offer.CORRUPT:
-            self.node.pieces_corrupt += 1
-            self.node.garbled[self.link.remote] += 1
+            self.node.count_corrupt(self.link.remote)
             raise IntegrityError(f"piece {piece.index} of {holding.open.version} does not match its hash")
         else:
             raise RemoteError(f"piece {piece.index} of {holding.open.version}: {offer.value}")

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from p2pcast import limits
 from p2pcast.addresses import show_address
 from p2pcast.errors import P2PCastError, RetryableError
+from p2pcast.observers import Observers
 from p2pcast.private_random import fraction
 from p2pcast.relay.artifact_excerpt import Excerpt
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder
 from p2pcast.relay.pull_schedule import Ask, Leave, PullSchedule, Recall
-from p2pcast.relay.pull_source import PullSource
+from p2pcast.relay.pull_source import Puller, PullSource
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
+from p2pcast.relay.upstream import ReceivingNode
 from p2pcast.wakeup import Wakeup
 from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.connector import Connector, Place
@@ -53,6 +56,41 @@ LINGER_S = 1.0
 HOPELESS_S = 5.0
 """Time without any source, in seconds, after which an artifact may come from the parent or from a mirror."""
 
+DialSource = Callable[[Puller, Place], Awaitable[PullSource]]
+"""Makes the link to a source, which is not started. Raises P2PCastError."""
+
+
+def source_dialler(node: ReceivingNode, connector: Connector) -> DialSource:
+    async def dial(puller: Puller, place: Place) -> PullSource:
+        return await connector.reach(partial(PullSource, node, puller), place, STRIPES)
+
+    return dial
+
+
+class PullingNode(ArtifactHolder, Protocol):
+    """The node, as far as artifacts are pulled into it."""
+
+    excerpts: set[bytes]
+    """Pulled artifacts of which only a part is wanted."""
+    pulled: set[bytes]
+    """Artifacts that no parent may send."""
+
+    @property
+    def ident(self) -> bytes: ...
+    @property
+    def garbled(self) -> Mapping[bytes, int]:
+        """Node id -> number of its pieces whose hash did not match."""
+
+    @property
+    def busy(self) -> bool:
+        """A version is on its way through the node."""
+
+    @property
+    def busy_observers(self) -> Observers[[]]: ...
+    @property
+    def bytes_received(self) -> int: ...
+    def update_busy(self) -> None: ...
+
 
 @dataclass(slots=True)
 class _Wish:
@@ -78,13 +116,13 @@ class Downloader:
 
     def __init__(
         self,
-        node: Node,
-        connector: Connector,
+        node: PullingNode,
+        dial_source: DialSource,
         hub: HubSession,
         parent_failover: ParentFailover,
     ) -> None:
         self._node = node
-        self._connector = connector
+        self._dial_source = dial_source
         self._hub = hub
         self._parent_failover = parent_failover
         self._schedule = PullSchedule()
@@ -293,7 +331,7 @@ class Downloader:
         if parent is not None and link is not None and any(artifact in link.offers for artifact in self._wishes):
             places.setdefault(parent[0], parent)
         hub = self._hub.place
-        places = {node: place for node, place in places.items() if node != hub[0] and not self._node.garbled[node]}
+        places = {node: place for node, place in places.items() if node != hub[0] and not self._node.garbled.get(node)}
         able = [
             p
             for node, p in places.items()
@@ -324,7 +362,7 @@ class Downloader:
         node = place[0]
         loop = asyncio.get_running_loop()
         try:
-            source = await self._connector.reach(partial(PullSource, self._node, self), place, STRIPES)
+            source = await self._dial_source(self, place)
         except P2PCastError as error:
             logger.info("cannot pull from %s: %s", show_address(*place[1:]), error)
             self._avoided[node] = loop.time()

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -30,14 +32,12 @@ from p2pcast.mirror.object_store import MissingError, Objects
 from p2pcast.mirror.upload_plan import Span, spans
 from p2pcast.private_random import uniform
 from p2pcast.relay.artifact_excerpt import Excerpt
-from p2pcast.relay.holding import Holding
-from p2pcast.relay.node import Node
+from p2pcast.relay.holding import ArtifactHolder, Holding, Source
 from p2pcast.relay.verified_pieces import Offer
 from p2pcast.wakeup import Wakeup
 from rollout_node import peer_metrics
 from rollout_node.sync.artifact_catalog import Entry
 from rollout_node.sync.mirror_catalog import MirrorCatalog
-from rollout_node.sync.parent_failover import ParentFailover
 from rollout_node.sync.source_choice import due_from_mirror, needs_source
 from rollout_node.sync.version_path import VersionPlanner
 
@@ -105,9 +105,36 @@ async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> by
     return key
 
 
+class MirroringNode(ArtifactHolder, Protocol):
+    """The node, as far as a mirror sends to it."""
+
+    @property
+    def run_key(self) -> bytes: ...
+    @property
+    def layouts(self) -> Mapping[bytes, Layout]: ...
+    @property
+    def pulled(self) -> Collection[bytes]:
+        """Artifacts that are pulled from other nodes."""
+
+    @property
+    def paused(self) -> bool:
+        """The disk is behind: no more pieces now."""
+
+    @property
+    def disk(self) -> ThreadPoolExecutor: ...
+    def add_layout(self, layout: Layout) -> None: ...
+    def open(self, open_signed: bytes, source: Source | None) -> Holding: ...
+    def add_batch(self, holding: Holding, signed: bytes) -> None: ...
+    def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None: ...
+    def seal(self, holding: Holding, signed: bytes) -> None: ...
+    def confirm(self, holding: Holding, signed: bytes) -> None: ...
+    def forward(self) -> None: ...
+    def count_corrupt(self, sender: bytes | None) -> None: ...
+
+
 class MirrorSource:
-    """``run`` until cancelled. ``swarm_lost``: the hub is out of reach. ``on_listed`` is called when the mirror was
-    listed. ``at_once``: turn to the mirror without waiting for the hub.
+    """``run`` until cancelled. ``swarm_lost``: the hub is out of reach. ``has_parent``: a parent feeds this peer.
+    ``on_listed`` is called when the mirror was listed. ``at_once``: turn to the mirror without waiting for the hub.
     """
 
     def __init__(
@@ -115,12 +142,12 @@ class MirrorSource:
         objects: Objects,
         catalog: MirrorCatalog,
         errors: MirrorErrors,
-        node: Node,
+        node: MirroringNode,
         events: Events,
         room: asyncio.Semaphore,
         *,
         swarm_lost: Callable[[], bool],
-        parent_failover: ParentFailover,
+        has_parent: Callable[[], bool],
         planner: VersionPlanner,
         on_listed: Callable[[], None],
         at_once: bool,
@@ -133,7 +160,7 @@ class MirrorSource:
         self._events = events
         self._room = room
         self._swarm_lost = swarm_lost
-        self._parent_failover = parent_failover
+        self._has_parent = has_parent
         self._planner = planner
         self._on_listed = on_listed
         self._at_once = at_once
@@ -268,7 +295,7 @@ class MirrorSource:
         return due_from_mirror(
             self._node.holdings.get(artifact),
             pulled=artifact in self._node.pulled,
-            has_parent=self._parent_failover.feeding is not None,
+            has_parent=self._has_parent(),
             listed_for_s=now - self._catalog.seen_at[artifact],
         )
 
@@ -380,7 +407,7 @@ class MirrorSource:
             if offer is Offer.NEW:
                 node.add_piece(holding, index, piece)
             elif offer is Offer.CORRUPT:
-                node.pieces_corrupt += 1
+                node.count_corrupt(None)
                 wrong = index
         node.forward()
         if wrong is not None:

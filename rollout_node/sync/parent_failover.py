@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from p2pcast.addresses import show_address
 from p2pcast.backoff import Backoff
 from p2pcast.errors import P2PCastError
 from p2pcast.private_random import uniform
-from p2pcast.relay.node import Node
-from p2pcast.relay.upstream import Upstream
+from p2pcast.relay.upstream import ReceivingNode, Upstream
 from p2pcast.transport.dial import Stripes
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
@@ -64,13 +64,28 @@ class PlanOrders:
     backups: list[Place] = field(default_factory=list)
 
 
+class DialParent(Protocol):
+    """Makes the link to a parent, which is not started. Raises P2PCastError."""
+
+    async def __call__(self, place: Place, *, beside: bool, on_dial_failed: Callable[[], None]) -> Upstream: ...
+
+
+def parent_dialler(node: ReceivingNode, connector: Connector, stripes: Stripes) -> DialParent:
+    async def dial(place: Place, *, beside: bool, on_dial_failed: Callable[[], None]) -> Upstream:
+        build = partial(Upstream, node, live=True, beside=beside)
+        return await connector.reach(build, place, stripes, call=not beside, on_dial_failed=on_dial_failed)
+
+    return dial
+
+
 class ParentFailover:
+    """``is_wanting``: whether the node lacks a part of an artifact, so that no time is lost."""
+
     def __init__(
         self,
-        node: Node,
-        connector: Connector,
+        dial_parent: DialParent,
+        is_wanting: Callable[[], bool],
         hub: HubSession,
-        stripes: Stripes,
         timeline: Timeline,
         saved: SavedHubState,
     ) -> None:
@@ -86,10 +101,9 @@ class ParentFailover:
         self._moved_at = 0.0
         self.settled: Epoch = (0, 0)
         """The newest plan that was followed, or could not be: reports name this one."""
-        self._node = node
-        self._connector = connector
+        self._dial_parent = dial_parent
+        self._is_wanting = is_wanting
         self._hub = hub
-        self._stripes = stripes
         self._timeline = timeline
         self._saved = saved
         self._avoided: dict[bytes, float] = {}
@@ -177,7 +191,7 @@ class ParentFailover:
             if found is None:
                 if self._all_avoided():
                     self._without_parent.set()
-                    await asyncio.sleep(backoff.next_s(RETRY_WANTING_S if self._node.wants() else None))
+                    await asyncio.sleep(backoff.next_s(RETRY_WANTING_S if self._is_wanting() else None))
                 orders = self.orders
                 found = await self._first_to_answer(self._ranked())
                 if found is None:
@@ -243,7 +257,7 @@ class ParentFailover:
                 upstream.link.close()
                 await self._news.wait()
             else:
-                found = await self._before(self._news, self._attach(place, live=True))
+                found = await self._before(self._news, self._attach(place))
                 if self.orders is not orders:
                     if found is not None:
                         found.link.abort()
@@ -287,15 +301,13 @@ class ParentFailover:
         """
         loop = asyncio.get_running_loop()
         left = list(places)
-        head_start_s = HEAD_START_S if self._node.wants() else CALM_S
+        head_start_s = HEAD_START_S if self._is_wanting() else CALM_S
         dials: dict[asyncio.Task[Upstream | None], Place] = {}
         try:
             while left or dials:
                 if left:
                     place = left.pop(0)
-                    dials[asyncio.create_task(self._attach(place, live=True), name=f"dial {place[1]}:{place[2]}")] = (
-                        place
-                    )
+                    dials[asyncio.create_task(self._attach(place), name=f"dial {place[1]}:{place[2]}")] = place
                 # The last candidate gets all the time it needs; meanwhile neighbours may feed this peer.
                 started, timeout_s = loop.time(), None if self._without_parent.is_set() and not left else head_start_s
                 failing = asyncio.create_task(self._dial_failures.wait(), name="in doubt")
@@ -334,7 +346,7 @@ class ParentFailover:
         while True:
             await self._without_parent.wait()
             for place in list(self.neighbours):
-                upstream = await self._attach(place, live=True, beside=True)
+                upstream = await self._attach(place, beside=True)
                 if upstream is None:
                     continue
                 if not self._without_parent.is_set():
@@ -350,13 +362,10 @@ class ParentFailover:
             # No neighbour answered, or the one that did is gone. Candidates are dialled meanwhile.
             await self._introduced.wait(RETRY_MIN_S)
 
-    async def _attach(self, place: Place, *, live: bool, beside: bool = False) -> Upstream | None:
+    async def _attach(self, place: Place, *, beside: bool = False) -> Upstream | None:
         """A link that is up and not started yet; None on failure."""
-        build = partial(Upstream, self._node, live=live, beside=beside)
         try:
-            return await self._connector.reach(
-                build, place, self._stripes, call=not beside, on_dial_failed=self._dial_failures.notify
-            )
+            return await self._dial_parent(place, beside=beside, on_dial_failed=self._dial_failures.notify)
         except P2PCastError as error:
             logger.info("cannot attach to %s: %s", show_address(*place[1:]), error)
             return None

@@ -22,7 +22,7 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
 from rollout_node.sync import downloader as module
 from rollout_node.sync.connector import Connector, Place
-from rollout_node.sync.downloader import Downloader
+from rollout_node.sync.downloader import Downloader, source_dialler
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 PIECE = 16384
@@ -141,7 +141,9 @@ class Pulling(Peer):
         self.parent = NoParent()
         self.asked: list[tuple[bytes, list[bytes]]] = []
         self.connector = Connector(self.identity, lambda *message: False, None)
-        self.downloader = Downloader(self.node, self.connector, AskedHub(hub, self.asked), self.parent)
+        self.downloader = Downloader(
+            self.node, source_dialler(self.node, self.connector), AskedHub(hub, self.asked), self.parent
+        )
 
     async def start(self) -> None:
         await super().start()

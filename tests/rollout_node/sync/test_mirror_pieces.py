@@ -62,7 +62,7 @@ class Peer:
         self.finished: dict[bytes, asyncio.Event] = {}
         self.source = MirrorSource(
             self.objects, self.catalog, self.errors, self.node, Recorder(), room,
-            swarm_lost=lambda: True, parent_failover=SimpleNamespace(feeding=None),
+            swarm_lost=lambda: True, has_parent=lambda: False,
             planner=SimpleNamespace(path=list, replan=self._replan, begun=asyncio.Event()),
             on_listed=lambda: None, at_once=True,
         )  # fmt: skip

@@ -96,7 +96,7 @@ class Peer:
             self.events,
             room,
             swarm_lost=lambda: self.lost,
-            parent_failover=SimpleNamespace(feeding="a parent" if parent else None),
+            has_parent=lambda: parent,
             planner=SimpleNamespace(path=lambda: self.path, replan=self._replan, begun=begun),
             on_listed=self._on_listed,
             at_once=at_once,

@@ -17,7 +17,7 @@ from p2pcast.wire.connection import Identity
 from p2pcast.wire.join_token import JoinToken
 from rollout_node.sync import parent_failover
 from rollout_node.sync.connector import Connector
-from rollout_node.sync.parent_failover import ParentFailover
+from rollout_node.sync.parent_failover import ParentFailover, parent_dialler
 
 TOKEN = JoinToken(bytes(16), bytes(20))
 HUB, PARENT, BACKUP = (bytes([n]) * 16 for n in (1, 2, 3))
@@ -44,12 +44,14 @@ class Tried(ParentFailover):
     def __init__(self, port: int) -> None:
         me = Identity(bytes(16), "me", JoinToken(bytes(16), bytes(20)))
         node = Node(None, me.node, bytes(32))  # type: ignore[arg-type]
-        super().__init__(node, dialling(me), fake_hub((HUB, "127.0.0.1", port)), 1, Recorder(), Recorder())
+        dial = parent_dialler(node, dialling(me), 1)
+        super().__init__(dial, lambda: False, fake_hub((HUB, "127.0.0.1", port)), Recorder(), Recorder())
+        self.node = node
         self.tried: list[bytes | float] = []
 
-    async def _attach(self, place, *, live):
+    async def _attach(self, place):
         self.tried.append(place[0])
-        return await super()._attach(place, live=live)
+        return await super()._attach(place)
 
 
 async def tries(monkeypatch, attach: Tried, until: int) -> list[bytes | float]:
@@ -69,7 +71,7 @@ async def tries(monkeypatch, attach: Tried, until: int) -> list[bytes | float]:
         await enough.wait()
     task.cancel()
     await asyncio.wait([task])
-    attach._node.close()
+    attach.node.close()
     return attach.tried
 
 
@@ -128,6 +130,13 @@ async def parents():
         await parent.stop()
 
 
+class Attached(ParentFailover):
+    def __init__(self, node, connector, hub, timeline) -> None:
+        dial = parent_dialler(node, connector, 2)
+        super().__init__(dial, lambda: bool(node.wants()), hub, timeline, Recorder())
+        self.node, self.connector = node, connector
+
+
 @pytest.fixture
 async def attached(parents):
     """An attachment whose hub is the first of the parents, and its reports: the parent at each reported change."""
@@ -135,7 +144,7 @@ async def attached(parents):
     node = Node(Quiet(), bytes([9]) * 16, bytes(32))
     reports: list[bytes | None] = []
     me = dialling(Identity(node.ident, "me", TOKEN))
-    attach = ParentFailover(node, me, fake_hub(places[0]), 2, SimpleNamespace(attached=reports.append), Recorder())
+    attach = Attached(node, me, fake_hub(places[0]), SimpleNamespace(attached=reports.append))
     task = asyncio.create_task(attach.run())
     yield attach, reports
     task.cancel()
@@ -237,8 +246,8 @@ async def test_a_plan_received_while_dialling_is_followed(parents, attached, mon
     attach, reports = attached
     real = attach._attach
 
-    async def meanwhile(where, *, live):
-        upstream = await real(where, live=live)
+    async def meanwhile(where):
+        upstream = await real(where)
         if where[0] == PARENT and attach.orders.epoch == (1, 1):
             attach.order((1, 2), backup, [])
         return upstream
@@ -292,7 +301,7 @@ async def test_an_orphan_uses_its_neighbour_until_an_ancestor_answers(parents, a
     attach.order((1, 1), None, [])
     await until(lambda: attach.beside is not None and neighbour.downstream.children)
     assert attach.parent is None
-    assert attach._node.path == [attach._node.ident], "that is no place in the tree"
+    assert attach.node.path == [attach.node.ident], "that is no place in the tree"
     await hub.listener.start("127.0.0.1", place[2])
     await until(lambda: attach.parent == HUB and attach.beside is None)
     await until(lambda: not neighbour.downstream.children)
@@ -301,7 +310,7 @@ async def test_an_orphan_uses_its_neighbour_until_an_ancestor_answers(parents, a
 async def test_a_neighbour_that_hangs_below_us_is_left_for_the_next(parents, attached):
     (hub, below, neighbour), (_, lower, beside) = parents
     attach, _ = attached
-    below.node.path = [HUB, attach._node.ident, PARENT]
+    below.node.path = [HUB, attach.node.ident, PARENT]
     await hub.listener.stop()
     attach.introduce([lower, beside])
     attach.order((1, 1), None, [])
@@ -313,11 +322,11 @@ async def test_a_loop_is_left_without_blame(parents, attached):
     """Two plans cross: the parent is still below this child. The child retries until the parent has moved."""
     (_, parent, _), (_, place, backup) = parents
     attach, _ = attached
-    parent.node.path = [HUB, attach._node.ident, PARENT]
+    parent.node.path = [HUB, attach.node.ident, PARENT]
     attach.order((1, 1), place, [backup])
     await until(lambda: not parent.downstream.children and attach.parent is None and attach.moved_at > 0)
     parent.node.path = [HUB, PARENT]
-    await until(lambda: attach.parent == PARENT and attach._node.path == [HUB, PARENT, attach._node.ident])
+    await until(lambda: attach.parent == PARENT and attach.node.path == [HUB, PARENT, attach.node.ident])
     assert PARENT not in attach._avoided
 
 
@@ -357,7 +366,7 @@ async def test_a_parent_that_can_only_be_called_does_not_delay_the_backup(parent
     _, (_, _, backup) = parents
     attach, _ = attached
     monkeypatch.setattr(parent_failover, "CALM_S", 3600.0)
-    monkeypatch.setattr(attach._connector, "_send", lambda record: True)
-    attach._connector.learn_addresses(messages.Ways([(PARENT, True, [("127.0.0.1", free_port())])]))
+    monkeypatch.setattr(attach.connector, "_send", lambda record: True)
+    attach.connector.learn_addresses(messages.Ways([(PARENT, True, [("127.0.0.1", free_port())])]))
     attach.order((1, 1), (PARENT, "127.0.0.1", free_port()), [backup])
     await until(lambda: attach.parent == BACKUP)
