@@ -90,7 +90,7 @@ class Hub:
         with contextlib.suppress(OSError):
             (self.config.state / "daemon.json").unlink(missing_ok=True)
         # First: the sessions that this end closes count as joined, so the next process expects their peers back.
-        control.report_handler.stop()
+        control.join_handler.stop()
         state.recovery.close()
         await self.http.stop()
         publishing.rank_intake.close()
@@ -116,7 +116,7 @@ class Hub:
             self.state.admission.beat()
             self.publishing.commits.handle(Tick())
             try:
-                self.control.report_handler.settle()
+                self.control.plan_upkeep.settle()
             except Exception as error:  # noqa: BLE001 - what peers report must not end the hub
                 report_bug("planning", error)
 

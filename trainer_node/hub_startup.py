@@ -20,6 +20,7 @@ from p2pcast.daemon.http_server import HttpServer
 from p2pcast.errors import UsageError
 from p2pcast.mirror.object_names import run_folder
 from p2pcast.mirror.object_store import Objects
+from p2pcast.observers import Observers
 from p2pcast.relay.downstream import Downstream
 from p2pcast.relay.node import Node
 from p2pcast.state.staging import Staging
@@ -39,18 +40,23 @@ from trainer_node.admission.hub_link_acceptor import LinkAcceptor
 from trainer_node.background.anchors_and_squashes import AnchorsAndSquashes
 from trainer_node.background.live_traffic import live_traffic
 from trainer_node.background.mirror_uploader import MirrorUploader
+from trainer_node.commit.barrier import Left
 from trainer_node.commit.commits import Commits
 from trainer_node.hub_config import HubConfig
 from trainer_node.hub_view import HubView
+from trainer_node.membership.artifact_reports import ArtifactReports
 from trainer_node.membership.broadcast_planner import BroadcastPlanner
 from trainer_node.membership.broadcast_progress import BroadcastProgress
 from trainer_node.membership.engine_reports import live_rows
 from trainer_node.membership.fleet_timeline import FleetTimeline
 from trainer_node.membership.fleet_view import FleetView
+from trainer_node.membership.join_handler import JoinHandler
 from trainer_node.membership.lead_directory import LEADS, LeadDirectory
 from trainer_node.membership.membership import DEFAULT_UPLINK_BPS, Membership
-from trainer_node.membership.peer_session import PeerSession, Sessions
+from trainer_node.membership.peer_record import PeerRecord
+from trainer_node.membership.peer_session import PeerSession, SessionHandlers, Sessions
 from trainer_node.membership.plan_distributor import PlanDistributor
+from trainer_node.membership.plan_upkeep import PlanUpkeep
 from trainer_node.membership.report_handler import ReportHandler
 from trainer_node.membership.restart_recovery import ROSTER, Recovery, Roster
 from trainer_node.membership.uplink_meter import UplinkMeter
@@ -138,6 +144,8 @@ class ControlParts:
 
     plan_distributor: PlanDistributor
     report_handler: ReportHandler
+    join_handler: JoinHandler
+    plan_upkeep: PlanUpkeep
     link_acceptor: LinkAcceptor
     listener: Listener
     uplink_meter: UplinkMeter
@@ -294,6 +302,40 @@ def build_publishing(state: StateParts, fleet: FleetParts) -> Publishing:
     )  # fmt: skip
 
 
+def _build_reports(
+    state: StateParts,
+    fleet: FleetParts,
+    publishing: Publishing,
+    plan_distributor: PlanDistributor,
+    welcome: WelcomeMessages,
+) -> tuple[ReportHandler, JoinHandler, PlanUpkeep]:
+    admission, mirror, membership = state.admission, publishing.mirror_uploader, fleet.membership
+
+    def fleet_changed() -> None:
+        publishing.backpressure.recheck()
+        publishing.live_changed.set()
+
+    def forget(peer: str) -> None:
+        fleet.sources.left(peer)
+        publishing.commits.handle(Left(peer))
+
+    reported: Observers[[PeerRecord, float]] = Observers()
+    reported.add(lambda peer, now: fleet_changed())
+    reported.add(fleet.timeline.reported)
+    reported.add(lambda peer, now: publishing.commits.reported(peer))
+    upkeep = PlanUpkeep(state.ident, membership, plan_distributor, fleet.broadcasts)
+    artifacts = ArtifactReports(
+        membership, plan_distributor, is_sealed=state.store.holds,
+        mirror_is_wrong=mirror.report_wrong if mirror is not None else lambda names: None,
+    )  # fmt: skip
+    reports = ReportHandler(membership, upkeep, artifacts, state.recovery, reported, admission.learn_evictions)
+    joins = JoinHandler(
+        state.sessions, membership, upkeep, fleet.timeline, fleet.leads, state.recovery,
+        admit=admission.admit, welcome=welcome.messages, forget=forget, fleet_changed=fleet_changed,
+    )  # fmt: skip
+    return reports, joins, upkeep
+
+
 def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) -> ControlParts:
     config, store, admission, sessions = state.config, state.store, state.admission, state.sessions
     membership, node, downstream = fleet.membership, publishing.node, publishing.downstream
@@ -308,20 +350,11 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         plaintext=config.plaintext,
     )  # fmt: skip
 
-    def fleet_changed() -> None:
-        publishing.backpressure.recheck()
-        publishing.live_changed.set()
-
-    report_handler = ReportHandler(
-        state.ident, sessions, membership, plan_distributor, fleet.broadcasts, fleet.timeline, fleet.leads,
-        publishing.commits, state.recovery, admission,
-        welcome=welcome.messages, promise=publishing.anchors_and_squashes.ask,
-        is_sealed=store.holds, fleet_changed=fleet_changed,
-        mirror_is_wrong=mirror.report_wrong if mirror is not None else lambda names: None,
-    )  # fmt: skip
+    reports, joins, upkeep = _build_reports(state, fleet, publishing, plan_distributor, welcome)
+    handlers = SessionHandlers(joins, reports, plan_distributor, publishing.anchors_and_squashes, admission)
 
     def session(link: Link, token: bytes) -> PeerSession:
-        return PeerSession(link, report_handler, plan_distributor, token)
+        return PeerSession(link, handlers, token)
 
     acceptor = LinkAcceptor(downstream, publishing.rank_intake, admission, session)
     listener = Listener(acceptor, admission.identity, None if tls is None else tls.server, sockets=config.sockets)
@@ -335,7 +368,7 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
     meter, rollouts = UplinkMeter(downstream.children, measured), RolloutSummary()
     view = HubView(
         config, state.tasks, state.events, node, downstream.children, admission, membership, meter.uplink,
-        FleetView(membership, store.versions), fleet.timeline, report_handler,
+        FleetView(membership, store.versions), fleet.timeline, reports,
         publishing.commits, VersionView(publishing.pipeline, publishing.lifecycle, store, fleet.progress),
         publishing.rank_intake, publishing.backpressure, publishing.anchors_and_squashes, mirror,
         rollouts,
@@ -353,4 +386,4 @@ def build_control(state: StateParts, fleet: FleetParts, publishing: Publishing) 
         healthy=state.tasks.healthy,
         documents={"versions": view.weights},
     )
-    return ControlParts(plan_distributor, report_handler, acceptor, listener, meter, view, http)
+    return ControlParts(plan_distributor, reports, joins, upkeep, acceptor, listener, meter, view, http)

@@ -283,8 +283,8 @@ EXHAUSTION = [
     ),
     Mutation(
         "endless claims",
-        "trainer_node/membership/report_handler.py",
-        "if self._plans.knows(artifact)]",
+        "trainer_node/membership/artifact_reports.py",
+        "if self._directory.knows(artifact)]",
         "if True]",
         RECOVERY + "test_the_hub_forgets_artifacts_that_never_completed",
     ),

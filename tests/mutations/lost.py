@@ -10,7 +10,7 @@ LOST = [
     Mutation(
         "a hub's list of evicted nodes",
         "trainer_node/membership/report_handler.py",
-        "            self._trust.learn_evictions(body.evicted)",
+        "            self._learn_evictions(body.evicted)",
         "            pass",
         EVICTED + "test_a_hub_that_lost_its_files_learns_evictions_from_its_peers",
     ),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2pcast.errors import P2PCastError, RemoteError, RetryableError
 from p2pcast.transport.link import Link
 from p2pcast.transport.stripe import Stripe
+from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.connection import Event, Message
 from topology.plan_tree import Epoch
+from trainer_node.background.anchors_and_squashes import Promise
 from trainer_node.membership.peer_record import PeerRecord
 
 Place = tuple[bytes, str, int]
@@ -30,19 +33,46 @@ class RouteHandler(Protocol):
         """SEEK: this peer asks which peers hold an artifact."""
 
 
-class SessionHandler(Protocol):
-    """Handles what a peer says of itself; see ``trainer_node.membership.report_handler``."""
+class Joins(Protocol):
+    """Handles the begin and the end of a session; see ``trainer_node.membership.join_handler``."""
 
     def on_join(self, session: PeerSession, body: messages.Join) -> None: ...
+    def on_closed(self, session: PeerSession, error: P2PCastError | None) -> None: ...
+
+
+class Reports(Protocol):
+    """Handles reports; see ``trainer_node.membership.report_handler``."""
+
     def on_report(self, session: PeerSession, body: messages.Report) -> None:
         """Raises P2PCastError: then the session ends."""
 
     def on_invalid_values(self, session: PeerSession, keys: tuple[str, ...], *, first: bool) -> None:
         """The decoder removed these values from a report. ``first``: for the first time in this session."""
 
-    def on_squash_request(self, session: PeerSession, body: messages.Squash) -> None: ...
-    def on_renewal_request(self, session: PeerSession, body: messages.Enrol) -> None: ...
-    def on_closed(self, session: PeerSession, error: P2PCastError | None) -> None: ...
+
+class Squashes(Protocol):
+    """Promises squashes; see ``trainer_node.background.anchors_and_squashes``."""
+
+    def ask(self, base: Version, node: bytes) -> Promise | None:
+        """A squash from ``base`` to the newest version, for a node."""
+
+
+class Renewals(Protocol):
+    """Renews certificates; see ``trainer_node.admission.admission``."""
+
+    def renew_later(self, session: PeerSession, request: bytes) -> None:
+        """Calls ``session.renewed`` in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHandlers:
+    """The parts of the hub that a peer's messages go to."""
+
+    joins: Joins
+    reports: Reports
+    routes: RouteHandler
+    squashes: Squashes
+    renewals: Renewals
 
 
 class PeerSession:
@@ -50,14 +80,13 @@ class PeerSession:
     with; behind TLS it has not proved to know the token's secret.
     """
 
-    def __init__(self, link: Link, handler: SessionHandler, routes: RouteHandler, token: bytes = b"") -> None:
+    def __init__(self, link: Link, handlers: SessionHandlers, token: bytes = b"") -> None:
         self.link = link
         self.token = token
         self.peer: PeerRecord | None = None
         self.farewell = False
         """The peer said LEAVE, or was evicted: the end of its session is no failure."""
-        self._handler = handler
-        self._routes = routes
+        self._handlers = handlers
         self._renewing = False
         self._odd = False
         """A report of this session had invalid values."""
@@ -128,13 +157,13 @@ class PeerSession:
             case messages.Enrol():
                 self._on_enrol(body)
             case messages.Call():
-                self._routes.on_dial_request(self, body)
+                self._handlers.routes.on_dial_request(self, body)
             case messages.Unreached():
-                self._routes.on_unreached(self, body.node)
+                self._handlers.routes.on_unreached(self, body.node)
             case messages.Seek():
-                self._routes.on_source_request(self, body)
+                self._handlers.routes.on_source_request(self, body)
             case messages.Squash():
-                self._handler.on_squash_request(self, body)
+                self._on_squash(body)
             case messages.Leave():
                 self.farewell = True
                 link.close()
@@ -144,20 +173,29 @@ class PeerSession:
             self.link.close(RemoteError("JOIN came twice"))
         else:
             self.link.introduced()
-            self._handler.on_join(self, body)
+            self._handlers.joins.on_join(self, body)
 
     def _on_enrol(self, body: messages.Enrol) -> None:
         if self._renewing:
             raise RemoteError("ENROL while the one before is not answered")
         self._renewing = True
-        self._handler.on_renewal_request(self, body)
+        self._handlers.renewals.renew_later(self, body.request)
+
+    def _on_squash(self, body: messages.Squash) -> None:
+        promise = self._handlers.squashes.ask(body.base, self.link.remote)
+        if promise is None:
+            answer = messages.Squashing(body.base, None, bytes=0, wait_us=0)
+        else:
+            wait_us = int(promise.wait_s * 1e6)
+            answer = messages.Squashing(body.base, promise.version, bytes=promise.bytes, wait_us=wait_us)
+        self.link.send(answer)
 
     def _on_report(self, body: messages.Report, odd: tuple[str, ...]) -> None:
         if odd:
-            self._handler.on_invalid_values(self, odd, first=not self._odd)
+            self._handlers.reports.on_invalid_values(self, odd, first=not self._odd)
             self._odd = True
         try:
-            self._handler.on_report(self, body)
+            self._handlers.reports.on_report(self, body)
         except P2PCastError as error:
             self.link.close(error)
 
@@ -167,11 +205,11 @@ class PeerSession:
     def on_link_writable(self, link: Link, stripe: Stripe) -> None: ...
 
     def on_link_closed(self, link: Link, error: P2PCastError | None) -> None:
-        self._handler.on_closed(self, error)
+        self._handlers.joins.on_closed(self, error)
 
 
 class Sessions(dict[str, PeerSession]):
-    """The sessions of all joined peers, by the peer's node in hex. ``ReportHandler`` alone changes it."""
+    """The sessions of all joined peers, by the peer's node in hex. ``JoinHandler`` alone changes it."""
 
     def send_all(self, record: messages.Record) -> None:
         for session in self.values():

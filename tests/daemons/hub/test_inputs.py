@@ -161,7 +161,7 @@ async def test_planning_that_fails_does_not_end_the_hub(swarm, states, monkeypat
         failed.set()
         raise OverflowError("an unforeseen number")
 
-    monkeypatch.setattr(hub.control.report_handler, "settle", fail)
+    monkeypatch.setattr(hub.control.plan_upkeep, "settle", fail)
     async with asyncio.timeout(600):
         await failed.wait()
     monkeypatch.undo()

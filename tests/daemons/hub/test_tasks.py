@@ -232,7 +232,7 @@ async def test_an_error_of_the_system_in_a_message_is_not_taken_for_the_connecti
         raise FileNotFoundError(2, "by a test")
 
     if at == "message":
-        monkeypatch.setattr(hub.control.report_handler, "on_squash_request", absent)
+        monkeypatch.setattr(hub.publishing.anchors_and_squashes, "ask", absent)
         peer.startup.hub_session.send(messages.Squash((0, 1)))
     else:
         monkeypatch.setattr(hub.control.link_acceptor, "accept_link", absent)
@@ -247,7 +247,7 @@ async def test_a_message_that_the_hub_fails_to_handle_ends_its_link_and_is_repor
     faulty.plaintext = plaintext
     hub, state, peer = await begun(faulty, states, "a")
     link = peer.startup.hub_session._link
-    monkeypatch.setattr(hub.control.report_handler, "on_squash_request", broken)
+    monkeypatch.setattr(hub.publishing.anchors_and_squashes, "ask", broken)
     peer.startup.hub_session.send(messages.Squash((0, 1)))
     await faulty.until(lambda: link.closed, "that link has ended")
     await unhealthy(faulty, hub, "ended this link")

@@ -63,7 +63,7 @@ async def hub(tmp_path: Path, background: Background) -> Hub:
 
 
 def session(link: FakeLink, token: bytes = b"") -> PeerSession:
-    made = PeerSession(link, None, None, token)
+    made = PeerSession(link, None, token)
     made.peer = PeerRecord(link.remote.hex(), link.name, "", "host", 1, 0.0)
     return made
 

@@ -51,7 +51,7 @@ def test_a_hub_has_no_parent_and_leads_no_engine(taken, hello) -> None:
 async def test_an_eviction_closes_every_connection_of_the_node_and_tells_all_peers() -> None:
     sessions, leads, dropped = Sessions(), [], []
     for name in "ab":
-        sessions[ident(name)] = PeerSession(FakeLink(name), None, None)
+        sessions[ident(name)] = PeerSession(FakeLink(name), None)
     child, other = FakeLink("a"), FakeLink("b")
     connections = SimpleNamespace(drop=lambda nodes, error: dropped.append((nodes, str(error))))
     enforcer = EvictionEnforcer(sessions, SimpleNamespace(evict=leads.append), connections, [child, other])

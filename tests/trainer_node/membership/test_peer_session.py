@@ -14,7 +14,7 @@ from p2pcast.wire import messages
 from p2pcast.wire.connection import Message
 from p2pcast.wire.messages import Type
 from trainer_node.membership.peer_record import PeerRecord
-from trainer_node.membership.peer_session import PeerSession, Sessions
+from trainer_node.membership.peer_session import PeerSession, SessionHandlers, Sessions
 
 
 class Calls:
@@ -36,7 +36,8 @@ class Calls:
 @pytest.fixture
 async def side() -> SimpleNamespace:
     link, handler, routes = FakeLink("a"), Calls(), Calls()
-    session = PeerSession(link, handler, routes, b"token")
+    handlers = SessionHandlers(handler, handler, routes, handler, handler)
+    session = PeerSession(link, handlers, b"token")
     link.owner = session
     return SimpleNamespace(link=link, handler=handler, routes=routes, session=session)
 
@@ -50,8 +51,8 @@ def joined(side: SimpleNamespace) -> PeerSession:
     ("kind", "body", "of", "call"),
     [
         (Type.REPORT, {}, "handler", "on_report"),
-        (Type.SQUASH, {}, "handler", "on_squash_request"),
-        (Type.ENROL, {}, "handler", "on_renewal_request"),
+        (Type.SQUASH, {}, "handler", "ask"),
+        (Type.ENROL, {}, "handler", "renew_later"),
         (Type.CALL, {}, "routes", "on_dial_request"),
         (Type.UNREACHED, {"node": b""}, "routes", "on_unreached"),
         (Type.SEEK, {}, "routes", "on_source_request"),
@@ -64,6 +65,18 @@ async def test_a_message_goes_to_its_handler_once_its_peer_has_joined(side, kind
     joined(side)
     side.link.hears(kind, **body)
     assert getattr(side, of).made[-1] == call
+
+
+async def test_a_squash_is_promised_or_not(side, monkeypatch) -> None:
+    joined(side)
+    side.link.hears(Type.SQUASH, base=Version(0, 1))
+    promise = SimpleNamespace(version=Version(0, 5), bytes=100, wait_s=0.5)
+    monkeypatch.setattr(side.handler, "ask", lambda base, node: promise, raising=False)
+    side.link.hears(Type.SQUASH, base=Version(0, 1))
+    assert side.link.bodies(Type.SQUASHING) == [
+        {"base": [0, 1], "version": None, "bytes": 0, "wait_us": 0},
+        {"base": [0, 1], "version": [0, 5], "bytes": 100, "wait_us": 500_000},
+    ]
 
 
 async def test_join_comes_once(side) -> None:
@@ -96,7 +109,7 @@ async def test_a_second_renewal_waits_for_the_first(side) -> None:
         side.link.hears(Type.ENROL)
     session.renewed()
     side.link.hears(Type.ENROL)
-    assert side.handler.made == ["on_renewal_request"] * 2
+    assert side.handler.made == ["renew_later"] * 2
 
 
 async def test_a_peer_that_leaves_says_so(side) -> None:

@@ -80,7 +80,7 @@ class Fleet:
 
     def _begin_session(self, name: str, peer: PeerRecord) -> None:
         self.links[name] = FakeLink(name)
-        session = PeerSession(self.links[name], None, None)  # type: ignore[arg-type]
+        session = PeerSession(self.links[name], None)  # type: ignore[arg-type]
         session.peer = peer
         self.sessions[ident(name)] = session
 

@@ -22,7 +22,7 @@ async def test_a_welcome_lists_its_facts_in_order(plaintext, target) -> None:
     welcome = WelcomeMessages(
         b"key", commits, trust, epoch=lambda: (3, 4), catalog=lambda: Catalog([], []), plaintext=plaintext
     )
-    session = PeerSession(FakeLink("a", "192.0.2.7"), None, None)
+    session = PeerSession(FakeLink("a", "192.0.2.7"), None)
     session.peer = PeerRecord("aa", "given", "", "host", 1, 0.0)
     messages = welcome.messages(session)
     assert [type(message) for message in messages] == [Welcome, Evicted, Evicted, Catalog, Hold]

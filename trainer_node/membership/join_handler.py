@@ -1,0 +1,120 @@
+"""Handles JOIN and the end of control connections.
+
+Promises: a node has one session, its newest, and the end of an older session does not count as the peer's end. Plans
+that change because of a message are sent before the next message is handled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from p2pcast.addresses import show_address, unscoped
+from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.wire import messages
+from trainer_node.membership.fleet_timeline import FleetTimeline
+from trainer_node.membership.lead_directory import LeadDirectory
+from trainer_node.membership.membership import Membership
+from trainer_node.membership.peer_record import PeerRecord
+from trainer_node.membership.peer_session import PeerSession, Sessions
+from trainer_node.membership.plan_upkeep import PlanUpkeep
+from trainer_node.membership.reachability_prober import settle_in
+
+logger = logging.getLogger("p2pcast.hub")
+
+
+class Recollection(Protocol):
+    """What a restarted hub still waits for; see ``trainer_node.membership.restart_recovery``."""
+
+    def joined(self, peer: str) -> None: ...
+    def left(self, peer: str) -> None: ...
+
+
+class JoinHandler:
+    """The only writer of ``sessions``."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        membership: Membership,
+        upkeep: PlanUpkeep,
+        timeline: FleetTimeline,
+        leads: LeadDirectory,
+        recovery: Recollection,
+        *,
+        admit: Callable[[PeerSession, str], str],
+        welcome: Callable[[PeerSession], Sequence[messages.Record]],
+        forget: Callable[[str], None],
+        fleet_changed: Callable[[], None],
+    ) -> None:
+        """``admit``: the name under which a node may join; raises RefusedError. ``welcome``: the first messages to a
+        peer. ``forget`` is called with each peer whose session has ended or is replaced; ``fleet_changed`` when a peer
+        has left.
+        """
+        self._sessions = sessions
+        self._membership = membership
+        self._upkeep = upkeep
+        self._timeline = timeline
+        self._leads = leads
+        self._recovery = recovery
+        self._admit = admit
+        self._welcome = welcome
+        self._forget = forget
+        self._fleet_changed = fleet_changed
+        self._stopped = False
+
+    def on_join(self, session: PeerSession, body: messages.Join) -> None:
+        ident = session.link.remote.hex()
+        host, port = body.listen
+        now = time.monotonic()
+        name = self._admit(session, body.name)
+        peer = PeerRecord(ident, name, body.region, host or unscoped(session.link.remote_host), port, now)
+        peer.staged = body.held
+        settle_in(peer, body, session.link.remote_host)
+        self._leads.join(peer, body.engine, now)
+        old = self._sessions.pop(ident, None)
+        if old is not None:
+            old.link.close(RemoteError("the same node joined again"))
+            self._forget(ident)
+        session.peer = peer
+        self._sessions[ident] = session
+        self._recovery.joined(ident)
+        self._membership.join(peer, now)
+        self._upkeep.probe(ident)
+        for message in self._welcome(session):
+            session.link.send(message)
+            if isinstance(message, messages.Welcome):
+                # Before the catalog: a lead that has the catalog and no roster takes this hub for an older release.
+                self._leads.send_rosters()
+        self._timeline.joined(peer)
+        self._upkeep.send_plans()
+        self._leads.send_leads()
+        logger.info("%s joined from %s (%d peers)", peer.name, show_address(peer.host, peer.port), len(self._sessions))
+
+    def on_closed(self, session: PeerSession, error: P2PCastError | None) -> None:
+        peer = session.peer
+        if self._stopped or peer is None or self._sessions.get(peer.ident) is not session:
+            return
+        now = time.monotonic()
+        del self._sessions[peer.ident]
+        self._recovery.left(peer.ident)
+        self._membership.leave(peer.ident, now, failed=not session.farewell)
+        self._timeline.left(peer, "" if session.farewell else str(error or "its connection ended"))
+        self._forget(peer.ident)
+        self._leads.leave(peer.ident, now)
+        logger.info(
+            "%s %s (%d peers)",
+            peer.name,
+            "left" if session.farewell else f"was lost{f': {error}' if error else ''}",
+            len(self._sessions),
+        )
+        self._fleet_changed()
+        self._upkeep.send_plans()
+        self._leads.send_leads()
+        self._upkeep.settle()
+
+    def stop(self) -> None:
+        """The hub ends and closes all connections: no peer is told that another one has left."""
+        self._stopped = True
