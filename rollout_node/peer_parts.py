@@ -35,6 +35,7 @@ from rollout_node.peer_startup import Startup
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.engine_handover import EngineHandover
 from rollout_node.stage.identity_check import IdentityCheck
+from rollout_node.stage.part_fetcher import PartFetcher
 from rollout_node.stage.refused_versions import RefusedVersions
 from rollout_node.stage.saved_shadow import SavedShadow
 from rollout_node.stage.shadow_check import ShadowCheck
@@ -42,6 +43,7 @@ from rollout_node.stage.shadow_repair import ShadowRepair
 from rollout_node.stage.shadow_start import ShadowStart
 from rollout_node.stage.shadow_state import ShadowReader, ShadowWriter
 from rollout_node.stage.shadow_updater import ShadowUpdater
+from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.stage.version_stager import VersionStager
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
@@ -200,7 +202,7 @@ def _build_stage(
     relay: RelayParts,
     engine: EngineParts,
     planner: VersionPlanner,
-    repair: ShadowRepair,
+    mirror: MirrorSource | None,
     disposal: Disposal,
     activity: Activity,
     *,
@@ -218,6 +220,10 @@ def _build_stage(
         refused(version, why)
         engine.engines.distrust()
 
+    hub = None if startup.config.hub is None else startup.hub_session
+    parts = PartFetcher(relay.node, relay.downloader, mirror, hub, disposal, activity)
+    repair = ShadowRepair(planner, base, parts, disposal, timeline, staging.run)
+    files = SmallFileRepair(store, planner, parts, disposal, staging.run)
     writer = ShadowWriter(startup.shadow_state, engine.may_leave)
     check = ShadowCheck(writer, staging, repair, planner.replan)
     identities = IdentityCheck(writer, store, disposal, planner.replan, left)
@@ -226,7 +232,7 @@ def _build_stage(
         base=None if base is None else BaseShadow(base, folder, relay.node, store, staging),
         writer=writer,
         identities=identities,
-        repair=repair,
+        files=files,
         planner=planner,
         catalog=startup.catalog,
         activity=activity,
@@ -236,7 +242,7 @@ def _build_stage(
         start=start,
         check=check,
         identities=identities,
-        stager=VersionStager(writer, folder, staging, repair, identities, activity),
+        stager=VersionStager(writer, folder, staging, files, identities, activity),
         handover=EngineHandover(
             writer,
             engine.engines,
@@ -286,20 +292,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         squashes=CatchupChoice(config.squashes, cores()),
     )
     mirror_source = _mirror_source(startup, relay, planner, activity, freshness, key)
-    repair = ShadowRepair(
-        node=node,
-        store=store,
-        planner=planner,
-        base=startup.base,
-        downloader=downloader,
-        mirror=mirror_source,
-        hub=None if config.hub is None else session,
-        disposal=disposal,
-        timeline=startup.timeline,
-        activity=activity,
-        blocking=startup.staging.run,
-    )
-    stage = _build_stage(startup, relay, engine, planner, repair, disposal, activity, resumed=key.resumed)
+    stage = _build_stage(startup, relay, engine, planner, mirror_source, disposal, activity, resumed=key.resumed)
     engine.wrong_weights.add(stage.check.suspect)
     requester = Requester(
         planner=planner,

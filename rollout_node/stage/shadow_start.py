@@ -8,8 +8,8 @@ from rollout_node.control.activity import Activity
 from rollout_node.stage.base_shadow import BaseShadow
 from rollout_node.stage.identity_check import IdentityCheck
 from rollout_node.stage.saved_shadow import SavedShadow
-from rollout_node.stage.shadow_repair import ShadowRepair
 from rollout_node.stage.shadow_state import ShadowWriter
+from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.sync.artifact_catalog import Catalog
 from rollout_node.sync.version_path import VersionPlanner
 
@@ -24,7 +24,7 @@ class ShadowStart:
         base: BaseShadow | None,
         writer: ShadowWriter,
         identities: IdentityCheck,
-        repair: ShadowRepair,
+        files: SmallFileRepair,
         planner: VersionPlanner,
         catalog: Catalog,
         activity: Activity,
@@ -34,7 +34,7 @@ class ShadowStart:
         self._base = base
         self._writer = writer
         self._identities = identities
-        self._repair = repair
+        self._files = files
         self._planner = planner
         self._catalog = catalog
         self._activity = activity
@@ -53,7 +53,7 @@ class ShadowStart:
             shadow = await self._from_base(self._base)
         self._writer.open(shadow)
         if shadow is not None:
-            await self._repair.complete(shadow.version, shadow.layout, deep=True)
+            await self._files.complete(shadow.version, shadow.layout, deep=True)
             self._writer.stage(shadow.version, self._identities.identity_of(shadow.version))
         self._planner.begun.set()
         return self._writer.staged

@@ -15,8 +15,8 @@ from p2pcast.state.shadow import Shadow
 from p2pcast.state.staging import Staging
 from rollout_node.control.activity import Activity
 from rollout_node.stage.identity_check import IdentityCheck
-from rollout_node.stage.shadow_repair import ShadowRepair
 from rollout_node.stage.shadow_state import ShadowWriter, log_size
+from rollout_node.stage.small_file_repair import SmallFileRepair
 
 
 class VersionStager:
@@ -27,14 +27,14 @@ class VersionStager:
         writer: ShadowWriter,
         folder: Path,
         staging: Staging,
-        repair: ShadowRepair,
+        files: SmallFileRepair,
         identities: IdentityCheck,
         activity: Activity,
     ) -> None:
         self._writer = writer
         self._folder = folder
         self._staging = staging
-        self._repair = repair
+        self._files = files
         self._identities = identities
         self._activity = activity
 
@@ -61,7 +61,7 @@ class VersionStager:
         except RetryableError:
             await self._staging.run(partial(patch.unlink, missing_ok=True))
             raise
-        await self._repair.complete(holding.open.version, shadow.layout)
+        await self._files.complete(holding.open.version, shadow.layout)
         async with self._writer.moving():
             await self._staging.apply(shadow, patch)
 
@@ -78,7 +78,7 @@ class VersionStager:
                 meter(held - seen, max(held, layout.nbytes))
                 seen = held
         await holding.until_durable()
-        await self._repair.complete(holding.open.version, layout)
+        await self._files.complete(holding.open.version, layout)
         async with self._writer.moving():
             self._writer.close()
             self._writer.open(await self._staging.fill(holding, self._folder))

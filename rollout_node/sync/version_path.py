@@ -140,6 +140,10 @@ class VersionPlanner:
         listed = self._catalog.edges() if not use or self._parent_failover.feeding is not None else {}
         return (listed | (self._mirror.edges() if use else {})).values()
 
+    def listed_of(self, layout: Layout) -> list[Edge]:
+        """The listed artifacts of this layout."""
+        return [edge for edge in self.listed() if self.layout_of(edge.artifact) == layout.layout_id]
+
     def layout_of(self, artifact: bytes) -> bytes | None:
         """The layout of a listed artifact."""
         entry = self._catalog.get(artifact) or self._mirror.entries.get(artifact)

@@ -3,4 +3,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # staging_peer
+sys.path.append(str(Path(__file__).parent))  # repairing_peer, staging_peer

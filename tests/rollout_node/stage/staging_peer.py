@@ -98,7 +98,7 @@ class Peer:
             base=None if base is None else BaseShadow(base, FOLDER, self.node, self.store, self.staging),
             writer=self.writer,
             identities=self.identities,
-            repair=self.repair,
+            files=self.repair,
             planner=self.planner,
             catalog=self.catalog,
             activity=self.activity,

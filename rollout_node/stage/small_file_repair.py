@@ -1,0 +1,133 @@
+"""Has all small files of a version here: from artifacts on disk, or from other nodes.
+
+Promise: a file has the contents that the run's key has signed, or is left out and logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any
+
+import blake3
+
+from p2pcast.artifact.signed_records import FileEntry, Manifest
+from p2pcast.backoff import Backoff
+from p2pcast.codec.layout import Layout
+from p2pcast.errors import IntegrityError, P2PCastError
+from p2pcast.relay.artifact_excerpt import Excerpt, expected_bytes
+from p2pcast.relay.artifact_path import Edge
+from p2pcast.relay.holding import Holding
+from p2pcast.state.version_reader import way_to
+from p2pcast.store.artifact_store import Store
+from p2pcast.version import Version
+from rollout_node.stage.part_fetcher import PartFetcher
+from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.version_path import VersionPlanner
+
+logger = logging.getLogger("p2pcast.peer")
+
+TRIES = 4
+"""Number of attempts: each damaged artifact on disk costs one."""
+PAUSE_S = 0.25
+"""Before missing parts are requested again, in seconds; twice as long each time."""
+
+
+class SmallFileRepair:
+    """The shadow's writer asks for one version at a time. ``blocking`` runs a function in a thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        planner: VersionPlanner,
+        parts: PartFetcher,
+        disposal: Disposal,
+        blocking: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._planner = planner
+        self._parts = parts
+        self._disposal = disposal
+        self._blocking = blocking
+        self._left_out: set[bytes] = set()
+        """Hashes of small files that no node had."""
+
+    async def complete(self, version: Version, layout: Layout, *, deep: bool = False) -> None:
+        """Have all small files of a version here. ``deep``: the contents of those that are here are read. Files that no
+        node has are logged and left out.
+        """
+        lacking = await self._lacking(version, deep=deep)
+        if lacking is not None and {file.hash for file in lacking} <= self._left_out:
+            return
+        backoff = Backoff(PAUSE_S, PAUSE_S * 2**TRIES, None)
+        for _ in range(TRIES):
+            if await self._collect(version, layout):
+                break
+            await asyncio.sleep(backoff.next_s())
+        lacking = await self._lacking(version)
+        if lacking is None:
+            logger.warning("no node says which small files version %s has", version)
+        elif lacking:
+            self._left_out |= {file.hash for file in lacking}
+            logger.warning("version %s goes without small files: %s", version, ", ".join(file.path for file in lacking))
+
+    async def _lacking(self, version: Version, *, deep: bool = False) -> list[FileEntry] | None:
+        """Small files of a version that are not here; None while its list of files is unknown."""
+        store = self._store
+        if store.manifest(version) is None:
+            return None
+        lacking: list[FileEntry] = await self._blocking(partial(store.missing_files, version, deep=deep))
+        return lacking
+
+    async def _collect(self, version: Version, layout: Layout) -> bool:
+        """False where another attempt may help: a part did not come, or a stored artifact was damaged."""
+        store, here = self._store, self._parts.whole()
+        edges = [Edge(a, h.open.base, h.open.version, 0) for a, h in here.items()]
+        others = [e for e in self._planner.listed_of(layout) if e.artifact not in here]
+        edges += [Edge(e.artifact, e.base, e.version, expected_bytes(e, (), layout)) for e in others]
+        self._parts.begin()
+        excerpts: dict[bytes, Holding] = {}
+        try:
+            # A file's contents lie in the delta that changed it; a whole state has all files.
+            for edge in reversed(way_to(version, edges) or [e for e in edges if e.version == version][:1]):
+                if store.manifest(version) is None:
+                    if (holding := await self._parts.part(edge, Excerpt(), excerpts, version)) is None:
+                        return False
+                    store.note(_manifest(holding))
+                lacking = frozenset(file.hash for file in await self._lacking(version, deep=True) or ())
+                if not lacking:
+                    break
+                if (holding := await self._parts.part(edge, Excerpt(files=lacking), excerpts, version)) is None:
+                    return False
+                try:
+                    found = await self._blocking(_contents, holding, lacking)
+                except P2PCastError as error:
+                    logger.error("version %s is discarded from disk: %s", holding.open.version, error)
+                    await self._disposal.discard(holding.id)
+                    return False
+                await self._blocking(store.keep_files, found)
+        finally:
+            await self._parts.release()
+        return True
+
+
+def _manifest(holding: Holding) -> Manifest:
+    manifest = holding.assembly.manifest
+    assert manifest is not None
+    return manifest
+
+
+def _contents(holding: Holding, wanted: Collection[bytes]) -> dict[str, bytes]:
+    """Path → contents of the small files with these hashes that the artifact has. Raises IntegrityError, LocalError
+    where it is damaged.
+    """
+    out: dict[str, bytes] = {}
+    for file in _manifest(holding).files:
+        if file.hash in wanted and file.offset is not None:
+            contents = holding.log.read(file.offset, file.size)
+            if blake3.blake3(contents).digest() != file.hash:
+                raise IntegrityError(f"its small file {file.path!r} is damaged")
+            out[file.path] = contents
+    return out
