@@ -1,4 +1,4 @@
-"""What the broadcast's demo shows: its versions and its peers."""
+"""The screen of the broadcast's demo: its versions and its peers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("p2pcast.hub")
 
 
 class Recollection(Protocol):
-    """What a restarted hub still waits for; see ``trainer_node.membership.restart_recovery``."""
+    """A restarted hub waits for its peers; see ``trainer_node.membership.restart_recovery``."""
 
     def joined(self, peer: str) -> None: ...
     def left(self, peer: str) -> None: ...

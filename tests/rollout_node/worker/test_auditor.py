@@ -111,7 +111,7 @@ async def test_a_result_of_other_weights_disagrees(parts: Parts, caplog) -> None
     assert "DISAGREES" in caplog.text
 
 
-async def test_one_large_gap_disagrees_whatever_the_mean(parts: Parts) -> None:
+async def test_one_large_gap_disagrees_at_a_small_mean(parts: Parts) -> None:
     found = await parts.play()
     at = int(found.mask.argmax())
     logprobs = found.logprobs.copy()
