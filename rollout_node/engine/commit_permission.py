@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from p2pcast.version import Version
 from rollout_node.control.hub_orders import HubOrders
 from rollout_node.control.saved_hub_state import SavedHubState
-from rollout_node.engine.install_target import Driver
+from rollout_node.installers.installer import Driver
 from rollout_node.sync.artifact_catalog import Catalog
 
 

@@ -21,8 +21,8 @@ from p2pcast.errors import LocalError, RefusedError, RetryableError, UsageError
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
 from rollout_node.engine.commit_permission import CommitRequests
-from rollout_node.engine.install_target import Driver
 from rollout_node.engine.runner import Runner
+from rollout_node.installers.installer import Driver
 from rollout_node.stage.shadow_state import ShadowReader
 
 Document = dict[str, Any]

@@ -13,10 +13,9 @@ from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import SmallFiles
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.installer import Installer
+from rollout_node.installers.installer import Driver, Installer
 from rollout_node.installers.safe_point import SafePoint
 
-Driver = Literal["peer", "external"]
 Role = Literal["lead", "member"]
 
 KINDS = "safetensors:DIR, vllm:URL or exec:CMD"
@@ -114,7 +113,7 @@ class Targets:
 
             return FolderInstaller(Path(rest), self._files, keep=self._keep)
         if kind == "vllm":
-            from rollout_node.installers.vllm import VllmInstaller
+            from rollout_node.installers.vllm_installer import VllmInstaller
             from rollout_node.installers.vllm_server import Deadlines
 
             return VllmInstaller(

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from p2pcast.codec.layout import Layout
 from p2pcast.version import Version
+
+Driver = Literal["peer", "external"]
+"""The program that switches engines: this peer, or an orchestrator that pauses the engine around each commit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from p2pcast.errors import P2PCastError, RetryableError
+from rollout_node.installers.install_state import InstallState
 from rollout_node.installers.vllm_server import VllmServer
 
 SafePoint = Literal["step", "drain"]
@@ -26,22 +27,22 @@ class StillRunningError(RetryableError):
 
 
 class SwitchPoint:
-    """``stretch``: name of the time since the last write to the weights, for a reader that asks before and after a
-    request. Equal names mean that the version in use made the whole answer. None while weights may be written, and for
-    the safe point ``step``. ``name`` begins error messages.
+    """Writes ``state.stretch``: name of the time since the last write to the weights, for a reader that asks before and
+    after a request. Equal names mean that the version in use made the whole answer. None while weights may be written,
+    and for the safe point ``step``.
     """
 
-    def __init__(self, server: VllmServer, name: str, kind: SafePoint, limit_s: float) -> None:
-        self._server, self._name, self._kind, self._limit_s = server, name, kind, limit_s
-        self.stretch: str | None = None
+    def __init__(self, server: VllmServer, state: InstallState, kind: SafePoint, limit_s: float) -> None:
+        self._server, self._name, self._state = server, server.name, state
+        self._kind, self._limit_s = kind, limit_s
 
     def writing(self) -> None:
-        """Weights may be written from now on, or are not known any more."""
-        self.stretch = None
+        """Weights may be written from now on."""
+        self._state.stretch = None
 
     def written(self) -> None:
         """No weight is written any more, and one version is in use."""
-        self.stretch = secrets.token_hex(8) if self._kind == "drain" else None
+        self._state.stretch = secrets.token_hex(8) if self._kind == "drain" else None
 
     async def reach(self, *, ours: bool, paused: bool, resume: Callable[[], Awaitable[None]]) -> dict[str, float]:
         """Wait until the engine may switch. Returns durations by name. After an error the engine goes on.

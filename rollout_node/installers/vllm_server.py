@@ -51,7 +51,7 @@ class VllmServer:
     """``name`` begins its error messages."""
 
     def __init__(self, url: str, name: str, deadlines: Deadlines) -> None:
-        self.url, self._name, self._deadlines = url.rstrip("/"), name, deadlines
+        self.url, self.name, self.deadlines = url.rstrip("/"), name, deadlines
         self._http: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -85,7 +85,7 @@ class VllmServer:
     async def cached_tokens(self) -> int | None:
         """Tokens in the blocks that running requests hold, rounded up to whole blocks; from the server's metrics."""
         try:
-            text = await self._request("GET", "/metrics", None, self._deadlines.request)
+            text = await self._request("GET", "/metrics", None, self.deadlines.request)
         except (RetryableError, LocalError):
             return None
         usage, config = _KV_USAGE.findall(text), _KV_CONFIG.search(text)
@@ -99,7 +99,7 @@ class VllmServer:
     async def pause(self, *, clear_cache: bool) -> None:
         """Stop scheduling. Running requests stay; with ``clear_cache`` they are recomputed later."""
         await self._post(
-            f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}", None, self._deadlines.commit
+            f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}", None, self.deadlines.commit
         )
 
     async def drain(self, deadline_s: float) -> None:
@@ -114,15 +114,15 @@ class VllmServer:
     async def clear_caches(self) -> None:
         """Clear the caches that ``pause`` clears, under another process's pause."""
         await self._post(
-            "/reset_prefix_cache?reset_running_requests=true&reset_external=true", None, self._deadlines.commit
+            "/reset_prefix_cache?reset_running_requests=true&reset_external=true", None, self.deadlines.commit
         )
-        await self._post("/reset_encoder_cache", None, self._deadlines.commit)
+        await self._post("/reset_encoder_cache", None, self.deadlines.commit)
 
     async def set_label(self, version: str) -> None:
         await self._post("/update_weight_version", {"new_version": version})
 
     async def init(self, info: dict[str, Any]) -> None:
-        await self._post("/init_weight_transfer_engine", {"init_info": info}, self._deadlines.init)
+        await self._post("/init_weight_transfer_engine", {"init_info": info}, self.deadlines.init)
 
     async def begin(self) -> None:
         await self._post("/start_weight_update")
@@ -140,7 +140,7 @@ class VllmServer:
         try:
             *reports, core = json.loads(text)["results"]
         except (ValueError, TypeError, KeyError):
-            raise LocalError(f"{self._name}: POST /collective_rpc: no reports in the answer {text[:300]!r}") from None
+            raise LocalError(f"{self.name}: POST /collective_rpc: no reports in the answer {text[:300]!r}") from None
         return reports, core
 
     async def finish(self) -> None:
@@ -149,19 +149,19 @@ class VllmServer:
     # -- HTTP
 
     async def _get(self, path: str) -> Any:
-        text = await self._request("GET", path, None, self._deadlines.request)
+        text = await self._request("GET", path, None, self.deadlines.request)
         try:
             return json.loads(text) if text else None
         except ValueError:
-            raise LocalError(f"{self._name}: GET {path}: not JSON; is this a vLLM server?") from None
+            raise LocalError(f"{self.name}: GET {path}: not JSON; is this a vLLM server?") from None
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, deadline_s: float | None = None) -> None:
-        await self._request("POST", path, body, deadline_s or self._deadlines.request)
+        await self._request("POST", path, body, deadline_s or self.deadlines.request)
 
     async def _request(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float) -> str:
         if self._http is None:
-            raise LocalError(f"{self._name}: not started")
-        where = f"{self._name}: {method} {path.split('?')[0]}"
+            raise LocalError(f"{self.name}: not started")
+        where = f"{self.name}: {method} {path.split('?')[0]}"
         try:
             timeout = aiohttp.ClientTimeout(total=deadline_s)
             async with self._http.request(method, self.url + path, json=body, timeout=timeout) as response:

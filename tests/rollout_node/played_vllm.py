@@ -78,6 +78,8 @@ class Engine:
         self.resumes = True
         self.label = "default"
         self.paused = False
+        self.clears: bool | None = None
+        """Whether the last pause emptied the caches."""
         self.calls: list[str] = []
         self.fails: set[str] = set()
         self.idle = asyncio.Event()
@@ -107,8 +109,9 @@ class Engine:
         if request.method == "GET":
             found = {"weight_info": {"weight_version": self.label}, "is_paused": {"is_paused": self.paused}}
             return web.json_response(found.get(name, {"world_size": len(self.ranks)}))
-        if name == "pause" and request.query["mode"] == "wait":
-            name = "drain"
+        if name == "pause":
+            self.clears = request.query["clear_cache"] == "true"
+            name = "drain" if request.query["mode"] == "wait" else name
         return web.json_response(await getattr(self, "on_" + name)(body))
 
     def report(self, rank: Rank, info: dict[str, Any], phase: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rollout_node.engine.multi_host_installer import MultiHostInstaller
 from rollout_node.engine.multi_host_leader import MultiHostLeader
 from rollout_node.installers.checkpoint_folder import FolderInstaller
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 
 FOLDER, SERVER = "safetensors:out", "vllm:http://127.0.0.1:8000"
 

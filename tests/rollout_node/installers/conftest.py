@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from installer_host import Host
+from installer_host import Host, broken_invariants
 
 
 @pytest.fixture
@@ -21,6 +21,8 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
     found.url = "http://{}:{}".format(*runner.addresses[0][:2])
     yield found
     found.engine.idle.set()
-    for each in found.installers:
+    for each in (*found.installers, *found.servers):
         await each.close()
     await runner.cleanup()
+    for installer in found.installers:
+        assert broken_invariants(installer._state) == []

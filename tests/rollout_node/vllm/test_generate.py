@@ -24,7 +24,7 @@ from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Trajectory
 from p2pcast.version import Version
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 from rollout_node.worker import recomputation
 from rollout_node.worker.completions_sampler import CompletionsSampler
 from rollout_node.worker.engine_requests import EngineRequests

@@ -17,7 +17,7 @@ import pytest
 from real_server import ENVIRONMENT, PROMPTS, TWO_RANKS, Server, complete, fresh, one_off_connections
 
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 
 pytestmark = pytest.mark.vllm
 

@@ -15,7 +15,7 @@ from real_server import PROMPTS, Server, complete, fresh, load, make_model, one_
 from p2pcast.errors import IntegrityError, LocalError, RetryableError
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 
 pytestmark = pytest.mark.vllm
 
@@ -38,17 +38,22 @@ def run(server: Server, make_run: Callable[..., Any], read_state: Callable[..., 
 
 
 @pytest.fixture
-async def installer(server: Server, run: Any) -> AsyncIterator[VllmInstaller]:
+async def install(server: Server, run: Any) -> AsyncIterator[InstallSocket]:
+    found = InstallSocket(server.install, run)
+    await found.start()
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def installer(server: Server, run: Any, install: InstallSocket) -> AsyncIterator[VllmInstaller]:
     """A peer that has just started, beside an engine that may have run for long."""
-    install = InstallSocket(server.install, run)
-    await install.start()
     found = VllmInstaller(server.url, install, run=str(run.folder))
     try:
         await found.start()
         yield found
     finally:
         await found.close()
-        await install.close()
 
 
 def clean(found: Audit) -> bool:
@@ -92,7 +97,7 @@ async def test_versions_installed_under_load_equal_fresh_engines(
 
 
 async def test_restarted_peer_continues_from_the_engines_version(
-    server: Server, run: Any, installer: VllmInstaller
+    server: Server, run: Any, install: InstallSocket, installer: VllmInstaller
 ) -> None:
     """The engine still holds a version of the last test's run, with the same number and other bytes, which must not be
     a base.
@@ -100,7 +105,7 @@ async def test_restarted_peer_continues_from_the_engines_version(
     await installer.stage(run.version, run.shadow.path)
     await installer.commit(run.version)
     run.step(77, share=0.5, bits=0x0101)
-    again = VllmInstaller(server.url, installer._socket, run=str(run.folder))
+    again = VllmInstaller(server.url, install, run=str(run.folder))
     await again.start()
     assert (again.committed, again.ready) == (None, False)
     await again.stage(run.version, run.shadow.path)
@@ -119,9 +124,9 @@ async def test_rollback_restores_every_value(
     run.step(6, share=0.3)
     await installer.stage(run.version, run.shadow.path)
     monkeypatch.setattr(
-        installer, "_in_core", lambda ranks: False
+        installer._switch, "_in_core", lambda reports: False
     )  # an engine with several cores switches over vLLM's routes
-    monkeypatch.setattr(installer, "_collect", losing_commits(installer._collect))
+    monkeypatch.setattr(installer._ranks, "_collect", losing_commits(installer._ranks._collect))
     with pytest.raises(RetryableError, match="a rank was lost"):
         await installer.commit(run.version)
     monkeypatch.undo()

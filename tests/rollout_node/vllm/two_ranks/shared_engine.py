@@ -15,7 +15,7 @@ from p2pcast.errors import RetryableError
 from p2pcast.version import Version
 from rollout_node.installers.install_socket import InstallSocket
 from rollout_node.installers.installer import Audit
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 from rollout_node.installers.vllm_server import Deadlines
 
 LONG = " ".join(f"w{3 + i * 7 % 400}" for i in range(200))
@@ -74,7 +74,7 @@ class Peer:
 
     def hurry(self, deadlines: Deadlines = HASTY) -> None:
         """Use shorter deadlines from now on."""
-        self.installer._deadlines = self.installer._server._deadlines = deadlines
+        self.installer._server.deadlines = deadlines
 
     async def install(self) -> None:
         await self.installer.stage(self.run.version, self.run.shadow.path)

@@ -16,7 +16,7 @@ from shared_engine import LONG, Truth, advance
 
 from p2pcast.rollouts.kv_policy import KvPolicy
 from rollout_node.installers.install_socket import InstallSocket
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 
 pytestmark = pytest.mark.vllm
 

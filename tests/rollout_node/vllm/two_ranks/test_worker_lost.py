@@ -14,7 +14,7 @@ from real_server import Server, load, one_off_connections
 from shared_engine import FIRST, Peer, advance, installs
 
 from p2pcast.errors import RetryableError
-from rollout_node.installers.vllm import VllmInstaller
+from rollout_node.installers.vllm_installer import VllmInstaller
 
 pytestmark = pytest.mark.vllm
 

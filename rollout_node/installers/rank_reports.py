@@ -1,0 +1,106 @@
+"""Commands to all ranks of a vLLM engine, and the reports with which the ranks answer over the install socket.
+
+Promises:
+
+- A report answers one command: engine, phase, version and nonce must be those of the command.
+- A command returns one report of each rank, or raises. A missing report is an error that names the ranks.
+- A rank's error is raised as the kind of error that the rank named (``raise_first``).
+
+Whether a report is true is decided elsewhere: ``rank_preparation`` and ``vllm_switch`` raise FalseReportError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+
+from p2pcast.errors import IntegrityError, LocalError, RetryableError
+from p2pcast.version import Version
+from rollout_node.installers.install_socket import Expectation, InstallSocket, Report
+from rollout_node.installers.vllm_server import VllmServer
+
+
+class FalseReportError(IntegrityError):
+    """A rank's report and its weights differ."""
+
+
+class Ranks:
+    """``run``: the run's id; ranks ignore versions of other runs. ``given``: number of workers that report to this
+    peer; None: all of the server's. Error messages begin with ``name``, the server's.
+    """
+
+    def __init__(self, server: VllmServer, socket: InstallSocket, run: str, given: int | None) -> None:
+        self._server, self._socket, self._run = server, socket, run
+        self._given, self.count = given, given or 1
+        self._engine = secrets.token_hex(8)
+
+    @property
+    def name(self) -> str:
+        return self._server.name
+
+    @property
+    def are_all(self) -> bool:
+        """Whether every worker of the server reports here."""
+        return self._given is None
+
+    async def recount(self) -> None:
+        self.count = self._given or await self._server.world_size()
+
+    async def init(self, *, pausing: bool = False, forget: bool = False) -> list[Report]:
+        """Reports of the version that each rank holds. ``pausing``: the ranks note that this peer is about to pause
+        the engine. ``forget``: they name no version until the next install.
+        """
+        with self._expecting("init", None) as (expectation, nonce):
+            info = {"engine": self._engine, "run": self._run, "nonce": nonce, "pausing": pausing, "forget": forget}
+            await self._server.init(info)
+            return await self._collect(expectation, "init", self._server.deadlines.report)
+
+    async def command(self, phase: str, version: Version, deadline_s: float, *, whole: bool = False) -> list[Report]:
+        """``phase``: ``prepare``, ``commit``, ``abort`` or ``audit``. Raises the first error that a rank reports."""
+        with self._expecting(phase, version) as (expectation, nonce):
+            info = {"phase": phase, "version": str(version), "nonce": nonce, "whole": whole}
+            await self._server.update(info, deadline_s)
+            in_thread = phase in ("prepare", "audit")  # in other phases, ranks report before the server answers
+            return await self._collect(expectation, phase, deadline_s if in_thread else self._server.deadlines.report)
+
+    @contextlib.contextmanager
+    def _expecting(self, phase: str, version: Version | None) -> Iterator[tuple[Expectation, str]]:
+        text, nonce = str(version) if version else None, secrets.token_hex(4)
+        wanted = (self._engine, phase, text, nonce)
+
+        def matches(report: Report) -> bool:
+            return (report["engine"], report["phase"], report["version"], report.get("nonce")) == wanted
+
+        with self._socket.expect(matches, self.count) as expectation:
+            yield expectation, nonce
+
+    async def _collect(self, expectation: Expectation, phase: str, deadline_s: float) -> list[Report]:
+        try:
+            reports = await expectation.wait(deadline_s)
+        except TimeoutError:
+            elsewhere = f" ({self._socket.elsewhere()})" if self._socket.elsewhere else ""
+            raise RetryableError(
+                f"{self.name}: {expectation.missing} of {self.count} workers did not report {phase} within"
+                f" {deadline_s:g} s,"
+                f" ranks {', '.join(map(str, expectation.missing_ranks))}{elsewhere}; "
+                "do they have this peer's socket in P2PCAST_SOCK, and is it the same host?"
+            ) from None
+        raise_first(self.name, reports, phase)
+        return reports
+
+
+def raise_first(name: str, reports: Sequence[Report], phase: str) -> None:
+    """The first error that a rank reports."""
+    for report in reports:
+        if report["error"] is not None:
+            kind = report.get("kind")
+            make = next((k for k in (IntegrityError, RetryableError) if k.wire_code == kind), LocalError)
+            raise make(f"{name}: rank {report['rank']}, {phase}: {report['error']}")
+
+
+def common_version(reports: Sequence[Report]) -> Version | None:
+    """The one version that every rank holds."""
+    held = {r["held"] for r in reports}
+    found = held.pop() if len(held) == 1 else None
+    return Version.parse(found) if found else None
