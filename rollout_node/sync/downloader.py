@@ -31,9 +31,7 @@ from p2pcast.relay.pull_source import Puller, PullSource
 from p2pcast.relay.pull_throttle import Throughput, pull_bytes_s
 from p2pcast.relay.upstream import ReceivingNode
 from p2pcast.wakeup import Wakeup
-from rollout_node.control.hub_session import HubSession
 from rollout_node.sync.connector import Connector, Place
-from rollout_node.sync.parent_failover import ParentFailover
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -65,6 +63,31 @@ def source_dialler(node: ReceivingNode, connector: Connector) -> DialSource:
         return await connector.reach(partial(PullSource, node, puller), place, STRIPES)
 
     return dial
+
+
+class SourceDirectory(Protocol):
+    """The hub (rollout_node.control.hub_session), which knows the nodes that hold an artifact."""
+
+    @property
+    def place(self) -> Place: ...
+    def seek(self, artifact: bytes, without: list[bytes]) -> None: ...
+
+
+class PushingParent(Protocol):
+    """A parent, which may push an artifact or be one of its sources."""
+
+    @property
+    def offers(self) -> Collection[bytes]: ...
+    async def decline(self, artifact: bytes) -> bool: ...
+
+
+class ParentLink(Protocol):
+    """The link to the parent of now (rollout_node.sync.parent_failover)."""
+
+    @property
+    def place(self) -> Place | None: ...
+    @property
+    def feeding(self) -> PushingParent | None: ...
 
 
 class PullingNode(ArtifactHolder, Protocol):
@@ -118,13 +141,13 @@ class Downloader:
         self,
         node: PullingNode,
         dial_source: DialSource,
-        hub: HubSession,
-        parent_failover: ParentFailover,
+        hub: SourceDirectory,
+        parent: ParentLink,
     ) -> None:
         self._node = node
         self._dial_source = dial_source
         self._hub = hub
-        self._parent_failover = parent_failover
+        self._parent = parent
         self._schedule = PullSchedule()
         self._wishes: dict[bytes, _Wish] = {}
         self._sources: dict[bytes, PullSource] = {}
@@ -282,7 +305,7 @@ class Downloader:
     async def _begin(self, artifact: bytes) -> None:
         """Have the parent decline the artifact first. A parent that sends it already goes on, and it is not pulled."""
         wish = self._wishes[artifact]
-        parent = self._parent_failover.feeding
+        parent = self._parent.feeding
         declined = parent is None or await parent.decline(artifact)
         if self._wishes.get(artifact) is not wish:
             return
@@ -327,7 +350,7 @@ class Downloader:
     def _find(self, group: asyncio.TaskGroup, now: float) -> None:
         self._avoided = {node: at for node, at in self._avoided.items() if now - at < AVOID_S}
         places = {place[0]: place for wish in self._wishes.values() for place in wish.places or ()}
-        parent, link = self._parent_failover.place, self._parent_failover.feeding
+        parent, link = self._parent.place, self._parent.feeding
         if parent is not None and link is not None and any(artifact in link.offers for artifact in self._wishes):
             places.setdefault(parent[0], parent)
         hub = self._hub.place

@@ -28,9 +28,6 @@ from p2pcast.relay.upstream import ReceivingNode, Upstream
 from p2pcast.transport.dial import Stripes
 from p2pcast.version import Version
 from p2pcast.wakeup import Wakeup
-from rollout_node.control.hub_session import HubSession
-from rollout_node.control.saved_hub_state import SavedHubState
-from rollout_node.control.timeline import Timeline
 from rollout_node.sync.connector import Connector, Place
 
 logger = logging.getLogger("p2pcast.peer")
@@ -64,6 +61,33 @@ class PlanOrders:
     backups: list[Place] = field(default_factory=list)
 
 
+class PlanningHub(Protocol):
+    """The hub (rollout_node.control.hub_session), as the last resort, and as the receiver of reports."""
+
+    @property
+    def hub(self) -> bytes:
+        """The hub's node."""
+
+    @property
+    def place(self) -> Place:
+        """The hub's node and address."""
+
+    def changed(self) -> None:
+        """Send a report at once."""
+
+
+class ParentTimeline(Protocol):
+    def attached(self, parent: bytes | None) -> None: ...
+
+
+class SavedPlaces(Protocol):
+    """Keeps the nodes that the hub has named (rollout_node.control.saved_hub_state)."""
+
+    def keep_neighbourhood(
+        self, hub: bytes, parent: Place | None, backups: list[Place], neighbours: list[Place]
+    ) -> None: ...
+
+
 class DialParent(Protocol):
     """Makes the link to a parent, which is not started. Raises P2PCastError."""
 
@@ -85,9 +109,9 @@ class ParentFailover:
         self,
         dial_parent: DialParent,
         is_wanting: Callable[[], bool],
-        hub: HubSession,
-        timeline: Timeline,
-        saved: SavedHubState,
+        hub: PlanningHub,
+        timeline: ParentTimeline,
+        saved: SavedPlaces,
     ) -> None:
         """``timeline`` gets the parent whenever something about the link to it may have changed; ``saved`` keeps the
         nodes that the hub has named.
