@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import blake3
 import numpy as np
@@ -24,6 +24,11 @@ from p2pcast.rollouts.result import Span
 
 SEED_BITS = 63
 """Bits of a sampler's seed: engines take signed integers of 64 bits."""
+
+
+FAILED_CHECK_TAG = "check"
+"""Name of the tag that a worker adds to a play whose check failed there."""
+TrustedReward = Literal["costly", "unrepeatable"]
 
 
 class ForgedPlayError(RemoteError):
@@ -155,6 +160,16 @@ def turn_seed(job: Job, turn: int) -> int:
     """The sampler's seed for one turn of a job: unlike those of other turns and other jobs."""
     packed = job.sample_seed.to_bytes(8, "little") + turn.to_bytes(4, "little")
     return int.from_bytes(blake3.blake3(packed).digest(8), "little") % (1 << SEED_BITS)
+
+
+def trusted_reward_of(task: Any) -> TrustedReward | None:
+    """Why the ledger may not compute each reward: ``costly``, a replay gives the same but takes long; ``unrepeatable``,
+    equal tokens may have other rewards. None: the ledger computes each reward. Raises UsageError.
+    """
+    found = getattr(task, "trusted_reward", None)
+    if found not in (None, "costly", "unrepeatable"):
+        raise UsageError(f"task {task.name}: trusted_reward is {found!r}, neither 'costly' nor 'unrepeatable'")
+    return cast("TrustedReward | None", found)
 
 
 def check_task(task: Any, named: str) -> str | None:

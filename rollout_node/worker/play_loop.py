@@ -24,7 +24,7 @@ from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
 from p2pcast.rollouts.result import Result, fault
 from p2pcast.tasks.play import result_of
-from p2pcast.tasks.task import Sampler, Task, Trajectory
+from p2pcast.tasks.task import FAILED_CHECK_TAG, Sampler, Task, Trajectory
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
 from p2pcast.wakeup import Wakeup
 from rollout_node.worker.engine_versions import Served
@@ -269,7 +269,7 @@ class PlayLoop:
                 reward = await self._checks.reward(job, played.token_ids, played.mask)
         except (CheckFailedError, ChecksDownError) as error:
             logger.warning("the check of job %s failed: %s", job.job.hex(), error)
-            played = replace(played, tags=(*played.tags, ("check", str(error)[:MAX_TAG])))
+            played = replace(played, tags=(*played.tags, (FAILED_CHECK_TAG, str(error)[:MAX_TAG])))
         result = result_of(job, lease.lease, played, reward)
         if (loss_mask := getattr(self._task, "loss_mask", None)) is not None:
             result = replace(result, loss_mask=loss_mask(job, played.token_ids, played.mask))

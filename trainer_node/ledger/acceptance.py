@@ -40,6 +40,8 @@ class Reason(Enum):
     """Accepted before; its bytes at the ledger cannot be read any more."""
     UNSCORED = "not scored"
     """The task's check hung, crashed or raised at the ledger."""
+    DISTRUSTED = "untrusted worker"
+    """Accepted before, with the worker's own reward; another reward of the worker was wrong."""
 
     @property
     def blames(self) -> bool:

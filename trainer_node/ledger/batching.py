@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from p2pcast.errors import RefusedError
+from trainer_node.ledger.audits.replaying import DUE, leave_out
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.group_pool import FOREIGN, drop, shorten
@@ -109,7 +110,8 @@ def take(
     ]
     conn.execute(insert(db.batch_members), members)
     for candidate in made.batch:
-        if live[candidate.opened].state == "open":
+        if candidate.unsettled:
+            leave_out(conn, live[candidate.opened].id)
             shorten(conn, live[candidate.opened].id)
     return _taken(conn, now, conn.execute(select(db.batches).where(db.batches.c.id == batch_id)).one())
 
@@ -121,12 +123,16 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
     # The list of groups makes the database begin with their jobs, not with all results.
     for ids in in_parts(opened):
         accepted = (
-            select(db.jobs.c.group_id, db.results.c.oldest_step, db.results.c.reward)
+            select(db.jobs.c.group_id, db.results.c.oldest_step, db.results.c.reward, db.results.c.replay)
             .join(db.results, db.results.c.job_id == db.jobs.c.id)
             .where(db.jobs.c.group_id.in_(ids), db.results.c.verdict == "accepted")
             .order_by(db.jobs.c.position)
         )
+        due: Counter[bytes] = Counter()
         for row in conn.execute(accepted):
+            if row.replay == DUE:
+                due[row.group_id] += 1
+                continue
             steps[row.group_id].append(row.oldest_step)
             rewards[row.group_id].append(row.reward)
         counted = (
@@ -134,7 +140,7 @@ def _candidates(conn: Connection, opened: dict[bytes, int]) -> list[Candidate]:
             .where(db.jobs.c.group_id.in_(ids), db.jobs.c.state.in_(UNSETTLED_JOBS))
             .group_by(db.jobs.c.group_id)
         )
-        unsettled |= {row.group_id: row.jobs for row in conn.execute(counted)}
+        unsettled |= due + Counter({row.group_id: row.jobs for row in conn.execute(counted)})
     return [
         Candidate(number, steps[group], rewards[group], unsettled.get(group, 0)) for group, number in opened.items()
     ]

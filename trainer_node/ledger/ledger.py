@@ -29,7 +29,6 @@ from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from trainer_node.ledger import (
-    auditing,
     batching,
     group_pool,
     leasing,
@@ -39,7 +38,8 @@ from trainer_node.ledger import (
     share_ceiling,
 )
 from trainer_node.ledger.acceptance import Rejection, rejection
-from trainer_node.ledger.auditing import AuditSample, Sampled
+from trainer_node.ledger.audits import auditing, replaying
+from trainer_node.ledger.audits.auditing import AuditSample, Sampled
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.database.group_commit import GroupCommit
@@ -58,14 +58,18 @@ from trainer_node.ledger.ledger_rows import (
     PresentReader,
 )
 from trainer_node.ledger.prompts import prompting
-from trainer_node.ledger.settling import Settled, Verdicts, judge_all, settle_all, standards_of
+from trainer_node.ledger.settling import Settled, Verdicts, fail_job, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
 
 logger = logging.getLogger("p2pcast.ledger")
 
 T = TypeVar("T")
-COUNTS = ("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements")
+COUNTS = (
+    *("blamed", "unknown_versions", "accepted_tokens", "audits", "disagreements"),
+    *("replays", "false_rewards", "failed_replays"),
+)
 """Columns of a worker that begin at 0."""
+_DRAW = secrets.SystemRandom().random
 MAX_NAME_TEXT = 120
 """Characters that stay of a name which gets a number."""
 
@@ -96,7 +100,8 @@ class Registered(NamedTuple):
 
 class Ledger:
     """``now``: seconds from any origin; a step back counts as no time. ``shared_commits``: calls of several threads
-    share commits; otherwise one thread at a time may call.
+    share commits; otherwise one thread at a time may call. ``draw``: a number from 0, below 1, that no worker can
+    predict.
     """
 
     def __init__(
@@ -107,10 +112,11 @@ class Ledger:
         now: Callable[[], float] = time.monotonic,
         new_id: Callable[[], bytes] = _new_id,
         shared_commits: bool = False,
+        draw: Callable[[], float] = _DRAW,
     ) -> None:
         self._store = store
         self._policy = policy
-        self._new_id = new_id
+        self._new_id, self._draw = new_id, draw
         self._rates = WorkerRates(policy.guess_s)
         self._present = PresentReader()
         self._newest: Present | None = None
@@ -364,7 +370,8 @@ class Ledger:
         def record(conn: Connection, now: Present) -> Verdicts:
             worker = leasing.worker_of(conn, session)
             append = self._store.segments.append
-            verdicts = settle_all(conn, now, self._policy, self._rates, append, bytes(worker.id), handed_in, rewards)
+            terms = (bytes(worker.id), handed_in, rewards, self._draw)
+            verdicts = settle_all(conn, now, self._policy, self._rates, append, *terms)
             for one in verdicts.new:
                 if one.reason is not None:
                     now.happened["results_rejected", worker.name, one.reason] += 1
@@ -456,7 +463,13 @@ class Ledger:
             except IntegrityError as error:
                 logger.error("%s: its job is played again", error)
                 damaged.append(place)
-        return self._call(lambda conn: resuming.reopen_damaged(conn, batch.id, damaged)) if damaged else 0
+
+        def transition(conn: Connection, now: Present) -> int:
+            reopened = resuming.reopen_damaged(conn, batch.id, damaged)
+            replaying.distrust_reopened(conn, now, self._policy, fail_job)
+            return reopened
+
+        return self._at_present(transition) if damaged else 0
 
     def applied(self, epoch: int, batch: bytes, step: int) -> None:
         self._at_present(lambda conn, now: batching.applied(conn, now, epoch=epoch, batch=batch, step=step))
@@ -470,6 +483,7 @@ class Ledger:
 
         def transition(conn: Connection, now: Present) -> tuple[int, int]:
             epoch = resuming.resume(conn, now, **terms)  # type: ignore[arg-type]
+            replaying.distrust_reopened(conn, now, self._policy, fail_job)
             # A batch of an earlier task may have been reopened.
             return epoch, group_pool.drop_foreign(conn, now, self._policy.task_hash)
 
@@ -512,6 +526,19 @@ class Ledger:
     def audited(self, job: bytes, lease: bytes, *, agrees: bool) -> str:
         """Count an audit for its worker, whose name is returned. Raises UnknownIdError."""
         return self._call(lambda conn: auditing.count(conn, Sampled(job, lease), agrees=agrees))
+
+    def due_replays(self, most: int) -> list[replaying.Due]:
+        """Results whose trusted rewards are to be computed again, in turns of the parties that answer for them."""
+        return self._call(lambda conn: replaying.due(conn, self._policy.task_hash, most))
+
+    def replay(self, one: replaying.Due) -> tuple[Job, Result] | None:
+        """None for a replay that is not due any more. Raises IntegrityError for a damaged result."""
+        found = self._call(lambda conn: replaying.read(conn, one))
+        return None if found is None else (found.job, Result.from_bytes(self.body(found.place)))
+
+    def replayed(self, one: replaying.Due, found: float | Rejection) -> replaying.Ended | None:
+        """``found``: the reward, or why there is none. Repeated after its commit, changes nothing: None."""
+        return self._at_present(lambda conn, now: replaying.end(conn, now, self._policy, one, found, fail_job))
 
     # -- reports
 

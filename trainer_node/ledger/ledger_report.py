@@ -35,6 +35,7 @@ def status(conn: Connection, now: Present, bounds: Bounds) -> dict[str, Any]:
         "jobs": _counts(conn, db.jobs.c.state),
         "leases": _counts(conn, db.leases.c.state),
         **_results(conn),
+        "replays": _replays(conn),
         "batches": _counts(conn, db.batches.c.state),
         "ages": ages(conn, now),
         "lost_lengths": lost_lengths(conn),
@@ -135,6 +136,9 @@ def workers(conn: Connection, now: Present, rates: Mapping[str, float | None]) -
             "blamed": row.blamed,
             "audits": row.audits,
             "disagreements": row.disagreements,
+            "replays": row.replays,
+            "false_rewards": row.false_rewards,
+            "failed_replays": row.failed_replays,
             "silent_s": round(max(0.0, now.now_s - row.seen_s), 3),
             "tokens_per_s": rates.get(bytes(row.id).hex()),
         }

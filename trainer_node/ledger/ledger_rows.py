@@ -65,9 +65,20 @@ class FullError(LocalError):
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """The rewards of workers count. ``share``: of the results that are replayed all the same. ``replays``: whether the
+    task can be replayed at all.
+    """
+
+    share: float
+    replays: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """``guess_s``: of first leases. ``task_hash``: of the run's task; groups of another task are not played.
-    ``asks_hub``: the hub is asked for the versions of each result before it is judged.
+    ``asks_hub``: the hub is asked for the versions of each result before it is judged. ``trust`` None: the ledger
+    computes each reward.
     """
 
     bounds: Bounds
@@ -76,6 +87,7 @@ class Policy:
     guess_s: float = 120.0
     task_hash: bytes = field(kw_only=True)
     asks_hub: bool = False
+    trust: Trust | None = None
 
 
 @dataclass(frozen=True, slots=True)

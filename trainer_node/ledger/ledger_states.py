@@ -1,7 +1,8 @@
 """States of groups, jobs, leases and batches, and the changes between them. Pure.
 
-Every change of a state goes through ``validate``. A job that is accepted may open again only when the learner leaves
-the branch of its result; the same holds for groups that have ended.
+Every change of a state goes through ``validate``. A job that is accepted may open again only when its result is
+cancelled: the learner leaves its branch, its bytes are damaged, or its reward is not trusted any more. The same holds
+for groups that have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ accepted. ``short``: at least two. ``trained``: in a checkpoint.
 JOB: Mapping[str, frozenset[str]] = {
     "open": frozenset({"leased", "accepted", "cancelled"}),
     "leased": frozenset({"open", "accepted", "rejected", "cancelled"}),
-    "accepted": frozenset({"open", "cancelled"}),
+    "accepted": frozenset({"open", "cancelled", "rejected"}),
     "rejected": frozenset(),
     "cancelled": frozenset(),
 }

@@ -54,7 +54,8 @@ class Verdict(Enum):
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A group that is in no batch. ``opened``: its number in the order of opening. ``steps``: of each accepted result,
-    the step of its oldest span. ``rewards``: in the same order. ``unsettled``: jobs that may still bring a result.
+    the step of its oldest span. ``rewards``: in the same order. ``unsettled``: jobs that may still bring a result,
+    and those whose reward is still replayed.
     """
 
     opened: int

@@ -13,6 +13,7 @@ from p2pcast.rollouts.job import Group, Job, job_of
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejection
+from trainer_node.ledger.audits.replaying import sampler_of
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.group_pool import count_stale_ending, end_settled, read_groups
@@ -32,6 +33,9 @@ from trainer_node.ledger.ledger_rows import (
 )
 from trainer_node.ledger.ledger_states import UNSETTLED_JOBS
 from trainer_node.ledger.worker_rates import WorkerRates
+
+NO_FAILURES = tuple(one.value for one in (Reason.STALE, Reason.DEAD, Reason.DUPLICATE, Reason.DISTRUSTED))
+"""Reasons that say nothing about the job."""
 
 
 class Settled(NamedTuple):
@@ -161,9 +165,10 @@ def settle_all(
     worker_id: bytes,
     handed_in: Sequence[Result],
     rewards: Sequence[float | Rejection | None],
+    draw: Callable[[], float],
 ) -> Verdicts:
     """Record the verdicts. ``rewards``: each result's reward, or why there is none; None for a result that was
-    rejected before. Raises RetryableError for a result that needs a reward now.
+    rejected before. ``draw``: as of ``sampler_of``. Raises RetryableError for a result that needs a reward now.
     """
     answers: dict[tuple[bytes, bytes], Settled] = {}
     new: list[Settled] = []
@@ -186,7 +191,7 @@ def settle_all(
         else:
             assert not isinstance(reward, Rejection)
             accepted[result.job] = _Accepted(result, one.job, one.row, float(reward))
-    _accept_all(conn, now, rates, append, worker_id, list(accepted.values()))
+    _accept_all(conn, now, rates, append, worker_id, list(accepted.values()), _replays(conn, policy, worker_id, draw))
     new += [Settled(one.result.job, one.result.lease, "accepted", None, None) for one in accepted.values()]
     new += [_reject(conn, now, policy, worker_id, result, row, wrong) for result, row, wrong in rejected]
     answers |= {(one.job, one.lease): one for one in new}
@@ -200,6 +205,11 @@ def _fault_of(reward: float | Rejection | None) -> Rejection | None:
     return None if math.isfinite(reward) else Rejection(Reason.UNSCORED, f"the task's reward is {reward}")
 
 
+def _replays(conn: Connection, policy: Policy, worker_id: bytes, draw: Callable[[], float]) -> Callable[[], str | None]:
+    """State of the next accepted result's replay."""
+    return (lambda: None) if policy.trust is None else sampler_of(conn, policy.trust, worker_id, draw)
+
+
 def _accept_all(
     conn: Connection,
     now: Present,
@@ -207,6 +217,7 @@ def _accept_all(
     append: Callable[[bytes], Place],
     worker_id: bytes,
     accepted: Sequence[_Accepted],
+    replays: Callable[[], str | None],
 ) -> None:
     if not accepted:
         return
@@ -220,6 +231,7 @@ def _accept_all(
                 "digest": result.digest(),
                 "verdict": "accepted",
                 "reward": reward,
+                "replay": replays(),
                 "sampled": result.sampled,
                 "settled_step": now.step,
                 "oldest_step": result.oldest_step,
@@ -278,7 +290,7 @@ def _reject(
     # Another result of the same request may have ended the lease, with its group.
     if conn.scalar(select(db.leases.c.state).where(db.leases.c.id == row.id)) == "held":
         move(conn, "lease", db.leases, row.id, "settled")
-        _fail(conn, now, policy, row, wrong.reason)
+        fail_job(conn, now, policy, row, wrong.reason)
     return Settled(result.job, result.lease, "rejected", reason, detail)
 
 
@@ -292,10 +304,11 @@ def _invents_versions(conn: Connection, row: Row[Any]) -> bool:
     return int(conn.scalar(select(func.sum(workers.unknown_versions)).where(answers)) or 0) > MAX_UNKNOWN
 
 
-def _fail(conn: Connection, now: Present, policy: Policy, row: Row[Any], reason: Reason) -> None:
+def fail_job(conn: Connection, now: Present, policy: Policy, row: Row[Any], reason: Reason) -> None:
     """The job is played again, by another caller if there is one, unless too many of them have failed it. A stale
     ending counts for the group only if the version at the lease's beginning is stale by now: otherwise one worker could
-    drop any group by naming old versions. Evaluations are as old as their version, so no ending of theirs counts.
+    drop any group by naming old versions. Evaluations are as old as their version, so no ending of theirs counts. A
+    result that ends because of another result's reward says nothing about the job.
     """
     job = update(db.jobs).where(db.jobs.c.id == row.job_id)
     if reason in (Reason.STALE, Reason.DEAD):
@@ -304,6 +317,10 @@ def _fail(conn: Connection, now: Present, policy: Policy, row: Row[Any], reason:
             count_stale_ending(conn, now, row.group_id, MAX_STALE_ENDINGS)
         else:
             conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
+        return
+    if reason is Reason.DISTRUSTED:
+        conn.execute(job.values(failed_by=caller_of(row), failed_s=now.now_s))
+        move(conn, "job", db.jobs, row.job_id, "open")
         return
     failures = int(conn.scalar(select(db.jobs.c.failures).where(db.jobs.c.id == row.job_id)) or 0) + 1
     failed = {"failures": failures, "failed_by": caller_of(row), "failed_s": now.now_s}
@@ -324,7 +341,7 @@ def _given_up(conn: Connection, now: Present, row: Row[Any], failures: int) -> b
         .where(
             db.results.c.job_id == row.job_id,
             db.results.c.verdict == "rejected",
-            db.results.c.reason.not_in((Reason.STALE.value, Reason.DEAD.value, Reason.DUPLICATE.value)),
+            db.results.c.reason.not_in(NO_FAILURES),
         )
     )
     callers = {caller_of(one) for one in conn.execute(failed)}

@@ -59,6 +59,7 @@ from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.prompt_choice import HookSource
 from trainer_node.ledger_server.prompt_feeder import LOOK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
+from trainer_node.ledger_server.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
 from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
 
@@ -150,6 +151,7 @@ class LedgerDaemon:
             self.view.finished,
             events,
             self._times,
+            trusting=config.policy.trust is not None,
         )
         self.http = HttpServer(
             self.view.status,
@@ -190,6 +192,9 @@ class LedgerDaemon:
             repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
             repeat("events", TELL_S, self._happenings.tell)
             repeat("checks", EXPIRE_S, self._scorers.recover)
+            if self._config.policy.trust is not None:
+                replays = RewardReplays(self._ledger, self._scorers, self._call, self._queue.changed, self._events)
+                repeat("replays", REPLAY_S, replays.replay)
             repeat("retention", PRUNE_S, lambda: self._call(self._ledger.prune))
             if self._certificate is not None:
                 group.create_task(self._certificate.renew_when_due(), name="certificate")

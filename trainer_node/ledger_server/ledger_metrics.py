@@ -23,4 +23,5 @@ STALENESS = partial(
 )
 AHEAD = partial(gauge, "p2pcast_ledger_groups_ahead", "Groups that were opened and are not in an applied batch")
 EPOCH = partial(gauge, "p2pcast_ledger_epoch", "Number of times that a learner has resumed")
+REPLAYS = partial(gauges, "p2pcast_ledger_replays", "Replays of trusted rewards, by what they found", ["found"])
 AUDITS = partial(gauges, "p2pcast_ledger_audits", "Audits of accepted results, by what they found", ["found"])

@@ -34,10 +34,9 @@ from p2pcast.limits import MAX_SLOTS
 from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.record_form import RolloutRecord
 from p2pcast.rollouts.result import Result
-from p2pcast.tasks.task import ForgedPlayError
-from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.version import Version
-from trainer_node.ledger.acceptance import Reason, Rejection
+from trainer_node.ledger.acceptance import Rejection
 from trainer_node.ledger.batching import Member, Taken
 from trainer_node.ledger.drained_workers import MAX_FOR_S
 from trainer_node.ledger.ledger import Ledger, Registration
@@ -51,6 +50,7 @@ from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
 from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
+from trainer_node.ledger_server.reward_replays import checked_reward, stated_reward
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,11 +105,14 @@ class LedgerRoutes:
         finished: Callable[[], bool],
         events: Events,
         times: LearnerTimes,
+        *,
+        trusting: bool = False,
     ) -> None:
         """``documents``: of GET /v1/NAME, for trainers. ``learn``: called before versions of results are judged.
-        ``finished``: whether the run has ended.
+        ``finished``: whether the run has ended. ``trusting``: workers' rewards count.
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
+        self._trusting = trusting
         self._desk = RewardDesk(self._score, scorers.places)
         self._executor = executor
         self._bodies, self._unpacked = BodyBudget(), BodyBudget()
@@ -307,12 +310,7 @@ class LedgerRoutes:
         return web.json_response({"results": rows})
 
     async def _score(self, job: Job, result: Result) -> float | Rejection:
-        try:
-            return await self._scorers.check(job, result)
-        except ForgedPlayError as error:
-            return Rejection(Reason.FORGED, str(error))
-        except CheckFailedError as error:
-            return Rejection(Reason.UNSCORED, str(error))
+        return stated_reward(result) if self._trusting else await checked_reward(self._scorers, job, result)
 
     # -- auditors
 

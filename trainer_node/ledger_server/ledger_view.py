@@ -97,6 +97,7 @@ class LedgerView:
             (ledger_metrics.LEASES, "leases"),
             (ledger_metrics.BATCHES, "batches"),
             (ledger_metrics.REJECTED, "rejections"),
+            (ledger_metrics.REPLAYS, "replays"),
         ):
             yield family([([name], float(count)) for name, count in status.get(kind, {}).items()])
         ages = status.get("ages", {})

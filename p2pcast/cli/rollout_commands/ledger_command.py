@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,13 @@ from p2pcast.cli.options import PATH, TOKEN_VARIABLE, Address, check_options, re
 from p2pcast.daemon import event_loop
 from p2pcast.errors import UsageError
 from p2pcast.trust.node_names import default_name, name_fault
+
+if TYPE_CHECKING:
+    from p2pcast.tasks.task import Task
+    from trainer_node.ledger.ledger_rows import Trust
+
+REPLAY_SHARE = 0.05
+"""Default of --replay-share."""
 
 
 @click.command()
@@ -83,6 +91,19 @@ from p2pcast.trust.node_names import default_name, name_fault
     metavar="PKG.MODULE:CLASS",
     help="Class that leaves prompts of the task out, or repeats them, by their rewards.",
 )
+@click.option(
+    "--trust-workers",
+    is_flag=True,
+    help="Rewards that workers state, instead of the ledger's own. For tasks with trusted_reward alone.",
+)
+@click.option(
+    "--replay-share",
+    type=click.FloatRange(0.0, 1.0),
+    help=(
+        "Share of results whose trusted rewards the ledger computes all the same, for tasks that can be replayed.  "
+        "[default: 0.05]"
+    ),
+)
 @click.option("--no-prompts", is_flag=True, help="No groups from the task's prompts: trainers add all groups.")
 @seconds(
     "ledger", "lease-guess", click.FloatRange(1.0, 86400.0), 120.0,
@@ -108,6 +129,8 @@ def ledger(
     last_step: int | None,
     seed: int,
     hooks: str | None,
+    trust_workers: bool,
+    replay_share: float | None,
     no_prompts: bool,
     lease_guess_s: float,
     check_s: float,
@@ -151,6 +174,7 @@ def ledger(
     loaded = load_task(task, Path.cwd())
     if hooks is not None:
         load_hooks(hooks, Path.cwd())  # an error of the name ends the command at once
+    trust = trust_of(loaded, trust_workers, replay_share)
     bounds = Bounds(staleness, batch_groups, last_step)
     config = LedgerConfig(
         state=state or state_home() / "ledger",
@@ -161,7 +185,8 @@ def ledger(
             loaded.vocabulary,
             lease_guess_s,
             task_hash=loaded.hash,
-            asks_hub=hub_url is not None,
+            asks_hub=hub_http_url is not None,
+            trust=trust,
         ),
         task=loaded,
         task_name=task,
@@ -179,6 +204,28 @@ def ledger(
     restrict_umask()
     raise_descriptor_limit()
     event_loop.run(run_until_signal(lambda: run_ledger(config)))
+
+
+def trust_of(task: Task, trust_workers: bool, replay_share: float | None) -> Trust | None:
+    """Raises UsageError unless the task and the options agree on the trust in workers."""
+    from p2pcast.tasks.task import trusted_reward_of
+    from trainer_node.ledger.ledger_rows import Trust
+
+    why = trusted_reward_of(task)
+    if not trust_workers:
+        if replay_share is not None:
+            raise UsageError("--replay-share needs --trust-workers")
+        if why is not None:
+            raise UsageError(
+                f"task {task.name} states trusted_reward = {why!r}: the ledger would take its rewards from the workers;"
+                " --trust-workers allows that, for workers of your own"
+            )
+        return None
+    if why is None:
+        raise UsageError(f"--trust-workers: the ledger computes the rewards of task {task.name} itself: leave it out")
+    if why == "unrepeatable" and replay_share is not None:
+        raise UsageError(f"--replay-share: task {task.name} is unrepeatable, so no reward of it can be compared")
+    return Trust(REPLAY_SHARE if replay_share is None else replay_share, why == "costly")
 
 
 def hub_url(hub_http: tuple[str, int] | None) -> str | None:

@@ -53,6 +53,8 @@ def _trouble(worker: Found) -> str:
         found.append(f"drained for {worker.number('drained_s'):.0f} s more")
     if worker.number("blamed"):
         found.append(f"{worker.text('blamed')} malformed or forged")
+    if worker.number("false_rewards"):
+        found.append(f"{worker.text('false_rewards')} false rewards")
     if worker.number("disagreements"):
         found.append(f"{worker.text('disagreements')} of {worker.text('audits')} audits disagree")
     return ", ".join(found)

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
 import aiohttp
+from costly_task import NAME, Costly, Lying
 from fake_engine import FakeEngine, digest_of
 from ledger_stage import END_S, Up, config_of
 from parity_task import Parity
 
+from p2pcast.tasks.task import Task
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from trainer_node.ledger.ledger_rows import Trust
 from trainer_node.ledger_server.callers import WORKER_FILE
 from trainer_node.ledger_server.ledger_daemon import LedgerDaemon
 from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
 
 
-async def work(daemon: LedgerDaemon, folder: Path, engine: FakeEngine, name: str, slots: int = 4) -> Counter[str]:
+async def work(
+    daemon: LedgerDaemon, folder: Path, engine: FakeEngine, name: str, slots: int = 4, task: Task | None = None
+) -> Counter[str]:
     """A worker's loop until the end of the run; its verdicts."""
     async with aiohttp.ClientSession() as http:
         versions = EngineVersions(http, engine.url, engine.url)
         sampler = GenerateSampler(http, engine.url, versions)
         url = f"http://127.0.0.1:{daemon.http.address[1]}"
         client = LedgerClient(http, url, (folder / WORKER_FILE).read_text().strip())
-        loop = PlayLoop(WorkerConfig(name=name, slots=slots), Parity(), client, sampler, versions)
+        loop = PlayLoop(WorkerConfig(name=name, slots=slots), task or Parity(), client, sampler, versions)
         await loop.run()
         return loop.verdicts
 
@@ -93,3 +99,26 @@ async def test_hooks_that_fail_make_the_ledger_unready(tmp_path: Path, up: Up) -
                 await asyncio.sleep(0.05)
     assert status == 503
     assert "ValueError: a wrong turn; no further prompts are added" in text
+
+
+async def test_a_worker_that_states_false_rewards_trains_none_of_them(
+    tmp_path: Path, up: Up, engine: FakeEngine
+) -> None:
+    engine.versions = ["0.0"]
+    config, task = config_of(tmp_path, last_step=4), Costly()
+    policy = dataclasses.replace(config.policy, task_hash=task.hash, trust=Trust(0.25, replays=True))
+    config = dataclasses.replace(config, policy=policy, task=task, task_name=NAME)
+    async with asyncio.timeout(END_S), up(config) as daemon:
+        learner = asyncio.create_task(asyncio.to_thread(learn, client_of(daemon, tmp_path), engine, 4))
+        honest = work(daemon, tmp_path, engine, "honest", task=task)
+        # The liar may end early: at the sixteenth false reward it gets no more leases.
+        liar = work(daemon, tmp_path, engine, "liar", task=Lying())
+        await asyncio.gather(honest, liar, return_exceptions=True)
+        batches = await learner
+        await daemon.view.renew()
+        workers = {row["name"]: row for row in daemon.view.workers()["workers"]}
+    assert workers["liar"]["false_rewards"] > 0
+    assert (workers["honest"]["false_rewards"], workers["honest"]["failed_replays"]) == (0, 0)
+    for rollout in (one for batch in batches for group in batch.groups for one in group.rollouts):
+        said = rollout.result.token_ids[rollout.result.mask == 1]
+        assert rollout.reward == float(int(said.sum()) % 2)

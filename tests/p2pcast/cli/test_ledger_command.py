@@ -1,11 +1,13 @@
-"""Addresses that ``p2pcast ledger`` takes."""
+"""Addresses that ``p2pcast ledger`` takes, and its trust in workers."""
 
 from __future__ import annotations
 
 import pytest
 
-from p2pcast.cli.rollout_commands.ledger_command import hub_url
+from p2pcast.cli.rollout_commands.ledger_command import REPLAY_SHARE, hub_url, trust_of
 from p2pcast.errors import UsageError
+from p2pcast.tasks.sums import Sums
+from trainer_node.ledger.ledger_rows import Trust
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3", "hub.example", "2001:db8::1", "0.0.0.0"])
@@ -28,3 +30,41 @@ def test_a_ledger_reads_versions_of_a_hub_on_its_machine(host: str, url: str) ->
 
 def test_a_ledger_without_a_hub_asks_none() -> None:
     assert hub_url(None) is None
+
+
+class Costly(Sums):
+    trusted_reward = "costly"
+
+
+class Unrepeatable(Sums):
+    trusted_reward = "unrepeatable"
+
+
+class Unknown(Sums):
+    trusted_reward = "yes"
+
+
+def test_a_ledger_trusts_no_worker_unless_it_is_told_to() -> None:
+    assert trust_of(Sums(), False, None) is None
+    with pytest.raises(UsageError, match="--trust-workers allows that"):
+        trust_of(Costly(), False, None)
+
+
+def test_a_ledger_computes_the_rewards_that_it_can() -> None:
+    with pytest.raises(UsageError, match="computes the rewards of task sums itself"):
+        trust_of(Sums(), True, None)
+
+
+def test_a_share_of_trusted_rewards_is_replayed() -> None:
+    assert trust_of(Costly(), True, None) == Trust(REPLAY_SHARE, replays=True)
+    assert trust_of(Costly(), True, 0.5) == Trust(0.5, replays=True)
+    assert trust_of(Unrepeatable(), True, None) == Trust(REPLAY_SHARE, replays=False)
+
+
+def test_options_of_trust_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="needs --trust-workers"):
+        trust_of(Sums(), False, 0.5)
+    with pytest.raises(UsageError, match="unrepeatable"):
+        trust_of(Unrepeatable(), True, 0.5)
+    with pytest.raises(UsageError, match="neither 'costly' nor 'unrepeatable'"):
+        trust_of(Unknown(), True, None)

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA = 9
+SCHEMA = 10
 """Version of the tables. A ledger refuses the tables of another version."""
 
 metadata = MetaData()
@@ -118,8 +118,14 @@ workers = Table(
     Column("accepted_tokens", BigInteger, nullable=False),
     Column("audits", Integer, nullable=False),
     Column("disagreements", Integer, nullable=False),
+    Column("replays", Integer, nullable=False),
+    Column("false_rewards", Integer, nullable=False),
+    Column("failed_replays", Integer, nullable=False),
     UniqueConstraint("caller", "name"),
 )
+"""``audits``, ``disagreements``: of log-probabilities. ``replays``: of trusted rewards, that agreed. ``false_rewards``:
+replays that disagreed.
+"""
 
 groups = Table(
     "groups",
@@ -227,6 +233,7 @@ results = Table(
     Column("reason", String(32)),
     Column("detail", Text),
     Column("reward", Float),
+    Column("replay", String(16)),
     Column("sampled", BigInteger, nullable=False),
     Column("settled_step", BigInteger, nullable=False),
     Column("oldest_step", BigInteger),
@@ -255,8 +262,15 @@ results = Table(
         sqlite_where=text("verdict = 'rejected'"),
         postgresql_where=text("verdict = 'rejected'"),
     ),
+    Index(
+        "replayed_rewards",
+        "replay",
+        sqlite_where=text("replay IS NOT NULL"),
+        postgresql_where=text("replay IS NOT NULL"),
+    ),
 )
-"""Deleting a lease costs a look at all results without ``results_by_lease``. ``accepted_tokens`` and
+"""``replay``: of a trusted reward: due, agrees, disagrees, fails; null for a result that is not replayed.
+Deleting a lease costs a look at all results without ``results_by_lease``. ``accepted_tokens`` and
 ``rejected_reasons`` are for counts; they are partial, so that no other statement begins with them. ``settled_step``: of
 the learner, when the result was judged, or the step to which the learner has gone back since. ``versions``: of all
 spans, as texts separated by spaces.

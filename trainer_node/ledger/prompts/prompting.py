@@ -19,6 +19,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group
 from trainer_node.ledger import group_pool
+from trainer_node.ledger.audits.replaying import DUE
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import Present, in_parts
 
@@ -102,9 +103,10 @@ def histories(conn: Connection, task_hash: bytes, prompts: Sequence[bytes]) -> l
 def gather(conn: Connection) -> None:
     """Enter the rewards of groups that have ended into the histories of their prompts."""
     ended = db.groups.c.history_of.is_not(None) & db.groups.c.state.in_(ENDED)
+    replayed = select(db.jobs.c.group_id).join(db.results, db.results.c.job_id == db.jobs.c.id)
     groups = conn.execute(
         select(db.groups.c.id, db.groups.c.task_hash, db.groups.c.history_of, db.groups.c.added)
-        .where(ended)
+        .where(ended, db.groups.c.id.not_in(replayed.where(db.results.c.replay == DUE)))
         .order_by(db.groups.c.added)
     ).all()
     for part in in_parts(groups):

@@ -1,0 +1,1 @@
+"""Audits of what workers state: log-probabilities, and the rewards that a run trusts."""

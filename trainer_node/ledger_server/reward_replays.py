@@ -1,0 +1,89 @@
+"""Trusted rewards, computed again by the ledger for a random share of the results.
+
+Promises: replays run in the processes of checks, with their limits, and in turns of the parties that answer for the
+results. A replay that hangs or crashes ends its own result alone. What is due lies in the database: a restart goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from p2pcast.daemon.events import Events
+from p2pcast.errors import IntegrityError
+from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.result import Result
+from p2pcast.tasks.task import FAILED_CHECK_TAG, ForgedPlayError
+from p2pcast.tasks.task_process import CheckFailedError, TaskProcesses
+from trainer_node.ledger.acceptance import Reason, Rejection
+from trainer_node.ledger.audits.replaying import DISAGREES, Due
+from trainer_node.ledger.ledger import Ledger
+
+REPLAY_S = 0.25
+"""Interval in seconds at which the ledger looks for replays that are due."""
+
+
+async def checked_reward(scorers: TaskProcesses, job: Job, result: Result) -> float | Rejection:
+    """The ledger's own figure, or why there is none. Raises ChecksDownError."""
+    try:
+        return await scorers.check(job, result)
+    except ForgedPlayError as error:
+        return Rejection(Reason.FORGED, str(error))
+    except CheckFailedError as error:
+        return Rejection(Reason.UNSCORED, str(error))
+
+
+def stated_reward(result: Result) -> float | Rejection:
+    """The worker's figure, for a run that trusts it."""
+    for name, why in result.tags or ():
+        if name == FAILED_CHECK_TAG:
+            return Rejection(Reason.UNSCORED, f"the worker's check failed: {why}")
+    return result.reward
+
+
+class RewardReplays:
+    """``call``: one transition, outside the event loop. ``changed``: jobs may have opened again."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scorers: TaskProcesses,
+        call: Callable[..., Awaitable[Any]],
+        changed: Callable[[], object],
+        events: Events,
+    ) -> None:
+        self._ledger, self._scorers, self._call, self._changed, self._events = ledger, scorers, call, changed, events
+
+    async def replay(self) -> None:
+        """All that is due. Raises ChecksDownError, and what the database raises."""
+        while due := await self._call(self._ledger.due_replays, self._scorers.places):
+            # All of them end here: a failure of one must not leave others running.
+            ended = await asyncio.gather(*map(self._replay, due), return_exceptions=True)
+            for one in ended:
+                if isinstance(one, BaseException):
+                    raise one
+
+    async def _replay(self, one: Due) -> None:
+        stated: float | None = None
+        found: float | Rejection
+        try:
+            read = await self._call(self._ledger.replay, one)
+        except IntegrityError as error:
+            found = Rejection(Reason.DAMAGED, str(error))
+        else:
+            if read is None:
+                return
+            job, result = read
+            stated, found = result.reward, await checked_reward(self._scorers, job, result)
+        ended = await self._call(functools.partial(self._ledger.replayed, one, found))
+        if ended is None or not ended.rejected:
+            return
+        self._changed()
+        if ended.found == DISAGREES:
+            why = found.detail if isinstance(found, Rejection) else f"the task's reward is {found}"
+            self._events.emit(
+                "reward_disagrees",
+                worker=ended.worker, job=one.job.hex(), stated=stated, why=why, rejected=ended.rejected,
+            )  # fmt: skip
