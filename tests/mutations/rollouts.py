@@ -31,6 +31,8 @@ GROUNDS = "tests/trainer_node/ledger/test_acceptance.py::test_grounds_of_rejecti
 BUDGET = "trainer_node/ledger_server/body_budget.py"
 BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
 REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
+REPLAYING = "trainer_node/ledger/audits/replaying.py"
+REPLAYS = "tests/trainer_node/ledger/test_replaying.py::"
 CHOICE = "trainer_node/ledger_server/prompt_choice.py"
 CHOICES = "tests/trainer_node/ledger_server/test_prompt_choice.py::"
 DESK = "trainer_node/ledger_server/reward_desk.py"
@@ -86,6 +88,62 @@ ROLLOUTS = [
         "for name, value in os.environ.items() if name not in SECRETS",
         "for name, value in os.environ.items()",
         CHECKS + "test_a_check_sees_no_token",
+    ),
+    Mutation(
+        "states false rewards",
+        REPLAYING,
+        "ended += [(other, distrust) for other in _untrained(conn, _party(row))]",
+        "pass",
+        REPLAYS + "test_one_wrong_reward_ends_all_untrained_results_of_its_worker",
+    ),
+    Mutation(
+        "states false rewards",
+        REPLAYING,
+        " or _has_lied(conn, worker)",
+        "",
+        REPLAYS + "test_a_worker_that_lied_has_each_result_replayed",
+    ),
+    Mutation(
+        "states false rewards",
+        REPLAYING,
+        "return one if worker.caller == BEARER else db.workers.c.caller == worker.caller",
+        "return one",
+        REPLAYS + "test_another_name_of_a_certificate_is_no_fresh_start",
+    ),
+    Mutation(
+        "states false rewards",
+        REPLAYING,
+        "NEW_WORKER * (1 + worker.failed_replays)",
+        "NEW_WORKER",
+        REPLAYS + "test_a_replay_that_hangs_ends_its_result_and_costs_trust",
+    ),
+    Mutation(
+        "has a false reward trained before its replay",
+        "trainer_node/ledger/batching.py",
+        "if row.replay == DUE:",
+        "if False:",
+        REPLAYS + "test_rewards_of_a_new_worker_are_replayed_before_they_are_trained",
+    ),
+    Mutation(
+        "has a false reward trained before its replay",
+        "trainer_node/ledger/batching.py",
+        "            leave_out(conn, live[candidate.opened].id)\n",
+        "",
+        REPLAYS + "test_a_group_that_cannot_wait_is_trained_without_what_is_due",
+    ),
+    Mutation(
+        "has a false reward trained before its replay",
+        "trainer_node/ledger/ledger.py",
+        "# type: ignore[arg-type]\n            replaying.distrust_reopened(conn, now, self._policy, fail_job)\n",
+        "# type: ignore[arg-type]\n",
+        REPLAYS + "test_results_of_a_taken_batch_end_when_the_batch_is_reopened",
+    ),
+    Mutation(
+        "states false rewards",
+        "p2pcast/cli/rollout_commands/ledger_command.py",
+        "        if why is not None:\n            raise UsageError(",
+        "        if False:\n            raise UsageError(",
+        "tests/p2pcast/cli/test_ledger_command.py::test_a_ledger_trusts_no_worker_unless_it_is_told_to",
     ),
     Mutation(
         "hang or crash, with a child that hangs too, or take all memory",

@@ -47,6 +47,12 @@ def _counts(conn: Connection, column: Any) -> dict[str, int]:
     return {str(name): count for name, count in rows if name is not None}
 
 
+def _replays(conn: Connection) -> dict[str, int]:
+    replay = db.results.c.replay
+    rows = conn.execute(select(replay, func.count()).where(replay.is_not(None)).group_by(replay))
+    return {str(found): count for found, count in rows}
+
+
 def _results(conn: Connection) -> dict[str, Any]:
     """``results`` by verdict, ``rejections`` by reason, ``mean_tokens``: sampled tokens of an accepted result."""
     tokens = func.sum(db.results.c.sampled)
