@@ -122,14 +122,14 @@ ROLLOUTS = [
         "trainer_node/ledger/batching.py",
         "if row.replay == DUE:",
         "if False:",
-        REPLAYS + "test_rewards_of_a_new_worker_are_replayed_before_they_are_trained",
+        REPLAYS + "test_rewards_of_a_new_worker_are_replayed_before_training",
     ),
     Mutation(
         "has a false reward trained before its replay",
         "trainer_node/ledger/batching.py",
         "            leave_out(conn, live[candidate.opened].id)\n",
         "",
-        REPLAYS + "test_a_group_that_cannot_wait_is_trained_without_what_is_due",
+        REPLAYS + "test_a_group_that_cannot_wait_is_trained_without_due_results",
     ),
     Mutation(
         "has a false reward trained before its replay",
@@ -143,7 +143,7 @@ ROLLOUTS = [
         "p2pcast/cli/rollout_commands/ledger_command.py",
         "        if why is not None:\n            raise UsageError(",
         "        if False:\n            raise UsageError(",
-        "tests/p2pcast/cli/test_ledger_command.py::test_a_ledger_trusts_no_worker_unless_it_is_told_to",
+        "tests/p2pcast/cli/test_ledger_command.py::test_a_ledger_trusts_no_worker_without_the_option",
     ),
     Mutation(
         "hang or crash, with a child that hangs too, or take all memory",
@@ -392,9 +392,9 @@ ROLLOUTS = [
     ),
     Mutation(
         "states another stop or other turns",
-        "trainer_node/ledger_server/ledger_routes.py",
-        "await self._scorers.check(job, result)",
-        "await self._scorers.reward(job, result.token_ids, result.mask)",
+        "trainer_node/ledger_server/reward_replays.py",
+        "await scorers.check(job, result)",
+        "await scorers.reward(job, result.token_ids, result.mask)",
         REQUESTS + "test_other_fields_of_a_result_follow_the_tasks_play",
     ),
     Mutation(

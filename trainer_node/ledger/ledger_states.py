@@ -1,8 +1,8 @@
 """States of groups, jobs, leases and batches, and the changes between them. Pure.
 
 Every change of a state goes through ``validate``. A job that is accepted may open again only when its result is
-cancelled: the learner leaves its branch, its bytes are damaged, or its reward is not trusted any more. The same holds
-for groups that have ended.
+cancelled. Reasons: the learner leaves its branch, its bytes are damaged, or its reward is not trusted any more. The
+same holds for groups that have ended.
 """
 
 from __future__ import annotations

@@ -101,9 +101,7 @@ async def test_hooks_that_fail_make_the_ledger_unready(tmp_path: Path, up: Up) -
     assert "ValueError: a wrong turn; no further prompts are added" in text
 
 
-async def test_a_worker_that_states_false_rewards_trains_none_of_them(
-    tmp_path: Path, up: Up, engine: FakeEngine
-) -> None:
+async def test_false_rewards_of_a_worker_are_not_trained(tmp_path: Path, up: Up, engine: FakeEngine) -> None:
     engine.versions = ["0.0"]
     config, task = config_of(tmp_path, last_step=4), Costly()
     policy = dataclasses.replace(config.policy, task_hash=task.hash, trust=Trust(0.25, replays=True))

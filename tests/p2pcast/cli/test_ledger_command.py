@@ -44,13 +44,13 @@ class Unknown(Sums):
     trusted_reward = "yes"
 
 
-def test_a_ledger_trusts_no_worker_unless_it_is_told_to() -> None:
+def test_a_ledger_trusts_no_worker_without_the_option() -> None:
     assert trust_of(Sums(), False, None) is None
     with pytest.raises(UsageError, match="--trust-workers allows that"):
         trust_of(Costly(), False, None)
 
 
-def test_a_ledger_computes_the_rewards_that_it_can() -> None:
+def test_a_ledger_computes_the_rewards_of_other_tasks() -> None:
     with pytest.raises(UsageError, match="computes the rewards of task sums itself"):
         trust_of(Sums(), True, None)
 

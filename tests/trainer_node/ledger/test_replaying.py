@@ -98,7 +98,7 @@ def game(opened: Callable[[], Store]) -> Iterator[Trusting]:
     made.ledger.close()
 
 
-def test_rewards_of_a_new_worker_are_replayed_before_they_are_trained(game: Trusting) -> None:
+def test_rewards_of_a_new_worker_are_replayed_before_training(game: Trusting) -> None:
     session = game.join("a")
     groups = game.add(2)
     assert {one.verdict for one in game.play(session, game.lease(session))} == {"accepted"}
@@ -185,7 +185,7 @@ def test_another_name_with_a_bearer_token_begins_with_replays(game: Trusting) ->
     assert game.due() == 3
 
 
-def test_a_restart_replays_what_was_due(game: Trusting) -> None:
+def test_a_restart_replays_due_results(game: Trusting) -> None:
     session = game.known("a")
     game.sampled = True
     game.add(1)
@@ -249,7 +249,7 @@ def test_a_job_whose_replays_always_hang_ends(game: Trusting) -> None:
     assert game.state(group) == "dropped"
 
 
-def test_a_group_that_cannot_wait_is_trained_without_what_is_due(game: Trusting) -> None:
+def test_a_group_that_cannot_wait_is_trained_without_due_results(game: Trusting) -> None:
     session, other = game.known("a"), game.known("b")
     game.learn_all()
     (late,) = game.add(1)

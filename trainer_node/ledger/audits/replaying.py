@@ -5,9 +5,8 @@ Promises:
 - A result's replay is decided and recorded in the transaction that accepts the result, and its worker is never told.
   So no other body, no closed connection and no restart evades it.
 - No result is trained while its replay is due.
-- One wrong reward ends all results of the same party that were not replayed, and that no batch of the learner
-  contains; those of a batch end if it is reopened. From then on each of the party's results is replayed before it
-  counts.
+- One wrong reward ends all results of the same party that were not replayed, unless a batch of the learner contains
+  them. Results of a batch end if the batch is reopened. From then on each of the party's results is replayed.
 - A worker's results are all replayed until NEW_WORKER of them agreed; each replay that fails adds as many. So another
   name, and results whose replays hang, gain nothing.
 """
