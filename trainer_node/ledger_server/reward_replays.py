@@ -1,7 +1,7 @@
 """Trusted rewards, computed again by the ledger for a random share of the results.
 
 Promises: replays run in the processes of checks, with their limits, and in turns of the parties that answer for the
-results. A replay that hangs or crashes ends its own result alone. The database has the replays that are due: a restart goes on.
+results. A replay that hangs or crashes ends its own result alone. The database has the due replays: a restart goes on.
 """
 
 from __future__ import annotations
