@@ -3,6 +3,9 @@
 A learner that resumes from an older checkpoint trains on under a new branch. Versions of the old branch up to the fork
 stay ancestors of the new one. Later versions of the old branch are dead: rollouts made with them are not admissible at
 any staleness.
+
+A learner that begins without a checkpoint begins a lineage of its own: a warm start or another folder may have given it
+other weights than those of the old branch after 0 steps.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Fork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """``branch``: the live branch. ``forks``: where each branch but the first began."""
+    """``branch``: the live branch. ``forks``: where each branch began that continues another one."""
 
     branch: int
     forks: Mapping[int, Fork]
@@ -46,6 +49,14 @@ class Lineage:
         """The lineage of a learner that resumes on ``branch`` from the live version of ``step``. Raises UsageError
         unless the branch is newer than all others.
         """
-        if branch <= max(self.branch, *self.forks, 0):
-            raise UsageError(f"branch {branch} is not newer than branch {max(self.branch, *self.forks, 0)}")
+        self._check_newer(branch)
         return Lineage(branch, {**self.forks, branch: Fork(self.branch, step)})
+
+    def begun(self, branch: int) -> Lineage:
+        """The lineage of a learner that begins anew on ``branch``. Raises UsageError unless it is newer than all."""
+        self._check_newer(branch)
+        return Lineage(branch, self.forks)
+
+    def _check_newer(self, branch: int) -> None:
+        if branch <= (newest := max(self.branch, *self.forks, 0)):
+            raise UsageError(f"branch {branch} is not newer than branch {newest}")

@@ -25,13 +25,17 @@ def resume(
 ) -> int:
     """The learner trains on from a checkpoint of ``step`` steps, which contains ``batch_ids``, under ``branch``.
     Returns the new epoch. Batches of the checkpoint are trained, all later ones reopened; leases and results of
-    versions that are not live any more are cancelled. Raises RefusedError for a checkpoint that does not fit.
+    versions that are not live any more are cancelled. Without a checkpoint a new branch continues no other: its first
+    weights may be any. Raises RefusedError for a checkpoint that does not fit.
     """
-    lineage = now.lineage if branch == now.branch else now.lineage.forked(branch, step)
+    lineage = now.lineage
+    if branch != now.branch:
+        begins = checkpoint is None and step == 0
+        lineage = now.lineage.begun(branch) if begins else now.lineage.forked(branch, step)
     _check_step(conn, now, branch, step)
     _settle_batches(conn, step, checkpoint, set(batch_ids))
-    if branch != now.branch:
-        conn.execute(insert(db.forks).values(branch=branch, parent=now.branch, step=step))
+    if (fork := lineage.forks.get(branch)) is not None and branch != now.branch:
+        conn.execute(insert(db.forks).values(branch=branch, parent=fork.parent, step=fork.step))
     conn.execute(update(db.meta).values(epoch=now.epoch + 1, branch=branch, step=step))
     _cancel_dead_leases(conn, lineage)
     _cancel_dead_results(conn, lineage)

@@ -25,6 +25,15 @@ def test_a_fork_before_an_earlier_fork_ends_that_branch_wholly():
     assert not lineage.is_live(Version(1, 11))
 
 
+def test_a_learner_that_begins_anew_descends_from_no_version():
+    lineage = Lineage(0, {}).forked(1, 4).begun(2)
+    assert lineage.is_live(Version(2, 0))
+    assert not any(lineage.is_live(Version(branch, 0)) for branch in (0, 1))
+    assert not lineage.forked(3, 5).is_live(Version(1, 4))
+    with pytest.raises(UsageError, match="branch 1 is not newer than branch 2"):
+        lineage.begun(1)
+
+
 def test_a_branch_that_is_not_newer_is_refused():
     with pytest.raises(UsageError, match="branch 1 is not newer than branch 2"):
         Lineage(2, {2: Fork(0, 3)}).forked(1, 4)

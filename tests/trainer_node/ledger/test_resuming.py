@@ -57,3 +57,22 @@ def test_batches_from_the_checkpoints_step_on_are_reopened(game: Game) -> None:
     game.whole_step(session)
     assert game.ledger.resume(1, 1, CHECKPOINT, [first]) == 2
     assert game.ledger.status()["batches"] == {"trained": 1, "reopened": 1}
+
+
+def test_learner_without_a_checkpoint_trains_on_no_rollout_of_older_weights(game: Game) -> None:
+    """A warm start has changed the weights: rollouts of the hub's base are not its own, though both are of step 0."""
+    session = game.join("a", slots=64)
+    game.add(4)
+    base = game.version
+    leases = game.lease(session, 8, base)
+    game.hand_in(session, leases[:4])
+    assert game.ledger.resume(1, 0, None, []) == 2
+    game.epoch, game.branch = 2, 1
+    game.publish()
+    assert game.ledger.status()["leases"].get("held", 0) == 0
+    assert "accepted" not in game.ledger.status()["jobs"]
+    assert game.lease(session, 1, base) == []
+    own = game.version
+    assert game.lease(session, 1, own) != []
+    game.epoch, game.branch = game.ledger.resume(2, 0, CHECKPOINT, []), 2
+    assert game.lease(session, 1, own) != [], "the checkpoint's learner has the weights of 1.0"

@@ -52,7 +52,7 @@ def test_steps_that_a_resume_undoes_pass_nowhere(game: Game) -> None:
     batch = game.learn()
     game.hand_in(session, leases[6:], ZERO)
     game.step, game.branch = 0, 1
-    game.epoch = game.ledger.resume(1, 0, None, [])
+    game.epoch = game.ledger.resume(1, 0, b"c" * 32, [])
     assert ages(game) == [(0, 0)] * 6
     assert game.learn() != batch
     assert ages(game) == [(0, 1)] * 6
