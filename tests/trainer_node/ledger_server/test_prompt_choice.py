@@ -196,6 +196,7 @@ async def test_hooks_that_hang_are_killed_with_their_children(stage: Stage, tmp_
         limit_s = next(limits_s)
         with pytest.raises(HooksFailedError, match=f"no answer within {limit_s:g} s"):
             await stage.feeder("Hangs", limit_s=limit_s).fill()
+    assert all(one._choice is not None and one._choice._child is None for one in stage.feeders)
     await asyncio.to_thread(wait_for_end, int((tmp_path / "hung").read_text()))
     assert stage.game.ledger.prompts(FEED.seed) == (0, 0)
 
