@@ -34,11 +34,11 @@ def demo(folder: Path, versions: int, peers: int, pace: float, no_vllm: bool, ke
       p2pcast demo
       p2pcast demo --no-vllm --peers 8 --pace 0
     """
-    from netem.demo.board import Board
     from netem.demo.commands import Options
     from netem.demo.script import demo as run
+    from netem.demo.version_board import VersionBoard
 
-    board = Board(Console(stderr=as_json))
+    board = VersionBoard(Console(stderr=as_json))
     result = run(Options(folder, versions, peers, not no_vllm, keep, pace), board)
     board.checks(result["checks"])
     board.print_line(f"{result['verdict']} in {result['elapsed_s']:.0f} s; logs are in {result['folder']}/logs")
