@@ -4,7 +4,7 @@ A learner that resumes from an older checkpoint trains on under a new branch. Ve
 stay ancestors of the new one. Later versions of the old branch are dead: rollouts made with them are not admissible at
 any staleness.
 
-A learner that begins without a checkpoint begins a lineage of its own: a warm start or another folder may have given it
+A learner that begins without a checkpoint begins a lineage of its own. A warm start or another folder may have given it
 other weights than those of the old branch after 0 steps.
 """
 
