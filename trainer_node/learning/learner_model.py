@@ -16,9 +16,10 @@ from typing import Any, Literal
 import torch
 
 from p2pcast.checkpoint.folder import Checkpoint
-from p2pcast.errors import LocalError, P2PCastError, UsageError
+from p2pcast.errors import UsageError
 from trainer_node.learning.objective.micro_batches import MicroBatch
 from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
+from trainer_node.learning.sharded_loading import loading, require, sharded
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.tensors import TORCH_DTYPES
 
@@ -39,20 +40,18 @@ class LearnerModel:
     ) -> None:
         """``recompute``: activations are computed again in the backward pass, which takes less memory."""
         self.folder, self._ranks = folder, ranks
-        stored = {t.name: TORCH_DTYPES[t.dtype] for t in Checkpoint.open(folder).layout().tensors}
-        self.module = _loaded(folder, torch.float32 if compute == "float32" else _dtype(folder, stored))
+        checkpoint = Checkpoint.open(folder)
+        stored = {t.name: TORCH_DTYPES[t.dtype] for t in checkpoint.layout().tensors}
+        dtype = torch.float32 if compute == "float32" else _dtype(folder, stored)
+        self.module = (
+            _loaded(folder, dtype).to(ranks.device) if ranks.mesh is None else sharded(checkpoint, dtype, ranks)
+        )
         if recompute:
             self.module.gradient_checkpointing_enable()
-        self.module.to(ranks.device)
-        if ranks.mesh is not None:
-            _shard(self.module, ranks.mesh)
         self._head = _ScoringHead.of(self.module)
         self.parameters = dict(self.module.named_parameters())
         self.published = {name: stored.get(name, p.dtype) for name, p in self.parameters.items()}
-        if missing := sorted(self.parameters.keys() - stored.keys()):
-            raise UsageError(
-                f"{folder} has no tensor {missing[0]!r}, which its model trains: save the model with its head"
-            )
+        require(checkpoint, self.parameters)
 
     @property
     def elements(self) -> int:
@@ -155,28 +154,9 @@ def _dtype(folder: Path, stored: dict[str, torch.dtype]) -> torch.dtype:
 
 
 def _loaded(folder: Path, dtype: torch.dtype) -> Any:
+    """The whole model, on the CPU."""
     from transformers import AutoModelForCausalLM
 
-    try:
+    with loading(folder):
         # Only a local folder: nothing is asked of a model hub.
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True).train()
-    except P2PCastError:
-        raise
-    except Exception as error:  # noqa: BLE001 - transformers raises errors of many kinds
-        raise LocalError(f"transformers cannot load {folder}: {type(error).__name__}: {str(error)[:300]}") from None
-
-
-def _shard(module: Any, mesh: Any) -> None:
-    """FSDP2: each decoder layer is gathered while it computes."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for layer in _layers(module):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh, mp_policy=policy)
-
-
-def _layers(module: Any) -> list[Any]:
-    """The decoder layers: the longest list of modules."""
-    lists = [m for m in module.modules() if isinstance(m, torch.nn.ModuleList)]
-    return max((list(found) for found in lists), key=len, default=[])

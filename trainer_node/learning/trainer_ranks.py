@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from p2pcast.errors import UsageError
+from p2pcast.errors import RetryableError, UsageError
 
 T = TypeVar("T")
 
@@ -88,6 +90,25 @@ class TrainerRanks:
         dist.all_gather_object(values, value)
         return values
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Turns the failure of a collective call into a RetryableError: another rank has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not _collective(error):
+                raise
+            raise RetryableError(
+                f"rank {self.rank} of {self.count} lost the connection to another rank: {str(error)[:200]}. Read the"
+                " message of the rank that ended first, and start all ranks again: they continue from the newest"
+                " checkpoint"
+            ) from error
+
     def end(self) -> None:
         if self.count > 1:
             dist.destroy_process_group()
+
+
+def _collective(error: RuntimeError) -> bool:
+    """Whether a collective call has failed. Gloo raises RuntimeErrors without a type of their own."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

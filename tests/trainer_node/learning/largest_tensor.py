@@ -1,0 +1,22 @@
+"""Memory by the shapes of tensors: the largest one that a block of code makes."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class LargestTensor(TorchDispatchMode):
+    """``nbytes``: of the largest tensor that an operation returned. Views of a file's map count by their own size, and
+    tensors expanded without memory by that of their source.
+    """
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        answer = function(*args, **(kwargs or {}))
+        for found in tree_iter(answer):
+            if isinstance(found, torch.Tensor) and found.device.type != "meta":
+                self.nbytes = max(self.nbytes, min(found.nbytes, found.untyped_storage().nbytes()))
+        return answer
