@@ -29,6 +29,7 @@ from p2pcast.step_hook import StepHook
 from p2pcast.version import Version
 from trainer_node.learning import checkpoints
 from trainer_node.learning.checkpoints import Position, StoredCheckpoint
+from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
 from trainer_node.learning.publications import Publications
@@ -89,6 +90,7 @@ class Learner:
     log: Log
     may_publish: Callable[[], bool] = lambda: True
     published: Callable[[Version, int], None] = lambda version, step: None
+    exports: Exports | None = None
     about: Mapping[str, object] = field(default_factory=dict)
     """Facts of the event ``start``."""
     stopping: bool = False
@@ -124,6 +126,7 @@ class Learner:
             self._record_step(batch, rows, report, wait_s, train_s)
             if self.step % self.cadence.checkpoint_every == 0:
                 self._checkpoint()
+            self._export_if_due()
         self._end()
 
     # -- beginning
@@ -227,6 +230,15 @@ class Learner:
         _at("written")
         return stored
 
+    def _export_if_due(self, *, last: bool = False) -> None:
+        if self.exports is None or not self.exports.due(self.step, last=last):
+            return
+        began_s = time.monotonic()
+        written = self.exports.write(self.epoch, self.step)
+        _at("exported")
+        seconds = round(time.monotonic() - began_s, 3)
+        self._log("export", step=self.step, folder=str(written.folder), bytes=written.nbytes, seconds=seconds)
+
     def _end(self) -> None:
         """The last step is in a checkpoint; published too, unless a signal has ended the learner."""
         stopped = self.ranks.share(self.stopping)
@@ -237,6 +249,7 @@ class Learner:
         if self.ranks.share(len(self._since)):
             self._checkpoint()
         if not stopped:
+            self._export_if_due(last=True)
             self.publications.join(LIVE_END_S)
         self._observe()
         spent_s = self._waited_s + self._trained_s

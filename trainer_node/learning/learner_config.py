@@ -121,6 +121,15 @@ class CheckpointTable:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportTable:
+    every: int = setting(
+        0, "Learner steps between two Hugging Face folders of the weights, and one at the end of the run; 0: none.", 0
+    )
+    folder: Path | None = setting(None, "Folder for these folders; default: exports, in the folder of the checkpoints.")
+    keep: int = setting(2, "Hugging Face folders kept.", 1, 10000)
+
+
+@dataclass(frozen=True, slots=True)
 class SftTable:
     steps: int = setting(0, "Supervised steps on the task's demonstrations before the first rollout; 0: none.", 0)
     batch: int = setting(64, "Demonstrations of one supervised step.", 1, 65536)
@@ -163,6 +172,7 @@ class LearnerConfig:
     loss: LossTable = field(default_factory=LossTable)
     optimizer: OptimizerTable = field(default_factory=OptimizerTable)
     checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
+    export: ExportTable = field(default_factory=ExportTable)
     task: TaskTable = field(default_factory=TaskTable)
     sft: SftTable = field(default_factory=SftTable)
     evaluation: EvaluationTable = field(default_factory=EvaluationTable)

@@ -19,6 +19,7 @@ from p2pcast.store.atomic_files import explained
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.evaluation import Evaluation
+from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner import Cadence, Learner, publish_every
 from trainer_node.learning.learner_config import LearnerConfig
 from trainer_node.learning.learner_model import LearnerModel
@@ -28,6 +29,7 @@ from trainer_node.learning.monitoring.run_plot import plot_run
 from trainer_node.learning.monitoring.run_screen import RunScreen
 from trainer_node.learning.monitoring.tensorboard_log import TensorBoardLog
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
+from trainer_node.learning.packing_check import require_separate_rows
 from trainer_node.learning.publications import Publications
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
@@ -43,7 +45,7 @@ def run_learner(config: LearnerConfig) -> None:
     """Train until the ledger says that the run has ended, or until SIGTERM. All ranks call. Raises P2PCastError."""
     ranks = TrainerRanks.start()
     try:
-        with contextlib.ExitStack() as stack:
+        with ranks.together(), contextlib.ExitStack() as stack:
             _run(config, ranks, stack)
     finally:
         ranks.end()
@@ -52,7 +54,6 @@ def run_learner(config: LearnerConfig) -> None:
 def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack) -> None:
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
-    assert config.model.path is not None
     folder = config.checkpoint.folder
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,11 +62,11 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
     client = _client(config) if ranks.first else None
     facts = ranks.share(None if client is None else client.facts())
     assert facts is not None
-    model = LearnerModel(config.model.path, ranks, compute=config.model.compute, recompute=config.model.recompute)
+    model = model_of(config, ranks)
     weights = TrainedWeights(model.parameters, model.published, config.optimizer.options())
     reference = None
     if config.loss.kl_weight:
-        reference = LearnerModel(config.model.path, ranks, compute=config.model.compute)
+        reference = LearnerModel(model.folder, ranks, compute=config.model.compute)
         reference.freeze()
     task = load_task(config.task.name, Path.cwd()) if config.task.name else None
     checkpoints_folder = folder / "checkpoints"
@@ -83,7 +84,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         Publisher(
             config.hub.address,
             token_file=config.hub.token_file,
-            base=config.model.path,
+            base=model.folder,
             previous=config.hub.previous,
             plaintext=config.hub.plaintext,
         )
@@ -107,6 +108,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config=config.document(),
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model.vocabulary),
         log=log,
+        exports=_exports(config, model, ranks),
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
     if client is not None and task is not None and config.evaluation.every:
@@ -122,10 +124,26 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         learner.may_publish = lambda: not evaluation.busy
         learner.published = evaluation.published
         stack.callback(evaluation.join)
-    with _stopped_by_signals(learner):
+    with stopped_by_signals(learner):
         learner.run()
     if ranks.first:
         _draw(folder)
+
+
+def model_of(config: LearnerConfig, ranks: TrainerRanks) -> LearnerModel:
+    """The model that is trained. Raises UsageError for a model that cannot be trained as configured, LocalError."""
+    assert config.model.path is not None
+    model = LearnerModel(config.model.path, ranks, compute=config.model.compute, recompute=config.model.recompute)
+    if config.train.packing == "packed":
+        require_separate_rows(model)
+    return model
+
+
+def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) -> Exports | None:
+    if not config.export.every:
+        return None
+    folder = config.export.folder or config.checkpoint.folder / "exports"
+    return Exports(folder, model, ranks, every=config.export.every, keep=config.export.keep)
 
 
 def _watched(config: LearnerConfig, folder: Path, stack: contextlib.ExitStack) -> RunLog:
@@ -195,7 +213,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(learner: Learner) -> Iterator[None]:
+def stopped_by_signals(learner: Learner) -> Iterator[None]:
     """SIGTERM and SIGINT end the run after the present step; a second one ends the process at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:

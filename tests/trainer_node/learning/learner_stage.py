@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from netem.rollouts.own_sampler import batch_of, sampled_groups
 from netem.rollouts.small_model import SmallModel, write_small_model
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
+from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner import Cadence, Learner
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_step import LearnerStep, StepOptions
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.objective.training_rows import rows_of
-from trainer_node.learning.publications import Publications
+from trainer_node.learning.publications import Publications, Publishing
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
@@ -34,13 +36,17 @@ class KilledError(Exception):
     """The learner died here."""
 
 
-def small_folder(folder: Path) -> Path:
-    return write_small_model(folder / "model", SmallModel(load_task(TASK).vocabulary, hidden=64, layers=1), seed=1)
+ALONE = TrainerRanks(0, 1, torch.device("cpu"))
+
+
+def small_folder(folder: Path, **changes: Any) -> Path:
+    form = SmallModel(load_task(TASK).vocabulary, **{"hidden": 64, "layers": 1} | changes)
+    return write_small_model(folder / "model", form, seed=1)
 
 
 def batches(folder: Path) -> list[RolloutBatch]:
     """One batch for each step, sampled by the first weights."""
-    model = LearnerModel(folder, TrainerRanks(0, 1, torch.device("cpu"))).module
+    model = LearnerModel(folder, ALONE).module
     task, made = load_task(TASK), []
     for step in range(STEPS):
         prompts = list(islice(task.jobs(step), 4))
@@ -107,7 +113,7 @@ class MemoryHub:
             handle.finish(RetryableError("the hub was lost"))
             return handle
         assert version not in self.versions, "a version is one thing for ever"
-        self.versions[version] = {name: tensor.detach().clone() for name, tensor in named_tensors}
+        self.versions[version] = {name: whole(tensor) for name, tensor in named_tensors}
         handle.durable = Durable(version, 1, 1, 1)
         handle.finish()
         return handle
@@ -115,6 +121,12 @@ class MemoryHub:
     def resume(self, step: int, named_tensors: Any) -> Handle:
         self.branch += 1
         return self.publish(step, named_tensors)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy, gathered from all ranks."""
+    found = tensor.detach()
+    return found.full_tensor().clone() if isinstance(found, DTensor) else found.clone()
 
 
 class Lines:
@@ -134,10 +146,17 @@ class NoLive(Publications):
 
 
 def learner(
-    folder: Path, model_folder: Path, ledger: MemoryLedger, hub: MemoryHub, *, masters: Masters = "fp32", every: int = 1
+    folder: Path,
+    model_folder: Path,
+    ledger: MemoryLedger | None,
+    hub: Publishing,
+    *,
+    masters: Masters = "fp32",
+    every: int = 1,
+    ranks: TrainerRanks = ALONE,
+    export_every: int = 0,
 ) -> Learner:
     """As a new process would make it."""
-    ranks = TrainerRanks(0, 1, torch.device("cpu"))
     model = LearnerModel(model_folder, ranks)
     weights = TrainedWeights(model.parameters, model.published, OptimizerOptions(lr=1e-3, masters=masters))
     vocabulary = model.vocabulary
@@ -154,6 +173,7 @@ def learner(
             batch, kind="grpo", eps=1e-4, overlong="keep", step=step, staleness=STEPS, vocabulary=vocabulary
         ),
         log=Lines(),
+        exports=Exports(folder / "exports", model, ranks, every=export_every, keep=2) if export_every else None,
     )
 
 
