@@ -115,4 +115,5 @@ class _Whole:
             tensor = tensor.full_tensor()
         self._next += 1
         exact = tensor.to("cpu", self._published[known.name]).contiguous()
-        return exact.reshape(-1).view(torch.uint8).numpy().view(WORD_DTYPES[known.word_bytes])
+        words: npt.NDArray[Any] = exact.reshape(-1).view(torch.uint8).numpy().view(WORD_DTYPES[known.word_bytes])
+        return words

@@ -1,8 +1,7 @@
 """Checks at the start that a model computes rows packed into one sequence as it computes them apart.
 
-Packing needs attention that separates rows by position ids alone. Recurrent and convolutional layers carry the row
-before into the next one, and a model may ignore position ids: its log-probabilities, and so its gradients, would be
-wrong without an error.
+Packing needs attention that separates rows by position ids alone. Recurrent and convolutional layers carry a row into
+the next one, and some models ignore position ids. Without a check, their gradients would be wrong without an error.
 """
 
 from __future__ import annotations
@@ -42,8 +41,11 @@ def require_separate_rows(model: LearnerModel) -> None:
 
 
 def packing_error(model: LearnerModel) -> tuple[float, float, float]:
-    """Root mean square differences of a row's log-probabilities from those of the row alone, in nats: packed behind
-    another row; as the other row's continuation, a whole leak; and what rounding may cause.
+    """Error, leak and rounding in nats.
+
+    - Error: root mean square difference of a packed row's log-probabilities from those of the row alone.
+    - Leak: the same of the row as the other row's continuation.
+    - Rounding: the largest difference that counts as rounding.
     """
     # Of a fixed seed: all ranks compute the same.
     ids = np.random.default_rng(0).integers(0, model.vocabulary, FIRST_TOKENS + SECOND_TOKENS)

@@ -1,4 +1,4 @@
-"""Loads a model of a Hugging Face folder sharded over ranks (FSDP2): each rank reads its own rows of each tensor.
+"""Sharded loading of a Hugging Face folder's model, for FSDP2. Each rank reads its rows of each tensor.
 
 The model is built without memory (device ``meta``), sharded, and then filled: no rank ever holds a whole tensor, and
 memory for weights is that of the rank's share. What a folder does not store (tables of rotary embeddings) is computed

@@ -8,15 +8,14 @@ from torch.utils._pytree import tree_iter
 
 
 class LargestTensor(TorchDispatchMode):
-    """``nbytes``: of the largest tensor that an operation returned. Views of a file's map count by their own size, and
-    tensors expanded without memory by that of their source.
-    """
+    """``nbytes``: of the largest memory that an operation took. Views take none, nor do maps of files."""
 
     nbytes = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         answer = function(*args, **(kwargs or {}))
-        for found in tree_iter(answer):
-            if isinstance(found, torch.Tensor) and found.device.type != "meta":
-                self.nbytes = max(self.nbytes, min(found.nbytes, found.untyped_storage().nbytes()))
+        if all(each.alias_info is None for each in function._schema.returns):
+            for found in tree_iter(answer):
+                if isinstance(found, torch.Tensor) and found.device.type != "meta":
+                    self.nbytes = max(self.nbytes, found.untyped_storage().nbytes())
         return answer

@@ -72,7 +72,7 @@ def test_words_computed_in_float32_are_exported_as_published(tmp_path: Path, pla
     assert {tensor.dtype for tensor in words.values()} == {tensor.dtype for tensor in expected.values()}
 
 
-def test_folder_that_was_not_finished_is_removed_and_old_ones_too(tmp_path: Path, played: Played) -> None:
+def test_unfinished_and_old_exports_are_removed(tmp_path: Path, played: Played) -> None:
     (tmp_path / ".000001-000000001.part-0123456789ab").mkdir()
     exports = Exports(tmp_path, LearnerModel(played[0], ALONE), ALONE, every=3, keep=2)
     for step in (1, 2, 3, 3):
