@@ -1,8 +1,8 @@
 """Sharded loading of a Hugging Face folder's model, for FSDP2. Each rank reads its rows of each tensor.
 
 The model is built without memory (device ``meta``), sharded, and then filled: no rank ever holds a whole tensor, and
-memory for weights is that of the rank's share. What a folder does not store (tables of rotary embeddings) is computed
-by transformers' own initialisation.
+memory for weights is that of the rank's share. Buffers that a folder does not store, such as tables of rotary
+embeddings, are computed by transformers' own initialisation.
 """
 
 from __future__ import annotations
