@@ -198,6 +198,7 @@ class PeerView:
         identities = sorted(self.identities().items())[-MAX_VERSIONS:]
         return {
             "run": self.config.token.run.hex(),
+            "node": self.ident.hex(),
             "kv": "drain" if self.config.wait.safe_point == "drain" else self.config.kv,
             "staged": None if staged is None else str(staged),
             "engines": {row["name"]: row["committed"] for row in self.engines.rows() if row["ready"]},

@@ -19,11 +19,15 @@ ASK_S: Final = 10.0
 
 
 class Served(NamedTuple):
-    """``staged``: the version that the engine may switch to next."""
+    """``staged``: the version that the engine may switch to next. ``node``: of the peer, in hex. ``engine``: name at
+    the peer.
+    """
 
     version: Version
     manifest: bytes
     staged: Version | None
+    node: str
+    engine: str
 
 
 class Stretch(NamedTuple):
@@ -77,7 +81,8 @@ class EngineVersions:
             self.served = None
             return
         manifest = self._manifests[version]
-        self.served = Served(version, manifest, None if staged is None else Version.parse(staged))
+        staged = None if staged is None else Version.parse(staged)
+        self.served = Served(version, manifest, staged, bytes.fromhex(found["node"]).hex(), name)
         stretch = found.get("stretches", {}).get(name)
         if stretch is not None and self.kv == "drain":
             self._stretch = Stretch(str(stretch), Span(version, 0, 0, manifest, "drain"))

@@ -11,10 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
-
-RATE_KEPT: Final = 0.7
-"""Share of the last rate in the smoothed rate of tokens."""
 
 
 @dataclass(slots=True)
@@ -29,9 +25,6 @@ class LeaseBook:
         self._running: dict[bytes, _Running] = {}
         self._waiting: set[bytes] = set()
         """Leases whose results the ledger has not taken yet."""
-        self._sampled = 0
-        self._looked: tuple[float, int] | None = None
-        self._rate = 0.0
 
     @property
     def free(self) -> int:
@@ -53,7 +46,6 @@ class LeaseBook:
 
     def sampled(self, lease: bytes, count: int) -> None:
         """``count`` more tokens of a lease have come."""
-        self._sampled += count
         if (running := self._running.get(lease)) is not None:
             running.tokens += count
 
@@ -86,11 +78,3 @@ class LeaseBook:
                 running.aborted = True
                 ending.append(lease)
         return ending
-
-    def tokens_per_s(self, now: float) -> float:
-        """Smoothed rate of sampled tokens, since the last call."""
-        if self._looked is not None and now > self._looked[0]:
-            rate = (self._sampled - self._looked[1]) / (now - self._looked[0])
-            self._rate = rate if self._rate == 0 else RATE_KEPT * self._rate + (1 - RATE_KEPT) * rate
-        self._looked = (now, self._sampled)
-        return self._rate

@@ -140,6 +140,7 @@ class LedgerClient:
             "served": str(served.version),
             "manifest": served.manifest.hex(),
             "staged": None if served.staged is None else str(served.staged),
+            "engine": {"node": served.node, "name": served.engine},
             "wait_s": wait_s,
         }
         found = await self._until_answered("/v1/lease", body, wait_s)
@@ -157,20 +158,12 @@ class LedgerClient:
         except (KeyError, TypeError, ValueError):
             raise _malformed("/v1/lease") from None
 
-    async def heartbeat(
-        self, session: str, tokens: dict[bytes, int], served: Served | None, tokens_per_s: float
-    ) -> dict[bytes, str]:
+    async def heartbeat(self, session: str, tokens: dict[bytes, int]) -> dict[bytes, str]:
         """Lease → ``held``, ``abort`` or ``unknown``. Not repeated: the next heartbeat says more. Raises
         RetryableError, SessionLostError.
         """
-        staged = None if served is None or served.staged is None else str(served.staged)
-        engine = {
-            "served": None if served is None else str(served.version),
-            "staged": staged,
-            "tokens_per_s": round(tokens_per_s, 1),
-        }
         rows = [{"lease": lease.hex(), "tokens": count} for lease, count in tokens.items()]
-        found = await self._ask("/v1/heartbeat", {"session": session, "leases": rows, "engine": engine})
+        found = await self._ask("/v1/heartbeat", {"session": session, "leases": rows})
         try:
             return {bytes.fromhex(row["lease"]): str(row["state"]) for row in found["leases"]}
         except (KeyError, TypeError, ValueError):

@@ -63,8 +63,6 @@ class PlaySampler(Protocol):
 
 class Weights(Protocol):
     async def refresh(self) -> Served: ...
-    @property
-    def served(self) -> Served | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,13 +278,12 @@ class PlayLoop:
     # -- heartbeats
 
     async def _heartbeats(self) -> None:
-        loop, reached = asyncio.get_running_loop(), True
+        reached = True
         while True:
             session = await self._registered(None)
             await asyncio.sleep(session.heartbeat_s)
-            rate = self._book.tokens_per_s(loop.time())
             try:
-                states = await self._ledger.heartbeat(session.session, self._book.tokens(), self._weights.served, rate)
+                states = await self._ledger.heartbeat(session.session, self._book.tokens())
             except SessionLostError:
                 await self._registered(session)
             except RefusedError:

@@ -23,6 +23,7 @@ LEDGER_RULES = "tests/trainer_node/ledger/test_ledger_rules.py::"
 ENDINGS = "tests/trainer_node/ledger/test_ledger_endings.py::"
 SHARES = "tests/trainer_node/ledger/test_share_ceiling.py::"
 LIES = "tests/trainer_node/ledger/test_lying_worker.py::"
+ENGINES = "tests/trainer_node/ledger/test_known_engines.py::"
 RATES = "trainer_node/ledger/worker_rates.py"
 ESTIMATES = "trainer_node/scheduling/shares.py"
 SPLITS = "tests/trainer_node/scheduling/test_shares.py::"
@@ -642,5 +643,26 @@ ROLLOUTS = [
         "        except RetryableError:\n            return False",
         "        except RetryableError:\n            return True",
         COMPLETIONS + "test_an_answer_that_ends_under_a_write_is_taken_again",
+    ),
+    Mutation(
+        "states a newer version than its engine serves",
+        "trainer_node/scheduling/served_versions.py",
+        "return Believed(_older(served, known.served),",
+        "return Believed(served,",
+        ENGINES + "test_an_engine_gets_no_credit_for_a_version_beyond_its_own",
+    ),
+    Mutation(
+        "states a newer version than its engine serves",
+        LEASING,
+        'if wanted and (engine.agreed or policy.rule == "bounded") and plays_training(',
+        "if wanted and plays_training(",
+        ENGINES + "test_a_job_for_one_version_needs_agreement",
+    ),
+    Mutation(
+        "states a newer version than its engine serves",
+        LEASING,
+        "if served not in now.manifests:",
+        "if engine.served not in now.manifests:",
+        ENGINES + "test_an_unpublished_version_is_not_believed",
     ),
 ]

@@ -31,6 +31,7 @@ from trainer_node.ledger.ledger_rows import (
 )
 from trainer_node.ledger.share_ceiling import plays_training, within_share
 from trainer_node.ledger.worker_rates import Begun, WorkerRates
+from trainer_node.scheduling.served_versions import KnownEngine, believed
 
 _OPEN = text("jobs.state = 'open'")
 """Not a parameter: PostgreSQL uses a partial index only for a statement that repeats its condition."""
@@ -91,28 +92,34 @@ def lease(
     served: Version,
     manifest: bytes,
     staged: Version | None,
+    known: KnownEngine | None,
 ) -> list[Leased]:
-    """Lease up to ``slots`` jobs that the version ``served`` may play. Raises RefusedError for a worker that was blamed
-    too often, or an engine with other bytes than the version's.
+    """Lease up to ``slots`` jobs that the engine may play. ``served``, ``staged``: as the worker states; ``known``: as
+    the hub knows, None for an engine that it does not know. Raises RefusedError for a worker that was blamed too often,
+    or an engine with other bytes than the version's.
     """
     if not 1 <= slots <= MAX_LIST:
         raise UsageError(f"slots is a number from 1 to {MAX_LIST}")
     worker = worker_of(conn, session)
+    engine = believed(served, staged, known)
+    branch, step = (None, None) if engine.served is None else engine.served
     conn.execute(
         update(db.workers)
         .where(db.workers.c.id == worker.id)
-        .values(served_branch=served.branch, served_step=served.step, seen_s=now.now_s)
+        .values(served_branch=branch, served_step=step, seen_s=now.now_s)
     )
     if drained.left_s(worker.name, now.now_s) > 0:
         return []
     name = bytes(worker.id).hex()
-    rates.asks(name, now.now_s, staged)
+    rates.asks(name, now.now_s, engine.staged)
     if (blamed := _blamed(conn, worker)) >= MAX_BLAMED:
         raise RefusedError(f"{blamed} malformed or forged results: this worker gets no more leases")
     if served not in now.manifests:
         return []
     if now.manifests[served] != manifest:
         raise RefusedError(f"version {served} has another manifest than the engine's")
+    if engine.served is None or engine.served not in now.manifests:
+        return []
     held = select(func.count()).select_from(db.leases)
     mine = held.where(db.leases.c.worker_id == worker.id, db.leases.c.state == "held")
     free = worker.slots - int(conn.scalar(mine) or 0)
@@ -121,10 +128,11 @@ def lease(
         return []
     # A request of the largest size stands for all free slots: the next request asks for the rest.
     asked = free if slots == MAX_LIST else wanted
-    taker = _Taker(conn, now, policy, rates, new_id, worker, served)
-    taken = taker.take("evaluate", wanted) if is_evaluated(conn, served) else []
+    taker = _Taker(conn, now, policy, rates, new_id, worker, engine.served)
+    # A job that names one version is for an engine that is known to serve it: another version's result would be lost.
+    taken = taker.take("evaluate", wanted) if engine.agreed and is_evaluated(conn, served) else []
     wanted -= len(taken)
-    if wanted and plays_training(now, policy, served):
+    if wanted and (engine.agreed or policy.rule == "bounded") and plays_training(now, policy, engine.served):
         wanted = within_share(conn, now, policy, rates, worker, wanted)
         training = taker.take("train", wanted) if wanted else []
         wanted -= len(training)

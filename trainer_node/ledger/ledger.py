@@ -60,6 +60,7 @@ from trainer_node.ledger.ledger_rows import (
 from trainer_node.ledger.prompts import prompting
 from trainer_node.ledger.settling import Settled, Verdicts, fail_job, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
+from trainer_node.scheduling.served_versions import KnownEngine
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -265,15 +266,23 @@ class Ledger:
         return next(other for n in itertools.count(2) if (other := f"{name[:MAX_NAME_TEXT]}-{n}") not in taken)
 
     def lease(
-        self, session: bytes, slots: int, served: Version, manifest: bytes, staged: Version | None = None
+        self,
+        session: bytes,
+        slots: int,
+        served: Version,
+        manifest: bytes,
+        staged: Version | None = None,
+        known: KnownEngine | None = None,
     ) -> list[leasing.Leased]:
-        """``staged``: the version that the engine could serve at once."""
+        """``served``, ``staged``: as the worker states; the engine could serve ``staged`` at once. ``known``: the
+        hub's knowledge of the engine.
+        """
 
         def transition(conn: Connection, now: Present) -> list[leasing.Leased]:
             leasing.expire(conn, now, self._rates)
             terms = {"session": session, "slots": slots, "served": served, "manifest": manifest, "staged": staged}
             parts = (self._policy, self._rates, self._new_id, self._drained)
-            begun = leasing.lease(conn, now, *parts, **terms)  # type: ignore[arg-type]
+            begun = leasing.lease(conn, now, *parts, **terms, known=known)  # type: ignore[arg-type]
             self._leased.add({one.lease: one.job for one in begun})
             return begun
 

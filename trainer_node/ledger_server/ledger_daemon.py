@@ -62,6 +62,7 @@ from trainer_node.ledger_server.retried_work import RetriedWork
 from trainer_node.ledger_server.reward_replays import REPLAY_S, RewardReplays
 from trainer_node.ledger_server.summary_sender import SEND_S, SummarySender
 from trainer_node.ledger_server.version_follower import POLL_S, VersionFollower
+from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 logger = logging.getLogger("p2pcast.ledger")
 
@@ -148,6 +149,7 @@ class LedgerDaemon:
             self._executor,
             documents,
             self._learn,
+            self._known,
             self.view.finished,
             events,
             self._times,
@@ -200,7 +202,8 @@ class LedgerDaemon:
                 group.create_task(self._certificate.renew_when_due(), name="certificate")
             if self._config.hub is not None:
                 hub, bearer = self._config.hub, self._config.hub_bearer
-                self._follower = VersionFollower(http, hub, bearer, self._learnt, self._memory["run"])
+                learnt, moved = self._learnt, self._queue.changed
+                self._follower = VersionFollower(http, hub, bearer, learnt, moved, self._memory["run"])
                 repeat("versions of the hub", POLL_S, self._follower.refresh)
                 if bearer is not None:
                     sender = SummarySender(http, hub, bearer, self.view.summary)
@@ -249,6 +252,9 @@ class LedgerDaemon:
             await self._follower.ensure(versions)
         except P2PCastError as error:
             raise RetryableError(f"the ledger cannot ask the hub for these versions now: {error}") from None
+
+    def _known(self, engine: EngineId) -> KnownEngine | None:
+        return None if self._follower is None else self._follower.engine(engine)
 
     async def _learnt(self, version: Version, manifest: bytes) -> None:
         assert self._follower is not None

@@ -51,6 +51,7 @@ from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
 from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
 from trainer_node.ledger_server.reward_replays import checked_reward, stated_reward
+from trainer_node.scheduling.served_versions import EngineId, KnownEngine, believed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,6 +103,7 @@ class LedgerRoutes:
         executor: Executor,
         documents: dict[str, Callable[[], dict[str, Any]]],
         learn: Callable[[Collection[Version]], Awaitable[None]],
+        known: Callable[[EngineId], KnownEngine | None],
         finished: Callable[[], bool],
         events: Events,
         times: LearnerTimes,
@@ -109,7 +111,8 @@ class LedgerRoutes:
         trusting: bool = False,
     ) -> None:
         """``documents``: of GET /v1/NAME, for trainers. ``learn``: called before versions of results are judged.
-        ``finished``: whether the run has ended. ``trusting``: workers' rewards count.
+        ``known``: the hub's knowledge of an engine. ``finished``: whether the run has ended. ``trusting``: workers'
+        rewards count.
         """
         self._ledger, self._scorers, self._callers, self._queue = ledger, scorers, callers, queue
         self._trusting = trusting
@@ -120,7 +123,8 @@ class LedgerRoutes:
         self._transitions = Turns(THREADS, MOST_TRANSITIONS)
         self._heartbeats = heartbeats
         self._documents = documents
-        self._learn, self._finished, self._events, self._times = learn, finished, events, times
+        self._learn, self._known, self._finished = learn, known, finished
+        self._events, self._times = events, times
 
     def routes(self) -> list[web.RouteDef]:
         worker: dict[str, Handler] = {
@@ -254,14 +258,20 @@ class LedgerRoutes:
         wait_s = form.number("wait_s", 0.0, MAX_WAIT_S) if form.has("wait_s") else 0.0
 
         staged = form.version("staged") if form.has("staged") else None
+        engine = _engine(form.form("engine")) if form.has("engine") else None
+        most = min(slots, MAX_LIST)
+
+        def known() -> KnownEngine | None:
+            return None if engine is None else self._known(engine)
 
         async def attempt() -> list[Any]:
-            return await self._call(self._ledger.lease, session, min(slots, MAX_LIST), served, manifest, staged)
+            return await self._call(self._ledger.lease, session, most, served, manifest, staged, known())
 
         def gone() -> bool:
             return request.transport is None or request.transport.is_closing() or self._finished()
 
-        leases = await self._queue.ask(attempt, served, wait_s, gone)
+        kind = served, believed(served, staged, known()).served
+        leases = await self._queue.ask(attempt, kind, wait_s, gone)
         rows = [
             {
                 "lease": one.lease,
@@ -461,6 +471,10 @@ async def _read(request: web.Request, most: int) -> bytes:
             raise TooLargeError(f"the body is larger than {most} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _engine(form: Form) -> EngineId:
+    return EngineId(form.hexadecimal("node", ID_BYTES).hex(), form.text("name", limits.MAX_ENGINE_NAME, 1))
 
 
 def _packed_answer(document: dict[str, Any]) -> web.Response:

@@ -1,11 +1,14 @@
-"""The ledger's knowledge of the run: its versions, with the hashes of their manifests, and the evicted nodes.
+"""The ledger's knowledge of the run: its versions, with the hashes of their manifests, the versions that engines serve,
+and the evicted nodes.
 
-Promises: a version is known here only as the hub lists it; another run's hub is refused.
+Promises: a version is known here only as the hub lists it; another run's hub is refused. Knowledge of engines ends
+KNOWN_S after the hub's last answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -14,10 +17,13 @@ import aiohttp
 from p2pcast import limits
 from p2pcast.errors import RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.version import Version
+from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 POLL_S = 0.5
 """Interval in seconds at which the ledger asks the hub."""
 ASK_S = 10.0
+KNOWN_S = 10.0
+"""Seconds for which knowledge of engines counts: while the hub is away, engines go on to versions from their peers."""
 MAX_ANSWER_BYTES = 4 * limits.MIB
 HASH_BYTES = 32
 
@@ -25,17 +31,28 @@ Learnt = Callable[[Version, bytes], Awaitable[None]]
 
 
 class VersionFollower:
-    """``hub``: base URL of the hub's HTTP server. ``learnt``: called once with each new version and its hash. ``run``:
-    hexadecimal id of the run, None until the first answer.
+    """``hub``: base URL of the hub's HTTP server. ``learnt``: called once with each new version and its hash.
+    ``moved``: called when an engine serves or stages another version. ``run``: hexadecimal id of the run, None until
+    the first answer.
     """
 
     def __init__(
-        self, http: aiohttp.ClientSession, hub: str, bearer: str | None, learnt: Learnt, run: str | None
+        self,
+        http: aiohttp.ClientSession,
+        hub: str,
+        bearer: str | None,
+        learnt: Learnt,
+        moved: Callable[[], object],
+        run: str | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._http, self._url = http, f"{hub.rstrip('/')}/versions"
         self._headers = {} if bearer is None else {"Authorization": f"Bearer {bearer}"}
-        self._learnt = learnt
+        self._learnt, self._moved, self._clock = learnt, moved, clock
         self._known: set[Version] = set()
+        self._engines: dict[EngineId, KnownEngine] = {}
+        self._engines_s = 0.0
+        """Time of the request whose answer named the engines."""
         self._refreshing = asyncio.Lock()
         self.run_id = run
         self.evicted: frozenset[bytes] = frozenset()
@@ -43,6 +60,10 @@ class VersionFollower:
         """Whether the newest request had an answer."""
         self.caught_up = False
         """Whether versions that are learnt from now on are new ones of the hub."""
+
+    def engine(self, one: EngineId) -> KnownEngine | None:
+        """None for an engine that the hub does not know, and while the hub is away."""
+        return self._engines.get(one) if self._clock() - self._engines_s < KNOWN_S else None
 
     async def ensure(self, versions: Collection[Version]) -> None:
         """Ask the hub at once for versions that are not known: an engine may serve a version before the next request.
@@ -55,10 +76,11 @@ class VersionFollower:
 
     async def refresh(self) -> None:
         """Ask the hub once. Raises RetryableError, RemoteError, RefusedError, and what ``learnt`` raises."""
-        self.reached = False
+        self.reached, asked_s = False, self._clock()
         found = await self._ask()
         try:
             run = str(found["run"])
+            engines = _engines(found["engines"])
             evicted = frozenset(bytes.fromhex(node) for node in found["evicted"])
             manifests = {Version.parse(text): bytes.fromhex(digest) for text, digest in found["manifests"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, UsageError):
@@ -76,6 +98,9 @@ class VersionFollower:
         for version in sorted(manifests.keys() - self._known):
             await self._learnt(version, manifests[version])
         self._known, self.reached, self.caught_up = set(manifests), True, True
+        before, self._engines, self._engines_s = self._engines, engines, asked_s
+        if engines != before:
+            self._moved()
 
     async def _ask(self) -> Any:
         try:
@@ -92,3 +117,16 @@ class VersionFollower:
             raise RetryableError(f"{self._url} does not answer ({type(error).__name__})") from None
         except ValueError:
             raise RemoteError(f"the answer of {self._url} is not JSON") from None
+
+
+def _engines(found: Any) -> dict[EngineId, KnownEngine]:
+    """Raises what a document of another form raises."""
+    return {
+        EngineId(str(node), str(name)): KnownEngine(_version(version), _version(peer["staged"]))
+        for node, peer in found.items()
+        for name, version in peer["engines"].items()
+    }
+
+
+def _version(text: Any) -> Version | None:
+    return None if text is None else Version.parse(text)

@@ -43,6 +43,17 @@ class FleetView:
         rows = [self._row(peer, names, now) for peer in self.membership.peers.values()]
         return sorted(rows, key=lambda row: str(row["name"]))
 
+    def serving(self) -> dict[str, Document]:
+        """Of each node with engines: its staged version, and the version of each engine; None where it serves none."""
+        return {
+            peer.ident: {
+                "staged": None if peer.staged is None else str(peer.staged),
+                "engines": _texts({row.name: row.committed if row.ready else None for row in peer.engines}),
+            }
+            for peer in self.membership.peers.values()
+            if peer.engines
+        }
+
     def chains(self) -> list[list[str]]:
         names = self.names
         return [[names.get(ident, ident) for ident in chain] for chain in self.membership.plan.chains]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from p2pcast.version import Version
 from tests.daemons.metrics_guide import documented, served
 from tests.trainer_node.ledger.postgresql_cluster import Cluster, postgresql
 from trainer_node.ledger_server.ledger_daemon import opened
+from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 
 @pytest.fixture
@@ -34,9 +36,11 @@ class Hub:
     def __init__(self) -> None:
         self.status, self.run = 200, "ab" * 16
         self.manifests = {"0.0": MANIFEST.hex()}
+        self.engines: dict[str, Any] = {}
 
     async def versions(self, _: web.Request) -> web.Response:
-        return web.json_response({"run": self.run, "manifests": self.manifests, "evicted": []}, status=self.status)
+        answer = {"run": self.run, "manifests": self.manifests, "engines": self.engines, "evicted": []}
+        return web.json_response(answer, status=self.status)
 
     async def start(self) -> str:
         app = web.Application()
@@ -108,6 +112,52 @@ async def test_results_wait_while_the_hub_answers_wrongly(tmp_path: Path, up: Up
         hub.status, hub.manifests = 200, hub.manifests | {"0.1": digest_of("0.1")}
         _, answer = await stage.hand_in(stage.session, ahead)
         assert answer["results"][0]["verdict"] == "accepted", answer
+
+
+async def test_a_worker_is_believed_as_far_as_the_hub_knows_its_engine(tmp_path: Path, up: Up, hub: Any) -> None:
+    """The engine switches to version 0.1, its worker asks at once, and the hub learns of the switch while the request
+    waits.
+    """
+    node, engine = "e0" * 16, {"node": "e0" * 16, "name": "vllm:e"}
+    hub.manifests = {"0.0": MANIFEST.hex(), "0.1": digest_of("0.1")}
+    stated = {"served": "0.1", "manifest": digest_of("0.1")}
+    policy = dataclasses.replace(config_of(tmp_path).policy, rule="strict")
+    config = dataclasses.replace(config_of(tmp_path, hub=hub.url), policy=policy)
+
+    def know(served: str | None) -> None:
+        hub.engines = {node: {"staged": "0.1", "engines": {"vllm:e": served}}}
+
+    know("0.0")
+    async with asyncio.timeout(END_S), up(config) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        await until_readiness(stage, 200, "")
+        assert await stage.lease(stage.session, engine=engine, **stated, wait_s=0.0) == []
+        waiting = asyncio.create_task(stage.lease(stage.session, engine=engine, **stated, wait_s=30.0))
+        while not len(daemon._queue):  # noqa: ASYNC110 - no event tells of a request
+            await asyncio.sleep(0.05)
+        know("0.1")
+        [(_, job)] = await waiting
+        assert job.oldest == Version(0, 1)
+        another = engine | {"name": "vllm:another"}
+        assert len(await stage.lease(stage.session, engine=another, **stated)) == 1, "the worker's statement counts"
+        know(None)
+        while daemon._known(EngineId(node, "vllm:e")) != KnownEngine(None, Version(0, 1)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert await stage.lease(stage.session, engine=engine, **stated, wait_s=0.0) == []
+        assert len(await stage.lease(stage.session, engine=another, **stated)) == 1
+
+
+@pytest.mark.parametrize(
+    "engine", ["e", {}, {"node": "e0", "name": "e"}, {"node": "e0" * 16, "name": ""}, {"node": "e0" * 16, "name": 5}]
+)
+async def test_a_malformed_engine_is_refused(tmp_path: Path, up: Up, engine: Any) -> None:
+    async with asyncio.timeout(END_S), up(config_of(tmp_path)) as daemon, aiohttp.ClientSession() as http:
+        stage = Stage(daemon, tmp_path, http)
+        await resumed(stage)
+        body = {"session": stage.session, "slots": 1, "served": "0.0", "manifest": MANIFEST.hex(), "engine": engine}
+        status, answer = await stage.ask("/v1/lease", body)
+        assert (status, "engine" in answer["error"]) == (400, True)
 
 
 async def test_a_task_that_changed_on_disk_rejects_no_result(tmp_path: Path, up: Up) -> None:

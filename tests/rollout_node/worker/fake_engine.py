@@ -14,6 +14,8 @@ from aiohttp import web
 from blake3 import blake3
 
 VOCABULARY = 16
+NODE = "e0" * 16
+"""Of the peer."""
 DISABLED = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
 
 
@@ -103,6 +105,7 @@ class FakeEngine:
         stretch = f"stretch of {self.version}" if self.kv == "drain" and not self.writing else None
         document: dict[str, Any] = {
             "run": "00",
+            "node": NODE,
             "kv": self.kv,
             "staged": known[-1] if known else None,
             "engines": {f"vllm:{self.url}": self.version} if self.version != "default" else {},

@@ -116,6 +116,7 @@ class MemoryLedger:
         body = await request.json()
         if not self._known(body["session"]):
             return web.json_response({"error": "no such session"}, status=404)
+        self.engines.append(body["engine"])
         rows = []
         while self.pool and len(rows) < body["slots"]:
             job, self._number = self.pool.popleft(), self._number + 1
@@ -131,7 +132,6 @@ class MemoryLedger:
         if not self._known(body["session"]):
             return web.json_response({"error": "no such session"}, status=404)
         self.heartbeats.append(body)
-        self.engines.append(body["engine"])
         rows = []
         for row in body["leases"]:
             lease = bytes.fromhex(row["lease"])

@@ -52,14 +52,3 @@ def test_leases_are_run_reported_and_ended_once(slots: int, steps: list[tuple[st
         assert len(running) + len(waiting) <= slots or kind != "add" or not taken
         assert book.free == max(0, slots - len(running) - len(waiting))
         assert book.tokens() == {lease: tokens[lease] for lease in running - aborted}
-
-
-def test_the_rate_is_tokens_over_time() -> None:
-    book = LeaseBook(1)
-    book.add([b"a"])
-    assert book.tokens_per_s(0.0) == 0.0
-    book.sampled(b"a", 100)
-    assert book.tokens_per_s(2.0) == 50.0
-    for now in range(3, 60):
-        rate = book.tokens_per_s(float(now))
-    assert rate < 0.01

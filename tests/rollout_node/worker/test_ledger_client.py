@@ -27,7 +27,8 @@ def made_result() -> Result:
     )  # fmt: skip
 
 
-SERVED = Served(Version(0, 1), bytes(32), None)
+NODE = "ab" * 16
+SERVED = Served(Version(0, 1), bytes(32), None, NODE, "e")
 ANSWERS: list[Any] = [
     None,
     [],
@@ -134,7 +135,7 @@ async def test_results_have_time_for_their_checks(
 
 async def test_a_lease_request_names_the_engines_weights(ledger: Ledger, client: LedgerClient) -> None:
     ledger.body, ledger.kind = msgpack.packb({"leases": [], "finished": True, "retry_s": 1}), "application/x-msgpack"
-    found = await client.lease("ab", 100, Served(Version(1, 7), b"\x01" * 32, Version(1, 8)), 2.0)
+    found = await client.lease("ab", 100, Served(Version(1, 7), b"\x01" * 32, Version(1, 8), NODE, "vllm:url"), 2.0)
     assert (found.finished, found.retry_s) == (True, 1.0)
     assert json.loads(ledger.bodies[0]) == {
         "session": "ab",
@@ -142,5 +143,6 @@ async def test_a_lease_request_names_the_engines_weights(ledger: Ledger, client:
         "served": "1.7",
         "manifest": "01" * 32,
         "staged": "1.8",
+        "engine": {"node": NODE, "name": "vllm:url"},
         "wait_s": 2.0,
     }

@@ -80,7 +80,7 @@ async def test_a_later_impostor_ends_no_worker(
     session = await worker.client.register(name="w")
     server.use(credentials(b"o", impostor))
     with pytest.raises(RetryableError, match=line):
-        await worker.client.heartbeat(session.session, {}, None, 0.0)
+        await worker.client.heartbeat(session.session, {})
     assert len(ledger.callers) == 1
 
 
@@ -90,7 +90,7 @@ async def test_a_ledger_without_tls_is_named() -> None:
     plain.url = plain.url.replace("http://", "https://")
     async with aiohttp.ClientSession() as http:
         with pytest.raises(RetryableError, match="does not speak TLS: compare the port"):
-            await Worker(http, plain).client.heartbeat("ab", {}, None, 0.0)
+            await Worker(http, plain).client.heartbeat("ab", {})
     await plain.stop()
 
 
@@ -103,6 +103,6 @@ async def test_a_worker_that_the_ledger_does_not_accept_repeats_its_request(
     issued = AUTHORITY.issue(good.key.public_key(), good.who, now, 60.0)
     worker.mine = Credentials(good.key, issued, AUTHORITY.certificate, now)
     with pytest.raises(RetryableError, match="does not answer"):
-        await worker.client.heartbeat(session.session, {}, None, 0.0)
+        await worker.client.heartbeat(session.session, {})
     worker.mine = good
-    assert await worker.client.heartbeat(session.session, {}, None, 0.0) == {}
+    assert await worker.client.heartbeat(session.session, {}) == {}

@@ -14,9 +14,10 @@ from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableErr
 from p2pcast.version import Version
 from trainer_node.ledger_server import version_follower
 from trainer_node.ledger_server.version_follower import VersionFollower
+from trainer_node.scheduling.served_versions import EngineId, KnownEngine
 
 RUN, HASH, NODE = "ab" * 16, "cd" * 32, "ef" * 16
-GOOD = {"run": RUN, "head": "0.1", "manifests": {"0.0": HASH, "0.1": HASH}, "evicted": [NODE]}
+GOOD = {"run": RUN, "head": "0.1", "manifests": {"0.0": HASH, "0.1": HASH}, "engines": {}, "evicted": [NODE]}
 
 
 class Hub:
@@ -47,8 +48,11 @@ class Followed:
         self.learnt: list[tuple[Version, bytes]] = []
         self.fresh: list[str] = []
         """Versions that were learnt after the follower had caught up."""
-        self.fails = 0
-        self.follower = VersionFollower(http, url, None, self._learn, run)
+        self.fails, self.moved, self.now_s = 0, 0, 0.0
+        self.follower = VersionFollower(http, url, None, self._learn, self._move, run, lambda: self.now_s)
+
+    def _move(self) -> None:
+        self.moved += 1
 
     async def _learn(self, version: Version, manifest: bytes) -> None:
         if self.fails:
@@ -99,6 +103,10 @@ async def test_versions_from_before_the_first_answer_are_no_news(hub: Hub, follo
         (json.dumps(GOOD | {"manifests": {"0.0": "cd"}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"manifests": {"newest": HASH}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"manifests": [HASH]}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"engines": []}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"engines": {NODE: {"engines": {"e": "0.1"}}}}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"engines": {NODE: {"staged": None, "engines": {"e": 1}}}}).encode(), 200, RemoteError),
+        (json.dumps(GOOD | {"engines": {NODE: {"staged": "new", "engines": {"e": None}}}}).encode(), 200, RemoteError),
         (json.dumps(GOOD | {"evicted": [5]}).encode(), 200, RemoteError),
         (b" " * (version_follower.MAX_ANSWER_BYTES + 1), 200, RemoteError),
         (b"", 500, RetryableError),
@@ -120,3 +128,54 @@ async def test_a_hub_out_of_reach_may_be_asked_again() -> None:
     async with aiohttp.ClientSession() as http:
         with pytest.raises(RetryableError, match="does not answer"):
             await Followed(http, "http://127.0.0.1:9", RUN).follower.refresh()
+
+
+E = EngineId(NODE, "e")
+
+
+def engines(served: str | None, staged: str | None = "0.1") -> bytes:
+    return json.dumps(GOOD | {"engines": {NODE: {"staged": staged, "engines": {"e": served}}}}).encode()
+
+
+async def test_engines_are_known_as_the_hub_says(hub: Hub) -> None:
+    async with aiohttp.ClientSession() as http:
+        followed = Followed(http, hub.url, None)
+        follower = followed.follower
+        assert follower.engine(E) is None
+        for answer, known in (
+            (engines("0.0"), KnownEngine(Version(0, 0), Version(0, 1))),
+            (engines("0.1"), KnownEngine(Version(0, 1), Version(0, 1))),
+            (engines(None, None), KnownEngine(None, None)),
+            (json.dumps(GOOD).encode(), None),
+        ):
+            hub.answer = answer
+            await follower.refresh()
+            assert follower.engine(E) == known
+            assert follower.engine(EngineId(NODE, "another")) is None
+            assert follower.engine(EngineId("aa" * 16, "e")) is None
+
+
+async def test_waiting_workers_are_told_once_of_each_change(hub: Hub) -> None:
+    async with aiohttp.ClientSession() as http:
+        followed = Followed(http, hub.url, None)
+        for answer, told in ((engines("0.0"), 1), (engines("0.0"), 1), (engines("0.1"), 2), (engines("0.1"), 2)):
+            hub.answer = answer
+            await followed.follower.refresh()
+            assert followed.moved == told
+
+
+async def test_knowledge_of_engines_ends_while_the_hub_is_away(hub: Hub) -> None:
+    async with aiohttp.ClientSession() as http:
+        followed = Followed(http, hub.url, None)
+        hub.answer = engines("0.0")
+        await followed.follower.refresh()
+        hub.status = 500
+        followed.now_s = version_follower.KNOWN_S - 0.1
+        with pytest.raises(RetryableError):
+            await followed.follower.refresh()
+        assert followed.follower.engine(E) is not None
+        followed.now_s = version_follower.KNOWN_S
+        assert followed.follower.engine(E) is None
+        hub.status = 200
+        await followed.follower.refresh()
+        assert followed.follower.engine(E) is not None

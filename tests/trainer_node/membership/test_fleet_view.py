@@ -72,6 +72,14 @@ def test_a_wait_for_engines_counts_ready_engines(view: FleetView, members: Membe
     assert not view.live(OLD, None)[0]
 
 
+def test_only_ready_engines_serve_a_version(view: FleetView, members: Membership) -> None:
+    assert view.serving() == {}
+    one = members.peers["a" * 32]
+    one.staged = Version(0, 2)
+    one.engines = [engine("x", Version(0, 1)), engine("y", Version(0, 2), ready=False), engine("z", None, ready=False)]
+    assert view.serving() == {"a" * 32: {"staged": "0.2", "engines": {"x": "0.1", "y": None, "z": None}}}
+
+
 def test_metrics_name_each_peer_and_engine(view: FleetView, members: Membership) -> None:
     members.peers["a" * 32].engines = [engine("x", OLD)]
     members.peers["a" * 32].transfers = members.peers["a" * 32].transfers.record(9.0, 1 << 20, 1.0, True)
