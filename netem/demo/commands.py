@@ -152,7 +152,7 @@ class Participants:
             {
                 "prompts": traffic.PROBES,
                 "tokens": traffic.PROBE_TOKENS,
-                "tensor_parallel": self._options.tensor_parallel,
+                "options": {"tensor_parallel_size": self._options.tensor_parallel},
             }
         )
         command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]

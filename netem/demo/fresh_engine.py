@@ -1,8 +1,8 @@
 """``python -m netem.demo.fresh_engine ORDER FOLDER…``: loads each checkpoint into a new vLLM engine and prints its
 greedy answers, a JSON list, on the last line.
 
-ORDER is ``{"prompts": […], "tokens": n, "tensor_parallel": n}``. One engine and one prompt at a time, so batches have
-the size of the probes'.
+ORDER is ``{"prompts": […], "tokens": n, "options": {…}}``, with further options of the engine. One engine and one
+prompt at a time, so batches have the size of the probes'.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
             max_num_seqs=8,
             enforce_eager=True,
             gpu_memory_utilization=0.3,
-            tensor_parallel_size=order["tensor_parallel"],
+            **order["options"],
         )
         answers = []
         for prompt in order["prompts"]:

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,13 @@ class KilledTransfer:
 
     artifact: str
     bytes_on_disk: int
+
+
+def middle_peer(chains: Sequence[Sequence[str]], *, spared: str) -> tuple[str, str | None]:
+    """A peer in the middle of a chain, if possible between two peers, and never ``spared``; and its child."""
+    places = [(chain, i) for chain in chains for i in range(len(chain)) if chain[i] != spared]
+    chain, i = max(places, key=lambda place: (place[1] + 1 < len(place[0]), place[1] > 0))
+    return chain[i], chain[i + 1] if i + 1 < len(chain) else None
 
 
 def kill_in_transfer(pid: int, state: Path, give_up: threading.Event) -> KilledTransfer | None:

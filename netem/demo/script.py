@@ -26,7 +26,7 @@ import aiohttp
 
 from netem.demo import traffic
 from netem.demo.commands import FIRST_PEER, IMPORTS, KERNELS, Options, Participants
-from netem.demo.interruption import KilledTransfer, kill_in_transfer
+from netem.demo.interruption import KilledTransfer, kill_in_transfer, middle_peer
 from netem.demo.processes import DemoError, Processes, describe_exit
 from netem.demo.traffic import Traffic
 from netem.demo.verdict import Check, check_answers, check_folders
@@ -260,15 +260,8 @@ class Demo:
 
     # -- the kill
 
-    def _victim(self) -> tuple[str, str | None]:
-        """A peer in the middle of a chain, if possible between two peers, and never the engine's; and its child."""
-        chains: list[list[str]] = self.hub["chains"]
-        places = [(chain, i) for chain in chains for i in range(len(chain)) if chain[i] != FIRST_PEER]
-        chain, i = max(places, key=lambda place: (place[1] + 1 < len(place[0]), place[1] > 0))
-        return chain[i], chain[i + 1] if i + 1 < len(chain) else None
-
     async def _publish_and_kill(self, step: int, *, last_try: bool) -> None:
-        name, child = self._victim()
+        name, child = middle_peer(self.hub["chains"], spared=FIRST_PEER)
         process, give_up = self.processes.children[name], threading.Event()
         process.expected = True
         watch = asyncio.get_running_loop().run_in_executor(

@@ -81,13 +81,16 @@ def differences(expected: Path, found: Path) -> list[str]:
     return out
 
 
-def check_folders(trained: Mapping[int, Path], peers: Mapping[str, Path], due: Mapping[str, set[int]]) -> Check:
+def check_folders(
+    trained: Mapping[int, Path], peers: Mapping[str, Path], due: Mapping[str, set[int]], *, first: int = 0
+) -> Check:
     """Compare every folder that a peer wrote with the trainer's, and check that each version ``due`` at a
-    peer exists.
+    peer exists. Folders of steps before ``first`` are left out.
     """
     faults, compared = [], 0
     for peer, folder in peers.items():
-        written = {int(path.name[5:]) for path in folder.glob("step_*") if path.name[5:].isdigit()}
+        numbers = {int(path.name[5:]) for path in folder.glob("step_*") if path.name[5:].isdigit()}
+        written = {step for step in numbers if step >= first}
         faults += [
             f"{peer} wrote step_{step}, which the trainer did not write" for step in sorted(written - trained.keys())
         ]

