@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +74,6 @@ class RlOptions:
     group_size: int = 8
     staleness: int = 2
     peers: int = 4
-    engines: int = field(default_factory=lambda: 2 if (os.cpu_count() or 1) >= 8 else 1)
     workers: int = 2
     sft: int = 300
     lr: float = 3e-4
