@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from p2pcast.artifact.assembly import Assembly
 from p2pcast.artifact.signed_records import Open
+from p2pcast.codec.layout import Layout
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.relay.holding_state import (
     BIRTH,
@@ -52,6 +54,31 @@ class ArtifactHolder(Protocol):
     @property
     def holdings(self) -> Mapping[bytes, Holding]:
         """By artifact."""
+
+
+class ArtifactReceiver(ArtifactHolder, Protocol):
+    """A node, as a sender of artifacts to it sees it: a link to a parent, or a mirror."""
+
+    @property
+    def run_key(self) -> bytes: ...
+    @property
+    def layouts(self) -> Mapping[bytes, Layout]: ...
+    @property
+    def pulled(self) -> AbstractSet[bytes]:
+        """Artifacts that are pulled from other nodes: no parent may send them."""
+
+    @property
+    def paused(self) -> bool:
+        """The disk is behind: the node takes no more pieces now."""
+
+    def add_layout(self, layout: Layout) -> None: ...
+    def open(self, open_signed: bytes, source: Source | None) -> Holding: ...
+    def add_batch(self, holding: Holding, signed: bytes) -> None: ...
+    def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None: ...
+    def seal(self, holding: Holding, signed: bytes) -> None: ...
+    def confirm(self, holding: Holding, signed: bytes) -> None: ...
+    def forward(self) -> None: ...
+    def count_corrupt(self, sender: bytes | None) -> None: ...
 
 
 class Holding:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from p2pcast import limits
@@ -13,7 +12,7 @@ from p2pcast.artifact.signed_records import Durable, Open
 from p2pcast.codec.layout import Layout
 from p2pcast.errors import IntegrityError, P2PCastError, RemoteError, RetryableError
 from p2pcast.relay.child_lag import Inflow, Lag
-from p2pcast.relay.holding import ArtifactHolder, Holding, Source
+from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.node import Parent
 from p2pcast.relay.parent_watch import ParentWatch, Verdict
 from p2pcast.relay.tuning import ALIVE_ACTIVE_S, ALIVE_IDLE_S, ATTACH_S, EXPECTED_S
@@ -34,23 +33,11 @@ MAX_UNNAMED_LAYOUTS = 4
 """Layouts kept before an OPEN names them. A run has one layout as a rule; stripes may interleave a few."""
 
 
-class ReceivingNode(ArtifactHolder, Protocol):
+class ReceivingNode(ArtifactReceiver, Protocol):
     """The node (p2pcast.relay.node), as the links to its parents use it."""
 
     @property
     def ident(self) -> bytes: ...
-    @property
-    def run_key(self) -> bytes: ...
-    @property
-    def layouts(self) -> Mapping[bytes, Layout]: ...
-    @property
-    def pulled(self) -> AbstractSet[bytes]:
-        """Artifacts that no parent may send."""
-
-    @property
-    def paused(self) -> bool:
-        """The node does not read from parents now."""
-
     @property
     def upstreams(self) -> Collection[Parent]: ...
     @property
@@ -63,16 +50,8 @@ class ReceivingNode(ArtifactHolder, Protocol):
     def set_path(self, path: list[bytes]) -> None: ...
     def wants(self) -> list[Holding]: ...
     def update_busy(self) -> None: ...
-    def add_layout(self, layout: Layout) -> None: ...
-    def open(self, open_signed: bytes, source: Source | None) -> Holding: ...
-    def add_batch(self, holding: Holding, signed: bytes) -> None: ...
-    def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None: ...
-    def seal(self, holding: Holding, signed: bytes) -> None: ...
-    def confirm(self, holding: Holding, signed: bytes) -> None: ...
     def abort(self, holding: Holding) -> None: ...
-    def forward(self) -> None: ...
     def count_duplicate(self, size: int) -> None: ...
-    def count_corrupt(self, sender: bytes | None) -> None: ...
 
 
 class Upstream:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from p2pcast.mirror.object_store import MissingError, Objects
 from p2pcast.mirror.upload_plan import Span, spans
 from p2pcast.private_random import uniform
 from p2pcast.relay.artifact_excerpt import Excerpt
-from p2pcast.relay.holding import ArtifactHolder, Holding, Source
+from p2pcast.relay.holding import ArtifactReceiver, Holding
 from p2pcast.relay.verified_pieces import Offer
 from p2pcast.wakeup import Wakeup
 from rollout_node import peer_metrics
@@ -105,31 +105,11 @@ async def read_run_key(objects: Objects, run: bytes, errors: MirrorErrors) -> by
     return key
 
 
-class MirroringNode(ArtifactHolder, Protocol):
+class MirroringNode(ArtifactReceiver, Protocol):
     """The node, as far as a mirror sends to it."""
 
     @property
-    def run_key(self) -> bytes: ...
-    @property
-    def layouts(self) -> Mapping[bytes, Layout]: ...
-    @property
-    def pulled(self) -> Collection[bytes]:
-        """Artifacts that are pulled from other nodes."""
-
-    @property
-    def paused(self) -> bool:
-        """The disk is behind: no more pieces now."""
-
-    @property
     def disk(self) -> ThreadPoolExecutor: ...
-    def add_layout(self, layout: Layout) -> None: ...
-    def open(self, open_signed: bytes, source: Source | None) -> Holding: ...
-    def add_batch(self, holding: Holding, signed: bytes) -> None: ...
-    def add_piece(self, holding: Holding, index: int, payload: memoryview) -> None: ...
-    def seal(self, holding: Holding, signed: bytes) -> None: ...
-    def confirm(self, holding: Holding, signed: bytes) -> None: ...
-    def forward(self) -> None: ...
-    def count_corrupt(self, sender: bytes | None) -> None: ...
 
 
 class MirrorSource:

@@ -46,7 +46,7 @@ excuse this peer.
 """
 
 
-class ReceivingNode(ArtifactHolder, Protocol):
+class PausableNode(ArtifactHolder, Protocol):
     @property
     def paused(self) -> bool:
         """The node does not read from parents now."""
@@ -58,7 +58,7 @@ class MissingVersions:
     def __init__(
         self,
         catalog: Catalog,
-        node: ReceivingNode,
+        node: PausableNode,
         parent_failover: ParentFailover,
         timeline: Timeline,
         hub: HubSession,

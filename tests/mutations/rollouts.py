@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from mutation import CONTEXTS, TOKEN_LEDGER, Mutation
-
-PLAY = "p2pcast/tasks/play.py"
-PROCESS = "p2pcast/tasks/task_process.py"
-CHILD = "p2pcast/tasks/child_processes/killable_child.py"
-CHECKER = "p2pcast/tasks/task_checker.py"
-PLAYS = "tests/p2pcast/tasks/test_play.py::"
-CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
-SERVER_ROLE = "p2pcast/trust/server_role.py"
-SERVERS = "tests/p2pcast/trust/test_server_role.py::"
-CALLER = "p2pcast/daemon/http_caller.py"
-CALLERS = "tests/p2pcast/daemon/test_http_caller.py::"
-NODE = "p2pcast/transport/node_certificate.py"
-NODES = "tests/daemons/trust/test_node_certificates.py::"
+from mutation import Mutation
 
 SETTLING = "trainer_node/ledger/settling.py"
 LEASING = "trainer_node/ledger/leasing.py"
@@ -34,62 +21,11 @@ BUDGETS = "tests/trainer_node/ledger_server/test_body_budget.py::"
 REQUESTS = "tests/daemons/rollouts/test_ledger_requests.py::"
 REPLAYING = "trainer_node/ledger/audits/replaying.py"
 REPLAYS = "tests/trainer_node/ledger/test_replaying.py::"
-CHOICE = "trainer_node/ledger_server/prompt_choice.py"
-CHOICES = "tests/trainer_node/ledger_server/test_prompt_choice.py::"
 DESK = "trainer_node/ledger_server/reward_desk.py"
 DESKS = "tests/trainer_node/ledger_server/test_reward_desk.py::"
 COMPLETIONS = "tests/rollout_node/worker/test_completions_sampler.py::"
 
 ROLLOUTS = [
-    Mutation(
-        "changes the task's tokens in a play",
-        PLAY,
-        "if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():",
-        "if self._mask[self._at : end].any():",
-        PLAYS + "test_a_changed_token_of_the_task_is_refused",
-    ),
-    Mutation(
-        "changes the task's tokens in a play",
-        PLAY,
-        "if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():",
-        "if self._token_ids[self._at : end] != list(token_ids):",
-        PLAYS + "test_the_environments_tokens_cannot_be_claimed_as_sampled",
-    ),
-    Mutation(
-        "hangs, with a child that hangs too",
-        CHILD,
-        "os.killpg(self._process.pid, signal.SIGKILL)",
-        "os.kill(self._process.pid, signal.SIGKILL)",
-        CHECKS + "test_a_hung_check_is_killed_with_its_children",
-    ),
-    Mutation(
-        "answers `math` with work without end",
-        "p2pcast/tasks/math_answers.py",
-        "if not comparable(given):",
-        "if False:",
-        "tests/p2pcast/tasks/test_math_answers.py::test_hostile_answers_reach_no_parser",
-    ),
-    Mutation(
-        "answers `math` with work without end",
-        PROCESS,
-        "if self.failed_reward is None:",
-        "if True:",
-        "tests/p2pcast/tasks/test_math_task.py::test_a_comparison_that_hangs_is_ended_and_gives_nothing",
-    ),
-    Mutation(
-        "answers `math` with an undefined value",
-        "p2pcast/tasks/math_answers.py",
-        "if _undefined(found) and not _undefined(expected):",
-        "if False:",
-        "tests/p2pcast/tasks/test_math_answers.py::test_an_undefined_value_equals_no_number",
-    ),
-    Mutation(
-        "reads the node's tokens",
-        CHILD,
-        "for name, value in os.environ.items() if name not in SECRETS",
-        "for name, value in os.environ.items()",
-        CHECKS + "test_a_check_sees_no_token",
-    ),
     Mutation(
         "states false rewards",
         REPLAYING,
@@ -147,165 +83,11 @@ ROLLOUTS = [
         "tests/p2pcast/cli/test_ledger_command.py::test_a_ledger_trusts_no_worker_without_the_option",
     ),
     Mutation(
-        "hang or crash, with a child that hangs too, or take all memory",
-        CHOICE,
-        "            await self.close()\n            raise self._failed",
-        "            raise self._failed",
-        CHOICES + "test_hooks_that_hang_are_killed_with_their_children",
-    ),
-    Mutation(
-        "hang or crash, with a child that hangs too, or take all memory",
-        "p2pcast/tasks/child_processes/hook_child.py",
-        "    limit_memory(memory_bytes)\n",
-        "    assert memory_bytes\n",
-        CHOICES + "test_hooks_that_fail_end_the_feeding",
-    ),
-    Mutation(
-        "answer weights without bound, or values that fill the database",
-        CHOICE,
-        "if not 0 <= weight <= MAX_WEIGHT:",
-        "if False:",
-        CHOICES + "test_hooks_that_fail_end_the_feeding",
-    ),
-    Mutation(
-        "answer weights without bound, or values that fill the database",
-        "p2pcast/tasks/prompt_hooks.py",
-        "if len(texts) > MAX_STATE_VALUES or sum(map(len, texts.values())) > MAX_STATE_BYTES:",
-        "if False:",
-        CHOICES + "test_hooks_that_fail_end_the_feeding",
-    ),
-    Mutation(
-        "read the ledger's tokens from the environment",
-        CHILD,
-        "for name, value in os.environ.items() if name not in SECRETS",
-        "for name, value in os.environ.items()",
-        CHOICES + "test_hooks_see_no_token",
-    ),
-    Mutation(
-        "reads a worker's bearer on its way to the ledger",
-        "p2pcast/cli/rollout_commands/work_command.py",
-        'if parts.scheme == "http" and not (',
-        "if False and not (",
-        "tests/p2pcast/cli/test_work_command.py::test_a_bearer_does_not_leave_the_machine_in_plain_text",
-    ),
-    Mutation(
         "reads the hub's bearer on its way from the ledger",
         "p2pcast/cli/rollout_commands/ledger_command.py",
         'if hub_http[0] != "localhost" and not is_loopback(hub_http[0]):',
         "if False:",
         "tests/p2pcast/cli/test_ledger_command.py::test_the_hubs_bearer_does_not_leave_the_machine_in_plain_text",
-    ),
-    Mutation(
-        "answers in the ledger's place, with its own valid certificate",
-        SERVER_ROLE,
-        "if found.role != context.role:",
-        "if False:",
-        SERVERS + "test_a_server_of_another_role_receives_no_byte",
-    ),
-    Mutation(
-        "answers in the ledger's place, with its own valid certificate",
-        SERVER_ROLE,
-        "sslsocket_class = _CheckedSocket",
-        "sslsocket_class = ssl.SSLSocket",
-        SERVERS + "test_a_blocking_client_is_checked_too",
-    ),
-    Mutation(
-        "answers in the ledger's place, with its own valid certificate",
-        "p2pcast/trust/certificate_authority.py",
-        "[ExtendedKeyUsageOID.SERVER_AUTH] if who.role in SERVERS else []",
-        "[ExtendedKeyUsageOID.SERVER_AUTH]",
-        SERVERS + "test_a_clients_certificate_is_no_servers",
-    ),
-    Mutation(
-        "answers in the ledger's place, with its own valid certificate",
-        SERVER_ROLE,
-        "if found.run != context.run:",
-        "if False:",
-        SERVERS + "test_a_ledger_of_another_run_receives_no_byte",
-    ),
-    Mutation(
-        "answers in the ledger's place, so that workers give up",
-        "rollout_node/worker/ledger_client.py",
-        "if self._answered and isinstance(found, RefusedError) else found",
-        "if False else found",
-        "tests/rollout_node/worker/test_ledger_over_tls.py::test_a_later_impostor_ends_no_worker",
-    ),
-    Mutation(
-        "keeps workers from the hub",
-        NODE,
-        "            except P2PCastError as error:\n                self._warn",
-        "            except UsageError as error:\n                self._warn",
-        NODES + "test_a_hub_that_is_away_ends_no_worker",
-    ),
-    Mutation(
-        "keeps workers from the hub",
-        NODE,
-        "            except P2PCastError as error:\n                self._warn",
-        "            except RetryableError as error:\n                self._warn",
-        NODES + "test_a_hub_that_refuses_ends_no_worker_with_a_valid_certificate",
-    ),
-    Mutation(
-        "keeps workers from the hub",
-        NODE,
-        "        write_pem(path, new_key(), [])",
-        "        return new_key()",
-        NODES + "test_a_lost_answer_costs_no_identity",
-    ),
-    Mutation(
-        "sends requests to a ledger without a certificate",
-        CONTEXTS,
-        "ssl.CERT_OPTIONAL if strangers else ssl.CERT_REQUIRED",
-        "ssl.CERT_OPTIONAL",
-        CALLERS + "test_a_client_without_a_certificate_sends_no_request",
-    ),
-    Mutation(
-        "sends requests to a ledger without a certificate",
-        CONTEXTS,
-        "context.verify_mode = verify",
-        "context.verify_mode = verify\n    context.verify_flags |= 0x200000  # X509_V_FLAG_NO_CHECK_TIME",
-        CALLERS + "test_an_expired_certificate_sends_no_request",
-    ),
-    Mutation(
-        "sends requests to a ledger without a certificate",
-        CONTEXTS,
-        "context.verify_mode = verify",
-        "context.verify_mode = ssl.CERT_NONE",
-        CALLERS + "test_a_certificate_of_another_authority_sends_no_request",
-    ),
-    Mutation(
-        "sends requests to a ledger without a certificate",
-        CALLER,
-        "if holder.run != run:",
-        "if False:",
-        CALLERS + "test_a_caller_of_another_run_is_refused",
-    ),
-    Mutation(
-        "keeps a connection to the ledger open",
-        CALLER,
-        "if holder.node in evicted:",
-        "if False:",
-        CALLERS + "test_an_eviction_counts_on_open_connections",
-    ),
-    Mutation(
-        "keeps a connection to the ledger open",
-        CALLER,
-        "if time.time() >= until:",
-        "if False:",
-        CALLERS + "test_a_certificate_that_expires_on_an_open_connection_ends_the_connection",
-    ),
-    Mutation(
-        "poses as the ledger with a workers' token",
-        TOKEN_LEDGER,
-        "if role != found.role and not (found.own and local):",
-        "if False:",
-        NODES + "test_a_token_of_another_role_gives_no_certificate",
-    ),
-    Mutation(
-        "shows a certificate that is not its own",
-        "p2pcast/trust/kept_certificate.py",
-        "found if found.who == self.who and fingerprint(found.authority) == self._authority else None",
-        "found",
-        NODES + "test_a_certificate_of_another_run_in_the_folder_is_not_used",
     ),
     Mutation(
         "settles, prolongs or gives back",
@@ -362,34 +144,6 @@ ROLLOUTS = [
         "None if math.isfinite(reward) else",
         "None if True else",
         ENDINGS + "test_reward_that_is_not_finite_is_no_reward",
-    ),
-    Mutation(
-        "states another stop or other turns",
-        CHECKER,
-        "if stop != played.stop:",
-        "if False:",
-        PLAYS + "test_a_play_with_another_stop_or_other_turns_is_refused",
-    ),
-    Mutation(
-        "states another stop or other turns",
-        CHECKER,
-        "if turns is not None and not np.array_equal(",
-        "if False and not np.array_equal(",
-        PLAYS + "test_a_play_with_another_stop_or_other_turns_is_refused",
-    ),
-    Mutation(
-        "states another stop or other turns",
-        CHECKER,
-        "if stated is not None and not np.array_equal(",
-        "if False and not np.array_equal(",
-        PLAYS + "test_a_loss_mask_is_the_tasks",
-    ),
-    Mutation(
-        "states another stop or other turns",
-        CHECKER,
-        "if not ended and (not count or count < most):",
-        "if not ended and not count:",
-        PLAYS + "test_a_turn_that_was_cut_short_is_refused",
     ),
     Mutation(
         "states another stop or other turns",
@@ -589,20 +343,6 @@ ROLLOUTS = [
         BUDGETS + "test_a_caller_fills_its_own_share_alone",
     ),
     Mutation(
-        "opens connections until no other worker",
-        "trainer_node/ledger_server/caller_connections.py",
-        "if len(mine) >= self._most:",
-        "if False:",
-        "tests/trainer_node/ledger_server/test_caller_connections.py::test_further_connections_are_refused_until_one_is_closed",
-    ),
-    Mutation(
-        "takes batches, adds groups",
-        "trainer_node/ledger_server/callers.py",
-        "if caller is None or caller.role != role:",
-        "if caller is None:",
-        REQUESTS + "test_a_role_sends_its_own_requests_alone",
-    ),
-    Mutation(
         "takes batches, adds groups",
         "trainer_node/ledger_server/ledger_routes.py",
         'return self._answering(read, "trainer")',
@@ -615,13 +355,6 @@ ROLLOUTS = [
         "agrees = gaps.mean <= self._tolerance and gaps.largest <= LARGEST",
         "agrees = True",
         "tests/daemons/rollouts/test_audits.py::test_results_of_other_weights_disagree",
-    ),
-    Mutation(
-        "reads other workers' results as an auditor",
-        "trainer_node/ledger_server/callers.py",
-        "if caller is None or caller.role != role:",
-        "if caller is None:",
-        "tests/daemons/rollouts/test_audits.py::test_a_worker_reads_no_results_by_auditing",
     ),
     Mutation(
         "takes or applies batches",

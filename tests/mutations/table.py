@@ -12,6 +12,8 @@ from lost import LOST
 from mutation import Mutation
 from one_version import ONE_VERSION
 from releases import RELEASES
+from rollout_tasks import ROLLOUT_TASKS
+from rollout_trust import ROLLOUT_TRUST
 from rollouts import ROLLOUTS
 from stolen_peer import STOLEN_PEER
 
@@ -26,6 +28,8 @@ MUTATIONS: list[Mutation] = [
     *STOLEN_PEER,
     *RELEASES,
     *ROLLOUTS,
+    *ROLLOUT_TASKS,
+    *ROLLOUT_TRUST,
     *AVAILABILITY,
     *SAID,
     *EXHAUSTION,

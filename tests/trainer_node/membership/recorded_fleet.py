@@ -111,9 +111,10 @@ class Fleet:
         link.owner = PeerSession(link, SessionHandlers(self.joins, self.reports, self.plans, None, None))
         return link
 
-    def join(self, who: str, **more: Any) -> FakeLink:
-        link = self.link(who)
-        link.hears(Type.JOIN, **JOIN | {"name": who} | more)
+    def join(self, peer: str, **more: Any) -> FakeLink:
+        """``more``: fields of the message, ``name`` too."""
+        link = self.link(peer)
+        link.hears(Type.JOIN, **JOIN | {"name": peer} | more)
         return link
 
     def peer(self, name: str) -> Any:

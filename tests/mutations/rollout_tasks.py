@@ -1,0 +1,129 @@
+"""What tasks, checks of rewards and hooks may do."""
+
+from __future__ import annotations
+
+from mutation import Mutation
+
+PLAY = "p2pcast/tasks/play.py"
+PROCESS = "p2pcast/tasks/task_process.py"
+CHILD = "p2pcast/tasks/child_processes/killable_child.py"
+CHECKER = "p2pcast/tasks/task_checker.py"
+PLAYS = "tests/p2pcast/tasks/test_play.py::"
+CHECKS = "tests/p2pcast/tasks/test_task_process.py::"
+CHOICE = "trainer_node/ledger_server/prompt_choice.py"
+CHOICES = "tests/trainer_node/ledger_server/test_prompt_choice.py::"
+
+ROLLOUT_TASKS = [
+    Mutation(
+        "changes the task's tokens in a play",
+        PLAY,
+        "if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():",
+        "if self._mask[self._at : end].any():",
+        PLAYS + "test_a_changed_token_of_the_task_is_refused",
+    ),
+    Mutation(
+        "changes the task's tokens in a play",
+        PLAY,
+        "if self._token_ids[self._at : end] != list(token_ids) or self._mask[self._at : end].any():",
+        "if self._token_ids[self._at : end] != list(token_ids):",
+        PLAYS + "test_the_environments_tokens_cannot_be_claimed_as_sampled",
+    ),
+    Mutation(
+        "hangs, with a child that hangs too",
+        CHILD,
+        "os.killpg(self._process.pid, signal.SIGKILL)",
+        "os.kill(self._process.pid, signal.SIGKILL)",
+        CHECKS + "test_a_hung_check_is_killed_with_its_children",
+    ),
+    Mutation(
+        "answers `math` with work without end",
+        "p2pcast/tasks/math_answers.py",
+        "if not comparable(given):",
+        "if False:",
+        "tests/p2pcast/tasks/test_math_answers.py::test_hostile_answers_reach_no_parser",
+    ),
+    Mutation(
+        "answers `math` with work without end",
+        PROCESS,
+        "if self.failed_reward is None:",
+        "if True:",
+        "tests/p2pcast/tasks/test_math_task.py::test_a_comparison_that_hangs_is_ended_and_gives_nothing",
+    ),
+    Mutation(
+        "answers `math` with an undefined value",
+        "p2pcast/tasks/math_answers.py",
+        "if _undefined(found) and not _undefined(expected):",
+        "if False:",
+        "tests/p2pcast/tasks/test_math_answers.py::test_an_undefined_value_equals_no_number",
+    ),
+    Mutation(
+        "reads the node's tokens",
+        CHILD,
+        "for name, value in os.environ.items() if name not in SECRETS",
+        "for name, value in os.environ.items()",
+        CHECKS + "test_a_check_sees_no_token",
+    ),
+    Mutation(
+        "hang or crash, with a child that hangs too, or take all memory",
+        CHOICE,
+        "            await self.close()\n            raise self._failed",
+        "            raise self._failed",
+        CHOICES + "test_hooks_that_hang_are_killed_with_their_children",
+    ),
+    Mutation(
+        "hang or crash, with a child that hangs too, or take all memory",
+        "p2pcast/tasks/child_processes/hook_child.py",
+        "    limit_memory(memory_bytes)\n",
+        "    assert memory_bytes\n",
+        CHOICES + "test_hooks_that_fail_end_the_feeding",
+    ),
+    Mutation(
+        "answer weights without bound, or values that fill the database",
+        CHOICE,
+        "if not 0 <= weight <= MAX_WEIGHT:",
+        "if False:",
+        CHOICES + "test_hooks_that_fail_end_the_feeding",
+    ),
+    Mutation(
+        "answer weights without bound, or values that fill the database",
+        "p2pcast/tasks/prompt_hooks.py",
+        "if len(texts) > MAX_STATE_VALUES or sum(map(len, texts.values())) > MAX_STATE_BYTES:",
+        "if False:",
+        CHOICES + "test_hooks_that_fail_end_the_feeding",
+    ),
+    Mutation(
+        "read the ledger's tokens from the environment",
+        CHILD,
+        "for name, value in os.environ.items() if name not in SECRETS",
+        "for name, value in os.environ.items()",
+        CHOICES + "test_hooks_see_no_token",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if stop != played.stop:",
+        "if False:",
+        PLAYS + "test_a_play_with_another_stop_or_other_turns_is_refused",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if turns is not None and not np.array_equal(",
+        "if False and not np.array_equal(",
+        PLAYS + "test_a_play_with_another_stop_or_other_turns_is_refused",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if stated is not None and not np.array_equal(",
+        "if False and not np.array_equal(",
+        PLAYS + "test_a_loss_mask_is_the_tasks",
+    ),
+    Mutation(
+        "states another stop or other turns",
+        CHECKER,
+        "if not ended and (not count or count < most):",
+        "if not ended and not count:",
+        PLAYS + "test_a_turn_that_was_cut_short_is_refused",
+    ),
+]
