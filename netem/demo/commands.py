@@ -1,4 +1,4 @@
-"""The participants of the demo and of `bench live`, and their command lines: those of a user on loopback, with folders
+"""The participants of the demos and of `bench live`, and their command lines: those of a user on loopback, with folders
 of the workspace.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,27 +63,73 @@ class Options:
         return [f"p{number}" for number in range(1, self.peers + 1)]
 
 
-class Participants:
-    """Starts each participant. The constructor chooses the addresses."""
+class Programs:
+    """Starts programs that several demos need. The constructor chooses the addresses."""
 
-    def __init__(self, options: Options, work: Workspace, processes: Processes) -> None:
-        self._options, self._work, self._processes = options, work, processes
+    def __init__(self, work: Workspace, processes: Processes) -> None:
+        self._work, self._processes = work, processes
         self._hub_port, self._engine_port = free_port(), free_port()
-        self.go_file = work.root / "go"
-        self.trainer_output = work.logs / "trainer.jsonl"
         self.fresh_output = work.logs / "fresh.json"
-        self.trained = work.trained if options.ahead else work.train
-        self.base = self.trained / "base"
 
     @property
     def engine_url(self) -> str:
         return f"http://127.0.0.1:{self._engine_port}"
+
+    @property
+    def token(self) -> Path:
+        return self._work.state("hub") / "token"
 
     def preparation(self, name: str, code: str) -> Child:
         """Optional work that shortens a later start; its failure does no other harm."""
         child = self._processes.start(name, [sys.executable, "-c", code], environment=FEW_THREADS, nice=2 * BACKGROUND)
         child.expected = True
         return child
+
+    def fresh_engines(
+        self, folders: Iterable[Path], prompts: Sequence[str], options: Mapping[str, str | int] | None = None
+    ) -> Child:
+        """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
+        order = json.dumps({"prompts": prompts, "tokens": traffic.PROBE_TOKENS, "options": options or {}})
+        command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]
+        # A socket path without a listener: the plugin prepares computing as in the live engine, and installs nothing.
+        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
+        return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)
+
+    def _start_hub(self, base: Path, *words: str | Path) -> Child:
+        command: list[str | Path] = [*P2PCAST, "seed", *words, "--base", base, "--chains", "2"]
+        command += ["--listen", f"127.0.0.1:{self._hub_port}", "--http", "127.0.0.1:0"]
+        return self._processes.start("hub", [*command, *self._folders("hub")], environment=FEW_THREADS)
+
+    def _start_peer(self, name: str, *words: str | Path) -> Child:
+        """A peer that writes each version into a folder. May be called again after its death."""
+        (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
+        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
+        command += ["--token-file", self.token, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        command += [*self._folders(name), "--install", f"safetensors:{self._work.installed(name)}", "--keep", "1000"]
+        return self._processes.start(name, [*command, *words], environment=FEW_THREADS)
+
+    def _start_engine(self, base: Path, words: Iterable[str], environment: Mapping[str, str] | None = None) -> Child:
+        """The first peer's vLLM server."""
+        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", base]
+        command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
+        command += [*ENGINE_OPTIONS, *words, "--weight-transfer-config", '{"backend": "p2pcast"}']
+        own = {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER)), **(environment or {})}
+        return self._processes.start("vllm", command, environment=ENGINE_ENVIRONMENT | own)
+
+    def _folders(self, name: str) -> list[str | Path]:
+        return ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
+
+
+class Participants(Programs):
+    """Starts each participant of the broadcast's demo and of `bench live`."""
+
+    def __init__(self, options: Options, work: Workspace, processes: Processes) -> None:
+        super().__init__(work, processes)
+        self._options = options
+        self.go_file = work.root / "go"
+        self.trainer_output = work.logs / "trainer.jsonl"
+        self.trained = work.trained if options.ahead else work.train
+        self.base = self.trained / "base"
 
     def trainer(self) -> Child:
         options = self._options
@@ -92,7 +138,7 @@ class Participants:
         command += ["--versions", str(options.versions), "--threads", "1", *options.trainer]
         if not options.ahead:
             command += ["--pace-s", str(options.pace_s), "--go-file", self.go_file]
-            command += ["--hub", f"127.0.0.1:{self._hub_port}", "--token-file", self._work.state("hub") / "token"]
+            command += ["--hub", f"127.0.0.1:{self._hub_port}", "--token-file", self.token]
         return self._processes.start(
             "trainer", command, environment=FEW_THREADS, nice=BACKGROUND, output=self.trainer_output
         )
@@ -104,58 +150,30 @@ class Participants:
 
     def hub(self) -> Child:
         """Start the hub; it watches no folder if the trainer publishes to it directly."""
-        command: list[str | Path] = [*P2PCAST, "seed", "--base", self.base, "--chains", "2"]
-        if self._options.ahead:
-            self._work.train.mkdir(exist_ok=True)
-            command.insert(len(P2PCAST) + 1, self._work.train)
-        command += ["--listen", f"127.0.0.1:{self._hub_port}", "--http", "127.0.0.1:0"]
-        command += ["--state", self._work.state("hub"), "--shadow", self._work.shadow("hub")]
-        return self._processes.start("hub", command, environment=FEW_THREADS)
+        if not self._options.ahead:
+            return self._start_hub(self.base)
+        self._work.train.mkdir(exist_ok=True)
+        return self._start_hub(self.base, self._work.train)
 
     def peer(self, name: str) -> Child:
         """Start a peer. Every second peer has the base; the others get it from the swarm. May be called again after a
         peer's death.
         """
-        (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
-        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
-        command += [
-            "--token-file",
-            self._work.state("hub") / "token",
-            "--listen",
-            "127.0.0.1:0",
-            "--http",
-            "127.0.0.1:0",
-        ]
-        command += ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
-        command += ["--install", f"safetensors:{self._work.installed(name)}", "--keep", "1000"]
+        words: list[str | Path] = []
         if self.has_engine(name):
-            command += ["--install", f"vllm:{self.engine_url}", "--kv", self._options.kv]
+            words += ["--install", f"vllm:{self.engine_url}", "--kv", self._options.kv]
         if self._options.names.index(name) % 2 == 0:
-            command += ["--base", self.base]
-        return self._processes.start(name, command, environment=FEW_THREADS)
+            words += ["--base", self.base]
+        return self._start_peer(name, *words)
 
     def has_engine(self, name: str) -> bool:
         return self._options.vllm and name == FIRST_PEER
 
     def vllm(self, environment: Mapping[str, str] | None = None) -> Child:
-        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.base]
-        command += ["--served-model-name", traffic.MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
-        command += [*ENGINE_OPTIONS, "--max-num-seqs", str(max(SEQUENCES, self._options.clients))]
-        command += ["--tensor-parallel-size", str(self._options.tensor_parallel)]
-        command += ["--weight-transfer-config", '{"backend": "p2pcast"}']
-        own = {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER)), **(environment or {})}
-        return self._processes.start("vllm", command, environment=ENGINE_ENVIRONMENT | own)
+        options = self._options
+        words = ["--max-num-seqs", str(max(SEQUENCES, options.clients))]
+        words += ["--tensor-parallel-size", str(options.tensor_parallel)]
+        return self._start_engine(self.base, words, environment)
 
     def fresh(self, folders: Iterable[Path]) -> Child:
-        """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
-        order = json.dumps(
-            {
-                "prompts": traffic.PROBES,
-                "tokens": traffic.PROBE_TOKENS,
-                "options": {"tensor_parallel_size": self._options.tensor_parallel},
-            }
-        )
-        command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]
-        # A socket path without a listener: the plugin prepares computing as in the live engine, and installs nothing.
-        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
-        return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)
+        return self.fresh_engines(folders, traffic.PROBES, {"tensor_parallel_size": self._options.tensor_parallel})

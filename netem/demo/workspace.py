@@ -19,7 +19,7 @@ MARKER = ".p2pcast-demo"
 TMPFS = Path("/dev/shm")
 SOCKET_PATH_BYTES = 100
 """The path of a Unix socket may have 107 bytes; the sockets between engines and peers lie below this folder."""
-BULKY = ("train", "trained", "peers", "state")
+BULKY = ("base", "peers", "run/checkpoints", "state", "train", "trained")
 
 
 class Workspace:

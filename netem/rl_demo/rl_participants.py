@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from netem.demo.commands import ENGINE_ENVIRONMENT, FEW_THREADS, FIRST_PEER, P2PCAST
-from netem.demo.processes import Child, Processes, free_port
+from netem.demo.commands import FEW_THREADS, FIRST_PEER, P2PCAST, Programs
+from netem.demo.processes import Child, Processes
 from netem.demo.workspace import Workspace
 
 TASK: Final = "sums,held_out=10"
 VOCABULARY: Final = 16
-MODEL: Final = "policy"
-ENGINE_OPTIONS: Final = (
-    "--max-model-len", "64", "--enforce-eager", "--gpu-memory-utilization", "0.3", "--enable-scale-out",
-    "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
-)  # fmt: skip
+LOGPROBS: Final = "processed_logprobs"
 SLOTS: Final = 32
 """Plays of one worker at the same time."""
 HUB, LEDGER, LEARNER, ENGINE = "hub", "ledger", "learner", "vllm"
@@ -50,7 +45,7 @@ packing = "padded"
 seed = {seed}
 [optimizer]
 lr = {lr}
-warmup-steps = 10
+warmup-steps = {warmup}
 [checkpoint]
 folder = {folder}
 every = 5
@@ -77,6 +72,7 @@ class RlOptions:
     workers: int = 2
     sft: int = 300
     lr: float = 3e-4
+    lr_warmup_steps: int = 10
     quiet_lr: float = 1e-6
     seed: int = 0
     keep: bool = False
@@ -94,22 +90,17 @@ class RlOptions:
         return self.steps + self.quiet_steps
 
 
-class RlParticipants:
+class RlParticipants(Programs):
     """Starts each participant. The constructor chooses the addresses."""
 
     def __init__(self, options: RlOptions, work: Workspace, processes: Processes) -> None:
-        self._options, self._work, self._processes = options, work, processes
-        self._hub_port, self._engine_port = free_port(), free_port()
+        super().__init__(work, processes)
+        self._options = options
         self.base = work.root / "base"
         self.config = work.root / "run.toml"
         self.run = work.root / "run"
         """The learner's folder."""
         self.exported = work.trained
-        self.fresh_output = work.logs / "fresh.json"
-
-    @property
-    def engine_url(self) -> str:
-        return f"http://127.0.0.1:{self._engine_port}"
 
     @property
     def metrics(self) -> Path:
@@ -120,34 +111,20 @@ class RlParticipants:
         return self._work.state(LEDGER) / "ledger.db"
 
     def write_base(self) -> Child:
-        code = BASE.format(folder=str(self.base), vocabulary=VOCABULARY, seed=self._options.seed)
-        child = self._processes.start("base", [sys.executable, "-c", code], environment=FEW_THREADS)
-        child.expected = True
-        return child
+        return self.preparation(
+            "base", BASE.format(folder=str(self.base), vocabulary=VOCABULARY, seed=self._options.seed)
+        )
 
     def hub(self) -> Child:
-        command: list[str | Path] = [*P2PCAST, "seed", "--base", self.base, "--chains", "2"]
-        command += ["--listen", f"127.0.0.1:{self._hub_port}", "--http", "127.0.0.1:0"]
-        command += ["--token-file", self._token, *self._folders(HUB)]
-        return self._processes.start(HUB, command, environment=FEW_THREADS)
+        return self._start_hub(self.base)
 
     def peer(self, name: str) -> Child:
         """May be called again after a peer's death."""
-        self._forget_address(name)
-        command: list[str | Path] = [*P2PCAST, "join", f"127.0.0.1:{self._hub_port}", "--name", name]
-        command += ["--token-file", self._token, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-        command += [*self._folders(name), "--install", f"safetensors:{self._work.installed(name)}", "--keep", "100000"]
-        if name == FIRST_PEER:
-            command += ["--install", f"vllm:{self.engine_url}"]
-        return self._processes.start(name, command, environment=FEW_THREADS)
+        return self._start_peer(name, *(["--install", f"vllm:{self.engine_url}"] if name == FIRST_PEER else []))
 
     def engine(self) -> Child:
-        command: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.base]
-        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self._engine_port)]
-        command += [*ENGINE_OPTIONS, "--max-num-seqs", str(SLOTS * self._options.workers)]
-        command += ["--weight-transfer-config", '{"backend": "p2pcast"}']
-        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.install_socket(FIRST_PEER))}
-        return self._processes.start(ENGINE, command, environment=environment)
+        words = ["--enable-scale-out", "--logprobs-mode", LOGPROBS, "--generation-config", "vllm"]
+        return self._start_engine(self.base, [*words, "--max-num-seqs", str(SLOTS * self._options.workers)])
 
     def ledger(self, hub_url: str) -> Child:
         options = self._options
@@ -168,8 +145,9 @@ class RlParticipants:
         options, quoted = self._options, json.dumps
         text = CONFIG.format(
             file=self.config.name, base=quoted(str(self.base)), hub=quoted(f"127.0.0.1:{self._hub_port}"),
-            token=quoted(str(self._token)), ledger=quoted(ledger_url), task=quoted(TASK), sft=options.sft,
-            bearer=quoted(str(self._work.state(LEDGER) / "http.token")), seed=options.seed, lr=options.lr,
+            token=quoted(str(self.token)), ledger=quoted(ledger_url), task=quoted(TASK), sft=options.sft,
+            bearer=quoted(str(self._work.state(LEDGER) / "http.token")), seed=options.seed,
+            lr=options.lr, warmup=options.lr_warmup_steps,
             folder=quoted(str(self.run)), exported=quoted(str(self.exported)),
         )  # fmt: skip
         self.config.write_text(text)
@@ -181,26 +159,5 @@ class RlParticipants:
             command += ["--set", override]
         return self._processes.start(LEARNER, command, environment=FEW_THREADS)
 
-    @property
-    def _token(self) -> Path:
-        return self._work.state(HUB) / "token"
-
-    def _folders(self, name: str) -> list[str | Path]:
-        return ["--state", self._work.state(name), "--shadow", self._work.shadow(name)]
-
-    def _forget_address(self, name: str) -> None:
-        (self._work.state(name) / "daemon.json").unlink(missing_ok=True)  # left by a killed process
-
-    def preparation(self, name: str, code: str) -> Child:
-        """Optional work that shortens a later start; its failure does no other harm."""
-        child = self._processes.start(name, [sys.executable, "-c", code], environment=FEW_THREADS)
-        child.expected = True
-        return child
-
-    def fresh(self, folders: Iterable[Path], prompts: Sequence[str], tokens: int) -> Child:
-        """Start new engines, one after the other; they write their answers to the probes into ``fresh_output``."""
-        order = json.dumps({"prompts": prompts, "tokens": tokens, "options": {"logprobs_mode": "processed_logprobs"}})
-        command: list[str | Path] = [sys.executable, "-m", "netem.demo.fresh_engine", order, *folders]
-        # A socket path without a listener: the plugin prepares computing as in the live engine, and installs nothing.
-        environment = ENGINE_ENVIRONMENT | {"P2PCAST_SOCK": str(self._work.root / "no-peer.sock")}
-        return self._processes.start("fresh", command, environment=environment, output=self.fresh_output)
+    def fresh(self, folders: Iterable[Path], prompts: Sequence[str]) -> Child:
+        return self.fresh_engines(folders, prompts, {"logprobs_mode": LOGPROBS})

