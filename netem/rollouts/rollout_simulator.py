@@ -18,7 +18,7 @@ from typing import Final
 from netem.rollouts.run_figures import RunFigures
 from netem.rollouts.simulated_ledger import Lease, SimulatedLedger
 from netem.rollouts.simulated_run import Fault, Machine, Run
-from trainer_node.ledger.pace import room
+from trainer_node.ledger.staleness_rule import room
 from trainer_node.scheduling.shares import PROBE_S
 from trainer_node.scheduling.worker_fleet import Candidate, FleetControl
 

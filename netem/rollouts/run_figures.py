@@ -9,7 +9,7 @@ from typing import Final
 
 from netem.rollouts.simulated_ledger import Job, Lease, SimulatedLedger
 from netem.rollouts.simulated_run import Run
-from trainer_node.ledger.pace import Verdict
+from trainer_node.ledger.batch_cut import Verdict
 
 TRAINED: Final = "trained"
 FILTERED: Final = Verdict.EQUAL.value

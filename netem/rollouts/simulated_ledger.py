@@ -1,6 +1,6 @@
 """The ledger of a simulated run: groups, jobs and leases in memory, with the daemon's own decisions.
 
-Which groups open and which make a batch: `trainer_node.ledger.pace`. Which results count:
+Which groups open: `trainer_node.ledger.staleness_rule`. Which make a batch: `batch_cut`. Which results count:
 `trainer_node.ledger.acceptance`. How long leases last: `trainer_node.ledger.lease_time`. Which worker gets how many
 jobs: `trainer_node.scheduling.shares`. Time is passed in.
 """
@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from netem.rollouts.simulated_run import Run
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Standards, version_rejection
+from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Cut, Verdict, cut, judge
 from trainer_node.ledger.lease_time import Completions, latest_s
 from trainer_node.ledger.lineage import Lineage
-from trainer_node.ledger.pace import OVERSAMPLE, Bounds, Candidate, Cut, Verdict, cut, judge, room
+from trainer_node.ledger.staleness_rule import Bounds, room
 from trainer_node.scheduling.shares import Load, Throughputs, jobs_for, split
 
 FIXED = ("fixed shares", "uniform")

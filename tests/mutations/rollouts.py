@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutation import Mutation
 
-SETTLING = "trainer_node/ledger/settling.py"
+SETTLING = "trainer_node/ledger/result_transitions.py"
 LEASING = "trainer_node/ledger/leasing.py"
 LEDGER_RULES = "tests/trainer_node/ledger/test_ledger_rules.py::"
 ENDINGS = "tests/trainer_node/ledger/test_ledger_endings.py::"
@@ -56,14 +56,14 @@ ROLLOUTS = [
     ),
     Mutation(
         "has a false reward trained before its replay",
-        "trainer_node/ledger/batching.py",
+        "trainer_node/ledger/batch_transitions.py",
         "if row.replay == DUE:",
         "if False:",
         REPLAYS + "test_rewards_of_a_new_worker_are_replayed_before_training",
     ),
     Mutation(
         "has a false reward trained before its replay",
-        "trainer_node/ledger/batching.py",
+        "trainer_node/ledger/batch_transitions.py",
         "            leave_out(conn, live[candidate.opened].id)\n",
         "",
         REPLAYS + "test_a_group_that_cannot_wait_is_trained_without_due_results",

@@ -9,7 +9,7 @@ Two rules:
 
 Promises: an accepted result has no fault, and its job had no accepted result before. Only results that no honest
 worker sends are held against a worker: malformed and forged ones, never stale, late or duplicate ones. A few results of
-versions that the hub never published are forgiven (``trainer_node.ledger.settling``).
+versions that the hub never published are forgiven (``trainer_node.ledger.result_transitions``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from p2pcast.rollouts.job import Job, job_of
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.drained_workers import DrainedWorkers
-from trainer_node.ledger.group_pool import count_stale_ending, is_evaluated, open_groups, pins, read_groups
+from trainer_node.ledger.job_groups import count_stale_ending, is_evaluated, open_groups, pins, read_groups
 from trainer_node.ledger.ledger_rows import (
     BEARER,
     MAX_BLAMED,

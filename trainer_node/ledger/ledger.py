@@ -29,8 +29,8 @@ from p2pcast.rollouts.job import Group, Job
 from p2pcast.rollouts.result import Result
 from p2pcast.version import Version
 from trainer_node.ledger import (
-    batching,
-    group_pool,
+    batch_transitions,
+    job_groups,
     leasing,
     ledger_report,
     ledger_retention,
@@ -42,8 +42,8 @@ from trainer_node.ledger.audits import auditing, replaying
 from trainer_node.ledger.audits.auditing import AuditSample, Sampled
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.database.group_commit import GroupCommit
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.shared_transactions import SharedTransactions
 from trainer_node.ledger.drained_workers import DrainedWorkers
 from trainer_node.ledger.leased_jobs import LeasedJobs
 from trainer_node.ledger.ledger_clock import RECORD_S, LedgerClock
@@ -58,7 +58,7 @@ from trainer_node.ledger.ledger_rows import (
     PresentReader,
 )
 from trainer_node.ledger.prompts import prompting
-from trainer_node.ledger.settling import Settled, Verdicts, fail_job, judge_all, settle_all, standards_of
+from trainer_node.ledger.result_transitions import Settled, Verdicts, fail_job, judge_all, settle_all, standards_of
 from trainer_node.ledger.worker_rates import WorkerRates
 from trainer_node.scheduling.served_versions import KnownEngine
 
@@ -135,11 +135,11 @@ class Ledger:
         with store.transaction() as conn:
             self._clock = LedgerClock(now, conn.scalars(select(db.meta.c.ran_s)).one())
             now_s = self._clock.now_s()
-            dropped = group_pool.enter_task(conn, self._present.read(conn, now_s), policy.task_hash)
+            dropped = job_groups.enter_task(conn, self._present.read(conn, now_s), policy.task_hash)
         self.foreign_groups = dropped
         """Groups of an earlier task that were dropped at the start."""
         self._warn_of_foreign(dropped)
-        self._commits = GroupCommit(store) if shared_commits else None
+        self._commits = SharedTransactions(store) if shared_commits else None
 
     def _now_s(self) -> float:
         with self._clock_turn:
@@ -402,7 +402,7 @@ class Ledger:
         """Raises RefusedError, FullError."""
         # Requests for leases, which are urgent, may wait for them.
         return self._at_present(
-            lambda conn, now: group_pool.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
+            lambda conn, now: job_groups.add_groups(conn, now, self._policy.task_hash, groups), urgent=True
         )
 
     def prompts(self, seed: int) -> prompting.Position:
@@ -441,12 +441,12 @@ class Ledger:
 
         self._changing_versions(transition)
 
-    def take(self, epoch: int, branch: int, step: int) -> batching.Taken:
+    def take(self, epoch: int, branch: int, step: int) -> batch_transitions.Taken:
         """Raises RefusedError for another epoch or step, and if no group that was played can be trained."""
         bounds, bounded = self._policy.bounds, self._policy.rule == "bounded"
 
-        def transition(conn: Connection, now: Present) -> batching.Taken:
-            taken = batching.take(conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step)
+        def transition(conn: Connection, now: Present) -> batch_transitions.Taken:
+            taken = batch_transitions.take(conn, now, bounds, self._new_id, epoch=epoch, branch=branch, step=step)
             if taken.batch is None and not taken.finished and bounded:
                 leasing.release_overdue(conn, now, self._rates)
             return taken
@@ -461,7 +461,7 @@ class Ledger:
         """A result's bytes. Raises IntegrityError."""
         return self._store.segments.read(place)
 
-    def reopen_damaged(self, batch: batching.Batch) -> int:
+    def reopen_damaged(self, batch: batch_transitions.Batch) -> int:
         """Reads all bodies of a cut batch; if some are damaged, the batch is reopened and their jobs are played again.
         Returns the number of damaged results.
         """
@@ -481,11 +481,11 @@ class Ledger:
         return self._at_present(transition) if damaged else 0
 
     def applied(self, epoch: int, batch: bytes, step: int) -> None:
-        self._at_present(lambda conn, now: batching.applied(conn, now, epoch=epoch, batch=batch, step=step))
+        self._at_present(lambda conn, now: batch_transitions.applied(conn, now, epoch=epoch, batch=batch, step=step))
 
     def ack(self, epoch: int, step: int, batches: Sequence[bytes], checkpoint: bytes) -> None:
         terms = {"epoch": epoch, "step": step, "batch_ids": batches, "checkpoint": checkpoint}
-        self._at_present(lambda conn, now: batching.ack(conn, now, **terms))  # type: ignore[arg-type]
+        self._at_present(lambda conn, now: batch_transitions.ack(conn, now, **terms))  # type: ignore[arg-type]
 
     def resume(self, branch: int, step: int, checkpoint: bytes | None, batches: Sequence[bytes]) -> int:
         terms = {"branch": branch, "step": step, "checkpoint": checkpoint, "batch_ids": batches}
@@ -494,7 +494,7 @@ class Ledger:
             epoch = resuming.resume(conn, now, **terms)  # type: ignore[arg-type]
             replaying.distrust_reopened(conn, now, self._policy, fail_job)
             # A batch of an earlier task may have been reopened.
-            return epoch, group_pool.drop_foreign(conn, now, self._policy.task_hash)
+            return epoch, job_groups.drop_foreign(conn, now, self._policy.task_hash)
 
         epoch, dropped = self._changing_versions(transition)
         self._warn_of_foreign(dropped)

@@ -12,7 +12,7 @@ from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import Present, UnknownIdError, ahead, finished
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
-from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.staleness_rule import Bounds
 
 MOST_STEPS = 16
 """Steps behind the learner from which on results are counted together."""

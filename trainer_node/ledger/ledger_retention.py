@@ -11,7 +11,7 @@ from collections.abc import Collection
 from sqlalchemy import ColumnElement, Connection, Select, delete, exists, func, or_, select
 
 from trainer_node.ledger.database import ledger_schema as db
-from trainer_node.ledger.group_pool import drop
+from trainer_node.ledger.job_groups import drop
 from trainer_node.ledger.ledger_rows import KEPT_BATCHES, Present, in_parts
 from trainer_node.ledger.ledger_states import LEASE
 from trainer_node.ledger.prompts import prompting

@@ -15,7 +15,7 @@ from trainer_node.ledger.acceptance import Rule
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, sources
 from trainer_node.ledger.lineage import Fork, Lineage
-from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.staleness_rule import Bounds
 
 T = TypeVar("T")
 

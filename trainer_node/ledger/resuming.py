@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason
-from trainer_node.ledger.batching import trained
+from trainer_node.ledger.batch_transitions import trained
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
 from trainer_node.ledger.ledger_rows import Present, move

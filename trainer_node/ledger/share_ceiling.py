@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from p2pcast.version import Version
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, SEEN_S, Policy, Present, admissible, ahead, finished
-from trainer_node.ledger.pace import room
+from trainer_node.ledger.staleness_rule import room
 from trainer_node.ledger.worker_rates import Standing, WorkerRates
 from trainer_node.scheduling.shares import Load, jobs_for, split
 

@@ -43,7 +43,7 @@ from p2pcast.version import Version
 from p2pcast.wire.join_token import JoinToken
 from trainer_node.admission.trust_files import secret_of
 from trainer_node.ledger.database.ledger_store import Store
-from trainer_node.ledger.group_pool import FOREIGN
+from trainer_node.ledger.job_groups import FOREIGN
 from trainer_node.ledger.leasing import Beat, Held
 from trainer_node.ledger.ledger import Ledger
 from trainer_node.ledger.ledger_rows import Policy

@@ -37,7 +37,7 @@ from p2pcast.rollouts.result import Result
 from p2pcast.tasks.task_process import TaskProcesses
 from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Rejection
-from trainer_node.ledger.batching import Member, Taken
+from trainer_node.ledger.batch_transitions import Member, Taken
 from trainer_node.ledger.drained_workers import MAX_FOR_S
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_report import MAX_READ

@@ -96,7 +96,7 @@ def bubble_ratio(pace: Pace, rollouts_per_s: float) -> float:
 
 
 # The equations above assume that engines sample nothing while a version is on its way. The ledger lets them sample with
-# the version before it, as far as the bound on staleness allows (`trainer_node.ledger.pace`). Version v serves the
+# the version before it, as far as the bound on staleness allows (`ledger.staleness_rule`). Version v serves the
 # batches of steps v + S + 1 - κ to v + S. Batch i after v has to be whole at the beginning of that step. Engines that
 # have used up their budget begin it when v arrives: T_bcast + (i - S + κ) R / μ <= i T_train.
 

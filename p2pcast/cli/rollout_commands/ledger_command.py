@@ -153,7 +153,7 @@ def ledger(
     from p2pcast.tasks.task_loader import load_task
     from p2pcast.wire.join_token import JoinToken
     from trainer_node.ledger.ledger_rows import Policy
-    from trainer_node.ledger.pace import Bounds
+    from trainer_node.ledger.staleness_rule import Bounds
     from trainer_node.ledger_server.ledger_daemon import CertificateSource, LedgerConfig, run_ledger
     from trainer_node.ledger_server.prompt_feeder import Feed
 

@@ -11,7 +11,7 @@ from typing import Any
 from parity_task import NAME, Parity
 
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.staleness_rule import Bounds
 from trainer_node.ledger_server.ledger_daemon import LedgerConfig, LedgerDaemon, opened
 from trainer_node.ledger_server.prompt_feeder import Feed
 

@@ -32,8 +32,8 @@ from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_rows import Policy
-from trainer_node.ledger.pace import Bounds
 from trainer_node.ledger.prompts.prompting import Passed
+from trainer_node.ledger.staleness_rule import Bounds
 
 STEPS = 3
 MOST_TURNS = 6000

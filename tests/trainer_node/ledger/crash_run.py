@@ -21,7 +21,7 @@ from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_rows import Policy, ahead
-from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.staleness_rule import Bounds
 
 TASK_HASH = b"t" * 32
 WORKERS = 3

@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer_node.ledger.ledger_game import Game, groups_of
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
-from trainer_node.ledger.batching import Batch
+from trainer_node.ledger.batch_transitions import Batch
 from trainer_node.ledger.database.body_segments import HEAD_BYTES
 from trainer_node.ledger.database.ledger_store import Store
 

@@ -22,12 +22,13 @@ from p2pcast.rollouts.result import Result, Span
 from p2pcast.version import Version
 from tests.trainer_node.ledger.crash_run import TASK_HASH, group, manifest
 from tests.trainer_node.ledger.ledger_invariants import Rows, check_counts, check_rows, dump
+from trainer_node.ledger.batch_cut import OVERSAMPLE
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Ledger, Registration
 from trainer_node.ledger.ledger_clock import RECORD_S
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, Policy
-from trainer_node.ledger.pace import OVERSAMPLE, Bounds
+from trainer_node.ledger.staleness_rule import Bounds
 
 LAST_STEP = 5
 SLOTS = 16

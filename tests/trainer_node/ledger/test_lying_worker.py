@@ -19,7 +19,7 @@ from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.leasing import Leased
 from trainer_node.ledger.ledger import Registration
 from trainer_node.ledger.ledger_rows import MAX_BLAMED, MAX_UNKNOWN, OTHERS_FIRST_S
-from trainer_node.ledger.pace import Bounds
+from trainer_node.ledger.staleness_rule import Bounds
 
 Play = Callable[..., Game]
 

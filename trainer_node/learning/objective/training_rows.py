@@ -17,7 +17,7 @@ from p2pcast.errors import IntegrityError, UsageError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result, fault
 from trainer_node.learning.objective.advantages import AdvantageKind, group_advantages
-from trainer_node.ledger.pace import LEAST_SURVIVORS
+from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 
 if TYPE_CHECKING:
     from p2pcast.rollouts.job import Group

@@ -25,7 +25,7 @@ from p2pcast.version import Version
 from trainer_node.ledger.acceptance import Reason, Rejection
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.group_pool import read_groups
+from trainer_node.ledger.job_groups import read_groups
 from trainer_node.ledger.ledger_rows import BEARER, Policy, Present, Trust, caller_of, live_batch_groups, move
 from trainer_node.ledger.ledger_states import LIVE_GROUPS
 

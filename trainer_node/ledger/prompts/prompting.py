@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group
-from trainer_node.ledger import group_pool
+from trainer_node.ledger import job_groups
 from trainer_node.ledger.audits.replaying import DUE
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import Present, in_parts
@@ -53,7 +53,7 @@ class Passed:
 
 def position(conn: Connection, task_hash: bytes, seed: int) -> Position:
     cursor = conn.scalar(select(db.prompt_sources.c.cursor).where(*_is(task_hash, seed)))
-    return Position(int(cursor or 0), group_pool.waiting(conn, task_hash))
+    return Position(int(cursor or 0), job_groups.waiting(conn, task_hash))
 
 
 def add(conn: Connection, now: Present, task_hash: bytes, seed: int, passed: Passed) -> None:
@@ -68,7 +68,7 @@ def add(conn: Connection, now: Present, task_hash: bytes, seed: int, passed: Pas
     if cursor != passed.start:
         raise RefusedError(f"prompts {passed.start} to {passed.end} of seed {seed}: the cursor is at {cursor}")
     if passed.groups:
-        group_pool.add_groups(conn, now, task_hash, passed.groups, history=passed.hooks is not None)
+        job_groups.add_groups(conn, now, task_hash, passed.groups, history=passed.hooks is not None)
     if passed.hooks is not None and passed.state:
         _write_state(conn, task_hash, seed, passed.hooks, passed.state)
     values = {"cursor": passed.end, "ended": passed.ended}
@@ -95,7 +95,7 @@ def _write_state(conn: Connection, task_hash: bytes, seed: int, hooks: str, stat
 def histories(conn: Connection, task_hash: bytes, prompts: Sequence[bytes]) -> list[list[float]]:
     """For each prompt the mean rewards of its newest groups that have ended, oldest first."""
     gather(conn)
-    hashes = [group_pool.prompt_hash(prompt) for prompt in prompts]
+    hashes = [job_groups.prompt_hash(prompt) for prompt in prompts]
     known = _means(conn, task_hash, hashes)
     return [known.get(prompt, []) for prompt in hashes]
 

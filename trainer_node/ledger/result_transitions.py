@@ -16,7 +16,7 @@ from trainer_node.ledger.acceptance import Reason, Rejection, Standards, rejecti
 from trainer_node.ledger.audits.replaying import sampler_of
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.group_pool import count_stale_ending, end_settled, read_groups
+from trainer_node.ledger.job_groups import count_stale_ending, end_settled, read_groups
 from trainer_node.ledger.ledger_rows import (
     BEARER,
     MAX_FAILURES,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_node.ledger.pace import OVERSAMPLE, Bounds, Candidate, Verdict, cut, judge, last_chance, room
+from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Verdict, cut, judge, last_chance
+from trainer_node.ledger.staleness_rule import Bounds, room
 
 
 def test_room_shrinks_with_groups_ahead_and_with_the_learner():

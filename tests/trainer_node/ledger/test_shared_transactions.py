@@ -16,8 +16,8 @@ from tests.trainer_node.ledger.ledger_game import ZERO, Game, last_token, sample
 from tests.trainer_node.ledger.ledger_invariants import check_rows, dump
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place, Segments
-from trainer_node.ledger.database.group_commit import GroupCommit
 from trainer_node.ledger.database.ledger_store import Store
+from trainer_node.ledger.database.shared_transactions import SharedTransactions
 
 THREADS = 8
 CALLS = 25
@@ -57,13 +57,13 @@ def sources(store: Store) -> list[str]:
 class Blocker:
     """A call that keeps the writer busy, so that later calls gather behind it."""
 
-    def __init__(self, commits: GroupCommit) -> None:
+    def __init__(self, commits: SharedTransactions) -> None:
         self._begun, self._freed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._call, args=(commits,))
         self._thread.start()
         assert self._begun.wait(10)
 
-    def _call(self, commits: GroupCommit) -> None:
+    def _call(self, commits: SharedTransactions) -> None:
         with contextlib.suppress(LocalError):  # begun, and longer than a caller waits
             commits.call(self._block)
 
@@ -77,7 +77,7 @@ class Blocker:
 
 
 def test_calls_of_many_threads_each_take_effect_once(store: Store) -> None:
-    commits, made = GroupCommit(store), []
+    commits, made = SharedTransactions(store), []
     store.committed = lambda: made.append(1)
 
     def call(thread: int) -> None:
@@ -92,7 +92,7 @@ def test_calls_of_many_threads_each_take_effect_once(store: Store) -> None:
 
 
 def test_failing_call_disturbs_no_other(store: Store) -> None:
-    commits = GroupCommit(store)
+    commits = SharedTransactions(store)
     places: dict[int, Place | None] = {}
 
     def call(number: int) -> None:
@@ -117,7 +117,7 @@ def test_failing_call_disturbs_no_other(store: Store) -> None:
 
 
 def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> None:
-    commits = GroupCommit(store)
+    commits = SharedTransactions(store)
 
     def fail(point: str) -> None:
         if point == "before commit":
@@ -138,7 +138,7 @@ def test_failing_commit_fails_every_call_and_leaves_nothing(store: Store) -> Non
 
 
 def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> None:
-    commits = GroupCommit(store, call_s=0.05)
+    commits = SharedTransactions(store, call_s=0.05)
     blocker = Blocker(commits)
     with pytest.raises(LocalError, match="behind"):
         commits.call(write(store, "late"))
@@ -148,7 +148,7 @@ def test_call_that_was_not_begun_in_time_never_takes_effect(store: Store) -> Non
 
 
 def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store) -> None:
-    commits = GroupCommit(store)
+    commits = SharedTransactions(store)
     commits.call(write(store, "before"))
     commits.close()
     commits.close()
@@ -163,7 +163,7 @@ def test_calls_before_the_end_are_committed_and_later_calls_refused(store: Store
 def test_body_of_a_call_that_failed_cuts_no_other_off(tmp_path: Path) -> None:
     """Bodies without rows lie between others: the next process keeps all that have rows."""
     store = opened(tmp_path)
-    commits, places = GroupCommit(store), {}
+    commits, places = SharedTransactions(store), {}
     for number in range(20):
         if number % 2:
             places[number] = commits.call(write(store, str(number), b"body %d" % number))
@@ -309,7 +309,7 @@ def test_many_threads_at_one_ledger_lose_and_double_nothing(game: Game) -> None:
 
 
 def test_call_whose_transaction_does_not_begin_fails_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits, began = GroupCommit(store), store.transaction
+    commits, began = SharedTransactions(store), store.transaction
 
     @contextlib.contextmanager
     def no_transaction() -> Iterator[Connection]:

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, insert, select, up
 from p2pcast.errors import RefusedError, UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.version import Version
+from trainer_node.ledger.batch_cut import LEAST_SURVIVORS
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.ledger_rows import (
     MAX_EVALUATIONS,
@@ -26,7 +27,7 @@ from trainer_node.ledger.ledger_rows import (
     move_all,
 )
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
-from trainer_node.ledger.pace import LEAST_SURVIVORS, Bounds, room
+from trainer_node.ledger.staleness_rule import Bounds, room
 
 FOREIGN = "another task"
 """Why a group is dropped that no worker of the run may play."""

@@ -32,7 +32,7 @@ _Call = tuple[Callable[[Connection], Any], "Future[Any]"]
 _URGENT, _ORDINARY, _LAST = 0, 1, 2
 
 
-class GroupCommit:
+class SharedTransactions:
     """``call_s``: seconds after which a caller stops waiting."""
 
     def __init__(self, store: Store, *, call_s: float = CALL_S) -> None:

@@ -1,15 +1,6 @@
-"""When a group of jobs may be opened, and which groups make the next batch. Pure.
+"""Which groups make the next batch, and which can never be trained. Pure.
 
-The rule, in groups (AReaL's rule assumes a publication at every step and an instant broadcast):
-
-    a group opens for a worker whose engine serves step v  if  ahead < (v + S + 1 - t) * P
-
-``ahead`` counts the groups that were opened and are neither trained nor dropped; a group in a batch that was taken
-counts until the learner has applied the batch. Counting on until a checkpoint contains the batch would leave no room
-between checkpoints that are more than S steps apart. P groups make a batch, t is the learner's step (batches applied),
-S the staleness bound. If batches take the oldest groups first, the new group is trained at step t + ahead // P, at
-most v + S: its rollouts are fresh enough when their turn comes. Every count is a query over rows, so recovery cannot
-inflate it.
+The oldest groups come first: freshest first would let the others age until they are stale.
 """
 
 from __future__ import annotations
@@ -18,27 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from trainer_node.ledger.staleness_rule import Bounds
+
 OVERSAMPLE = 3
 """Groups played for a batch, as a multiple of its size, before it is cut with fewer groups."""
 LEAST_SURVIVORS = 2
 """Accepted results of a group that can be trained: rewards are compared within the group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """``staleness``: S, in learner steps. ``batch_groups``: P. ``last_step``: the run's last step; None: no end."""
-
-    staleness: int
-    batch_groups: int
-    last_step: int | None = None
-
-
-def room(bounds: Bounds, ahead: int, served_step: int, learner_step: int) -> int:
-    """How many groups may be opened now for a worker whose engine serves ``served_step``."""
-    batches = served_step + bounds.staleness + 1 - learner_step
-    if bounds.last_step is not None:
-        batches = min(batches, bounds.last_step - learner_step)
-    return max(0, batches * bounds.batch_groups - ahead)
 
 
 class Verdict(Enum):
@@ -97,9 +73,8 @@ class Cut:
 def cut(bounds: Bounds, groups: Iterable[Candidate], learner_step: int, played: int) -> Cut:
     """Cut the batch of ``learner_step``. ``played``: groups that ended for this batch before, without being trained.
 
-    The oldest groups come first: freshest first would let the others age until they are stale. A batch waits for P
-    whole groups. Then groups whose results would be stale one step later go before whole ones, without their open jobs:
-    otherwise one straggler would waste all results of its group.
+    A batch waits for P whole groups. Then groups whose results would be stale one step later go before whole ones,
+    without their open jobs: otherwise one straggler would waste all results of its group.
     """
     oldest_step = learner_step - bounds.staleness
     usable: list[Candidate] = []

@@ -10,9 +10,10 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 
 from p2pcast.errors import RefusedError
 from trainer_node.ledger.audits.replaying import DUE, leave_out
+from trainer_node.ledger.batch_cut import OVERSAMPLE, Candidate, Verdict, cut
 from trainer_node.ledger.database import ledger_schema as db
 from trainer_node.ledger.database.body_segments import Place
-from trainer_node.ledger.group_pool import FOREIGN, drop, shorten
+from trainer_node.ledger.job_groups import FOREIGN, drop, shorten
 from trainer_node.ledger.ledger_rows import (
     Present,
     UnknownIdError,
@@ -24,7 +25,7 @@ from trainer_node.ledger.ledger_rows import (
     move_all,
 )
 from trainer_node.ledger.ledger_states import LIVE_GROUPS, UNSETTLED_JOBS
-from trainer_node.ledger.pace import OVERSAMPLE, Bounds, Candidate, Verdict, cut
+from trainer_node.ledger.staleness_rule import Bounds
 
 
 class MemberResult(NamedTuple):
