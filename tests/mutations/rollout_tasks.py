@@ -1,4 +1,4 @@
-"""What tasks, checks of rewards and hooks may do."""
+"""Tasks, checks of rewards, and hooks."""
 
 from __future__ import annotations
 
