@@ -153,7 +153,7 @@ AVAILABILITY = [
         "p2pcast/relay/upstream.py",
         "                if node.is_sealed(holding.id):",
         "                if False:",
-        FALSE_REPORTS + "test_a_parent_that_aborts_a_sealed_version_delays_no_peer",
+        FALSE_REPORTS + "test_a_parent_that_aborts_sealed_versions_delays_no_peer",
     ),
     Mutation(
         SENDS_NOTHING,
