@@ -7,6 +7,7 @@ Tests that need root in their own way may skip with a reason that says so.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "root" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=NOT_ROOT))
+
+
+def pytest_collection_finish() -> None:
+    # Tests of daemons look for lost tasks by `gc.collect()`, which would look through all that was collected each time.
+    gc.collect()
+    gc.freeze()
 
 
 def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
