@@ -300,6 +300,7 @@ def test_the_head_is_killed_then_the_middle_is_stopped(chain):
     stopped_for_a_version(chain, 3, 1)
 
 
+@pytest.mark.prove  # tests/daemons/swarm/test_equivocation.py is the sample
 def test_the_hub_is_killed_in_mid_broadcast(chain):
     _, _, tail = chain.in_order(3)
     chain.publish(2)

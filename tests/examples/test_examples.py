@@ -123,6 +123,7 @@ def test_fsdp2_loop(stage: Stage) -> None:
     stage.assert_trained(out / f"step_{STEPS}")
 
 
+@pytest.mark.prove  # test_plain_loop is the sample
 @pytest.mark.vllm
 def test_vllm_server_follows_the_loop(stage: Stage) -> None:
     port, state = free_port(), stage.folder / "engine"

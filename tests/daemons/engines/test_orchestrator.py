@@ -20,7 +20,7 @@ from real_server import Server, load, make_model, one_off_connections
 
 from p2pcast.version import Version
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.prove]  # test_vllm_life.py is the sample
 
 VERSIONS = 5
 CLIENTS = 4

@@ -24,7 +24,7 @@ from netem.emulation.loopback import Net
 from netem.fleet.local_fleet import HUB, POLL_S, Fleet
 from p2pcast.daemon import event_loop
 
-KILLS = 2
+KILLS = 1
 MORE_KILLS = int(os.environ.get("P2PCAST_EQUIVOCATIONS", "6"))
 """In `make prove`; another number is drawn where the variable says so."""
 FURTHEST = 90

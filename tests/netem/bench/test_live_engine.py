@@ -137,6 +137,7 @@ def test_one_failed_check_fails_the_run() -> None:
     assert verdict([]) == "FAIL", "nothing was checked"
 
 
+@pytest.mark.prove  # tests/rollout_node/vllm/test_vllm_server.py is the sample
 @pytest.mark.vllm
 def test_three_versions_into_a_real_server(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM", exc_type=ImportError)

@@ -56,6 +56,7 @@ def test_other_baselines(previous: Tree) -> None:
         baseline("no-such-thing")
 
 
+@pytest.mark.prove  # the pure tests of this file are the sample
 def test_one_bar_from_end_to_end(tmp_path: Path) -> None:
     record, now = tmp_path / "guard.json", tmp_path / "now.json"
     words = ("--only", "sizes", "--pairs", 1, "--record", record, "--json", now)

@@ -287,6 +287,7 @@ async def test_a_stop_token_ends_the_sample_at_the_engine(server: Server, run: A
     assert found.token_ids == free.token_ids[: list(free.token_ids).index(stop) + 1]
 
 
+@pytest.mark.prove  # tests/rollout_node/worker/test_generate_sampler.py is the sample
 async def test_a_server_without_the_flags_is_refused_with_the_flag_to_set(server: Server, tmp_path: Path) -> None:
     """The last test: it restarts the server."""
     async with one_off_connections() as http:

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from real_server import PROMPTS, TOKENS, TWO_RANKS, Server, loaded, make_model
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.prove]  # tests/daemons/engines/test_hosts.py is the sample
 
 VERSIONS = 8
 COMPARED = 3
@@ -225,7 +225,6 @@ def test_engine_on_two_hosts_survives_the_loss_of_either(fleet: Fleet) -> None:
     assert fleet.reference != answers
 
 
-@pytest.mark.prove
 def test_member_lost_while_its_worker_prepares(fleet: Fleet) -> None:
     fleet.next_live()
     faults = fleet.folder / "faults"
@@ -240,7 +239,6 @@ def test_member_lost_while_its_worker_prepares(fleet: Fleet) -> None:
     fleet.live()
 
 
-@pytest.mark.prove
 def test_member_lost_while_its_worker_commits(fleet: Fleet) -> None:
     """Requests wait until the engine core knows both ranks' versions, which needs no peer."""
     fleet.next_live()
