@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
 import textwrap
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from scripted_sampler import ScriptedSampler, jobs_of
 
@@ -112,14 +115,43 @@ def test_the_hash_changes_with_the_code(folder: Path, monkeypatch: pytest.Monkey
     assert load_task("my_task:Mine", folder).hash != first.hash
 
 
+GUIDE = ROOT / "docs" / "guides" / "own-task.md"
+
+
+def guides_code(beginning: str) -> str:
+    """The block of Python that holds ``beginning``."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = [block for block in blocks if beginning in block]
+    return str(found)
+
+
 async def test_the_guides_task_loads_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (ROOT / "docs" / "guides" / "tasks.md").read_text()
-    start = guide.index("    from p2pcast.tasks.play import")
-    code = guide[start : guide.index("`Play` keeps", start)]
-    (tmp_path / "guide_task.py").write_text(textwrap.dedent(code))
+    (tmp_path / "reverse.py").write_text(guides_code("class Reverse"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    task = load_task("guide_task:Echo", tmp_path)
-    for answer, reward in (([3, 4, 2], 1.0), ([3, 2], 0.0)):
-        (job,) = jobs_of(task, 1)
+    task = load_task("reverse:Reverse,length=2", tmp_path)
+    assert task.hash != load_task("reverse:Reverse", tmp_path).hash
+    (job,) = jobs_of(task, 1)
+    digits = [3 + int(digit) for digit in job.prompt.decode()]
+    assert len(set(digits)) == 2  # otherwise the wrong answer below is right
+    for answer, reward in (([*reversed(digits), 2], 1.0), ([*digits, 2], 1 / 3), ([digits[1], 2], 1 / 3)):
         played = await task.play(ScriptedSampler([answer]), job)
+        assert task.reward(job, played.token_ids, played.mask) == pytest.approx(reward)
+
+
+async def test_the_guides_task_in_text_loads_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "capitals.py").write_text(guides_code("class Capitals"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    task = load_task("capitals:Capitals,tokenizer=bytes", tmp_path)
+    (job,) = jobs_of(task, 1)
+    for answer, reward in (("Paris", 1.0), ("Rome", 0.0)):
+        played = await task.play(ScriptedSampler([[*answer.encode(), *task.stop_token_ids]]), job)
         assert task.reward(job, played.token_ids, played.mask) == reward
+
+
+def test_the_guides_loss_mask_keeps_the_last_turn() -> None:
+    space: dict[str, Any] = {"np": np}
+    exec(textwrap.dedent(guides_code("def loss_mask")), space)
+    mask = np.array([0, 1, 1, 0, 0, 1, 1], "u1")
+    kept = space["loss_mask"](None, None, None, mask)
+    assert kept.dtype == mask.dtype
+    assert kept.tolist() == [0, 0, 0, 0, 0, 1, 1]
