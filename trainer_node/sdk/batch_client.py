@@ -36,8 +36,8 @@ from trainer_node.sdk.ledger_connection import LedgerConnection
 WAIT_S: Final = 0.02
 WAIT_MOST_S: Final = 5.0
 """Bounds in seconds of the delay that the ledger asks for."""
-READ_AT_ONCE: Final = 1024
-"""Groups in one request."""
+ADD_AT_ONCE, READ_AT_ONCE = 32, 1024
+"""Groups in one request; the ledger refuses more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +179,11 @@ class BatchClient:
 
     def add_groups(self, groups: Sequence[Group]) -> int:
         """Put groups into the pool; returns how many are new. Raises RefusedError."""
-        packed = msgpack.packb({"groups": [group.to_bytes() for group in groups]})
-        return int(self._ledger.post("groups", packed)["added"])
+        added = 0
+        for first in range(0, len(groups), ADD_AT_ONCE):
+            packed = msgpack.packb({"groups": [group.to_bytes() for group in groups[first : first + ADD_AT_ONCE]]})
+            added += int(self._ledger.post("groups", packed)["added"])
+        return added
 
     def read_groups(self, groups: Sequence[bytes]) -> list[GroupReport]:
         """States and rewards of groups that were added, in the order of the ids. Raises RefusedError for an id that

@@ -14,7 +14,7 @@ from test_ledger_requests import MANIFEST, ZERO, Stage, played
 
 from p2pcast.errors import RefusedError
 from p2pcast.rollouts.job import Group
-from trainer_node.sdk.batch_client import BatchClient, Finished, GroupReport, RolloutBatch, Wait
+from trainer_node.sdk.batch_client import ADD_AT_ONCE, BatchClient, Finished, GroupReport, RolloutBatch, Wait
 
 
 def groups(count: int, purpose: str) -> list[Group]:
@@ -77,3 +77,15 @@ async def test_groups_of_an_evaluation_are_read_together(tmp_path: Path, up: Up)
             await asyncio.to_thread(client.read_groups, [bytes(16)])
         assert (await stage.ask("/v1/groups/read", {"groups": []}))[0] == 403
         assert (await stage.ask("/v1/groups/read", {"groups": ["0" * 32] * 1025}, "trainer"))[0] == 400
+
+
+async def test_groups_beyond_one_request_are_added_in_parts(tmp_path: Path, up: Up) -> None:
+    config = config_of(tmp_path, feed=None)
+    async with asyncio.timeout(END_S), up(config) as daemon:
+        client = client_of(daemon, tmp_path)
+        await asyncio.to_thread(at_step_0, client)
+        added = groups(2 * ADD_AT_ONCE + 1, "evaluate")
+        assert await asyncio.to_thread(client.add_groups, added) == len(added)
+        assert await asyncio.to_thread(client.add_groups, added) == 0
+        found = await asyncio.to_thread(client.read_groups, [group.id for group in added])
+        assert {one.state for one in found} == {"waiting"}
