@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
+from rich.logging import RichHandler
 
 from tests.trainer_node.learning import run_events as events
 from trainer_node.learning.monitoring import run_table
@@ -256,6 +258,19 @@ def test_alarms_stay_above_the_table():
         assert event is not None
         screen.show(event)
     assert "probe ALARM: KL 1.0e-03 at 0.2" in output(console)
+
+
+def test_log_lines_stay_above_the_table(monkeypatch: pytest.MonkeyPatch):
+    console, before = terminal(), terminal()
+    handler = RichHandler(console=before)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    record = events.record_of(events.stretch(1, 2))
+    with RunScreen(console, record):
+        logging.getLogger("p2pcast.learner").error("a line of the log")
+    text = output(console)
+    assert text.index("a line of the log") < text.rindex("reward    ")
+    assert output(before) == ""
+    assert handler.console is before
 
 
 @pytest.mark.parametrize("height", [1, 8, 14, 24, 60])

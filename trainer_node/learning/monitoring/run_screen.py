@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.logging import RichHandler
 
 from trainer_node.learning.monitoring.run_record import Event, Probe, Publication, RunRecord, StartEvent
 from trainer_node.learning.monitoring.run_table import ROWS, event_line, run_picture, summary_lines
@@ -27,10 +29,13 @@ class RunScreen:
         self._doing = ""
         self._on_its_way: str | None = None
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
+        self._logs: list[tuple[RichHandler, Console]] = []
+        """Log handlers of the terminal, and the consoles to which they wrote before."""
 
     def __enter__(self) -> RunScreen:
         if self._live is not None:
             self._live.start()
+            self._take_logs()
             self.refresh(now=True)
         return self
 
@@ -40,6 +45,8 @@ class RunScreen:
         if self._live is not None:
             self.refresh(now=True)
             self._live.stop()
+            for handler, console in self._logs:
+                handler.console = console
 
     def show(self, event: Event) -> None:
         """On a terminal, starts and alarms stay above the table; everything else is in it."""
@@ -68,6 +75,13 @@ class RunScreen:
         if self._live is not None and (now or at - self._drawn > REFRESH_S):
             self._drawn = at
             self._live.update(self._picture(), refresh=True)
+
+    def _take_logs(self) -> None:
+        """Print log lines above the table: another console of the same terminal would write them into it."""
+        handlers = [one for one in logging.getLogger().handlers if isinstance(one, RichHandler)]
+        self._logs = [(handler, handler.console) for handler in handlers]
+        for handler in handlers:
+            handler.console = self._console
 
     def _picture(self) -> Group:
         width, height = self._console.size
