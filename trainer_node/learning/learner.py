@@ -193,6 +193,7 @@ class Learner:
     # -- versions
 
     def _publish_if_due(self) -> None:
+        self._observe()  # a version that became live meanwhile may begin an evaluation, which delays the next one
         if self.ranks.share(self._must_publish() if self.ranks.first else False):
             self.publications.begin(self.step)
             _at("published")

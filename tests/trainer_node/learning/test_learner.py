@@ -22,6 +22,7 @@ from tests.trainer_node.learning.learner_stage import (
 )
 from trainer_node.learning import checkpoints
 from trainer_node.learning.learner import HOOK, publish_every
+from trainer_node.learning.publications import Publication
 from trainer_node.sdk.batch_client import RolloutBatch
 
 BOUNDARIES = 60
@@ -112,6 +113,27 @@ def test_versions_lie_kappa_steps_apart_and_the_last_step_is_published(
     hub = MemoryHub()
     learner(tmp_path, model_folder, MemoryLedger(played), hub, every=3).run()
     assert [version.step for version in sorted(hub.versions)] == [0, 3, STEPS]
+
+
+def test_a_live_version_is_reported_before_the_next_one_begins(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch]
+) -> None:
+    """Otherwise an evaluation of the live version could not delay the next one."""
+    hub = MemoryHub()
+    run = learner(tmp_path, model_folder, MemoryLedger(played), hub)
+    order: list[tuple[str, int]] = []
+    run.published = lambda version, step: order.append(("live", step))
+
+    def watcher(boundary: str) -> None:
+        if boundary == "trained":
+            run.publications._done.put(Publication(max(hub.versions), 1, 1, 1, 0.0, 0.0, 0.0, 1))
+        if boundary == "published":
+            order.append(("begun", run.step))
+
+    with HOOK.by(watcher):
+        run.run()
+    assert order[0] == ("live", 0)  # announced at the start
+    assert order[1:] == [one for step in range(STEPS) for one in (("live", step), ("begun", step + 1))]
 
 
 def test_learner_that_is_stopped_keeps_its_steps(
