@@ -24,6 +24,8 @@ logger = logging.getLogger("p2pcast.learner")
 
 LOOK_S: Final = 0.25
 """Interval in seconds at which the answers are counted."""
+RECORD_S: Final = 10.0
+"""Time in seconds for the last look and the record, after the time that an evaluation has for its answers."""
 _LABEL: Final = b"p2pcast evaluation 1\0"
 
 
@@ -71,9 +73,9 @@ class Evaluation:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the evaluation that runs, at most as long as it may hold publications."""
+        """Wait for the record of the evaluation that runs: later the log is closed."""
         if self._thread is not None:
-            self._thread.join(max(0.0, self._until_s - time.monotonic()))
+            self._thread.join(max(0.0, self._until_s - time.monotonic()) + RECORD_S)
 
     def _run(self, version: Version) -> None:
         began_s = time.monotonic()
