@@ -75,7 +75,7 @@ class Cadence:
 class Learner:
     """All ranks run one. ``ledger``: on the first rank. ``rows``: a batch's rows at a step; raises IntegrityError for
     a rollout that must not be trained on. ``observe``: called on the first rank after each step and publication, and
-    may delay publications by returning False from ``may_publish``.
+    may delay publications by returning False from ``may_publish``. ``doing``: told of the present activity.
     """
 
     ledger: Ledger | None
@@ -88,6 +88,7 @@ class Learner:
     config: Mapping[str, Any]
     rows: Callable[[RolloutBatch, int], list[TrainingRow]]
     log: Log
+    doing: Callable[[str], None] = lambda activity: None
     may_publish: Callable[[], bool] = lambda: True
     published: Callable[[Version, int], None] = lambda version, step: None
     exports: Exports | None = None
@@ -117,6 +118,7 @@ class Learner:
         while (taken := self._next()) is not None:
             batch, rows, wait_s = taken
             began_s = time.monotonic()
+            self.doing("training")
             report = self.step_of.train(rows, self.step, self.publications.wait_snapshot)
             _at("trained")
             self.step += 1
@@ -153,6 +155,7 @@ class Learner:
     def _next(self) -> tuple[RolloutBatch | None, list[TrainingRow], float] | None:
         """The next batch and its rows; None at the end of the run. Only the first rank has the batch itself."""
         began_s = time.monotonic()
+        self.doing("waiting for a batch")
         while True:
             self._follow_branch()
             found = self._asked()

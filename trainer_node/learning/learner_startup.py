@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -96,7 +96,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         live_share=config.watch.live_share,
         live_limit_s=config.watch.live_limit,
     )
-    log = _watched(config, folder, stack) if ranks.first else _NoLog()
+    log, doing = _watched(config, folder, stack) if ranks.first else (_NoLog(), _not_shown)
     learner = Learner(
         ledger=client,
         step_of=LearnerStep(model, weights, options, ranks, reference),
@@ -108,6 +108,7 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         config=config.document(),
         rows=lambda batch, step: _rows(config, batch, step, facts.staleness, model.vocabulary),
         log=log,
+        doing=doing,
         exports=_exports(config, model, ranks),
         about={"model": str(config.model.path), "parameters": model.elements, "ranks": ranks.count},
     )
@@ -146,15 +147,15 @@ def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) ->
     return Exports(folder, model, ranks, every=config.export.every, keep=config.export.keep)
 
 
-def _watched(config: LearnerConfig, folder: Path, stack: contextlib.ExitStack) -> RunLog:
-    """The run's log, shown on the terminal and, if wanted, to TensorBoard."""
+def _watched(config: LearnerConfig, folder: Path, stack: contextlib.ExitStack) -> tuple[RunLog, Callable[[str], None]]:
+    """The run's log, shown on the terminal and, if wanted, to TensorBoard; and what shows the present activity."""
     log = stack.enter_context(RunLog(folder / LOG_NAME))
     if config.watch.tensorboard:
         board = stack.enter_context(TensorBoardLog(folder / "tensorboard"))
         log.watch(board.write)
     screen = stack.enter_context(RunScreen(Console(), log.record))
     log.watch(screen.show)
-    return log
+    return log, screen.doing
 
 
 def _draw(folder: Path) -> None:
@@ -184,6 +185,10 @@ def _rows(config: LearnerConfig, batch: RolloutBatch, step: int, staleness: int,
         staleness=staleness,
         vocabulary=vocabulary,
     )
+
+
+def _not_shown(activity: str) -> None:
+    """Of ranks that have no screen."""
 
 
 class _NoLog:

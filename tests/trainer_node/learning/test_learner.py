@@ -53,7 +53,10 @@ def test_run_publishes_and_acknowledges_every_step(
 ) -> None:
     ledger, hub = MemoryLedger(played), MemoryHub()
     run = learner(tmp_path, model_folder, ledger, hub)
+    activities: list[str] = []
+    run.doing = activities.append
     run.run()
+    assert activities == ["waiting for a batch", "training"] * STEPS + ["waiting for a batch"]
     assert [version.step for version in sorted(hub.versions)] == list(range(STEPS + 1))
     assert ledger.lineage == [batch.id for batch in played] == [one for one in ledger.lineage if one in ledger.trained]
     events = [line["event"] for line in run.log.lines]  # type: ignore[attr-defined]
