@@ -21,8 +21,10 @@ from types import TracebackType
 
 from p2pcast.errors import LocalError
 
-GRACE_S = 15.0
-"""Time from the first signal to SIGKILL."""
+GRACE_S = 60.0
+"""Time from the first signal to SIGABRT: on a busy machine a daemon may take many seconds to end."""
+ABORT_S = 5.0
+"""Time from SIGABRT to SIGKILL: Python writes where each thread stands."""
 TAIL_LINES = 25
 POLL_S = 0.02
 
@@ -97,7 +99,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
                 start_new_session=True,
             )
         self.children[name] = Child(name, process, log)
@@ -110,15 +112,19 @@ class Processes:
                 raise child.failure(f"{child.name} ended with {describe_exit(child.process.returncode)}")
 
     def stop(self, *names: str, polite: signal.Signals = signal.SIGTERM) -> dict[str, int]:
-        """End these children and return their exit codes; children that outlive ``GRACE_S`` are killed."""
+        """End these children and return their exit codes. Children that outlive ``GRACE_S`` are killed, after they have
+        logged where they stand.
+        """
         chosen = [self.children[name] for name in names if name in self.children]
         for child in chosen:
             child.expected = True
-            if child.alive:
-                child.signal(polite)
-        deadline = time.monotonic() + GRACE_S
-        while any(child.alive for child in chosen) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        for number, time_s in ((polite, GRACE_S), (signal.SIGABRT, ABORT_S)):
+            for child in chosen:
+                if child.alive:
+                    child.signal(number)
+            deadline = time.monotonic() + time_s
+            while any(child.alive for child in chosen) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
         for child in chosen:
             child.signal(signal.SIGKILL)  # also the rest of the group
             child.process.wait()

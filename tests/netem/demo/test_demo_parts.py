@@ -184,7 +184,7 @@ def test_stop_kills_groups_that_ignore_signals(tmp_path: Path, monkeypatch: pyte
     with Processes(tmp_path) as children:
         child = children.start("stubborn", [sys.executable, "-c", code], output=tmp_path / "out")
         grandchild = int(wait_for(lambda: (tmp_path / "out").read_text()))
-    assert child.process.returncode == -signal.SIGKILL
+    assert child.process.returncode == -signal.SIGABRT
     wait_for(lambda: gone(grandchild))
 
 

@@ -24,6 +24,7 @@ PROMPTS = ["w5 w6 w7", "w100 w200 w300 w400", "w9"]
 TOKENS = 24
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_CI_ENV": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

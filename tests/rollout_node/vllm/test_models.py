@@ -34,7 +34,8 @@ CASES = {
     "falcon=bfloat16": RELOADED,
     "tied=bfloat16:fp8_per_channel": DERIVED,
 }
-if "amx_tile" not in Path("/proc/cpuinfo").read_text():  # with AMX, vLLM packs these two in other ways
+AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
+if not AMX:  # with AMX, vLLM packs these two in other ways
     CASES |= {"mla=bfloat16": DERIVED, "int8=bfloat16": REFUSED}
 SAMPLE = {"moe=bfloat16", "tied=bfloat16:fp8_per_channel", "int8=bfloat16"}
 """A case for each kind that test_vllm_server.py does not have; the others are whole proofs."""
@@ -112,10 +113,12 @@ def test_installed_models_equal_fresh_engines(
     assert found["said"][0] != found["said"][2]
 
 
-@pytest.mark.parametrize("case", cases(refused=True))
-def test_models_with_unreachable_weights_are_refused(seen: dict[str, Any], case: str) -> None:
-    """vLLM's own reload leaves such a model with the right parameters and wrong answers."""
-    assert seen[case]["packed"]
+if not AMX:
+
+    @pytest.mark.parametrize("case", cases(refused=True))
+    def test_models_with_unreachable_weights_are_refused(seen: dict[str, Any], case: str) -> None:
+        """vLLM's own reload leaves such a model with the right parameters and wrong answers."""
+        assert seen[case]["packed"]
 
 
 def test_experts_in_place_match_the_packed_kernel(seen: dict[str, Any]) -> None:
