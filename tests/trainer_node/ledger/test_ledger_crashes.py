@@ -61,7 +61,7 @@ def test_points_cover_each_part_and_each_transaction(enumerated: Enumerated) -> 
         assert {f"learner: {moment} the optimiser's step", f"learner: {moment} the checkpoint"} <= kinds
 
 
-@pytest.mark.parametrize(("database", "seed", "staleness", "count"), [(*RUNS[0], 20), (*RUNS[1], 10)])
+@pytest.mark.parametrize(("database", "seed", "staleness", "count"), [(*RUNS[0], 8), (*RUNS[1], 4)])
 def test_deaths_at_some_points_lose_nothing(
     enumerated: Enumerated, database: str, seed: int, staleness: int, count: int
 ) -> None:
@@ -88,9 +88,10 @@ def _whole_run(folder: Path, seed: int, steps: int, database: str | None = None)
 
 
 def test_run_ends_though_the_ledger_dies_again_and_again(tmp_path: Path) -> None:
-    runs = [_whole_run(tmp_path / str(seed), seed, 6) for seed in (1, 2)]
-    assert sum(run.kills for run in runs) >= 20
-    assert all(run.points["before fsync"] and run.points["before commit"] for run in runs)
+    run = _whole_run(tmp_path, 1, 6)
+    assert run.kills >= 10
+    assert run.points["before fsync"]
+    assert run.points["before commit"]
 
 
 @pytest.mark.prove
@@ -99,5 +100,6 @@ def test_longer_run_ends_though_the_ledger_dies_again_and_again(tmp_path: Path, 
     assert _whole_run(tmp_path, seed, 20).kills >= 20
 
 
+@pytest.mark.prove  # test_deaths_at_some_points_lose_nothing is the sample
 def test_run_ends_on_postgresql_though_the_ledger_dies_again_and_again(tmp_path: Path, cluster: Cluster) -> None:
     assert _whole_run(tmp_path, 1, 4, cluster.database()).kills >= 5

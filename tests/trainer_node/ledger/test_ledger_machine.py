@@ -490,5 +490,5 @@ def _machine(**changes: Any) -> Any:
     return case
 
 
-TestLedgerMachine = _machine(max_examples=15, stateful_step_count=40)
+TestLedgerMachine = _machine(max_examples=8, stateful_step_count=40)
 TestLedgerMachineAtLength = pytest.mark.prove(_machine(max_examples=100, stateful_step_count=60))

@@ -89,6 +89,7 @@ def test_every_placement(run, states):
     trainer.check(1, 2, 3)
 
 
+@pytest.mark.prove  # test_ranks_that_do_not_agree is the sample
 def test_a_rank_that_dies_in_the_middle(trainer):
     children = trainer.scenario("killed", 4)
     assert [child.returncode for child in children] == [0, 0, -9, 0]
@@ -118,6 +119,7 @@ def test_ranks_that_do_not_agree(trainer):
     trainer.check(2)
 
 
+@pytest.mark.prove  # test_fsdp2 is the sample
 def test_accelerate(trainer):
     trainer.all_well("accelerated", 2)
     trainer.check(1, 2, 3, 4, 5)
