@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import aiohttp
+import numpy as np
 
 from p2pcast.backoff import Backoff
 from p2pcast.errors import RetryableError
 from p2pcast.private_random import uniform
 from p2pcast.tasks.task import Sample
-from rollout_node.worker import completions_form
+from p2pcast.version import Version
+from rollout_node.worker import completions_form, recomputation
 from rollout_node.worker.completions_form import PATH, Completion
 from rollout_node.worker.engine_requests import PROBE_TOKEN, EngineRequests, checked
 from rollout_node.worker.engine_versions import Stretch
@@ -78,6 +80,17 @@ class CompletionsSampler:
             if await self._lasted(before):
                 return answer.sample_of(before.span)
         raise RetryableError(f"{self._engine}: the weights changed during each of {ATTEMPTS} samples of one turn")
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
+        """Log-probabilities of the tokens at temperature 1, float32, the first token's 0, and the version that computed
+        them. Raises P2PCastError.
+        """
+        before = await self._stretch()
+        found = await self._requests.whole(recomputation.completion_request(token_ids))
+        scores = recomputation.completion_logprobs(found, token_ids)
+        if not await self._lasted(before):
+            raise RetryableError(f"{self._engine}: the weights changed while it scored tokens")
+        return scores, before.span.version
 
     async def check(self) -> str:
         """The version of the engine's weights. Raises LocalError for an engine or a peer that cannot serve rollouts,

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import aiohttp
+import numpy as np
 
 from p2pcast.rollouts.result import Span
 from p2pcast.tasks.task import Sample
-from rollout_node.worker import generate_form
+from p2pcast.version import Version
+from rollout_node.worker import generate_form, recomputation
 from rollout_node.worker.engine_requests import PROBE_TOKEN, EngineRequests, checked
 from rollout_node.worker.generate_form import CANDIDATES, PATH, Answer
 
@@ -72,6 +74,16 @@ class GenerateSampler:
         await answer.read(self._requests.streamed(body), self._on_tokens)
         spans = {label: await self._naming.span(label) for label in dict.fromkeys(s.label for s in answer.labels())}
         return answer.sample(spans.__getitem__)
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
+        """Log-probabilities of the tokens at temperature 1, float32, the first token's 0, and the version that the
+        engine served at their end. Raises P2PCastError.
+        """
+        found = await self._requests.whole(recomputation.request(token_ids, self._naming.salt))
+        answer = Answer((), 1)
+        answer.add(found)
+        (label,) = answer.labels()
+        return recomputation.prompt_logprobs(found, token_ids), (await self._naming.span(label.label)).version
 
     async def check(self) -> str:
         """The label of the engine's weights. Raises LocalError for an engine that cannot serve rollouts, and

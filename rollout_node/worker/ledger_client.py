@@ -23,9 +23,10 @@ import msgpack
 
 from p2pcast import limits
 from p2pcast.backoff import Backoff
-from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError
+from p2pcast.errors import P2PCastError, RefusedError, RemoteError, RetryableError, UsageError
 from p2pcast.private_random import uniform
 from p2pcast.rollouts.job import Job
+from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.rollouts.result import Result
 from p2pcast.transport.tls_errors import explain
 from rollout_node.worker.engine_versions import Served
@@ -185,6 +186,25 @@ class LedgerClient:
             ]
         except (KeyError, TypeError, AttributeError):
             raise _malformed("/v1/results") from None
+
+    # -- probes
+
+    async def take_probe(self, session: str, served: Served) -> ProbeSet | None:
+        """The learner's probe set, if the ledger wants this version's scores. Not repeated. Raises P2PCastError."""
+        body = {"session": session, "served": str(served.version), "manifest": served.manifest.hex()}
+        found = await self._ask("/v1/probes/take", body)
+        if not found:
+            return None
+        try:
+            return ProbeSet.checked(found["sequences"])
+        except (KeyError, TypeError, UsageError):
+            raise _malformed("/v1/probes/take") from None
+
+    async def report_probe(self, session: str, served: Served, probe_set: ProbeSet, scores: bytes) -> None:
+        """``scores``: of ``served``, packed. Not repeated. Raises P2PCastError."""
+        about = {"session": session, "served": str(served.version), "manifest": served.manifest.hex()}
+        scored = {"set": probe_set.id.hex(), "engine": served.engine, "scores": scores.hex()}
+        await self._ask("/v1/probes/report", about | scored)
 
     # -- requests
 

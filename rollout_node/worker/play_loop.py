@@ -65,6 +65,11 @@ class Weights(Protocol):
     async def refresh(self) -> Served: ...
 
 
+class Probes(Protocol):
+    async def run(self, session: Callable[[], str | None]) -> None:
+        """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """``price_usd_h``: of this machine. ``classes``: facts by which the ledger groups workers. ``drain_s``: time for
@@ -88,7 +93,9 @@ class _Outbox:
 
 
 class PlayLoop:
-    """``checks``: compute the reward that is reported; None: the task is trusted to compute it in this process."""
+    """``checks``: compute the reward that is reported; None: the task is trusted to compute it in this process.
+    ``probes``: run beside the plays.
+    """
 
     def __init__(
         self,
@@ -98,9 +105,11 @@ class PlayLoop:
         sampler: PlaySampler,
         weights: Weights,
         checks: TaskProcesses | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self._config, self._task, self._ledger = config, task, ledger
         self._sampler, self._weights, self._checks = sampler, weights, checks
+        self._probes = probes
         self._book = LeaseBook(config.slots)
         self._plays: dict[bytes, asyncio.Task[None]] = {}
         self._outbox = _Outbox()
@@ -119,10 +128,13 @@ class PlayLoop:
         await self._registered(None)
         try:
             async with asyncio.TaskGroup() as group:
-                beats = group.create_task(self._heartbeats(), name="heartbeats")
+                beside = [group.create_task(self._heartbeats(), name="heartbeats")]
+                if self._probes is not None:
+                    beside.append(group.create_task(self._probes.run(self._session_id), name="probes"))
                 group.create_task(self._lease_until_end(group), name="leases")
                 await self._hand_in_until_end()
-                beats.cancel()
+                for each in beside:
+                    each.cancel()
         finally:
             logger.info("results: %s", ", ".join(f"{n} {what}" for what, n in self.verdicts.items()) or "none")
 
@@ -150,6 +162,9 @@ class PlayLoop:
         return not self._plays and not self._outbox
 
     # -- the session
+
+    def _session_id(self) -> str | None:
+        return None if self._session is None else self._session.session
 
     async def _registered(self, lost: Session | None) -> Session:
         """The session, or a new one if ``lost`` is the present one."""

@@ -6,7 +6,7 @@ log-probabilities of a prompt are those of the sampling distribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from p2pcast.errors import RemoteError
 from p2pcast.rollouts.kv_policy import KV_OF_ONE_VERSION
 from p2pcast.rollouts.result import Result
-from rollout_node.worker import generate_form
+from rollout_node.worker import completions_form, generate_form
 from rollout_node.worker.generate_form import logprob
 
 
@@ -47,8 +47,23 @@ def request(token_ids: Sequence[int], cache_salt: str | None) -> dict[str, Any]:
 
 def prompt_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
     """float32, one for each token; the first token's is 0. Raises RemoteError, LocalError."""
+    return _scored(lambda: answer["prompt_logprobs"], token_ids)
+
+
+def completion_request(token_ids: Sequence[int]) -> dict[str, Any]:
+    """As ``request``, for the route of completions."""
+    body = completions_form.request(token_ids, seed=0, temperature=1.0, max_tokens=1, stop_token_ids=(), stream=False)
+    return body | {"prompt_logprobs": 0}
+
+
+def completion_logprobs(answer: Any, token_ids: Sequence[int]) -> np.ndarray:
+    """As ``prompt_logprobs``, from an answer of the route of completions. Raises RemoteError, LocalError."""
+    return _scored(lambda: answer["choices"][0]["prompt_logprobs"], token_ids)
+
+
+def _scored(found_in: Callable[[], Any], token_ids: Sequence[int]) -> np.ndarray:
     try:
-        rows = answer["prompt_logprobs"]
+        rows = found_in()
         if len(rows) != len(token_ids):
             raise RemoteError(f"the engine scored {len(rows)} of {len(token_ids)} tokens")
         found = [logprob(float(row[str(t)]["logprob"])) for row, t in zip(rows[1:], token_ids[1:], strict=True)]

@@ -22,6 +22,7 @@ from rollout_node.worker.engine_versions import EngineVersions
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.ledger_client import LedgerClient
 from rollout_node.worker.play_loop import PlayLoop, WorkerConfig
+from rollout_node.worker.probe_loop import ProbeLoop
 
 logger = logging.getLogger("p2pcast.worker")
 
@@ -83,7 +84,8 @@ class WorkerDaemon:
             logger.info("the engine serves version %s; its peer says %s", label, served.version)
             tls = None if self._certificate is None else partial(self._certificate.client, "ledger")
             ledger = LedgerClient(http, where.ledger, where.bearer, tls)
-            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks)
+            probes = ProbeLoop(ledger, sampler, versions, self._task.vocabulary)
+            self._loop = PlayLoop(self._config, self._task, ledger, sampler, versions, self._checks, probes)
             try:
                 await self._loop.run()
             finally:

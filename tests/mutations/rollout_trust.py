@@ -153,4 +153,25 @@ ROLLOUT_TRUST = [
         "if caller is None:",
         "tests/daemons/rollouts/test_audits.py::test_a_worker_reads_no_results_by_auditing",
     ),
+    Mutation(
+        "sends scores of the probe set that are no log-probabilities",
+        "p2pcast/rollouts/probe_set.py",
+        "if not np.isfinite(found).all() or (found > MAX_SCORE).any():",
+        "if False:",
+        "tests/daemons/rollouts/test_probes.py::test_malformed_scores_and_unknown_versions_are_refused",
+    ),
+    Mutation(
+        "fills the ledger's memory with scores",
+        "trainer_node/ledger_server/probes/probe_desk.py",
+        "if len(mine) >= MAX_WAITING_OF_ONE:",
+        "if False:",
+        "tests/trainer_node/ledger_server/test_probe_desk.py::test_scores_of_one_worker_take_few_places",
+    ),
+    Mutation(
+        "reads other workers' scores",
+        "trainer_node/ledger_server/callers.py",
+        "if caller is None or caller.role != role:",
+        "if caller is None:",
+        "tests/daemons/rollouts/test_probes.py::test_worker_neither_sets_nor_reads_nor_judges_probes",
+    ),
 ]

@@ -91,6 +91,8 @@ class Learner:
     doing: Callable[[str], None] = lambda activity: None
     may_publish: Callable[[], bool] = lambda: True
     published: Callable[[Version, int], None] = lambda version, step: None
+    probe: Callable[[int, int], None] = lambda step, branch: None
+    """Called on all ranks with the step whose words are being published, and the branch, before the words change."""
     exports: Exports | None = None
     about: Mapping[str, object] = field(default_factory=dict)
     """Facts of the event ``start``."""
@@ -110,6 +112,7 @@ class Learner:
         """Until the ledger says that the run has ended. Raises P2PCastError."""
         self._restore()
         version = self.publications.open(self.step)
+        self.probe(self.step, version.branch)
         _at("opened")
         self._resume(version.branch)
         self._announce(version)
@@ -198,9 +201,13 @@ class Learner:
     def _publish_if_due(self) -> None:
         self._observe()  # a version that became live meanwhile may begin an evaluation, which delays the next one
         if self.ranks.share(self._must_publish() if self.ranks.first else False):
-            self.publications.begin(self.step)
+            self._publish()
             _at("published")
             self._observe()
+
+    def _publish(self) -> None:
+        self.publications.begin(self.step)
+        self.probe(self.step, self.branch)
 
     def _follow_branch(self) -> None:
         """If the hub has put the newest version on another branch, tell the ledger where the old one ended."""
@@ -247,7 +254,7 @@ class Learner:
         """The last step is in a checkpoint; published too, unless a signal has ended the learner."""
         stopped = self.ranks.share(self.stopping)
         if not stopped and self.ranks.share(self.publications.unpublished(self.step)):
-            self.publications.begin(self.step)
+            self._publish()
         self.publications.wait_durable()
         self._follow_branch()
         if self.ranks.share(len(self._since)):

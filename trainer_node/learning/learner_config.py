@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_type_hints
 
 from p2pcast.errors import UsageError
+from p2pcast.rollouts.probe_set import MAX_SEQUENCES
 from trainer_node.learning.objective.policy_loss import LossOptions
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions
 
@@ -140,7 +141,7 @@ class SftTable:
 @dataclass(frozen=True, slots=True)
 class TaskTable:
     name: str = setting(
-        "", "Task with settings, NAME,KEY=VALUE, as of the ledger; for [sft] and [evaluation]. Empty: no task."
+        "", "Task with settings, NAME,KEY=VALUE, as of the ledger; for [sft], [evaluation] and [probe]. Empty: no task."
     )
 
 
@@ -150,6 +151,16 @@ class EvaluationTable:
     problems: int = setting(100, "Held-out problems of one evaluation.", 1, 4096)
     hold: float = setting(
         30.0, "Longest time in seconds for which an evaluation delays the next publication.", 0.0, 86400.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTable:
+    prompts: int = setting(
+        16,
+        "Prompts of [task] that learner and engines score with each version, to compare their weights; 0: none.",
+        0,
+        MAX_SEQUENCES,
     )
 
 
@@ -176,6 +187,7 @@ class LearnerConfig:
     task: TaskTable = field(default_factory=TaskTable)
     sft: SftTable = field(default_factory=SftTable)
     evaluation: EvaluationTable = field(default_factory=EvaluationTable)
+    probe: ProbeTable = field(default_factory=ProbeTable)
     watch: WatchTable = field(default_factory=WatchTable)
 
     def checked(self) -> LearnerConfig:

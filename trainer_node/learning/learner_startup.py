@@ -16,6 +16,7 @@ from rich.console import Console
 
 from p2pcast.errors import LocalError
 from p2pcast.store.atomic_files import explained
+from p2pcast.tasks.task import Task
 from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning import warm_start as warm_starts
 from trainer_node.learning.evaluation import Evaluation
@@ -30,10 +31,14 @@ from trainer_node.learning.monitoring.run_screen import RunScreen
 from trainer_node.learning.monitoring.tensorboard_log import TensorBoardLog
 from trainer_node.learning.objective.training_rows import TrainingRow, rows_of
 from trainer_node.learning.packing_check import require_separate_rows
+from trainer_node.learning.probing.engine_probes import EngineProbes
+from trainer_node.learning.probing.learner_scores import learner_scores
+from trainer_node.learning.probing.probe_prompts import probe_set_of
 from trainer_node.learning.publications import Publications
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.batch_client import BatchClient, RolloutBatch
+from trainer_node.sdk.probe_client import ProbeClient
 from trainer_node.sdk.publisher import Publisher
 
 logger = logging.getLogger("p2pcast.learner")
@@ -125,6 +130,10 @@ def _run(config: LearnerConfig, ranks: TrainerRanks, stack: contextlib.ExitStack
         learner.may_publish = lambda: not evaluation.busy
         learner.published = evaluation.published
         stack.callback(evaluation.join)
+    if task is not None and config.probe.prompts:
+        learner.probe = _probing(config, model, task, ranks, client, log, stack)
+    elif config.probe.prompts:
+        logger.info("engines are not probed: [task] name is empty")
     with stopped_by_signals(learner):
         learner.run()
     if ranks.first:
@@ -145,6 +154,35 @@ def _exports(config: LearnerConfig, model: LearnerModel, ranks: TrainerRanks) ->
         return None
     folder = config.export.folder or config.checkpoint.folder / "exports"
     return Exports(folder, model, ranks, every=config.export.every, keep=config.export.keep)
+
+
+def _probing(
+    config: LearnerConfig,
+    model: LearnerModel,
+    task: Task,
+    ranks: TrainerRanks,
+    client: BatchClient | None,
+    log: RunLog | _NoLog,
+    stack: contextlib.ExitStack,
+) -> Callable[[int, int], None]:
+    """Scores each version on all ranks; the first rank compares the engines' scores."""
+    count, seed = config.probe.prompts, config.train.seed
+    found = ranks.share(probe_set_of(task, seed, count, model.vocabulary) if ranks.first else None)
+    if found is None:
+        return lambda step, branch: None
+    probe_set, probes = found, None
+    if client is not None and isinstance(log, RunLog):
+        floors = [probe.floor for probe in log.record.probes if probe.floor is not None]
+        probes = EngineProbes(ProbeClient(client.connection), probe_set, log.write, floors[-1] if floors else None)
+        probes.start()
+        stack.callback(probes.close)
+
+    def probe(step: int, branch: int) -> None:
+        scores = learner_scores(model, probe_set, config.train.micro_batch_tokens, config.train.packing)
+        if probes is not None:
+            probes.published(step, branch, scores)
+
+    return probe
 
 
 def _watched(config: LearnerConfig, folder: Path, stack: contextlib.ExitStack) -> tuple[RunLog, Callable[[str], None]]:

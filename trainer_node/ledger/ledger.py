@@ -536,6 +536,17 @@ class Ledger:
         """Count an audit for its worker, whose name is returned. Raises UnknownIdError."""
         return self._call(lambda conn: auditing.count(conn, Sampled(job, lease), agrees=agrees))
 
+    def prober(self, session: bytes, version: Version, manifest: bytes) -> tuple[bytes, str] | None:
+        """Id and name of the session's worker; None unless the version is known with this manifest. Raises
+        UnknownIdError.
+        """
+
+        def look(conn: Connection, now: Present) -> tuple[bytes, str] | None:
+            worker = leasing.worker_of(conn, session)
+            return (bytes(worker.id), str(worker.name)) if now.manifests.get(version) == manifest else None
+
+        return self._look(look)
+
     def due_replays(self, most: int) -> list[replaying.Due]:
         """Results whose trusted rewards are to be computed again, in turns of the parties that answer for them."""
         return self._call(lambda conn: replaying.due(conn, self._policy.task_hash, most))

@@ -56,6 +56,7 @@ from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
 from trainer_node.ledger_server.ledger_routes import THREADS, LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
+from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 from trainer_node.ledger_server.prompt_choice import HookSource
 from trainer_node.ledger_server.prompt_feeder import LOOK_S, Feed, PromptFeeder
 from trainer_node.ledger_server.retried_work import RetriedWork
@@ -134,7 +135,9 @@ class LedgerDaemon:
         self._events = events
         self._happenings = Happenings(events, SILENT_S)
         self._times = LearnerTimes()
-        self.view = LedgerView(self._look, lambda: len(self._queue), self._facts, tasks, lambda: self._retried.why)
+        self._probes = ProbeDesk()
+        waiting, delayed = lambda: len(self._queue), lambda: self._retried.why
+        self.view = LedgerView(self._look, waiting, self._facts, tasks, delayed, self._probes)
         bearer = bearer_tokens.text(secret_of(config.state / "http.key"))
         for name, text in ((bearer_tokens.FILE, bearer), (WORKER_FILE, worker_bearer(bearer))):
             atomic_write(config.state / name, f"{text}\n".encode(), 0o600)
@@ -153,6 +156,7 @@ class LedgerDaemon:
             self.view.finished,
             events,
             self._times,
+            self._probes,
             trusting=config.policy.trust is not None,
         )
         self.http = HttpServer(
@@ -283,6 +287,7 @@ class LedgerDaemon:
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
         self._happenings.update_workers(workers)
+        self._probes.retain({row["name"] for row in workers})
         # A drained worker is stopped soon: no broadcast waits for its engine.
         active = [row for row in workers if row["silent_s"] < SILENT_S and row["drained_s"] == 0]
         served = [Version.parse(row["served"]) for row in active if row["served"] is not None]

@@ -25,3 +25,7 @@ AHEAD = partial(gauge, "p2pcast_ledger_groups_ahead", "Groups that were opened a
 EPOCH = partial(gauge, "p2pcast_ledger_epoch", "Number of times that a learner has resumed")
 REPLAYS = partial(gauges, "p2pcast_ledger_replays", "Replays of trusted rewards, by what they found", ["found"])
 AUDITS = partial(gauges, "p2pcast_ledger_audits", "Audits of accepted results, by what they found", ["found"])
+PROBE_KL = partial(
+    gauges, "p2pcast_ledger_probe_kl", "Newest divergence of engines from the learner, nats a token", ["worker"]
+)
+PROBE_ALARM = partial(gauge, "p2pcast_ledger_probe_alarm", "Engines whose weights are not those of their version")

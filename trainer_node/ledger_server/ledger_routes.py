@@ -48,6 +48,8 @@ from trainer_node.ledger_server.callers import Callers, ForbiddenError, Role
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
+from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
+from trainer_node.ledger_server.probes.probe_routes import ProbeRoutes
 from trainer_node.ledger_server.request_form import HASH_BYTES, ID_BYTES, Form, packed_form
 from trainer_node.ledger_server.reward_desk import RewardDesk, Turns
 from trainer_node.ledger_server.reward_replays import checked_reward, stated_reward
@@ -107,6 +109,7 @@ class LedgerRoutes:
         finished: Callable[[], bool],
         events: Events,
         times: LearnerTimes,
+        probes: ProbeDesk,
         *,
         trusting: bool = False,
     ) -> None:
@@ -125,6 +128,7 @@ class LedgerRoutes:
         self._documents = documents
         self._learn, self._known, self._finished = learn, known, finished
         self._events, self._times = events, times
+        self._probes = ProbeRoutes(probes, self._form, self._prober, learn, events)
 
     def routes(self) -> list[web.RouteDef]:
         worker: dict[str, Handler] = {
@@ -133,6 +137,7 @@ class LedgerRoutes:
             "heartbeat": self._heartbeat,
             "return": self._return,
             "results": self._results,
+            **self._probes.of_workers,
         }
         trainer: dict[str, Handler] = {
             "groups": self._add_groups,
@@ -145,6 +150,7 @@ class LedgerRoutes:
             "audits/take": self._next_audit,
             "audits/report": self._audited,
             "workers/drain": self._drain,
+            **self._probes.of_trainers,
         }
         return [
             *(web.post(f"/v1/{name}", self._answering(handler, "worker")) for name, handler in worker.items()),
@@ -323,6 +329,9 @@ class LedgerRoutes:
         return stated_reward(result) if self._trusting else await checked_reward(self._scorers, job, result)
 
     # -- auditors
+
+    async def _prober(self, session: bytes, version: Version, manifest: bytes) -> tuple[bytes, str] | None:
+        return await self._call(self._ledger.prober, session, version, manifest)
 
     async def _next_audit(self, request: web.Request) -> web.StreamResponse:
         version = (await self._form(request)).version("version")

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from p2pcast.daemon import daemon_metrics
 from p2pcast.daemon.background_tasks import Tasks
 from trainer_node.ledger_server import ledger_metrics
+from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
 
 RENEW_S = 1.0
 """Interval in seconds at which the copy is renewed."""
@@ -35,9 +36,11 @@ class LedgerView:
         facts: Callable[[], Document],
         tasks: Tasks,
         delayed: Callable[[], str],
+        probes: ProbeDesk,
     ) -> None:
         """``facts``: of the daemon, for /status. ``delayed``: background work that fails now."""
         self._look, self._waiting, self._facts, self._tasks, self._delayed = look, waiting, facts, tasks, delayed
+        self._probes = probes
         self._status: Document = {}
         self._workers: list[Document] = []
 
@@ -61,6 +64,7 @@ class LedgerView:
             "waiting_requests": self._waiting(),
             "delayed": self._delayed(),
             "workers": self._workers,
+            "probes": self._probes.document(),
             "failures": self._tasks.status(),
         }
 
@@ -78,6 +82,7 @@ class LedgerView:
             "silent_workers": sum(row["silent_s"] > SILENT_S for row in self._workers),
             "tokens_per_s": round(sum(rates), 1),
             "accepted_tokens": sum(row["accepted_tokens"] for row in self._workers),
+            "probe_alarm": sum(one.alarm for one in self._probes.newest()),
             "waiting_requests": self._waiting(),
             "delayed": self._delayed()[:SUMMARY_TEXT],
         }
@@ -111,3 +116,5 @@ class LedgerView:
         disagree = float(sum(row["disagreements"] for row in self._workers))
         audits = float(sum(row["audits"] for row in self._workers))
         yield ledger_metrics.AUDITS([(["agrees"], audits - disagree), (["disagrees"], disagree)])
+        yield ledger_metrics.PROBE_KL([([name], kl) for name, kl in self._probes.most().items()])
+        yield ledger_metrics.PROBE_ALARM(float(sum(one.alarm for one in self._probes.newest())))

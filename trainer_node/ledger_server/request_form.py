@@ -81,6 +81,13 @@ class Form:
     def form(self, name: str) -> Form:
         return Form(self._document.get(name), self._at(name))
 
+    def lists(self, name: str, most: int) -> list[list[Any]]:
+        """Lists of any elements, at most ``most``."""
+        rows = list(self._rows(name, most))
+        if wrong := [at for at, row in rows if not isinstance(row, list)]:
+            raise UsageError(f"field {wrong[0]} is not a list")
+        return [row for _, row in rows]
+
     def binaries(self, name: str, most: int) -> list[bytes]:
         rows = list(self._rows(name, most))
         if wrong := [at for at, row in rows if not isinstance(row, bytes)]:

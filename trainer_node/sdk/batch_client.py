@@ -127,6 +127,11 @@ class BatchClient:
         )
         self._epoch, self._branch = -1, 0
 
+    @property
+    def connection(self) -> LedgerConnection:
+        """For other clients of the same ledger."""
+        return self._ledger
+
     def facts(self) -> RunFacts:
         """Raises RefusedError, RemoteError."""
         found = self._ledger.get("status")

@@ -22,6 +22,7 @@ def ledger_heading(ledger: Found) -> Text:
         line += f" ({_counts(reasons)})"
     line += _ages("in flight", ledger.part("ages").part("in_flight"))
     line += _ages("in queue", ledger.part("ages").part("in_queue"))
+    line += _probes(ledger.part("probes"))
     if ledger.text("hub_reached") == "False":
         line += "\nthe hub is out of reach: new versions are not known"
     if delayed := ledger.text("delayed"):
@@ -67,10 +68,26 @@ def rollouts_line(rollouts: Found) -> str:
     if silent := rollouts.number("silent_workers"):
         line += f" ({silent:.0f} silent)"
     line += f", {rollouts.part('leases').text('held', '0')} leases, {rollouts.number('tokens_per_s'):.0f} tokens/s"
+    if alarm := rollouts.number("probe_alarm"):
+        line += f"; ALARM: weights of {alarm:.0f} engines are not those of their version"
     if delayed := rollouts.text("delayed"):
         line += f"; delayed: {delayed}"
     if rollouts.number("age_s") > 10:
         line += f"; the ledger has been silent for {rollouts.number('age_s'):.0f} s"
+    return line
+
+
+def _probes(probes: Found) -> str:
+    """Empty before the first comparison; the engines under alarm by name."""
+    engines = probes.rows("engines")
+    if not engines:
+        return ""
+    largest = max(engine.number("kl") for engine in engines)
+    line = f"\nprobes of {len(engines)} engines: KL to the learner at most {largest:.1e} nats a token"
+    for engine in engines:
+        if engine.text("alarm") == "True":
+            line += f"\nALARM: the weights of {engine.text('worker')} are not those of version {engine.text('version')}"
+            line += f": KL {engine.number('kl'):.1e}, floor {engine.number('floor'):.1e}"
     return line
 
 

@@ -40,6 +40,8 @@ lr = 1e-3
 [checkpoint]
 folder = "{folder}/learner"
 every = 3
+[task]
+name = "{task}"
 [watch]
 live-limit = 0.5
 """
@@ -137,7 +139,7 @@ async def _run(folder: Path, model: Path, engine: FollowingEngine, run: Processe
     )  # fmt: skip
     ledger = (await run.daemon("ledger"))["http"]
     file = folder / "run.toml"
-    file.write_text(CONFIG.format(model=model, hub=address, ledger=ledger, folder=folder))
+    file.write_text(CONFIG.format(task=NAME, model=model, hub=address, ledger=ledger, folder=folder))
     following = asyncio.create_task(engine.follow(hub))
     await run.start("learner", "learn", str(file))
     place = ["--engine", engine.url, "--peer", engine.url.removeprefix("http://")]
@@ -158,6 +160,10 @@ async def _run(folder: Path, model: Path, engine: FollowingEngine, run: Processe
     assert [step.step for step in record.steps] == list(range(1, STEPS + 1))
     assert record.superseded_steps
     assert all(int(age) <= STALENESS for step in record.steps for age in step.staleness)
+    assert record.probes
+    # This engine has weights of its own, whatever version is installed.
+    assert all(probe.alarm for probe in record.probes)
+    assert "ALARM" in run.said("learner")
     assert len(record.starts) == 2
     assert record.starts[1].branch > record.starts[0].branch
     rows = sqlite3.connect(folder / "ledger" / "ledger.db").execute("select step, state from batches").fetchall()

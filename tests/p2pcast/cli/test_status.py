@@ -143,15 +143,10 @@ LEDGER = {
 SUMMARY = {"task": "sums", "learner": "0.7", "workers": 3, "silent_workers": 1, "leases": {"held": 4}, "age_s": 60.0}
 
 
-KEYS = [*HUB, *PEER, *HUB["last"], *HUB["barrier"], *LEDGER, "x"]
+KEYS = [*HUB, *PEER, *HUB["last"], *HUB["barrier"], *LEDGER, "probes", "engines", "x"]
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**400),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from([*HUB, *PEER, *HUB["last"], *HUB["barrier"], *LEDGER, "x"]), inner, max_size=5
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
     max_leaves=15,
 )
 
@@ -172,6 +167,18 @@ def test_a_ledger_shows_groups_ages_faults_and_workers():
     ):
         assert part in text, part
     assert "in queue" not in text
+
+
+def test_a_ledger_shows_engines_under_alarm_by_name():
+    right = {"worker": "gpu7", "engine": "vllm:e", "version": "0.7", "kl": 2e-4, "floor": 1e-4, "alarm": False}
+    wrong = right | {"worker": "gpu8", "kl": 0.03, "alarm": True}
+    assert "probes" not in shown(LEDGER)
+    assert "ALARM" not in shown(LEDGER | {"probes": {"engines": [right]}})
+    text = shown(LEDGER | {"probes": {"engines": [right, wrong]}})
+    assert "probes of 2 engines: KL to the learner at most 3.0e-02 nats a token" in text
+    assert "ALARM: the weights of gpu8 are not those of version 0.7: KL 3.0e-02, floor 1.0e-04" in text
+    line = shown(HUB | {"rollouts": SUMMARY | {"probe_alarm": 1}})
+    assert "ALARM: weights of 1 engines are not those of their version" in line
 
 
 def test_a_hub_shows_a_line_on_the_rollouts():

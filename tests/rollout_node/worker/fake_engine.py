@@ -162,6 +162,8 @@ class FakeEngine:
             "top_logprobs": [{f"token_id:{u}": q for u, q in top} for _, _, top, _ in tokens],
         }
         choice = {"index": 0, "text": "x", "token_ids": [t for t, *_ in tokens], "logprobs": told}
+        if body["prompt_logprobs"] is not None:
+            choice["prompt_logprobs"] = self._prompt_scores(sampling)
         choice |= {"finish_reason": self.finish or ("stop" if ended else "length")} | self.choice_change
         if not body["stream"]:
             return web.json_response({"choices": [choice]})

@@ -1,0 +1,105 @@
+"""A worker's probes: its engine scores the learner's probe set once with each version that it serves.
+
+Promises: scores are reported for a version only if the engine served it before and after all of them. A probe that
+fails, or that the ledger does not know, costs no play anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.rollouts.probe_set import ProbeSet, packed_scores
+from p2pcast.version import Version
+from rollout_node.worker.engine_versions import Served
+
+logger = logging.getLogger("p2pcast.worker")
+
+LOOK_S: Final = 0.5
+"""Interval in seconds at which the engine's version is looked at."""
+ASK_S: Final = 2.0
+"""Time in seconds until the ledger is asked again, if it wanted no scores, or a probe failed."""
+PROBE_S: Final = 600.0
+"""Time limit of one probe in seconds: a commit of a large model pauses the engine."""
+
+
+class Ledger(Protocol):
+    """``rollout_node.worker.ledger_client.LedgerClient``."""
+
+    async def take_probe(self, session: str, served: Served) -> ProbeSet | None: ...
+    async def report_probe(self, session: str, served: Served, probe_set: ProbeSet, scores: bytes) -> None: ...
+
+
+class Scorer(Protocol):
+    async def score(self, token_ids: Sequence[int]) -> tuple[np.ndarray, Version]:
+        """Log-probabilities, the first token's 0, and the version that the engine served at their end."""
+
+
+class Weights(Protocol):
+    async def refresh(self) -> Served: ...
+
+
+class ProbeLoop:
+    """``vocabulary``: number of token ids that the engine may be sent."""
+
+    def __init__(self, ledger: Ledger, scorer: Scorer, weights: Weights, vocabulary: int) -> None:
+        self._ledger, self._scorer, self._weights, self._vocabulary = ledger, scorer, weights, vocabulary
+        self._told: str | None = None
+
+    async def run(self, session: Callable[[], str | None]) -> None:
+        """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
+        done: Version | None = None
+        while True:
+            wait_s = LOOK_S
+            try:
+                served, name = await self._weights.refresh(), session()
+                if name is not None and served.version != done:
+                    async with asyncio.timeout(PROBE_S):
+                        wanted = await self._probe(name, served)
+                    done, wait_s = (served.version, LOOK_S) if wanted else (done, ASK_S)
+                    self._told = None
+            except (P2PCastError, TimeoutError) as error:
+                self._tell(f"{type(error).__name__}: {error}")
+                wait_s = ASK_S
+            except Exception:
+                logger.exception("a probe failed")
+                wait_s = ASK_S
+            await asyncio.sleep(wait_s)
+
+    async def _probe(self, session: str, served: Served) -> bool:
+        """Whether the ledger has been told of the scores. Raises P2PCastError."""
+        probe_set = await self._ledger.take_probe(session, served)
+        if probe_set is None:
+            return False
+        if max(map(max, probe_set.sequences)) >= self._vocabulary:
+            raise RemoteError("the learner's probe set has tokens beyond the task's vocabulary")
+        found = await self._scores(probe_set)
+        if {version for _, version in found} != {served.version}:
+            logger.debug("no scores of version %s: the engine's weights changed meanwhile", served.version)
+            return False
+        scores = packed_scores([logprobs[1:] for logprobs, _ in found])
+        await self._ledger.report_probe(session, served, probe_set, scores)
+        logger.debug("the engine has scored the probe set with version %s", served.version)
+        return True
+
+    async def _scores(self, probe_set: ProbeSet) -> list[tuple[np.ndarray, Version]]:
+        """Of all sequences at once, so that few of them meet a switch. Raises P2PCastError."""
+        scoring = (self._scorer.score(sequence) for sequence in probe_set.sequences)
+        found: list[tuple[np.ndarray, Version]] = []
+        # All requests have ended before the next probe begins.
+        for one in await asyncio.gather(*scoring, return_exceptions=True):
+            if isinstance(one, BaseException):
+                raise one
+            found.append(one)
+        return found
+
+    def _tell(self, what: str) -> None:
+        """Warns of each new failure once."""
+        if what != self._told:
+            logger.warning("no probe of the engine: %s", what)
+        self._told = what

@@ -1,0 +1,132 @@
+"""The learner's watch over engines: compares their scores of the probe set with its own, version by version.
+
+Promises: scores are compared with those of the version that the engine named, by the words that were published. Each
+comparison is one event ``probe`` of the run's log. A failure here never ends the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from p2pcast.errors import P2PCastError, RefusedError
+from p2pcast.rollouts.probe_set import ProbeSet
+from p2pcast.version import Version
+from trainer_node.learning.probing.probe_rule import ProbeRule, divergence
+from trainer_node.sdk.probe_client import EngineScores, ProbeVerdict
+
+logger = logging.getLogger("p2pcast.learner")
+
+LOOK_S: Final = 1.0
+"""Interval in seconds at which the ledger is asked for scores."""
+VERSIONS: Final = 64
+"""Newest published steps whose scores are kept: 1 MiB."""
+JOIN_S: Final = 10.0
+
+
+class Probes(Protocol):
+    """``trainer_node.sdk.probe_client.ProbeClient``."""
+
+    def put(self, probe_set: ProbeSet) -> None: ...
+    def read(self, probe_set: ProbeSet) -> Sequence[EngineScores] | None: ...
+    def judge(self, verdicts: Sequence[ProbeVerdict]) -> None: ...
+
+
+class EngineProbes:
+    """``floor``: of an earlier start of the run, in nats a token. ``write``: of the run's log."""
+
+    def __init__(
+        self,
+        client: Probes,
+        probe_set: ProbeSet,
+        write: Callable[[Mapping[str, object]], object],
+        floor: float | None = None,
+    ) -> None:
+        self._client, self._set, self._write = client, probe_set, write
+        self._rule = ProbeRule(floor)
+        self._lock = threading.Lock()
+        self._scores: dict[int, np.ndarray] = {}
+        """The learner's scores by step."""
+        self._first_branch: int | None = None
+        self._judged: dict[bytes, ProbeVerdict] = {}
+        """Verdicts that the ledger may not have yet."""
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="p2pcast probes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look once more, and end."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_S)
+
+    def published(self, step: int, branch: int, scores: np.ndarray) -> None:
+        """``scores``: the learner's, by the words of ``step``. ``branch``: live now, or a later one will hold them."""
+        with self._lock:
+            self._first_branch = branch if self._first_branch is None else self._first_branch
+            self._scores[step] = scores
+            if len(self._scores) > VERSIONS:
+                del self._scores[min(self._scores)]
+
+    def look(self) -> None:
+        """Compare all scores that wait at the ledger. Raises P2PCastError."""
+        answers = self._client.read(self._set)
+        if answers is None:
+            self._client.put(self._set)
+            return
+        self._judged = {one.id: self._judged[one.id] for one in answers if one.id in self._judged}
+        for one in answers:
+            if one.id not in self._judged and self._due(one.version):
+                self._judged[one.id] = self._judge(one)
+        if self._judged:
+            self._client.judge(list(self._judged.values()))
+
+    def _due(self, version: Version) -> bool:
+        """False until the learner has scored the version itself."""
+        with self._lock:
+            return bool(self._scores) and (version.step in self._scores or version.step < max(self._scores))
+
+    def _judge(self, one: EngineScores) -> ProbeVerdict:
+        version = one.version
+        with self._lock:
+            mine = self._scores.get(version.step)
+            lineage = self._first_branch is not None and version.branch >= self._first_branch
+        if mine is None or not lineage:  # of a process before this one, or too old
+            return ProbeVerdict(one.id)
+        kl, floor, alarm = self._rule.judge(version, divergence(mine, one.scores))
+        names = {"version": str(version), "engine": f"{one.engine} of {one.worker}"}
+        self._write({"event": "probe", **names, "kl": kl, "floor": floor, "alarm": alarm})
+        if alarm:
+            logger.warning(
+                "the weights of %s (worker %s) are not those of version %s: KL %.3g nats a token on the probe set, "
+                "floor %s; compare with `p2pcast verify --live`",
+                one.engine, one.worker, version, kl, "not measured yet" if floor is None else f"{floor:.3g}",
+            )  # fmt: skip
+        return ProbeVerdict(one.id, kl, floor, alarm)
+
+    def _run(self) -> None:
+        told: str | None = None
+        while True:
+            last = self._stopped.wait(LOOK_S)
+            try:
+                self.look()
+                told = None
+            except RefusedError as error:
+                logger.warning("engines are not probed: %s", error)
+                return
+            except P2PCastError as error:
+                if str(error) != told:
+                    logger.warning("probes wait: %s", error)
+                told = str(error)
+            except Exception:
+                logger.exception("probes ended")
+                return
+            if last:
+                return

@@ -1,0 +1,116 @@
+"""Probe sequences: prompts of a task's held-out problems, as the task would ask a policy.
+
+Short prompts follow one another in one sequence: only tokens with many tokens before them show all weights of an
+attention. Equal tasks, seeds and limits give equal sequences, so a resumed run has the same probe set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from p2pcast.errors import UsageError
+from p2pcast.rollouts.job import Group, job_of
+from p2pcast.rollouts.probe_set import MAX_PROBE_TOKENS, ProbeSet
+from p2pcast.tasks.task import Prompt, Sample, Task, evaluation_jobs_of
+from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.learner")
+
+LEAST_TOKENS: Final = 64
+"""Tokens up to which prompts are added to one sequence."""
+MOST_PROMPTS: Final = 1024
+"""Prompts that are looked at for one probe set."""
+PLAY_S: Final = 30.0
+"""Longest time in seconds from the start of a play to its first prompt."""
+
+
+class _PromptReadError(Exception):
+    """Ends a play once its first prompt is known."""
+
+
+class _PromptReader:
+    """A sampler that ends the play. ``prompt_ids``: of the play's first turn."""
+
+    def __init__(self) -> None:
+        self.prompt_ids: tuple[int, ...] | None = None
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+    ) -> Sample:
+        self.prompt_ids = tuple(int(token) for token in prompt_ids)
+        raise _PromptReadError
+
+
+def probe_set_of(task: Task, seed: int, count: int, vocabulary: int) -> ProbeSet | None:
+    """``count``: sequences; each has an equal share of MAX_PROBE_TOKENS, beyond which it is cut. Problems that are
+    trained on, for a task that holds none out. None, with a warning, if the task has no prompt of two tokens, or tokens
+    that the model does not have.
+    """
+    most = MAX_PROBE_TOKENS // count
+    found: list[tuple[int, ...]] = []
+    tokens: tuple[int, ...] = ()
+    for prompt in islice(_prompts(task, seed), MOST_PROMPTS):
+        asked = _asked(task, prompt)
+        if asked is None:
+            return None
+        tokens += asked
+        if len(tokens) >= LEAST_TOKENS:
+            found.append(tokens[:most])
+            tokens = ()
+        if len(found) == count:
+            break
+    else:
+        found += [tokens] if len(tokens) >= 2 else []
+    try:
+        return ProbeSet.checked(found, vocabulary)
+    except UsageError as error:
+        logger.warning("engines are not probed: the prompts of task %s are no probe set: %s", task.name, error)
+        return None
+
+
+def _prompts(task: Task, seed: int) -> Iterator[Prompt]:
+    try:
+        first = list(islice(evaluation_jobs_of(task, seed), 1))
+    except UsageError:
+        return task.jobs(seed)
+    return evaluation_jobs_of(task, seed) if first else task.jobs(seed)
+
+
+def _asked(task: Task, prompt: Prompt) -> tuple[int, ...] | None:
+    """The token ids of the play's first prompt; None, with an error in the log, if the task fails before it."""
+    group = Group(
+        id=bytes(16),
+        size=1,
+        purpose="evaluate",
+        task=task.name,
+        task_hash=task.hash,
+        prompt=prompt.prompt,
+        seed=0,
+        temperature=0.0,
+        max_tokens=prompt.max_tokens,
+        stop_token_ids=tuple(task.stop_token_ids),
+        pinned=Version(0, 0),
+    )
+    reader = _PromptReader()
+    job = job_of(group, 0, bytes(16), Version(0, 0))
+
+    async def play() -> None:
+        await asyncio.wait_for(task.play(reader, job), PLAY_S)
+
+    try:
+        asyncio.run(play())
+    except Exception:
+        # The reader's error ends the play, and a task may turn it into another one.
+        if reader.prompt_ids is None:
+            logger.exception("engines are not probed: task %s failed before its first prompt", task.name)
+    return reader.prompt_ids
