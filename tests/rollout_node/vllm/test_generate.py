@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from real_server import Server, make_model, one_off_connections
 
 from p2pcast.errors import LocalError, RetryableError
 from p2pcast.rollouts.job import Group, Job, job_of
+from p2pcast.rollouts.probe_set import ProbeSet, packed_scores, unpacked_scores
 from p2pcast.rollouts.result import Result, Span, fault
 from p2pcast.tasks.play import result_of
 from p2pcast.tasks.sums import Sums
@@ -32,10 +35,15 @@ from rollout_node.worker.engine_versions import Stretch
 from rollout_node.worker.generate_form import PATH
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.recomputation import Gaps
+from trainer_node.learning.learner_model import LearnerModel
+from trainer_node.learning.probing.learner_scores import learner_scores
+from trainer_node.learning.probing.probe_rule import FLOOR_VERSIONS, ProbeRule, divergence
+from trainer_node.learning.trainer_ranks import TrainerRanks
 
 pytestmark = pytest.mark.vllm
 
 VOCABULARY = 500
+ALONE = TrainerRanks(0, 1, torch.device("cpu"))
 TEMPERATURE = 0.7
 ATTEMPTS = 8
 FLAGS = ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
@@ -194,6 +202,57 @@ async def recomputed_gaps(requests: EngineRequests, result: Result) -> Gaps:
     token_ids = result.token_ids.tolist()
     answer = await requests.whole(recomputation.request(token_ids, None))
     return recomputation.gaps(result, recomputation.prompt_logprobs(answer, token_ids))
+
+
+OLD, SHARE, BITS = 20, 0.05, 0x0040
+"""Versions by which one tensor of an engine lags. Of each version, the share of words that change, and how."""
+HIDDEN = "layers.1.self_attn."
+"""Tensors whose age this random model hides behind the numerics of bfloat16: of the last attention."""
+
+
+@pytest.mark.parametrize("installer", ["step", "drain"], indirect=True)
+async def test_probes_notice_a_tensor_that_is_many_versions_old(
+    server: Server, run: Any, installer: VllmInstaller, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A real engine scores right weights. The learner's scores with one old tensor are as far from them as those of an
+    engine with an old tensor from the learner's.
+    """
+    drawn = random.Random(4)
+    probe_set = ProbeSet.checked([[drawn.randrange(3, VOCABULARY) for _ in range(96)] for _ in range(16)])
+    rule, floors, words = ProbeRule(), [], [dict[str, torch.Tensor]()]
+    async with one_off_connections() as http:
+        sampler: GenerateSampler | CompletionsSampler = GenerateSampler(http, server.url, Labels())
+        if request.node.callspec.params["installer"] == "drain":
+            sampler = CompletionsSampler(http, server.url, Stretches(installer))
+        for number in range(OLD + 1):
+            await installer.stage(run.version, run.shadow.path)
+            await installer.commit(run.version)
+            if number < FLOOR_VERSIONS or number == OLD:
+                found = [await sampler.score(sequence) for sequence in probe_set.sequences]
+                assert {version for _, version in found} == {run.version}
+                engine = unpacked_scores(packed_scores([logprobs[1:] for logprobs, _ in found]))
+                model = LearnerModel(run.save(server.model, tmp_path / f"v{number}"), ALONE)
+                kl = divergence(learner_scores(model, probe_set, 512, "packed"), engine)
+                judged = rule.judge(run.version, kl)
+                assert not judged.alarm
+                floors.append(kl)
+            if number == 0:
+                words = [{name: p.detach().clone() for name, p in model.parameters.items()}]
+            if number < OLD:
+                run.step(200 + number, share=SHARE, bits=BITS)
+    assert judged.floor is not None
+    alarms = {}
+    with torch.no_grad():
+        for name, parameter in model.parameters.items():
+            new = parameter.clone()
+            parameter.copy_(words[0][name])
+            alarms[name] = rule.judge(run.version, divergence(learner_scores(model, probe_set, 512, "packed"), engine))
+            parameter.copy_(new)
+    print(f"floor {judged.floor:.2e}, of {floors}")
+    for name, found_alarm in alarms.items():
+        print(f"{found_alarm.kl / judged.floor:8.1f} x the floor: {name}")
+    assert len(alarms) == 25
+    assert [name for name, one in alarms.items() if not one.alarm and HIDDEN not in name] == []
 
 
 @pytest.mark.parametrize("installer", ["drain"], indirect=True)
