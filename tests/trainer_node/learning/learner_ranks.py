@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from netem.rollouts.small_model import SmallModel
 from p2pcast.errors import P2PCastError
+from p2pcast.rollouts.probe_set import ProbeSet
 from p2pcast.tasks.sums import Sums
 from tests.trainer_node.learning import learner_stage as stage
 from tests.trainer_node.learning.largest_tensor import LargestTensor
@@ -31,6 +32,7 @@ from trainer_node.learning.learner import HOOK, Learner
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_startup import stopped_by_signals
 from trainer_node.learning.packing_check import require_separate_rows
+from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.publications import Publishing
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
@@ -39,6 +41,7 @@ from trainer_node.learning.warm_start import WarmStartOptions, warm_start
 SUMS = Sums(digits=1, held_out=20)
 SUMS_MODEL = SmallModel(SUMS.vocabulary, hidden=64, layers=2)
 WARM_STEPS = 3
+PROBE_SET = ProbeSet.checked([[5, 9, 11, 4, 7], [3, 8], [6] * 24])
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def load(plan: Plan, folder: Path, ranks: TrainerRanks) -> dict[str, Any]:
     logits = model.module(input_ids=torch.arange(20)[None], use_cache=False).logits
     if ranks.first:
         save_file(tensors | buffers | {"logits": logits.detach()}, folder / "loaded.safetensors")
-    return {"largest": largest.nbytes}
+    scores = learner_scores(model, PROBE_SET, 16, "packed")
+    return {"largest": largest.nbytes, "scores": scores.tolist()}
 
 
 def ledger_of(plan: Plan, folder: Path) -> stage.MemoryLedger:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from netem.demo.processes import Processes
 from netem.rollouts.small_model import SmallModel, write_small_model
-from tests.trainer_node.learning.learner_ranks import SUMS_MODEL, Plan, warm
+from tests.trainer_node.learning.learner_ranks import PROBE_SET, SUMS_MODEL, Plan, warm
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
     STEPS,
@@ -32,6 +32,8 @@ from tests.trainer_node.learning.learner_stage import (
 )
 from tests.trainer_node.sdk.conftest import Run
 from trainer_node.learning import checkpoints
+from trainer_node.learning.learner_model import LearnerModel
+from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.sdk.batch_client import RolloutBatch
 
 ROOT = Path(__file__).parents[3]
@@ -207,4 +209,8 @@ def test_loading_never_takes_memory_for_a_whole_tensor(tmp_path: Path, tied: boo
     expected = {name: p.detach() for name, p in whole.named_parameters()} | dict(whole.named_buffers())
     assert equal(load_file(tmp_path / "loaded.safetensors"), expected | {"logits": logits})
     embedding = 2 * 997 * 64
+    # Probes: each rank has all scores, and those of an unsharded model.
+    alone = learner_scores(LearnerModel(folder, ALONE), PROBE_SET, 16, "packed")
+    assert all(each["scores"] == pytest.approx(alone.tolist(), abs=0.05) for each in said)
+    assert said[0]["scores"] == said[1]["scores"]
     assert [each["largest"] for each in said] == pytest.approx([embedding / 2, embedding / 2], rel=0.01)
