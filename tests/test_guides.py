@@ -12,7 +12,7 @@ import pytest
 from p2pcast.cli import cli
 from p2pcast.cli.learn import read
 from trainer_node.learning.learner_config import TABLES
-from trainer_node.learning.monitoring.run_record import Evaluation, Publication, StepEvent
+from trainer_node.learning.monitoring.run_record import Evaluation, Probe, Publication, StepEvent
 from trainer_node.learning.monitoring.run_table import COLUMNS
 from trainer_node.learning.objective.token_statistics import TokenStatistics
 
@@ -95,7 +95,7 @@ def test_the_page_on_reward_names_figures_and_settings_that_exist() -> None:
     assert len(named) > 8
     assert set(named) <= columns
     figures = set(TokenStatistics().document())
-    figures |= {name for kind in (StepEvent, Publication, Evaluation) for name in kind.__slots__}
+    figures |= {name for kind in (StepEvent, Publication, Evaluation, Probe) for name in kind.__slots__}
     rows = re.findall(r"^\| (.*?) \| (.*?) \|", text, re.MULTILINE)
     shown = [first for first, where in rows if re.search(r"metrics\.jsonl|column|plot", where)]
     logged = {name for first in shown for name in re.findall(r"(?<!event )`(\w+)`", first)}
