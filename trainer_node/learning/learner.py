@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from p2pcast.backoff import Backoff
 from p2pcast.errors import UsageError
+from p2pcast.private_random import uniform
 from p2pcast.step_hook import StepHook
 from p2pcast.version import Version
 from trainer_node.learning import checkpoints
@@ -32,7 +34,7 @@ from trainer_node.learning.checkpoints import Position, StoredCheckpoint
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner_step import LearnerStep, StepReport
 from trainer_node.learning.objective.training_rows import TrainingRow
-from trainer_node.learning.publications import Publications
+from trainer_node.learning.publications import RETRY_MOST_S, RETRY_S, Publications
 from trainer_node.learning.trained_weights import TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
@@ -209,6 +211,17 @@ class Learner:
         self.publications.begin(self.step)
         self.probe(self.step, self.branch)
 
+    def _publish_last(self) -> None:
+        """No later step repeats a publication that fails: the last one is repeated here until the hub stores it, or a
+        signal comes.
+        """
+        delays = Backoff(RETRY_S, RETRY_MOST_S, uniform)
+        self.publications.wait_durable()
+        while self.ranks.share(not self.stopping and self.publications.unpublished(self.step)):
+            self._publish()
+            if self.publications.wait_durable() is None:
+                time.sleep(delays.next_s())
+
     def _follow_branch(self) -> None:
         """If the hub has put the newest version on another branch, tell the ledger where the old one ended."""
         version = self.publications.stored
@@ -252,10 +265,8 @@ class Learner:
 
     def _end(self) -> None:
         """The last step is in a checkpoint; published too, unless a signal has ended the learner."""
+        self._publish_last()
         stopped = self.ranks.share(self.stopping)
-        if not stopped and self.ranks.share(self.publications.unpublished(self.step)):
-            self._publish()
-        self.publications.wait_durable()
         self._follow_branch()
         if self.ranks.share(len(self._since)):
             self._checkpoint()

@@ -110,6 +110,23 @@ def test_failed_publication_forks_the_run_and_loses_no_batch(
     assert all(torch.equal(last[name], undisturbed[name]) for name in undisturbed)
 
 
+def test_last_version_is_published_though_its_publication_fails(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch], undisturbed: dict[str, torch.Tensor]
+) -> None:
+    ledger, hub = MemoryLedger(played), MemoryHub()
+    run = learner(tmp_path, model_folder, ledger, hub)
+
+    def fail_twice(boundary: str) -> None:
+        if boundary == "applied" and run.step == STEPS:
+            hub.fails = 2
+
+    with HOOK.by(fail_twice):
+        run.run()
+    newest = max(hub.versions)
+    assert newest == Version(ledger.branch, STEPS)
+    assert all(torch.equal(hub.versions[newest][name], undisturbed[name]) for name in undisturbed)
+
+
 def test_versions_lie_kappa_steps_apart_and_the_last_step_is_published(
     tmp_path: Path, model_folder: Path, played: list[RolloutBatch]
 ) -> None:
