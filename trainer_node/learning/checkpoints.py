@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ import blake3
 import torch
 
 from p2pcast.errors import IntegrityError, LocalError
+from p2pcast.store import disk
 from p2pcast.store.atomic_files import explained, fsync_dir, part_path
 from trainer_node.learning.trainer_ranks import TrainerRanks
 
@@ -76,7 +76,8 @@ def write(
     try:
         if ranks.first:
             with explained("create", part):
-                part.mkdir(parents=True, mode=0o700)
+                disk.make_folder(final.parent, disk.USERS.folder)
+                disk.mkdir(part)
         ranks.share(None)
         with _one_process_is_fine():
             dcp.save(
@@ -95,7 +96,8 @@ def write(
         sealed = ranks.share(_seal(part, final, position, config) if ranks.first else None)
     except LocalError:
         if ranks.first:
-            shutil.rmtree(part, ignore_errors=True)
+            with suppress(OSError):
+                disk.remove_tree(part)
         raise
     assert sealed is not None
     return sealed
@@ -108,15 +110,17 @@ def _seal(part: Path, final: Path, position: Position, config: Mapping[str, Any]
         body = {"format": FORMAT, **asdict(position), "files": files, "config": dict(config)}
         text = json.dumps(body, indent=1, sort_keys=True).encode()
         document = part / DOCUMENT
-        with open(document, "xb") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
+        fd = disk.create(document, os.O_WRONLY | os.O_EXCL, disk.USERS.file)
+        try:
+            disk.write(fd, document, text)
+            disk.sync(fd, document)
+        finally:
+            os.close(fd)
         fsync_dir(part / STATE)
         fsync_dir(part)
         if final.exists():
-            shutil.rmtree(final)  # of this epoch: an attempt whose answer was lost
-        part.rename(final)
+            disk.remove_tree(final)  # of this epoch: an attempt whose answer was lost
+        disk.rename(part, final)
         fsync_dir(final.parent)
     return StoredCheckpoint(final, position, config, files, blake3.blake3(text).digest())
 
@@ -171,7 +175,8 @@ def prune(folder: Path, keep: int) -> list[Path]:
     removed = _names(folder)[:-keep]
     removed += [path for path in folder.glob(".*.part-*") if path.is_dir()] if folder.is_dir() else []
     for path in removed:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            disk.remove_tree(path)
     return removed
 
 
