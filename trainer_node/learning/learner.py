@@ -182,7 +182,7 @@ class Learner:
             return None
         until_s = time.monotonic() + SHARED_WAIT_S
         while isinstance(found := self.ledger.poll(self.step), Wait):
-            if self.stopping or self._must_publish() or time.monotonic() > until_s:
+            if self.stopping or self._must_publish() or self._left_branch() or time.monotonic() > until_s:
                 break
             time.sleep(found.wait_s)
             self._observe()
@@ -191,6 +191,11 @@ class Learner:
     def _must_publish(self) -> bool:
         """Only new weights, or another attempt to publish them, can end the wait."""
         return self.publications.due(self.step) and self.may_publish()
+
+    def _left_branch(self) -> bool:
+        """The newest version is on another branch: the ledger accepts none of its rollouts before it knows the fork."""
+        version = self.publications.stored
+        return version is not None and version.branch != self.branch
 
     def _applied(self, batch: RolloutBatch | None) -> None:
         if self.ledger is not None and batch is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +26,9 @@ from tests.trainer_node.learning.learner_stage import (
 from trainer_node.learning import checkpoints
 from trainer_node.learning.learner import HOOK, publish_every
 from trainer_node.learning.publications import Publication
-from trainer_node.sdk.batch_client import RolloutBatch
+from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
+from trainer_node.sdk.handle import Handle
+from trainer_node.sdk.hub_connection import Durable
 
 BOUNDARIES = 60
 """More than one undisturbed run has."""
@@ -125,6 +130,50 @@ def test_last_version_is_published_though_its_publication_fails(
     newest = max(hub.versions)
     assert newest == Version(ledger.branch, STEPS)
     assert all(torch.equal(hub.versions[newest][name], undisturbed[name]) for name in undisturbed)
+
+
+@dataclass
+class LateHub(MemoryHub):
+    """Puts the version of ``late_step`` on another branch, and stores it when ``store_late`` is called."""
+
+    late_step: int = 3
+    late: Handle | None = None
+
+    def publish(self, step: int, named_tensors: Any) -> Handle:
+        if step != self.late_step or self.late is not None:
+            return super().publish(step, named_tensors)
+        self.branch += 1
+        stored = super().publish(step, named_tensors)
+        self.late = Handle(step)
+        self.late.taken()
+        self.late.version = stored.version
+        return self.late
+
+    def store_late(self) -> None:
+        if self.late is not None and self.late.durable is None:
+            assert self.late.version is not None
+            self.late.durable = Durable(self.late.version, 1, 1, 1)
+            self.late.finish()
+
+
+def test_fork_that_is_known_during_a_wait_ends_the_wait(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, ledger = LateHub(), MemoryLedger(played)
+    polls = Counter[int]()
+
+    def poll(step: int) -> RolloutBatch | Finished | Wait:
+        polls[step] += 1
+        assert polls[step] < 100, "the learner does not tell the ledger of the fork"
+        if step != hub.late_step or ledger.branch == hub.branch:
+            return MemoryLedger.poll(ledger, step)
+        hub.store_late()
+        return Wait(0.0)
+
+    monkeypatch.setattr(ledger, "poll", poll)
+    learner(tmp_path, model_folder, ledger, hub).run()
+    assert ledger.lineage == [batch.id for batch in played]
+    assert max(hub.versions) == Version(ledger.branch, STEPS)
 
 
 def test_versions_lie_kappa_steps_apart_and_the_last_step_is_published(
