@@ -1,9 +1,15 @@
+"""Small tensors on one thread, and the model of a disk that the tests of the swarm use."""
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "daemons" / "swarm"))  # disk_image, step_recorder
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -170,6 +170,14 @@ class Dead(NamedTuple):
     rows: Rows
 
 
+def as_crashed(folder: Path, mark: str) -> Path:
+    """A copy of a ledger's folder, beside the folder, as the death of its process would leave the folder now."""
+    copied = folder.with_name(f"{folder.name}-{mark}")
+    # Readers rebuild the index of SQLite's log after a crash.
+    shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("*-shm", "*.lock"))
+    return copied
+
+
 class PointRun:
     """A run that dies at most once. ``dies_at``: number of the point at which a client dies. ``ledger_dies_at``: points
     at which a copy is put down in ``dead``.
@@ -204,9 +212,7 @@ class PointRun:
     def _boundary(self, name: str) -> None:
         number = self._point("ledger", f"{name} of {self._calling}")
         if number in self._ledger_dies_at:
-            folder = self.folder.with_name(f"{self.folder.name}-{number}")
-            # Readers rebuild the index of SQLite's log after a crash.
-            shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*-shm", "*.lock"))
+            folder = as_crashed(self.folder, str(number))
             rows = {} if self.tables.url is None else self.tables.committed()
             self.dead[number] = Dead(copy.deepcopy(self.world), folder, rows)
 
