@@ -7,6 +7,7 @@ Values are absolute, so applying a patch twice is harmless. Format: docs/formats
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -26,6 +27,8 @@ from p2pcast.errors import IntegrityError
 from p2pcast.store import disk, private_folders
 from p2pcast.store.atomic_files import explained
 from p2pcast.version import Version
+
+logger = logging.getLogger("p2pcast.state")
 
 MAGIC = b"p2pp\x01\0\0\0"
 PART_SUFFIX = ".part"
@@ -131,8 +134,15 @@ class PatchWriter:
     def abandon(self) -> None:
         """Remove the file, finished or not. Idempotent. No thread may be writing: the number of a closed descriptor may
         belong to another file.
+
+        A file that cannot be removed stays, with a warning: an error here would hide why the patch was abandoned, and a
+        cancelled task would go on.
         """
-        disk.unlink(self.path if self._finished else self._part, missing_ok=True)
+        path = self.path if self._finished else self._part
+        try:
+            disk.unlink(path, missing_ok=True)
+        except OSError as error:
+            logger.warning("an abandoned patch stays, because it can't be removed: %s: %s", path, error)
         self._close()
 
     def _write(self, data: bytes | memoryview, at: int) -> None:

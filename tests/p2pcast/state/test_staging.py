@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from p2pcast.errors import LocalError, RetryableError
 from p2pcast.state.patch_builder import PatchBuilder
 from p2pcast.state.patch_file import PatchWriter
 from p2pcast.state.staging import Staging
+from p2pcast.store import disk
 from p2pcast.version import Version
 
 V1 = Version(0, 1)
@@ -107,3 +109,35 @@ async def test_removal_of_a_patch_waits_for_its_last_write(world, tmp_path, monk
     finally:
         go_on.set()
         staging.close()
+
+
+async def test_a_patch_that_cannot_be_removed_hides_no_cancellation(world, tmp_path, monkeypatch, caplog):
+    a = world.state(1)
+    begun = asyncio.Event()
+
+    def refused(path, *, missing_ok=False):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    staging = Staging(2)
+    try:
+        with world.filled(tmp_path, a) as shadow:
+            holding = Whole([])
+            monkeypatch.setattr(holding.progress, "wait", _told(holding.progress.wait, begun))
+            monkeypatch.setattr(disk, "unlink", refused)
+            task = asyncio.ensure_future(staging.patch(holding, shadow))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert "an abandoned patch stays" in caplog.text
+            monkeypatch.undo()
+    finally:
+        staging.close()
+
+
+def _told(wait, begun):
+    async def told():
+        begun.set()
+        return await wait()
+
+    return told
