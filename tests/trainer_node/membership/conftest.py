@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # recorded_fleet
+sys.path.append(str(Path(__file__).parent))  # lettered_members, recorded_fleet
 
 from recorded_fleet import Fleet
 
