@@ -45,9 +45,9 @@ from rollout_node.stage.shadow_state import ShadowReader, ShadowWriter
 from rollout_node.stage.shadow_updater import ShadowUpdater
 from rollout_node.stage.small_file_repair import SmallFileRepair
 from rollout_node.stage.version_stager import VersionStager
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.catchup_choice import CatchupChoice
 from rollout_node.sync.connector import Connector
-from rollout_node.sync.disposal import Disposal
 from rollout_node.sync.downloader import Downloader, source_dialler
 from rollout_node.sync.ingest import Ingest, NodeEvents
 from rollout_node.sync.mirror_catalog import NoMirror
@@ -203,7 +203,7 @@ def _build_stage(
     engine: EngineParts,
     planner: VersionPlanner,
     mirror: MirrorSource | None,
-    disposal: Disposal,
+    removal: ArtifactRemoval,
     activity: Activity,
     *,
     resumed: bool,
@@ -221,12 +221,12 @@ def _build_stage(
         engine.engines.distrust()
 
     hub = None if startup.config.hub is None else startup.hub_session
-    parts = PartFetcher(relay.node, relay.downloader, mirror, hub, disposal, activity)
-    repair = ShadowRepair(planner, base, parts, disposal, timeline, staging.run)
-    files = SmallFileRepair(store, planner, parts, disposal, staging.run)
+    parts = PartFetcher(relay.node, relay.downloader, mirror, hub, removal, activity)
+    repair = ShadowRepair(planner, base, parts, removal, timeline, staging.run)
+    files = SmallFileRepair(store, planner, parts, removal, staging.run)
     writer = ShadowWriter(startup.shadow_state, engine.may_leave)
     check = ShadowCheck(writer, staging, repair, planner.replan)
-    identities = IdentityCheck(writer, store, disposal, planner.replan, left)
+    identities = IdentityCheck(writer, store, removal, planner.replan, left)
     start = ShadowStart(
         saved=SavedShadow(folder, store, staging, check, None if base is None else base.layout),
         base=None if base is None else BaseShadow(base, folder, relay.node, store, staging),
@@ -252,7 +252,7 @@ def _build_stage(
             engine.policy.is_regression,
             partial(startup.saved.keep_newest, durable=startup.mirror is not None),
         ),
-        refused=RefusedVersions(writer, check, planner, disposal, refused),
+        refused=RefusedVersions(writer, check, planner, removal, refused),
         planner=planner,
         activity=activity,
     )
@@ -278,7 +278,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
     node, store, parent_failover, downloader = relay.node, relay.store, relay.parent_failover, relay.downloader
     mirrored = NoMirror() if startup.mirror is None else startup.mirror.catalog
     activity, freshness = Activity(session.changed), _known_from_disk(store)
-    disposal = Disposal(node, store, startup.staging.run, startup.tasks.later)
+    removal = ArtifactRemoval(node, store, startup.staging.run, startup.tasks.later)
     missing_versions = MissingVersions(startup.catalog, node, parent_failover, startup.timeline, session)
     planner = VersionPlanner(
         state=startup.shadow_state,
@@ -292,7 +292,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         squashes=CatchupChoice(config.squashes, cores()),
     )
     mirror_source = _mirror_source(startup, relay, planner, activity, freshness, key)
-    stage = _build_stage(startup, relay, engine, planner, mirror_source, disposal, activity, resumed=key.resumed)
+    stage = _build_stage(startup, relay, engine, planner, mirror_source, removal, activity, resumed=key.resumed)
     engine.wrong_weights.add(stage.check.suspect)
     requester = Requester(
         planner=planner,
@@ -304,7 +304,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         missing_versions=missing_versions,
         mirror=mirrored,
         ask_squash=session.ask_squash,
-        give_up=disposal.give_up,
+        give_up=removal.give_up,
     )
 
     def on_transfer(size: int, took_s: float) -> None:
@@ -319,7 +319,7 @@ def build_sync(startup: Startup, relay: RelayParts, engine: EngineParts, key: Ru
         timeline=startup.timeline,
         planner=planner,
         catalog=startup.catalog,
-        disposal=disposal,
+        removal=removal,
         on_transfer=on_transfer,
         hub=session,
         blocking=startup.staging.run,

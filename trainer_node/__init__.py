@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer_node.sdk.handle import Handle
+    from trainer_node.sdk.publication_handle import Handle
     from trainer_node.sdk.publisher import Publisher
 
 __all__ = ["Handle", "Publisher"]
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return Publisher
     if name == "Handle":
-        from trainer_node.sdk.handle import Handle
+        from trainer_node.sdk.publication_handle import Handle
 
         return Handle
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

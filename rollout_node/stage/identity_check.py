@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from p2pcast.store.artifact_store import Store, Stored
 from p2pcast.version import Version
 from rollout_node.stage.shadow_state import ShadowWriter
-from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 
 logger = logging.getLogger("p2pcast.peer")
 
@@ -25,13 +25,13 @@ class IdentityCheck:
         self,
         writer: ShadowWriter,
         store: Store,
-        disposal: Disposal,
+        removal: ArtifactRemoval,
         replan: Callable[[], None],
         on_left: Callable[[Version, str], None],
     ) -> None:
         self._writer = writer
         self._store = store
-        self._disposal = disposal
+        self._removal = removal
         self._replan = replan
         self._on_left = on_left
         self._identities: Mapping[Version, bytes] = {}
@@ -56,7 +56,7 @@ class IdentityCheck:
                 "version %s as stored here is not the run's version of this number: the stored copy is discarded",
                 stored.version,
             )
-            await self._disposal.discard(stored.id, contradicted=True)
+            await self._removal.discard(stored.id, contradicted=True)
             self._replan()
         staged = self._writer.staged
         if self._is_off_the_chain() and staged is not None:

@@ -18,7 +18,7 @@ from p2pcast.relay.artifact_path import Edge
 from p2pcast.relay.holding import ArtifactHolder, Holding
 from p2pcast.version import Version
 from rollout_node.control.activity import Activity
-from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.downloader import Downloader
 from rollout_node.sync.mirror_source import MirrorSource
 
@@ -44,14 +44,14 @@ class PartFetcher:
         downloader: Downloader,
         mirror: MirrorSource | None,
         hub: HubLink | None,
-        disposal: Disposal,
+        removal: ArtifactRemoval,
         activity: Activity,
     ) -> None:
         self._node = node
         self._downloader = downloader
         self._mirror = mirror
         self._hub = hub
-        self._disposal = disposal
+        self._removal = removal
         self._activity = activity
         self._asked: set[bytes] = set()
         """Artifacts of which others were asked for a part."""
@@ -129,7 +129,7 @@ class PartFetcher:
         """The fetched parts are not needed any more."""
         self._downloader.release(self._asked)
         for holding in [h for a in self._asked if (h := self._node.holdings.get(a)) is not None and h.excerpt]:
-            await self._disposal.end_excerpt(holding)
+            await self._removal.end_excerpt(holding)
 
 
 def holds(holding: Holding, excerpt: Excerpt) -> bool:

@@ -12,7 +12,7 @@ from p2pcast.relay.holding import Holding
 from p2pcast.version import Version
 from rollout_node.stage.shadow_check import ShadowCheck
 from rollout_node.stage.shadow_state import ShadowWriter
-from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
@@ -30,13 +30,13 @@ class RefusedVersions:
         writer: ShadowWriter,
         check: ShadowCheck,
         planner: VersionPlanner,
-        disposal: Disposal,
+        removal: ArtifactRemoval,
         report: Callable[[Version, str], None],
     ) -> None:
         self._writer = writer
         self._check = check
         self._planner = planner
-        self._disposal = disposal
+        self._removal = removal
         self._report = report
         self._backoffs: dict[bytes, Backoff] = {}
         """Artifact → the time before it is tried again."""
@@ -54,6 +54,6 @@ class RefusedVersions:
                 await self._writer.drop()
         if not corrupt and holding.finished:
             # The artifact was whole when it came in: it was damaged on this peer's disk.
-            await self._disposal.discard(holding.id)
+            await self._removal.discard(holding.id)
             self._planner.replan()
         await asyncio.sleep(backoff.next_s())

@@ -31,7 +31,7 @@ from p2pcast.version import Version
 from rollout_node.control.timeline import Timeline
 from rollout_node.stage.base_folder import BaseFolder
 from rollout_node.stage.part_fetcher import PartFetcher
-from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
@@ -60,14 +60,14 @@ class ShadowRepair:
         planner: VersionPlanner,
         base: BaseFolder | None,
         parts: PartFetcher,
-        disposal: Disposal,
+        removal: ArtifactRemoval,
         timeline: Timeline,
         blocking: Callable[..., Awaitable[Any]],
     ) -> None:
         self._planner = planner
         self._base = base
         self._parts = parts
-        self._disposal = disposal
+        self._removal = removal
         self._timeline = timeline
         self._blocking = blocking
         self._base_is_damaged = False
@@ -165,7 +165,7 @@ class ShadowRepair:
                 await self._blocking(_check, holding, excerpt)
             except P2PCastError as error:
                 logger.error("version %s is discarded from disk: %s", holding.open.version, error)
-                await self._disposal.discard(holding.id)
+                await self._removal.discard(holding.id)
                 found = True
         return found
 

@@ -24,7 +24,7 @@ from p2pcast.state.version_reader import way_to
 from p2pcast.store.artifact_store import Store
 from p2pcast.version import Version
 from rollout_node.stage.part_fetcher import PartFetcher
-from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.version_path import VersionPlanner
 
 logger = logging.getLogger("p2pcast.peer")
@@ -43,13 +43,13 @@ class SmallFileRepair:
         store: Store,
         planner: VersionPlanner,
         parts: PartFetcher,
-        disposal: Disposal,
+        removal: ArtifactRemoval,
         blocking: Callable[..., Awaitable[Any]],
     ) -> None:
         self._store = store
         self._planner = planner
         self._parts = parts
-        self._disposal = disposal
+        self._removal = removal
         self._blocking = blocking
         self._left_out: set[bytes] = set()
         """Hashes of small files that no node had."""
@@ -105,7 +105,7 @@ class SmallFileRepair:
                     found = await self._blocking(_contents, holding, lacking)
                 except P2PCastError as error:
                     logger.error("version %s is discarded from disk: %s", holding.open.version, error)
-                    await self._disposal.discard(holding.id)
+                    await self._removal.discard(holding.id)
                     return False
                 await self._blocking(store.keep_files, found)
         finally:

@@ -25,7 +25,7 @@ from rollout_node.control.freshness import Freshness
 from rollout_node.control.hub_session import HubSession
 from rollout_node.control.timeline import Timeline
 from rollout_node.sync.artifact_catalog import Catalog
-from rollout_node.sync.disposal import Disposal
+from rollout_node.sync.artifact_removal import ArtifactRemoval
 from rollout_node.sync.missing_versions import MissingVersions
 from rollout_node.sync.version_path import VersionPlanner
 
@@ -88,7 +88,7 @@ class Ingest:
         timeline: Timeline,
         planner: VersionPlanner,
         catalog: Catalog,
-        disposal: Disposal,
+        removal: ArtifactRemoval,
         on_transfer: Callable[[int, float], None],
         hub: HubSession,
         blocking: Callable[..., Awaitable[Any]],
@@ -101,7 +101,7 @@ class Ingest:
         self._timeline = timeline
         self._planner = planner
         self._catalog = catalog
-        self._disposal = disposal
+        self._removal = removal
         self._on_transfer = on_transfer
         self._hub = hub
         self._blocking = blocking
@@ -142,7 +142,7 @@ class Ingest:
         self._planner.replan()
 
     def on_aborted(self, holding: Holding) -> None:
-        self._disposal.remove_aborted(holding)
+        self._removal.remove_aborted(holding)
         if not holding.excerpt:
             self._timeline.aborted(holding.open.version)
             self._planner.replan()

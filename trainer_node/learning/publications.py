@@ -20,7 +20,7 @@ from p2pcast.backoff import Backoff
 from p2pcast.errors import P2PCastError, RetryableError
 from p2pcast.private_random import uniform
 from p2pcast.version import Version
-from trainer_node.sdk.handle import Handle
+from trainer_node.sdk.publication_handle import Handle
 
 logger = logging.getLogger("p2pcast.learner")
 

@@ -50,10 +50,10 @@ from trainer_node.ledger.ledger_rows import Policy
 from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger_server.body_budget import BODY_BYTES
 from trainer_node.ledger_server.callers import WORKER_FILE, Callers, worker_bearer
-from trainer_node.ledger_server.happenings import TELL_S, Happenings
 from trainer_node.ledger_server.heartbeat_batch import HeartbeatBatch
 from trainer_node.ledger_server.learner_times import LearnerTimes
 from trainer_node.ledger_server.lease_queue import LeaseQueue
+from trainer_node.ledger_server.ledger_events import TELL_S, LedgerEvents
 from trainer_node.ledger_server.ledger_routes import THREADS, LedgerRoutes
 from trainer_node.ledger_server.ledger_view import RENEW_S, SILENT_S, LedgerView
 from trainer_node.ledger_server.probes.probe_desk import ProbeDesk
@@ -133,7 +133,7 @@ class LedgerDaemon:
         self._feeder: PromptFeeder | None = None
         self._retried = RetriedWork(events)
         self._events = events
-        self._happenings = Happenings(events, SILENT_S)
+        self._ledger_events = LedgerEvents(events, SILENT_S)
         self._times = LearnerTimes()
         self._probes = ProbeDesk()
         waiting, delayed = lambda: len(self._queue), lambda: self._retried.why
@@ -196,7 +196,7 @@ class LedgerDaemon:
 
             repeat("status", RENEW_S, self.view.renew)
             repeat("expiry", EXPIRE_S, lambda: self._call(self._ledger.expire))
-            repeat("events", TELL_S, self._happenings.tell)
+            repeat("events", TELL_S, self._ledger_events.tell)
             repeat("checks", EXPIRE_S, self._scorers.recover)
             if self._config.policy.trust is not None:
                 replays = RewardReplays(self._ledger, self._scorers, self._call, self._queue.changed, self._events)
@@ -245,7 +245,7 @@ class LedgerDaemon:
         return await self._call(self._ledger.heartbeats, beats)
 
     def _happened(self, counts: Mapping[tuple[str, ...], int]) -> None:
-        if self._happenings.add(counts):
+        if self._ledger_events.add(counts):
             self._queue.changed()
 
     async def _learn(self, versions: Collection[Version]) -> None:
@@ -286,7 +286,7 @@ class LedgerDaemon:
 
     async def _look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         status, workers = await self._call(self._ledger.status), await self._call(self._ledger.workers)
-        self._happenings.update_workers(workers)
+        self._ledger_events.update_workers(workers)
         self._probes.retain({row["name"] for row in workers})
         # A drained worker is stopped soon: no broadcast waits for its engine.
         active = [row for row in workers if row["silent_s"] < SILENT_S and row["drained_s"] == 0]

@@ -43,9 +43,9 @@ from p2pcast.ordered_map import cores, ordered_map
 from p2pcast.version import Version
 from p2pcast.wire import messages
 from p2pcast.wire.join_token import JoinToken
-from trainer_node.sdk.handle import Handle
 from trainer_node.sdk.hub_connection import HubConnection, Ranked, Received
 from trainer_node.sdk.process_group import ProcessGroup
+from trainer_node.sdk.publication_handle import Handle
 from trainer_node.sdk.send import Plan, send_parts
 from trainer_node.sdk.shards import Holding, dealt, holding
 from trainer_node.sdk.snapshot import Copy, Rooms, slots_for

@@ -63,13 +63,13 @@ class Peer:
         self.store.answers = {"manifest": "known", "missing_files": []}
         edges = [Edge(artifact(b, v), None if b is None else V[b], V[v], 10) for b, v in listed]
         self.planner = Recorder(listed_of=lambda layout: edges, whole=lambda: [(V[0], ())])
-        self.downloader, self.disposal = Downloader(self.node), Disposal(self.node)
+        self.downloader, self.removal = Downloader(self.node), ArtifactRemoval(self.node)
         self.mirror = mirror
         self.heals, self.healed, self.damaged, self.contents = [], [], set(), {}
         self.hub = SimpleNamespace(connected=True) if hub else None
-        self.parts = PartFetcher(self.node, self.downloader, mirror, self.hub, self.disposal, self.activity)
-        self.repair = ShadowRepair(self.planner, base, self.parts, self.disposal, self.timeline, blocking)
-        self.files = SmallFileRepair(self.store, self.planner, self.parts, self.disposal, blocking)
+        self.parts = PartFetcher(self.node, self.downloader, mirror, self.hub, self.removal, self.activity)
+        self.repair = ShadowRepair(self.planner, base, self.parts, self.removal, self.timeline, blocking)
+        self.files = SmallFileRepair(self.store, self.planner, self.parts, self.removal, blocking)
 
     def _heal(self, shadow, cells, way):
         self.healed.append(way[0])
@@ -90,7 +90,7 @@ class Peer:
         return await self.repair.repair_cells(shadow, cells, contextlib.nullcontext)
 
 
-class Disposal:
+class ArtifactRemoval:
     def __init__(self, node) -> None:
         self.node, self.ended, self.discarded = node, [], []
 

@@ -82,7 +82,7 @@ class Peer:
             parent_failover=FakeParentFailover(), store=self.store, saved=None, squashes=None,
         )  # fmt: skip
         self.path = self.planner.ahead
-        self.repair, self.disposal, self.engines = Repair(), Disposal(), Recorder(oldest=None)
+        self.repair, self.removal, self.engines = Repair(), ArtifactRemoval(), Recorder(oldest=None)
         self.engines.answers["settled"] = True
         self.timeline, self.activity = Recorder(), Activity()
         self.staging = Staging(self)
@@ -91,7 +91,7 @@ class Peer:
         self.writer = ShadowWriter(self.state, lambda version: True)
         self.check = ShadowCheck(self.writer, self.staging, self.repair, self.planner.replan)
         self.identities = IdentityCheck(
-            self.writer, self.store, self.disposal, self.planner.replan, lambda *why: self.left.append(why)
+            self.writer, self.store, self.removal, self.planner.replan, lambda *why: self.left.append(why)
         )
         self.start = ShadowStart(
             saved=SavedShadow(FOLDER, self.store, self.staging, self.check, base and base.layout),
@@ -118,7 +118,7 @@ class Peer:
                 lambda version: self.regression,
                 self._remember,
             ),
-            refused=RefusedVersions(self.writer, self.check, self.planner, self.disposal, self._refuse),
+            refused=RefusedVersions(self.writer, self.check, self.planner, self.removal, self._refuse),
             planner=self.planner,
             activity=self.activity,
         )
@@ -191,7 +191,7 @@ class Repair:
         self.completed.append((version, deep))
 
 
-class Disposal:
+class ArtifactRemoval:
     def __init__(self) -> None:
         self.discarded = []
         self.on_discard = lambda ident: None

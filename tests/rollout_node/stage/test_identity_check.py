@@ -21,9 +21,9 @@ async def test_a_stored_version_that_is_not_the_runs_is_discarded(monkeypatch):
     async with Peer(monkeypatch, kept=Shadow(1)) as peer:
         await peer.staged(1)
         peer.stored(2, b"ours")
-        peer.disposal.on_discard = lambda ident: peer.store.artifacts.pop(ident)
+        peer.removal.on_discard = lambda ident: peer.store.artifacts.pop(ident)
         peer.identities.contradict({V[2]: b"theirs"})
-        await peer.until(lambda: peer.disposal.discarded == [(b"stored", True)])
+        await peer.until(lambda: peer.removal.discarded == [(b"stored", True)])
 
 
 async def test_a_delta_from_another_state_of_the_same_number_gives_the_shadow_up(monkeypatch):

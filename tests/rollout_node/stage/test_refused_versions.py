@@ -11,8 +11,8 @@ async def test_a_refused_version_is_tried_again_and_fetched_anew(monkeypatch):
         holding = delta(1, 2)
         peer.staging.faults[V[2]] = IntegrityError("cell 3 does not match")
         peer.add(holding)
-        await peer.until(lambda: peer.disposal.discarded)
-        assert peer.disposal.discarded == [(holding.id, False)]
+        await peer.until(lambda: peer.removal.discarded)
+        assert peer.removal.discarded == [(holding.id, False)]
         assert peer.refused == [(V[2], "cell 3 does not match")]
         await peer.staged(2)
         await peer.until(lambda: peer.activity.error is None)
@@ -27,7 +27,7 @@ async def test_a_refused_version_may_show_a_corrupt_shadow(monkeypatch):
         peer.add(delta(1, 2))
         await peer.staged(2)
         assert peer.repair.repaired == [["cell"]]
-        assert peer.disposal.discarded == []
+        assert peer.removal.discarded == []
 
 
 async def test_where_sound_cells_do_not_fit_twice_the_digests_are_wrong(monkeypatch):
@@ -37,10 +37,10 @@ async def test_where_sound_cells_do_not_fit_twice_the_digests_are_wrong(monkeypa
         holding = delta(1, 2)
 
         def refuse_again(ident) -> None:
-            if len(peer.disposal.discarded) < 2:
+            if len(peer.removal.discarded) < 2:
                 peer.staging.faults[V[2]] = IntegrityError("it does not fit")
 
-        peer.disposal.on_discard = refuse_again
+        peer.removal.on_discard = refuse_again
         refuse_again(b"")
         peer.add(holding)
         await peer.until(lambda: kept.closed)

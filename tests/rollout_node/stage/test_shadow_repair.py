@@ -26,7 +26,7 @@ async def test_pieces_missing_on_disk_are_fetched_and_released(monkeypatch):
     assert excerpt.cells == {cell.index for cell in CELLS[:2]}
     assert peer.activity.named("enter") == ["healing"]
     assert peer.timeline.named("healed") == [(V[2], 2, 300)]
-    assert peer.disposal.ended == [part.id]
+    assert peer.removal.ended == [part.id]
 
 
 async def test_where_no_way_leads_to_the_version_nothing_is_repaired(monkeypatch):
@@ -46,7 +46,7 @@ async def test_a_damaged_artifact_is_discarded_and_another_way_tried(monkeypatch
     peer = Peer(monkeypatch, here(None, 2), here(None, 1), here(1, 2))
     peer.heals, peer.damaged = [CELLS[:1]], {artifact(None, 2)}
     assert await peer.repair_cells()
-    assert peer.disposal.discarded == [artifact(None, 2)]
+    assert peer.removal.discarded == [artifact(None, 2)]
     assert [e.version for e in peer.healed[1]] == [V[1], V[2]]
 
 

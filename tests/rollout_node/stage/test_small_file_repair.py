@@ -40,7 +40,7 @@ async def test_files_missing_on_disk_are_fetched(monkeypatch):
     await peer.files.complete(V[2], LAYOUT)
     ((_, excerpt),) = peer.downloader.named("fetch_part")
     assert excerpt.files == {b"f"}
-    assert peer.disposal.ended == [artifact(None, 2)]
+    assert peer.removal.ended == [artifact(None, 2)]
 
 
 async def test_an_unknown_manifest_is_fetched_first(monkeypatch):
@@ -94,4 +94,4 @@ async def test_a_damaged_artifact_gives_no_files_and_is_discarded(monkeypatch):
     peer.damaged = {artifact(None, 2)}
     missing_files(peer, [FILE])
     await peer.files.complete(V[2], LAYOUT)
-    assert peer.disposal.discarded == [artifact(None, 2)]
+    assert peer.removal.discarded == [artifact(None, 2)]

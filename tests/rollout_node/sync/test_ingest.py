@@ -16,7 +16,7 @@ class Peer:
     def __init__(self, *entries) -> None:
         self.node = FakeNode()
         self.node.error = asyncio.get_running_loop().create_future()
-        self.store, self.freshness, self.missing, self.timeline, self.planner, self.disposal = (
+        self.store, self.freshness, self.missing, self.timeline, self.planner, self.removal = (
             Recorder() for _ in range(6)
         )
         self.store.answers = {"seal": SimpleNamespace(id=artifact(0, 1)), "retain": []}
@@ -30,7 +30,7 @@ class Peer:
             timeline=self.timeline,
             planner=self.planner,
             catalog=FakeCatalog(*entries),
-            disposal=self.disposal,
+            removal=self.removal,
             on_transfer=lambda size, took_s: self.transfers.append((size, took_s)),
             hub=self.hub,
             blocking=blocking,
@@ -133,7 +133,7 @@ async def test_an_aborted_version_is_told_and_an_aborted_excerpt_is_not():
     peer, version, excerpt = Peer(), FakeHolding(0, 1), FakeHolding(1, 2, excerpt=True)
     peer.ingest.on_aborted(version)
     peer.ingest.on_aborted(excerpt)
-    assert peer.disposal.named("remove_aborted") == [version, excerpt]
+    assert peer.removal.named("remove_aborted") == [version, excerpt]
     assert peer.timeline.named("aborted") == [Version(0, 1)]
     assert peer.planner.names == ["replan"]
 

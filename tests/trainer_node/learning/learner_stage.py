@@ -25,8 +25,8 @@ from trainer_node.learning.publications import Publications, Publishing
 from trainer_node.learning.trained_weights import Masters, OptimizerOptions, TrainedWeights
 from trainer_node.learning.trainer_ranks import TrainerRanks
 from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
-from trainer_node.sdk.handle import Handle
 from trainer_node.sdk.hub_connection import Durable
+from trainer_node.sdk.publication_handle import Handle
 
 TASK = "tests.daemons.rollouts.parity_task:Parity"
 STEPS, EVERY = 5, 2

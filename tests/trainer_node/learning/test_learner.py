@@ -27,8 +27,8 @@ from trainer_node.learning import checkpoints
 from trainer_node.learning.learner import HOOK, publish_every
 from trainer_node.learning.publications import Publication
 from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
-from trainer_node.sdk.handle import Handle
 from trainer_node.sdk.hub_connection import Durable
+from trainer_node.sdk.publication_handle import Handle
 
 BOUNDARIES = 60
 """More than one undisturbed run has."""

@@ -39,7 +39,7 @@ from trainer_node.ledger.prompts.prompting import Passed
 from trainer_node.ledger.staleness_rule import Bounds
 from trainer_node.ledger_server.version_follower import VersionFollower
 from trainer_node.sdk.batch_client import Finished, Rollout, RolloutBatch, RolloutGroup, Wait
-from trainer_node.sdk.handle import Handle
+from trainer_node.sdk.publication_handle import Handle
 from trainer_node.sdk.publisher import Publisher
 
 STALENESS, BATCH_GROUPS = 2, 2

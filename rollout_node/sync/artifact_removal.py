@@ -20,7 +20,7 @@ class DroppingNode(Protocol):
         """Drop an artifact that leaves the store."""
 
 
-class Disposal:
+class ArtifactRemoval:
     """``blocking`` runs a function in a thread, ``background`` starts a task of the peer."""
 
     def __init__(

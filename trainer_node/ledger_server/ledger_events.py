@@ -17,7 +17,7 @@ FREEING = ("leases_expired", "groups_dropped")
 """Kinds after which there may be jobs for a request that waits."""
 
 
-class Happenings:
+class LedgerEvents:
     """``silent_s``: time without a request after which a worker counts as lost."""
 
     def __init__(self, events: Events, silent_s: float) -> None:

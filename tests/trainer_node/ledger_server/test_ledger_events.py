@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from p2pcast.daemon.events import Events
-from trainer_node.ledger_server.happenings import Happenings
+from trainer_node.ledger_server.ledger_events import LedgerEvents
 
 
 def told(events: Events) -> list[tuple[str, dict[str, Any]]]:
@@ -15,13 +15,13 @@ def told(events: Events) -> list[tuple[str, dict[str, Any]]]:
 
 async def test_many_happenings_of_a_second_are_one_event_each() -> None:
     events = Events()
-    happenings = Happenings(events, 60.0)
-    assert not happenings.add(Counter({("results_rejected", "w", "stale"): 1}))
-    assert not happenings.add(Counter({("results_rejected", "w", "stale"): 2, ("results_rejected", "w", "forged"): 1}))
-    assert happenings.add(Counter({("leases_expired", "w"): 3}))
-    assert happenings.add(Counter({("groups_dropped", "equal rewards"): 4}))
-    await happenings.tell()
-    await happenings.tell()
+    acts = LedgerEvents(events, 60.0)
+    assert not acts.add(Counter({("results_rejected", "w", "stale"): 1}))
+    assert not acts.add(Counter({("results_rejected", "w", "stale"): 2, ("results_rejected", "w", "forged"): 1}))
+    assert acts.add(Counter({("leases_expired", "w"): 3}))
+    assert acts.add(Counter({("groups_dropped", "equal rewards"): 4}))
+    await acts.tell()
+    await acts.tell()
     assert told(events) == [
         ("groups_dropped", {"groups": 4, "reason": "equal rewards"}),
         ("leases_expired", {"worker": "w", "leases": 3}),
@@ -32,15 +32,15 @@ async def test_many_happenings_of_a_second_are_one_event_each() -> None:
 
 def test_a_worker_that_is_silent_is_lost_once_and_may_come_back() -> None:
     events = Events()
-    happenings = Happenings(events, 60.0)
+    acts = LedgerEvents(events, 60.0)
 
     def rows(**silent_s: float) -> list[dict[str, Any]]:
         return [{"worker": name * 2, "name": name, "silent_s": silent} for name, silent in silent_s.items()]
 
-    happenings.update_workers(rows(old=90.0, a=1.0, b=1.0))
-    happenings.update_workers(rows(old=91.0, a=61.0, b=61.0))
-    happenings.update_workers(rows(old=92.0, a=62.0, b=62.0))
-    happenings.update_workers(rows(old=0.0, a=0.0))
+    acts.update_workers(rows(old=90.0, a=1.0, b=1.0))
+    acts.update_workers(rows(old=91.0, a=61.0, b=61.0))
+    acts.update_workers(rows(old=92.0, a=62.0, b=62.0))
+    acts.update_workers(rows(old=0.0, a=0.0))
     assert Counter((kind, facts["worker"]) for kind, facts in told(events)) == Counter(
         [("worker_lost", "a"), ("worker_lost", "b"), ("worker_back", "old"), ("worker_back", "a")]
     )
