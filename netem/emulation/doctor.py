@@ -19,6 +19,7 @@ from pathlib import Path
 
 from netem.emulation.namespaces import NEEDED
 from netem.emulation.uml import KERNEL as UML
+from netem.emulation.uml import UNFIT, runs_programs
 
 COMMAND_S = 10.0
 """Limit for any command; they take milliseconds."""
@@ -218,7 +219,7 @@ def _congestion(name: str) -> Check:
 
 
 def _user_mode_linux() -> Check:
-    """Runs the kernel for its version only, and looks for the modules that it needs."""
+    """Asks the kernel for its version, looks for the modules that it needs, and lets it run a program."""
     name, install = "user-mode-linux", "apt-get install user-mode-linux"
     path = shutil.which(UML)
     if path is None:
@@ -236,6 +237,8 @@ def _user_mode_linux() -> Check:
     missing = [module for module in UML_NEEDED if module not in found]
     if missing:
         return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
+    if not runs_programs():
+        return Check(name, False, UNFIT, "a kernel with netem")
     return Check(name, True, f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}")
 
 

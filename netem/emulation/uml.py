@@ -40,6 +40,15 @@ SILENCE_S = 600.0
 machine.
 """
 
+REGISTERS = "ptrace set fp regs failed"
+"""In the kernel's output, where it has no room for the registers of this processor."""
+UNFIT = (
+    "this user-mode Linux has no room for the registers of this processor (AMX, as a rule): use a newer one, or a "
+    "machine of another kind"
+)
+BOOT_S = 60.0
+"""Limit of a boot without work; it takes a second."""
+
 INIT = """#!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH='{path}' PYTHONDONTWRITEBYTECODE=1 HOME=/dev/shm TMPDIR=/dev/shm
 exec '{python}' -m netem.emulation.guest '{folder}'
@@ -59,6 +68,23 @@ def results(work: str, argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         init.write_text(INIT.format(path=ROOT, python=sys.executable, folder=folder))
         init.chmod(0o700)
         yield from _boot(folder)
+
+
+def runs_programs() -> bool:
+    """Whether the kernel can run a program on this processor: it is booted once. A kernel that ends early for another
+    reason counts as one that can.
+    """
+    with _folder() as folder:
+        files = ("root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "init=/bin/true")
+        command = ["setpriv", "--pdeathsig", "KILL", KERNEL, "mem=64M", *files, f"uml_dir={folder}/", "con=null"]
+        try:
+            done = subprocess.run(
+                [*command, "con0=null,fd:1", "quiet"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BOOT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return True
+    return REGISTERS.encode() not in done.stdout
 
 
 @contextmanager
@@ -140,5 +166,7 @@ def _why(console: IO[bytes]) -> str:
     """The last lines before the kernel's own trace."""
     console.seek(0)
     said = console.read().decode(errors="replace").partition("Kernel panic")[0]
+    if REGISTERS in said:
+        return UNFIT
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return " / ".join(lines[-TAIL_LINES:]) or "no reason given"

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,30 @@ from p2pcast.errors import LocalError, UsageError
 HERE = "tests.netem.emulation.test_uml"
 FEWEST = 550
 """Of a thousand packets with a loss of one third: seven standard errors below the mean."""
-LACKING = "apt-get install user-mode-linux"
-BOOTS = shutil.which(uml.KERNEL) is not None
+LACKING = "apt-get install user-mode-linux|no room for the registers"
+
+
+@cache
+def boots() -> bool:
+    return shutil.which(uml.KERNEL) is not None and uml.runs_programs()
+
+
+def kernel(folder: Path, text: str) -> None:
+    """A program in the place of the kernel."""
+    path = folder / uml.KERNEL
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def test_a_kernel_without_room_for_the_registers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    kernel(tmp_path, f"echo 'userspace - {uml.REGISTERS}, errno = 14'; echo 'Kernel panic - not syncing'; exit 134")
+    assert not uml.runs_programs()
+    with pytest.raises(LocalError, match="no room for the registers of this processor"):
+        list(uml.results(f"{HERE}:work", {}))
+    kernel(tmp_path, "echo 'Kernel panic - not syncing: Attempted to kill init'; exit 134")
+    assert uml.runs_programs()
+    assert left() == []
 
 
 def test_modules_follow_their_dependencies() -> None:
@@ -76,7 +99,7 @@ def left() -> list[str]:
 
 def test_uml_network_has_delay_and_loss(tmp_path: Path) -> None:
     given = {"outside": str(Path(__file__).parent / "written-by-the-guest")}
-    if not BOOTS:
+    if not boots():
         with pytest.raises(LocalError, match=LACKING):
             list(backend.results("uml", f"{HERE}:work", given))
         return
@@ -91,7 +114,7 @@ def test_uml_network_has_delay_and_loss(tmp_path: Path) -> None:
 
 
 def test_guest_error_is_a_one_line_error() -> None:
-    if not BOOTS:
+    if not boots():
         with pytest.raises(LocalError, match=LACKING):
             list(uml.results(f"{HERE}:wrong", {}))
         return
@@ -117,7 +140,7 @@ def waits(argument: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_killed_network_leaves_nothing() -> None:
-    if not BOOTS:
+    if not boots():
         with pytest.raises(LocalError, match=LACKING):
             list(uml.results(f"{HERE}:waits", {}))
         return
