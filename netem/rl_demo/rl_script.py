@@ -288,7 +288,7 @@ class RlDemo:
             rl_verdict.check_once(lines, parts.ledger_database, options.last_step),
             rl_verdict.check_staleness(lines.steps, parts.ledger_database, options.staleness),
             rl_verdict.check_agreement(lines.steps),
-            rl_verdict.check_sparse(exported, options.steps, options.last_step),
+            rl_verdict.check_sparse(exported, lines.started_at, options.last_step),
             rl_verdict.check_requests(self.work.logs / f"{ENGINE}.log", logs),
             self._check_kills(lines),
         ]

@@ -34,6 +34,8 @@ class RunLines:
 
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     epochs: int = 0
+    started_at: int = 0
+    """Step at which the learner last started."""
     superseded: int = 0
     """Steps of learners that died before they stored them."""
 
@@ -44,6 +46,7 @@ class RunLines:
             event = json.loads(line)
             if event["event"] == "start":
                 found.epochs += 1
+                found.started_at = event["step"]
                 lost = [step for step in found.steps if step > event["step"]]
                 found.superseded += len(lost)
                 for step in lost:
@@ -136,6 +139,8 @@ def check_sparse(exported: Mapping[int, Path], first: int, last: int) -> Check:
     name = f"at a tiny learning rate a step changes at most {MOST_CHANGED:.0%} of the words"
     if missing := [step for step in range(first, last + 1) if step not in exported]:
         return Check(name, False, f"steps {missing} were not exported")
+    if first >= last:
+        return Check(name, False, f"no step was trained after step {first}")
     shares = [changed_share(exported[step - 1], exported[step]) for step in range(first + 1, last + 1)]
     return Check(name, max(shares) <= MOST_CHANGED, f"{min(shares):.2%} to {max(shares):.2%}")
 

@@ -95,6 +95,7 @@ def change(database: Path, statement: str, *arguments: Any) -> None:
 def test_a_run_without_faults_passes(database: Path, tmp_path: Path) -> None:
     found = lines(tmp_path / "metrics.jsonl")
     assert (found.epochs, found.superseded, sorted(found.steps)) == (2, 1, [1, 2, 3, 4])
+    assert found.started_at == 2
     assert rl_verdict.check_once(found, database, STEPS).ok
     assert rl_verdict.check_staleness(found.steps, database, BOUND).ok
     assert rl_verdict.check_agreement(found.steps).ok
@@ -165,6 +166,7 @@ def test_share_of_changed_words(tmp_path: Path) -> None:
     assert rl_verdict.changed_share(exported[4], exported[5]) == 0.05
     assert rl_verdict.check_sparse(exported, 4, 5).ok
     assert not rl_verdict.check_sparse(exported, 4, 6).ok
+    assert not rl_verdict.check_sparse(exported, 5, 5).ok
     later = folder("000002-000000005", np.ones(100, "<u2"))
     assert rl_verdict.exported_steps(tmp_path) == {4: exported[4], 5: later}
     assert not rl_verdict.check_sparse(rl_verdict.exported_steps(tmp_path), 4, 5).ok
