@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 
+from p2pcast.backoff import Backoff
 from p2pcast.errors import P2PCastError, RemoteError
+from p2pcast.private_random import uniform
 from p2pcast.rollouts.probe_set import ProbeSet, packed_scores
 from p2pcast.version import Version
 from rollout_node.worker.engine_versions import Served
@@ -22,8 +25,10 @@ logger = logging.getLogger("p2pcast.worker")
 
 LOOK_S: Final = 0.5
 """Interval in seconds at which the engine's version is looked at."""
-ASK_S: Final = 2.0
-"""Time in seconds until the ledger is asked again, if it wanted no scores, or a probe failed."""
+ASK_S, ASK_MOST_S = 2.0, 60.0
+"""First and largest delay in seconds until the ledger is asked again about one version, if it wanted no scores or a
+probe failed. Without a learner that probes, thousands of workers must not keep the ledger busy.
+"""
 PROBE_S: Final = 600.0
 """Time limit of one probe in seconds: a commit of a large model pauses the engine."""
 
@@ -53,23 +58,26 @@ class ProbeLoop:
 
     async def run(self, session: Callable[[], str | None]) -> None:
         """Until cancelled. ``session``: of the worker at the ledger, once it has one."""
-        done: Version | None = None
+        asked: Version | None = None
+        delays, again_s = Backoff(ASK_S, ASK_MOST_S, uniform), 0.0
+        clock = asyncio.get_running_loop().time
         while True:
-            wait_s = LOOK_S
             try:
                 served, name = await self._weights.refresh(), session()
-                if name is not None and served.version != done:
+                if served.version != asked:
+                    delays.reset()
+                    asked, again_s = served.version, 0.0
+                if name is not None and clock() >= again_s:
+                    again_s = clock() + delays.next_s()
                     async with asyncio.timeout(PROBE_S):
-                        wanted = await self._probe(name, served)
-                    done, wait_s = (served.version, LOOK_S) if wanted else (done, ASK_S)
+                        if await self._probe(name, served):
+                            again_s = math.inf
                     self._told = None
             except (P2PCastError, TimeoutError) as error:
                 self._tell(f"{type(error).__name__}: {error}")
-                wait_s = ASK_S
             except Exception:
                 logger.exception("a probe failed")
-                wait_s = ASK_S
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(LOOK_S)
 
     async def _probe(self, session: str, served: Served) -> bool:
         """Whether the ledger has been told of the scores. Raises P2PCastError."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from background_run import run_until
 from fake_engine import FakeEngine
 from scripted_sampler import jobs_of
 
@@ -71,15 +72,7 @@ class Parts:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Audit until the condition holds."""
-        running = asyncio.create_task(self.auditor.run())
-        try:
-            async with asyncio.timeout(END_S):
-                while not condition():
-                    assert not running.done()
-                    await asyncio.sleep(0.001)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
+        await run_until(self.auditor.run(), condition)
 
 
 @pytest.fixture

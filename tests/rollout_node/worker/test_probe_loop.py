@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import numpy as np
 import pytest
+from background_run import run_until
 from fake_engine import FakeEngine, logprobs
 
 from p2pcast.errors import RetryableError
@@ -20,7 +20,6 @@ from rollout_node.worker.engine_versions import EngineVersions, Served
 from rollout_node.worker.generate_sampler import GenerateSampler
 from rollout_node.worker.probe_loop import ProbeLoop
 
-END_S = 600.0
 SET = ProbeSet.checked([[1, 4, 5, 6], [1, 7, 8]])
 
 
@@ -59,15 +58,7 @@ class Parts:
     async def until(self, condition: Callable[[], bool], vocabulary: int = 16) -> None:
         """Probe until the condition holds."""
         loop = ProbeLoop(self.ledger, self.sampler, self.versions, vocabulary)
-        running = asyncio.create_task(loop.run(lambda: self.session))
-        try:
-            async with asyncio.timeout(END_S):
-                while not condition():
-                    assert not running.done()
-                    await asyncio.sleep(0.001)
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
+        await run_until(loop.run(lambda: self.session), condition)
 
 
 @pytest.fixture
@@ -96,6 +87,24 @@ async def test_each_version_is_scored_once(parts: Parts) -> None:
         assert scores == pytest.approx(true_scores(str(version)), abs=1e-5)
     asked = len(parts.engine.asked)
     assert asked == 2 * len(SET.sequences)
+
+
+async def test_a_ledger_that_wants_no_scores_is_asked_ever_more_rarely(parts: Parts, monkeypatch) -> None:
+    monkeypatch.setattr(module, "ASK_MOST_S", 1e9)
+    parts.ledger.probe_set = None
+    refresh, asked_by_look = parts.versions.refresh, []
+
+    async def counted() -> Served:
+        asked_by_look.append(parts.ledger.asked)
+        if len(asked_by_look) == 200:
+            parts.engine.versions = ["0.2"]
+        return await refresh()
+
+    monkeypatch.setattr(parts.versions, "refresh", counted)
+    await parts.until(lambda: len(asked_by_look) > 201)
+    before, after = asked_by_look[199], asked_by_look[200]
+    assert 2 <= before < 40
+    assert after == before + 1, "a new version is asked about at once"
 
 
 async def test_completions_are_scored_by_the_version_of_their_stretch(parts: Parts) -> None:
