@@ -20,6 +20,7 @@ from pathlib import Path
 from netem.emulation.namespaces import NEEDED
 from netem.emulation.uml import KERNEL as UML
 from netem.emulation.uml import UNFIT, runs_programs
+from p2pcast.errors import UsageError
 
 COMMAND_S = 10.0
 """Limit for any command; they take milliseconds."""
@@ -237,8 +238,11 @@ def _user_mode_linux() -> Check:
     missing = [module for module in UML_NEEDED if module not in found]
     if missing:
         return Check(name, False, f"{modules} has no {' and no '.join(missing)} module", install)
-    if not runs_programs():
-        return Check(name, False, UNFIT, "a kernel with netem")
+    try:
+        if not runs_programs():
+            return Check(name, False, UNFIT, "a kernel with netem")
+    except UsageError as error:
+        return Check(name, False, str(error), "TMPDIR=/tmp, and a path without blanks")
     return Check(name, True, f"{path} {version[0] if version else ''}, with {' and '.join(UML_NEEDED)}")
 
 
