@@ -339,6 +339,7 @@ class Learner:
             wait_s=round(wait_s, 4),
             train_s=round(train_s, 4),
             bubble=round(bubble, 5),
+            lr=self.weights.rate(self.step - 1),
             **step_record(batch, rows, report),
         )
 

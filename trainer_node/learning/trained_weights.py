@@ -93,6 +93,10 @@ class TrainedWeights:
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             parameter.grad = None
 
+    def rate(self, step: int) -> float:
+        """The learning rate of the update that leads from ``step`` to the next one."""
+        return self._options.rate(step)
+
     def update(self, step: int) -> float:
         """One update by the gradients that were collected. Returns the norm of the gradient before it was clipped; an
         update whose norm is not finite changes nothing.
@@ -101,7 +105,7 @@ class TrainedWeights:
         found = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if torch.isfinite(torch.tensor(found)):
             for group in self._optimizer.param_groups:
-                group["lr"] = self._options.rate(step)
+                group["lr"] = self.rate(step)
             self._optimizer.step()
             self._publish_masters()
         self._optimizer.zero_grad(set_to_none=True)

@@ -100,11 +100,10 @@ def test_runs_without_numbers_are_shown(width: int, documents: list[events.Docum
 @pytest.mark.parametrize("width", WIDTHS)
 def test_lines_below_the_table_fit(width: int):
     record = events.record_of(events.resumed_run()[:-1])
-    picture = run_picture(record, width=width, rows=3, doing="waiting for a batch", on_its_way="1.42")
+    picture = run_picture(record, width=width, rows=3, doing="waiting for a batch")
     below = rendered(picture, width)[5:]
     assert below[1:] == [
         "version     1.40 live after 0.90s on 2 engines, 383 kB, 26% changed",
-        "on its way  1.42",
         "evaluation  0.400 at 1.40, 127 of 128 problems, digits 2 64, digits 3 63",
         "probe       KL 1.0e-06 at 1.40, 1 x the floor, vllm-a",
         "probe       KL 1.0e-06 at 0.40, 1 x the floor, vllm-b",
@@ -231,23 +230,10 @@ def test_a_terminal_shows_the_last_state_at_the_end():
             event = record.add(document)
             assert event is not None
             screen.show(event)
-        screen.publishing("1.42")
     text = output(console)
     assert "start at step 20, branch 1" in text
     last = text[text.rindex("reward    ") :]
-    assert "on its way  1.42" in last
     assert "the ledger's last step" in last
-
-
-def test_a_version_is_on_its_way_until_its_publication():
-    record = RunRecord()
-    screen = RunScreen(terminal(), record, clock=lambda: 0.0)
-    screen.publishing("0.4")
-    for number, waits in ((2, True), (4, False)):
-        event = record.add(events.publish(number))
-        assert event is not None
-        screen.show(event)
-        assert ("on its way" in "".join(rendered(screen._picture(), 100))) == waits
 
 
 def test_alarms_stay_above_the_table():

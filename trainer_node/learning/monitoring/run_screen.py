@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.logging import RichHandler
 
-from trainer_node.learning.monitoring.run_record import Event, Probe, Publication, RunRecord, StartEvent
+from trainer_node.learning.monitoring.run_record import Event, Probe, RunRecord, StartEvent
 from trainer_node.learning.monitoring.run_table import ROWS, event_line, run_picture, summary_lines
 
 REFRESH_S = 0.25
@@ -27,7 +27,6 @@ class RunScreen:
         self._clock = clock
         self._drawn = float("-inf")
         self._doing = ""
-        self._on_its_way: str | None = None
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
         self._logs: list[tuple[RichHandler, Console]] = []
         """Log handlers of the terminal, and the consoles to which they wrote before."""
@@ -50,8 +49,6 @@ class RunScreen:
 
     def show(self, event: Event) -> None:
         """On a terminal, starts and alarms stay above the table; everything else is in it."""
-        if isinstance(event, Publication) and str(event.version) == self._on_its_way:
-            self._on_its_way = None
         if self._live is None or isinstance(event, StartEvent) or (isinstance(event, Probe) and event.alarm):
             self.say(event_line(event))
         self.refresh()
@@ -59,11 +56,6 @@ class RunScreen:
     def doing(self, text: str) -> None:
         """The learner's present activity, such as ``waiting for a batch``: shown on a terminal alone."""
         self._doing = text
-        self.refresh()
-
-    def publishing(self, version: object) -> None:
-        """``version`` is on its way, until its publication is shown."""
-        self._on_its_way = str(version)
         self.refresh()
 
     def say(self, text: str) -> None:
@@ -85,7 +77,7 @@ class RunScreen:
 
     def _picture(self) -> Group:
         width, height = self._console.size
-        below = len(summary_lines(self._record, self._doing, self._on_its_way))
+        below = len(summary_lines(self._record, self._doing))
         # The heading takes two lines, and the cursor one.
         rows = max(1, min(ROWS, height - below - 3))
-        return run_picture(self._record, width=width, rows=rows, doing=self._doing, on_its_way=self._on_its_way)
+        return run_picture(self._record, width=width, rows=rows, doing=self._doing)

@@ -64,11 +64,9 @@ COLUMNS: Final = (
 )
 
 
-def run_picture(
-    record: RunRecord, *, width: int, rows: int = ROWS, doing: str = "", on_its_way: str | None = None
-) -> Group:
-    """The live screen, ``width`` characters wide. ``on_its_way``: a version that is being published."""
-    return Group(steps_table(record.steps[-rows:], width), *map(_line, summary_lines(record, doing, on_its_way)))
+def run_picture(record: RunRecord, *, width: int, rows: int = ROWS, doing: str = "") -> Group:
+    """The live screen, ``width`` characters wide."""
+    return Group(steps_table(record.steps[-rows:], width), *map(_line, summary_lines(record, doing)))
 
 
 def steps_table(steps: Sequence[StepEvent], width: int) -> Table:
@@ -95,12 +93,10 @@ def _fitting(steps: Sequence[StepEvent], width: int) -> list[Column]:
     return [column for column in COLUMNS if column.name in chosen]
 
 
-def summary_lines(record: RunRecord, doing: str = "", on_its_way: str | None = None) -> list[str]:
+def summary_lines(record: RunRecord, doing: str = "") -> list[str]:
     """The lines below the table; an alarm's line begins with ``ALARM``."""
     newest_version = _publication(record.publications[-1]) if record.publications else "-"
     lines = [f"reward      {_rewards(record.steps)}", f"version     {newest_version}"]
-    if on_its_way is not None:
-        lines.append(f"on its way  {on_its_way}")
     if record.evaluations:
         lines.append(f"evaluation  {_evaluation(record.evaluations[-1])}")
     newest = {probe.engine: probe for probe in record.probes}
