@@ -65,12 +65,12 @@ class Desk:
 
     def answer(self, worker: str, version: Version, scored: Callable[[ProbeSet], np.ndarray]) -> bool:
         """A worker scores the set with its engine, if the ledger wants that."""
-        who = worker.encode()
-        if (probe_set := self.desk.take(who, version, 0.0)) is None:
+        worker_id = worker.encode()
+        if (probe_set := self.desk.take(worker_id, version, 0.0)) is None:
             return False
         scores = scored(probe_set).tobytes()
         id = next(self.numbers).to_bytes(16, "big")
-        return self.desk.answer(who, probe_set.id, Scored(id, worker, "vllm:e", version, scores))
+        return self.desk.answer(worker_id, probe_set.id, Scored(id, worker, "vllm:e", version, scores))
 
 
 class Engine:

@@ -52,7 +52,7 @@ def test_a_peer_that_falls_behind_is_moved_at_once():
                 ident(name), 4.0 + version, 10 * RATED_BYTES, 8 * 10 * RATED_BYTES / (40e6 if name in "eg" else 100e6)
             )
         members.replan(4.5 + version)
-    assert members.plan.depth_of(ident("e")) >= 6, "who stays slow is last"
+    assert members.plan.depth_of(ident("e")) >= 6, "a peer that stays slow is last"
     assert members.plan.leaves == set()
     assert not members.detached
 
@@ -160,7 +160,7 @@ def test_repairs_between_broadcasts_come_at_growing_intervals():
     stray()
     assert members.repair(100.0)
     stray()
-    assert not members.repair(100.0 + 2 * REPAIR_S - 0.1), "who cannot reach its parent must not be sent there for ever"
+    assert not members.repair(100.0 + 2 * REPAIR_S - 0.1), "it cannot reach its parent there"
     assert members.repair(100.0 + 2 * REPAIR_S)
     stray()
     members.begin_version()

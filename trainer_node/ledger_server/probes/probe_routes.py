@@ -67,8 +67,8 @@ class ProbeRoutes:
         session, version = form.hexadecimal("session", ID_BYTES), form.version("served")
         manifest = form.hexadecimal("manifest", HASH_BYTES)
         # Without a learner that probes, no request reads the database.
-        who = None if self._desk.probe_set is None else await self._prober(session, version, manifest)
-        found = None if who is None else self._desk.take(who[0], version, self._clock())
+        prober = None if self._desk.probe_set is None else await self._prober(session, version, manifest)
+        found = None if prober is None else self._desk.take(prober[0], version, self._clock())
         return _packed({} if found is None else {"set": found.id, "sequences": found.sequences})
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
@@ -77,10 +77,10 @@ class ProbeRoutes:
         manifest, probe_set = form.hexadecimal("manifest", HASH_BYTES), form.hexadecimal("set", ID_BYTES)
         engine, scores = form.text("engine", limits.MAX_ENGINE_NAME, 1), _scores(form, self._desk.probe_set)
         await self._learn({version})
-        who = await self._prober(session, version, manifest)
-        if who is None:
+        prober = await self._prober(session, version, manifest)
+        if prober is None:
             raise RefusedError(f"version {version} is not known with this manifest")
-        worker, name = who
+        worker, name = prober
         wanted = self._desk.answer(worker, probe_set, Scored(os.urandom(16), name, engine, version, scores))
         return web.json_response({"wanted": wanted})
 
