@@ -12,6 +12,7 @@ import pytest
 from netem.emulation import doctor
 from netem.emulation.doctor import Check, backends, chosen
 from netem.emulation.namespaces import NEEDED
+from p2pcast.errors import UsageError
 
 ALL = ("root", "namespaces", "veth", "bridge", "tbf", "netem", "bbr", "user-mode-linux")
 
@@ -127,6 +128,15 @@ def test_user_mode_linux_needs_its_modules(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "modules" / "6.1.7" / name).touch()
     (whole,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]
     assert whole.ok
+
+    def refused() -> bool:
+        raise UsageError("user-mode Linux does not accept paths with blanks")
+
+    for answer, why in ((lambda: False, "no room for the registers"), (refused, "paths with blanks")):
+        monkeypatch.setattr(doctor, "runs_programs", answer)
+        (unfit,) = [c for c in doctor.probe() if c.name == "user-mode-linux"]
+        assert not unfit.ok
+        assert why in unfit.reason
 
 
 def test_broken_program_fails_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
