@@ -2,9 +2,8 @@
 hub has stored the version, beside a memcpy of the state's bytes in the same run.
 
 The hub is a separate process on loopback. The caller makes the publisher, since this package may not import the
-trainer's. Tensors are square matrices on the CPU; a step moves about 1 % of the bf16 values, as with RL's learning
-rates. Memcpy and snapshots take turns, with the same number of threads, into memory that was written before; medians
-are compared.
+trainer's. Tensors are square matrices; a step moves about 1 % of the bf16 values, as with RL's learning rates. Memcpy
+and snapshots take turns, on the same device, into memory that was written before; medians are compared.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from netem.bench.bench_device import device_name, settle, torch_device
 from netem.demo.processes import Processes, free_port
 from p2pcast.errors import RetryableError
 
@@ -37,10 +37,13 @@ MakePublisher = Callable[[str, Path], Any]
 Tensors = dict[str, torch.Tensor]
 
 
-def bench_publish(make_publisher: MakePublisher, state_bytes: int, steps: int, *, side: int = SIDE) -> dict[str, Any]:
-    """``state_bytes`` of bf16, in matrices of ``side`` × ``side``. Needs 6 × that in memory. Raises LocalError,
-    RetryableError.
+def bench_publish(
+    make_publisher: MakePublisher, state_bytes: int, steps: int, *, side: int = SIDE, device: str | None = None
+) -> dict[str, Any]:
+    """``state_bytes`` of bf16, in matrices of ``side`` × ``side``. ``device``: None for the GPU if there
+    is one, otherwise the CPU. Needs 6 × that in memory. Raises LocalError, RetryableError.
     """
+    where = torch_device(device)
     count = max(1, state_bytes // (2 * side * side))
     rows: list[dict[str, Any]] = []
     with (
@@ -51,10 +54,12 @@ def bench_publish(make_publisher: MakePublisher, state_bytes: int, steps: int, *
         hub, token = _hub(processes, Path(folder), Path(shadow))
         for name, dtype in (("fp32 masters → bf16", torch.float32), ("bf16 → bf16", torch.bfloat16)):
             torch.manual_seed(0)
-            tensors = {f"layers.{k}.weight": torch.randn(side, side).mul_(0.02).to(dtype) for k in range(count)}
+            tensors = {
+                f"layers.{k}.weight": torch.randn(side, side, device=where).mul_(0.02).to(dtype) for k in range(count)
+            }
             with make_publisher(hub, token) as publisher:
                 rows.append({"row": name, **_measure(publisher, tensors, len(rows) * (WARM_STEPS + steps), steps)})
-    return {"state_bytes": 2 * count * side * side, "steps": steps, "threads": torch.get_num_threads(), "rows": rows}
+    return {"state_bytes": 2 * count * side * side, "steps": steps, "device": device_name(where), "rows": rows}
 
 
 def _hub(processes: Processes, folder: Path, shadow: Path) -> tuple[str, Path]:
@@ -89,9 +94,11 @@ def _measure(publisher: Any, tensors: Tensors, first_step: int, steps: int) -> d
     last = None
     for turn in range(WARM_STEPS + steps):
         _train(tensors, turn)
+        settle(published[0].device)
         begin = time.perf_counter()
         for target, source in zip(copies, published, strict=True):
             target.copy_(source)
+        settle(published[0].device)
         copied = time.perf_counter()
         handle = publisher.publish(first_step + turn + 1, tensors)
         called = time.perf_counter()
@@ -120,10 +127,12 @@ def _measure(publisher: Any, tensors: Tensors, first_step: int, steps: int) -> d
 
 def _train(tensors: Tensors, turn: int) -> None:
     """The changes of one step."""
-    generator = torch.Generator().manual_seed(turn)
     for tensor in tensors.values():
+        generator = torch.Generator(tensor.device).manual_seed(turn)
         if tensor.dtype == torch.bfloat16:
-            moved = torch.randint(tensor.numel(), (int(SHARE * tensor.numel()),), generator=generator)
+            moved = torch.randint(
+                tensor.numel(), (int(SHARE * tensor.numel()),), generator=generator, device=tensor.device
+            )
             tensor.view(torch.int16).view(-1)[moved] += 1
         else:
-            tensor.mul_(torch.randn(tensor.shape, generator=generator).mul_(MOVED).add_(1))
+            tensor.mul_(torch.randn(tensor.shape, generator=generator, device=tensor.device).mul_(MOVED).add_(1))

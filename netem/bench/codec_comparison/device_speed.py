@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from netem.bench.bench_device import device_name, settle, torch_device
 from p2pcast import limits
 from p2pcast.device import RUN_BYTES, class_ranks, compare, digest_row
 
@@ -35,7 +36,7 @@ def bench_device(state_bytes: int, rounds: int, *, device: str | None = None) ->
     """``state_bytes`` of bf16 on ``device`` (None: the GPU, if there is one). Takes 3 × that of its memory, and half as
     much for work.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = torch_device(device)
     words = max(1, state_bytes // 2)
     old, new = _states(words, where)
     spare = torch.empty_like(old)
@@ -56,9 +57,7 @@ def bench_device(state_bytes: int, rounds: int, *, device: str | None = None) ->
                 taken[name].append(seconds)
     medians = {name: statistics.median(row) for name, row in taken.items()}
     return {
-        "device": torch.cuda.get_device_name(where)
-        if where.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads",
+        "device": device_name(where),
         "state_bytes": 2 * words,
         "changed": places.numel(),
         "params": words,
@@ -115,13 +114,8 @@ def _ranks(row: torch.Tensor, places: torch.Tensor) -> None:
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
-    _settle(device)
+    settle(device)
     begin = time.perf_counter()
     work()
-    _settle(device)
+    settle(device)
     return time.perf_counter() - begin
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 from rich.table import Table
@@ -15,22 +16,30 @@ from p2pcast.cli.options import console, documented, written
 @click.option(
     "--steps", type=click.IntRange(1), default=5, help="Number of measured versions, after two warm-up versions."
 )
+@click.option("--device", help="torch device, such as cuda:1 or cpu.  [default: the GPU if any, otherwise the CPU]")
+@click.option(
+    "--previous",
+    type=click.Choice(["gpu", "cpu"]),
+    default="gpu",
+    help="Where the publisher keeps its two states of a model on a GPU: there, or in the host's memory.",
+)
 @documented
-def publish(mib: int, steps: int, as_json: bool, output: Path | None) -> None:
+def publish(
+    mib: int, steps: int, device: str | None, previous: Literal["gpu", "pinned"], as_json: bool, output: Path | None
+) -> None:
     """Measure the time that publishing live tensors adds to a training step, beside a memcpy of the state."""
     from netem.bench.publish_cost import bench_publish
     from trainer_node import Publisher
 
     side = 2048 if mib >= 8 else 512
-    result = bench_publish(lambda hub, token: Publisher(hub, token_file=token), mib << 20, steps, side=side)
+
+    def make(hub: str, token: Path) -> Publisher:
+        return Publisher(hub, token_file=token, previous=previous)
+
+    result = bench_publish(make, mib << 20, steps, side=side, device=device)
     if written(result, output, as_json=as_json):
         return
-    table = Table(
-        title=(
-            f"{result['state_bytes'] / 2**20:.0f} MiB of bf16 on the CPU, {result['threads']} threads, median of "
-            f"{steps}"
-        )
-    )
+    table = Table(title=(f"{result['device']}: {result['state_bytes'] / 2**20:.0f} MiB of bf16, median of {steps}"))
     for title in (
         "tensors",
         "changed",

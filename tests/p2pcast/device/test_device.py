@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from p2pcast.codec.digest import digest, digest_change, word_dtype
 from p2pcast.codec.layout import Cell
 from p2pcast.device import class_ranks, compare, device_ranks, digest_box, digest_row, to_int, words_of
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 WIDTHS = (1, 2, 4, 8)
 SHIFTS = [(1, 3), (1, 4), (2, 8), (2, 11), (4, 24), (8, 56)]
@@ -30,7 +33,7 @@ def tensor(words: np.ndarray) -> torch.Tensor:
         torch.frombuffer(bytearray(words), dtype=kinds[words.itemsize])
         if words.size
         else torch.zeros(0, dtype=kinds[words.itemsize])
-    )
+    ).to(DEVICE)
 
 
 def test_only_this_package_needs_torch():
@@ -103,7 +106,7 @@ def test_compare_finds_changes_part_by_part(width):
 
 
 def test_compare_returns_none_above_its_share():
-    old = torch.zeros(1600, dtype=torch.int16)
+    old = torch.zeros(1600, dtype=torch.int16, device=DEVICE)
     new = old.clone()
     new[:100] = 1
     assert compare(old, new, [(0, 1600)], 16) is not None
@@ -139,11 +142,11 @@ def test_class_ranks_match_plain_counting(monkeypatch, width, shift, share, coun
         words = draw.normal(0, 0.02, count).astype(np.float16 if shift == 11 else np.float32)
         words = words.view(np.uint16) if shift == 11 else (words.view(np.uint32) >> 16).astype(np.uint16)
     positions = np.flatnonzero(draw.random(count) < share)
-    found, classes = class_ranks(tensor(words), torch.from_numpy(positions), shift, *window)
+    found, classes = class_ranks(tensor(words), torch.from_numpy(positions).to(DEVICE), shift, *window)
     assert (found.tolist(), classes.tolist()) == reference_ranks(words, positions, shift, *window)
 
 
 def test_words_keep_their_bits():
-    row = torch.tensor([float("nan"), -0.0, float("inf")], dtype=torch.bfloat16)
+    row = torch.tensor([float("nan"), -0.0, float("inf")], dtype=torch.bfloat16, device=DEVICE)
     assert words_of(row).tolist() == [0x7FC0, -0x8000, 0x7F80]
     assert words_of(row.view(torch.uint8)).dtype == torch.uint8

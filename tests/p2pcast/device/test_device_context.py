@@ -16,6 +16,9 @@ from p2pcast.codec.layout import Cell
 from p2pcast.device import Changes, encode_context_on_device
 from p2pcast.device.device_ranks import census
 from p2pcast.device.words import SIGNED
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 WIDTHS = (1, 2, 4, 8)
 
@@ -44,9 +47,8 @@ def a_change(width: int, count: int, share: float, seed: int) -> tuple[np.ndarra
 
 
 def row_of(words: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(words.view(f"<i{words.itemsize}") if words.itemsize > 1 else words.copy()).view(
-        SIGNED[words.itemsize]
-    )
+    row = torch.from_numpy(words.view(f"<i{words.itemsize}") if words.itemsize > 1 else words.copy())
+    return row.view(SIGNED[words.itemsize]).to(DEVICE)
 
 
 def agree(cell: Cell, old: np.ndarray, changes: Changes, steps: np.ndarray) -> bool:

@@ -22,14 +22,17 @@ from rollout_node.in_engine.install_proof import equal_elements, mapped_elements
 from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_audit import compare
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 
 class Toy(torch.nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.rank = rank
-        self.down = torch.nn.Parameter(torch.zeros(8, 6, dtype=torch.bfloat16), requires_grad=False)
-        self.norm = torch.nn.Parameter(torch.zeros(9), requires_grad=False)
+        self.down = torch.nn.Parameter(torch.zeros(8, 6, dtype=torch.bfloat16, device=DEVICE), requires_grad=False)
+        self.norm = torch.nn.Parameter(torch.zeros(9, device=DEVICE), requires_grad=False)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         for name, w in weights:

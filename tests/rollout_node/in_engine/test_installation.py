@@ -16,6 +16,9 @@ from rollout_node.in_engine.installation import Installation
 from rollout_node.in_engine.loader_recording import record
 from rollout_node.in_engine.shadow_reader import ShadowReader
 from rollout_node.in_engine.weight_audit import compare, digests
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 BF16, F32 = torch.bfloat16, torch.float32
 SHAPES = {
@@ -66,14 +69,14 @@ class Toy(torch.nn.Module):
 
 
 def bits(model: torch.nn.Module) -> dict[str, bytes]:
-    return {n: p.detach().contiguous().view(torch.uint8).numpy().tobytes() for n, p in model.named_parameters()}
+    return {n: p.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes() for n, p in model.named_parameters()}
 
 
 def loaded(run: Any, rank: int = 0) -> Toy:
     """The model of a freshly started engine."""
     from safetensors.torch import load_file
 
-    toy = Toy(rank)
+    toy = Toy(rank).to(DEVICE)
     toy.load_weights(load_file(run.shadow.path).items())
     return toy
 
@@ -96,7 +99,7 @@ def run(make_run: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def there(run: Any) -> tuple[Toy, Installation]:
-    toy = Toy()
+    toy = Toy().to(DEVICE)
     installation = Installation(toy, run.layout, [], reload_all)
     go(installation, run)
     return toy, installation
@@ -110,7 +113,7 @@ def go(installation: Installation, run: Any) -> str:
 
 
 def test_recording_writes_nothing_and_finds_transformed_tensors(run: Any) -> None:
-    toy = Toy()
+    toy = Toy().to(DEVICE)
     before = bits(toy)
     mapping, storages, unreached = record(toy, run.layout)
     assert bits(toy) == before
@@ -125,7 +128,7 @@ def test_recording_writes_nothing_and_finds_transformed_tensors(run: Any) -> Non
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_dense_and_sparse_installs_equal_a_fresh_engine(run: Any, rank: int) -> None:
-    toy = Toy(rank)
+    toy = Toy(rank).to(DEVICE)
     pointers = [p.data_ptr() for p in toy.parameters()]
     installation = Installation(toy, run.layout, [], reload_all)
     assert go(installation, run) == "dense"
@@ -167,7 +170,7 @@ def test_chain_is_undone_value_by_value(make_run: Callable[..., Any]) -> None:
             super().__init__()
             del self.scale, self.cast, self.decay
 
-    toy = Plain()
+    toy = Plain().to(DEVICE)
     installation = Installation(toy, layout, [], reload_all)
     go(installation, run)
     installation.finish()
@@ -252,7 +255,7 @@ def test_model_with_parameters_outside_the_layout_is_refused(run: Any) -> None:
 
     layout = Layout([Tensor(n, *SHAPES[n]) for n in ("embed", "q", "k", "down", "transposed", "norm")])
     with pytest.raises(IntegrityError, match=r"reaches 1 .*extra"):
-        Installation(Larger(), layout, [], reload_all)
+        Installation(Larger().to(DEVICE), layout, [], reload_all)
 
 
 def test_audit_sums_ranks_and_counts_replicas_once(run: Any) -> None:
@@ -273,7 +276,7 @@ def test_audit_sums_ranks_and_counts_replicas_once(run: Any) -> None:
 
 
 def test_models_with_derived_parts_are_installed_whole(run: Any) -> None:
-    installation = Installation(Toy(), run.layout, ["experts: arranged for something else"], reload_all)
+    installation = Installation(Toy().to(DEVICE), run.layout, ["experts: arranged for something else"], reload_all)
     installation.held = run.version
     run.step(1)
     how = installation.prepare(run.files, run.version, never)

@@ -10,6 +10,9 @@ import torch
 from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.in_engine.loader_recording import record
 from rollout_node.in_engine.weight_mapping import Mapping
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
 LAYOUT = Layout([Tensor(name, "BF16", (2, 3)) for name in ("a", "b", "c")])
@@ -21,8 +24,8 @@ class Two(torch.nn.Module):
 
     def __init__(self, load: Callable[[Two, Tensors], object]) -> None:
         super().__init__()
-        self.ab = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16), requires_grad=False)
-        self.c = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16), requires_grad=False)
+        self.ab = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.bfloat16, device=DEVICE), requires_grad=False)
+        self.c = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16, device=DEVICE), requires_grad=False)
         self.calls = 0
         self._load = load
 

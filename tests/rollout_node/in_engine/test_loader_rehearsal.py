@@ -11,6 +11,9 @@ from p2pcast.codec.layout import Layout, Tensor
 from rollout_node.in_engine.loader_recording import Storages, record
 from rollout_node.in_engine.loader_rehearsal import Span, Verdict, rehearse
 from rollout_node.in_engine.weight_audit import compare
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 Load = Callable[[torch.nn.Parameter, torch.Tensor], object]
 
@@ -18,7 +21,7 @@ Load = Callable[[torch.nn.Parameter, torch.Tensor], object]
 class One(torch.nn.Module):
     def __init__(self, load: Load, *shape: int, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.w = torch.nn.Parameter(torch.ones(shape).to(dtype), requires_grad=False)
+        self.w = torch.nn.Parameter(torch.ones(shape, device=DEVICE).to(dtype), requires_grad=False)
         self._load = load
 
     def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:

@@ -17,6 +17,9 @@ from rollout_node.in_engine.dense_install import install_dense
 from rollout_node.in_engine.loader_recording import Storages
 from rollout_node.in_engine.staged_version import stage
 from rollout_node.in_engine.weight_mapping import Block, Mapping
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 LAYOUT = Layout([Tensor("w", "BF16", (4, 8))])
 (CELL,) = LAYOUT.cells
@@ -40,7 +43,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 @pytest.fixture
 def model() -> Model:
-    return Model()
+    return Model().to(DEVICE)
 
 
 @pytest.fixture

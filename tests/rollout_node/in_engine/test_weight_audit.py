@@ -1,4 +1,4 @@
-"""Digests of live weights on their device equal those of the host's kernels. torch's CPU stands in for a device."""
+"""Digests of live weights on their device equal those of the host's kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from rollout_node.in_engine import weight_audit
 from rollout_node.in_engine.weight_audit import digest_in_place, digest_on_host
 from rollout_node.in_engine.weight_mapping import Block
+from tests.tensor_device import DEVICE
+
+pytestmark = pytest.mark.device
 
 DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
@@ -33,7 +36,7 @@ def test_digest_of_shards_of_rows_and_columns(dtype, rows, columns, wide, chunk,
     block = Block.of(start, (rows, columns), (columns + wide, 1), 0, 5, to)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weight_audit, "_CHUNK_WORDS", chunk)
-        assert digest_in_place(3, block, words) == digest_on_host(3, block, words)
+        assert digest_in_place(3, block, words.to(DEVICE)) == digest_on_host(3, block, words)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,4 +47,4 @@ def test_digest_of_whole_and_single_element_blocks(dtype):
         Block.of(0, (1,), (1,), 0, 9, (1,)),
         Block.of(3, (20,), (11,), 0, 9, (2,)),
     ):
-        assert digest_in_place(0, block, words) == digest_on_host(0, block, words)
+        assert digest_in_place(0, block, words.to(DEVICE)) == digest_on_host(0, block, words)

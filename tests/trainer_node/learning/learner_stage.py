@@ -15,6 +15,7 @@ from netem.rollouts.own_sampler import batch_of, sampled_groups
 from netem.rollouts.small_model import SmallModel, write_small_model
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.version import Version
+from tests.tensor_device import DEVICE
 from trainer_node.learning.exports import Exports
 from trainer_node.learning.learner import Cadence, Learner
 from trainer_node.learning.learner_model import LearnerModel
@@ -36,7 +37,7 @@ class KilledError(Exception):
     """The learner died here."""
 
 
-ALONE = TrainerRanks(0, 1, torch.device("cpu"))
+ALONE = TrainerRanks(0, 1, DEVICE)
 
 
 def small_folder(folder: Path, **changes: Any) -> Path:
@@ -124,9 +125,9 @@ class MemoryHub:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy, gathered from all ranks."""
+    """A copy in the host's memory, gathered from all ranks."""
     found = tensor.detach()
-    return found.full_tensor().clone() if isinstance(found, DTensor) else found.clone()
+    return (found.full_tensor() if isinstance(found, DTensor) else found).to("cpu", copy=True)
 
 
 class Lines:

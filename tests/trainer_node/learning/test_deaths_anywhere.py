@@ -22,6 +22,8 @@ from tests.trainer_node.ledger.crash_points import Point, memory_folder
 from trainer_node.learning import publications
 from trainer_node.sdk import hub_connection
 
+pytestmark = pytest.mark.device
+
 OFTEN, OFTEN_BY_MACHINE = 8, 3
 """Deaths of the hub at one kind of step, spread over the run."""
 PARTS = 16

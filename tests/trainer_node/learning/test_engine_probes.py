@@ -37,6 +37,8 @@ from trainer_node.ledger_server.probes.probe_desk import ProbeDesk, Scored, Verd
 from trainer_node.sdk.batch_client import RolloutBatch
 from trainer_node.sdk.probe_client import EngineScores, ProbeVerdict
 
+pytestmark = pytest.mark.device
+
 Words = dict[str, torch.Tensor]
 OLD = 20
 """Versions by which the wrong tensor of an engine lags."""

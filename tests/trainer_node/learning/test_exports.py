@@ -26,6 +26,8 @@ from trainer_node.learning.exports import GENERATION, Exports
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.sdk.batch_client import RolloutBatch
 
+pytestmark = pytest.mark.device
+
 Played = tuple[Path, list[RolloutBatch]]
 
 

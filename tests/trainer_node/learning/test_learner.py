@@ -30,6 +30,8 @@ from trainer_node.sdk.batch_client import Finished, RolloutBatch, Wait
 from trainer_node.sdk.hub_connection import Durable
 from trainer_node.sdk.publication_handle import Handle
 
+pytestmark = pytest.mark.device
+
 BOUNDARIES = 60
 """More than one undisturbed run has."""
 

@@ -1,4 +1,4 @@
-"""The learner on two ranks that torchrun starts, sharded by FSDP2: real processes, with gloo between them."""
+"""The learner on ranks that torchrun starts, sharded by FSDP2: real processes, with gloo or NCCL between them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from netem.demo.processes import Processes
 from netem.rollouts.small_model import SmallModel, write_small_model
+from tests.tensor_device import CUDA
 from tests.trainer_node.learning.learner_ranks import PROBE_SET, SUMS_MODEL, Plan, warm
 from tests.trainer_node.learning.learner_stage import (
     ALONE,
@@ -38,6 +39,7 @@ from trainer_node.sdk.batch_client import RolloutBatch
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 400
+RANKS = torch.cuda.device_count() if CUDA else 2
 TOLERANCE = 1e-4
 """Largest difference of losses, relative to 1. Ranks add the same float32 terms in another order; AdamW's first updates
 turn that into changes of up to the learning rate, for weights whose gradient is all rounding.
@@ -61,7 +63,7 @@ def plan(model_folder: Path, played: list[RolloutBatch]) -> Plan:
     return Plan(str(model_folder), str(file))
 
 
-def on_ranks(folder: Path, plan: Plan, ranks: int = 2) -> tuple[int, list[dict[str, Any]], str]:
+def on_ranks(folder: Path, plan: Plan, ranks: int = RANKS) -> tuple[int, list[dict[str, Any]], str]:
     """torchrun's exit code, what each rank said, and what all wrote."""
     file = folder / "plan.json"
     file.write_text(json.dumps(asdict(plan)))
@@ -79,7 +81,7 @@ def on_ranks(folder: Path, plan: Plan, ranks: int = 2) -> tuple[int, list[dict[s
     return done.returncode, [json.loads(each.read_text()) if each.exists() else {} for each in said], wrote
 
 
-def all_well(folder: Path, plan: Plan, ranks: int = 2) -> list[dict[str, Any]]:
+def all_well(folder: Path, plan: Plan, ranks: int = RANKS) -> list[dict[str, Any]]:
     code, said, wrote = on_ranks(folder, plan, ranks)
     assert code == 0, wrote[-3000:]
     return said
@@ -101,7 +103,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> Path:
     return folder
 
 
-def test_two_ranks_have_the_losses_of_one_process(
+@pytest.mark.device
+def test_ranks_have_the_losses_of_one_process(
     tmp_path: Path, undisturbed: Path, model_folder: Path, played: list[RolloutBatch]
 ) -> None:
     hub = MemoryHub()
@@ -118,12 +121,13 @@ def test_two_ranks_have_the_losses_of_one_process(
     assert equal(load_file(exported / "model.safetensors"), weights)
 
 
-@pytest.mark.prove  # test_two_ranks_have_the_losses_of_one_process is the sample
+@pytest.mark.device
+@pytest.mark.prove  # test_ranks_have_the_losses_of_one_process is the sample
 def test_ranks_resume_from_a_sharded_checkpoint_exactly(tmp_path: Path, plan: Plan, undisturbed: Path) -> None:
     stopped = all_well(tmp_path, replace(plan, stop_at=3))
-    assert [said["step"] for said in stopped] == [3, 3]
+    assert [said["step"] for said in stopped] == [3] * RANKS
     resumed = all_well(tmp_path, plan)
-    assert [said["step"] for said in resumed] == [STEPS, STEPS]
+    assert [said["step"] for said in resumed] == [STEPS] * RANKS
     whole_run = json.loads((undisturbed / "said_0.json").read_text())["losses"]
     assert stopped[0]["losses"] + resumed[0]["losses"] == whole_run, "bit for bit"
     assert equal(last_version(tmp_path), last_version(undisturbed))
@@ -171,6 +175,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield Run(tmp_path, Path(tmpfs), processes)
 
 
+@pytest.mark.device
 @pytest.mark.prove
 def test_peers_install_the_weights_that_torch_gathers(run: Run, plan: Plan) -> None:
     run.hub_up(plan.model)

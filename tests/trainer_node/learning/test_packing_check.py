@@ -15,6 +15,8 @@ from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.learner_startup import model_of
 from trainer_node.learning.packing_check import packing_error
 
+pytestmark = pytest.mark.device
+
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(
         vocab_size=101,

@@ -9,20 +9,22 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tests.tensor_device import DEVICE
 from tests.trainer_node.learning.example_rows import row
 from tests.trainer_node.learning.largest_tensor import LargestTensor
+from tests.trainer_node.learning.learner_stage import ALONE
 from tests.trainer_node.learning.tiny_model import tiny_model
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.objective import token_scores
 from trainer_node.learning.objective.micro_batches import MicroBatch, Packing, deal, micro_batches
 from trainer_node.learning.objective.token_scores import TokenScores, scores_of_hidden, scores_of_logits
-from trainer_node.learning.trainer_ranks import TrainerRanks
+
+pytestmark = pytest.mark.device
 
 LN = math.log
 F64 = torch.float64
 TOKENS = 8192
 """Vocabulary of models: positions x vocabulary are more elements than anything else has."""
-ALONE = TrainerRanks(0, 1, torch.device("cpu"))
 
 
 def plain(logits: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor) -> TokenScores:
@@ -174,12 +176,13 @@ def test_model_scores_as_its_own_logits_do(folders: dict[str, Path], name: str, 
         gradients = {key: p.grad.clone() for key, p in model.parameters.items()}
         model.module.zero_grad()
         logits = model.module(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            attention_mask=batch.attention_mask,
+            input_ids=batch.input_ids.to(DEVICE),
+            position_ids=batch.position_ids.to(DEVICE),
+            attention_mask=None if batch.attention_mask is None else batch.attention_mask.to(DEVICE),
             use_cache=False,
         ).logits
-        expected = plain(logits.flatten(0, 1)[batch.logit_positions], batch.targets, batch.temperatures)
+        at_targets = logits.flatten(0, 1)[batch.logit_positions.to(DEVICE)]
+        expected = plain(at_targets, batch.targets.to(DEVICE), batch.temperatures.to(DEVICE))
         for values, wanted in zip(found, expected, strict=True):
             torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-5)
         expected.logprobs.sum().backward()

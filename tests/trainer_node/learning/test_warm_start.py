@@ -15,11 +15,14 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.tasks.sums import Sums
 from p2pcast.tasks.task import Demonstration
 from p2pcast.tasks.task_loader import load_task
+from tests.trainer_node.learning.learner_stage import ALONE
 from tests.trainer_node.learning.tiny_model import logprobs_of
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, SftTable
 from trainer_node.learning.learner_model import LearnerModel
 from trainer_node.learning.trained_weights import OptimizerOptions, TrainedWeights
-from trainer_node.learning.warm_start import ALONE, WarmStartOptions, start, warm_start
+from trainer_node.learning.warm_start import WarmStartOptions, start, warm_start
+
+pytestmark = pytest.mark.device
 
 TASK = Sums(digits=1, held_out=20)
 

@@ -245,11 +245,10 @@ class States:
         """Names of tensors that are not the same bits."""
 
         def bits(tensor: torch.Tensor | None) -> Any:
-            return (
-                None
-                if tensor is None
-                else (tensor.dtype, tensor.shape, bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
-            )
+            if tensor is None:
+                return None
+            words = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+            return tensor.dtype, tensor.shape, bytes(words.numpy())
 
         return sorted(n for n in one.keys() | other.keys() if bits(one.get(n)) != bits(other.get(n)))
 

@@ -1,4 +1,4 @@
-"""A publisher that keeps its states on a device: torch's CPU stands for one. Real hub, real peer."""
+"""A publisher that keeps its states on a device, for which torch's CPU stands by default. Real hub, real peer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from p2pcast.codec.cell import CONTEXT, FLAT
+from tests.tensor_device import DEVICE
 from trainer_node import Publisher
 from trainer_node.sdk import encode, publisher, send
 from trainer_node.sdk.snapshot import Rooms
+
+pytestmark = pytest.mark.device
 
 DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "c": torch.float32, "d": torch.float8_e4m3fn, "e": torch.int64}
 
@@ -17,9 +20,7 @@ DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "c": torch.float32, "d": tor
 def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch, codec, sent):
     """Several parts a run, several runs; few words change, then many, then none."""
     monkeypatch.setattr(
-        publisher,
-        "Rooms",
-        lambda slots, segments, _, *, pinned: Rooms(slots, segments, torch.device("cpu"), pinned=pinned),
+        publisher, "Rooms", lambda slots, segments, _, *, pinned: Rooms(slots, segments, DEVICE, pinned=pinned)
     )
     monkeypatch.setattr(encode, "RUN_BYTES", 70_000)
     runs = []
@@ -33,7 +34,7 @@ def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch, codec
         send, "_cell", lambda serial, part, codec, *rest: coded.append(codec) or cell(serial, part, codec, *rest)
     )
     draw = torch.Generator().manual_seed(0)
-    live = {name: torch.randn(150, 101, generator=draw).to(dtype) for name, dtype in DTYPES.items()}
+    live = {name: torch.randn(150, 101, generator=draw).to(DEVICE, dtype) for name, dtype in DTYPES.items()}
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
     run.hub_up(checkpoints, "--codec", codec)
@@ -43,7 +44,7 @@ def test_versions_compared_on_a_device(run, states, tmp_path, monkeypatch, codec
         for step, share in enumerate((0.0, 0.01, 0.6, 0.0)):
             for tensor in live.values():
                 words = tensor.view(-1).view(torch.uint8).view(-1, tensor.itemsize)
-                words[torch.rand(words.shape[0], generator=draw) < share, 0] ^= 1
+                words[(torch.rand(words.shape[0], generator=draw) < share).to(DEVICE), 0] ^= 1
             handle = trainer.publish(step, live)
             handle.wait_live(1.0)
             changed.append(handle.durable.changed)

@@ -13,9 +13,12 @@ from p2pcast.codec.codec_prediction import Choice
 from p2pcast.codec.digest import word_dtype
 from p2pcast.codec.encode_cell import encode_as_chosen
 from p2pcast.codec.layout import Cell, Tensor
+from tests.tensor_device import DEVICE
 from trainer_node.sdk.encode import Compared, codec_of, encode_on_device
 from trainer_node.sdk.snapshot import Rooms, slots_for
 from trainer_node.sdk.tensors import TORCH_DTYPES
+
+pytestmark = pytest.mark.device
 
 WORDS = 50_000
 
@@ -32,7 +35,7 @@ def states(width: int, share: float, seed: int = 0, words: int = WORDS) -> tuple
 def tensor(words: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
     """As a part lies in a room: bytes seen as some dtype."""
     kinds = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-    return torch.from_numpy(words.copy()).view(torch.uint8).view(dtype or kinds[words.itemsize])
+    return torch.from_numpy(words.copy()).view(torch.uint8).view(dtype or kinds[words.itemsize]).to(DEVICE)
 
 
 def check(
@@ -86,11 +89,11 @@ def test_every_dtype(name):
 
 def test_nans_and_zeros_are_bits():
     """As numbers, -0.0 equals 0.0 and NaN differs from NaN; as bits, -0.0 differs from 0.0 and NaN equals NaN."""
-    old = torch.tensor([0.0, float("nan"), 1.0] * 100, dtype=torch.bfloat16)
+    old = torch.tensor([0.0, float("nan"), 1.0] * 100, dtype=torch.bfloat16, device=DEVICE)
     new = old.clone()
     new[0] = -0.0
     cell = Cell(0, 0, 0, 300, 2, 0)
-    before = digest(old.view(torch.int16).numpy().view(np.uint16), cell)
+    before = digest(old.view(torch.int16).cpu().numpy().view(np.uint16), cell)
     found = encode_on_device(cell, old, new, before)
     assert found is not None
     assert found.changed == 1
@@ -121,7 +124,7 @@ def test_parts_compared_together_match_parts_compared_alone(run_bytes, codec):
     cells = [Cell(k, k, 7 * k, words, width, 0) for k, (words, width, _) in enumerate(sizes)]
     shares = [0.0 if k % 5 == 1 else 1.0 if k == 7 else 0.01 for k in range(25)]
     pairs = [states(width, shares[k], k, words) for k, (words, width, _) in enumerate(sizes)]
-    rooms = Rooms(slots, segments, torch.device("cpu"), pinned=False)
+    rooms = Rooms(slots, segments, DEVICE, pinned=False)
     for side in (0, 1):
         rooms.next._segments[0].random_()
         for slot, pair in zip(slots, pairs, strict=True):

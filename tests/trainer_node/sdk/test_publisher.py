@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from p2pcast.errors import RefusedError, RetryableError, UsageError
+from tests.tensor_device import CUDA, DEVICE
 from trainer_node import Publisher
 from trainer_node.sdk import publisher as publisher_module
+
+pytestmark = pytest.mark.device
 
 
 @pytest.fixture
@@ -22,11 +25,11 @@ def checkpoints(tmp_path):
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return {
-        "embed.weight": torch.randn(211, 33, generator=draw),
-        "norm.weight": torch.ones(33),
-        "ids": torch.arange(7),
-        "scalar": torch.tensor(0.5),
-        "nothing": torch.zeros(0, 4),
+        "embed.weight": torch.randn(211, 33, generator=draw).to(DEVICE),
+        "norm.weight": torch.ones(33, device=DEVICE),
+        "ids": torch.arange(7, device=DEVICE),
+        "scalar": torch.tensor(0.5, device=DEVICE),
+        "nothing": torch.zeros(0, 4, device=DEVICE),
     }
 
 
@@ -38,10 +41,11 @@ def step(tensors: dict[str, torch.Tensor], seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     for tensor in tensors.values():
         if tensor.is_floating_point():
-            tensor.add_(torch.randn(tensor.shape, generator=draw), alpha=1e-3)
+            tensor.add_(torch.randn(tensor.shape, generator=draw).to(DEVICE), alpha=1e-3)
 
 
-def test_a_plain_loop(run, states, checkpoints):
+@pytest.mark.parametrize("previous", ["gpu", "pinned"] if CUDA else ["gpu"])
+def test_a_plain_loop(run, states, checkpoints, previous):
     """Every version has the tensors' values at its publishing, though they change as soon as the snapshot is
     taken.
     """
@@ -50,10 +54,10 @@ def test_a_plain_loop(run, states, checkpoints):
     torch.manual_seed(0)
     model = torch.compile(
         torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.GELU(), torch.nn.Linear(300, 7)), backend="eager"
-    )
+    ).to(DEVICE)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
     truth = {}
-    with Publisher(run.address, token_file=run.token) as publisher:
+    with Publisher(run.address, token_file=run.token, previous=previous) as publisher:
         handle = None
         for number in range(1, 8):
             for parameter in model.parameters():
