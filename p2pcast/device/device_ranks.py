@@ -63,9 +63,9 @@ def class_ranks(
             alike = kinds[block] == kind.unsqueeze(1)
             alike &= torch.arange(BLOCK_WORDS, device=row.device) < (inside % BLOCK_WORDS).unsqueeze(1)
             of = kind.to(torch.int64)
-            ranks[begin:end] = alike.sum(1) + within[block, of] + before[of]
+            ranks[begin:end] = alike.sum(1) + within[of, block] + before[of]
             classes[begin:end] = kind
-        before += within[-1]
+        before += within[:, -1]
     return ranks, classes
 
 
@@ -83,7 +83,10 @@ def _levels(words: torch.Tensor, shift: int) -> torch.Tensor:
 
 
 def _before_blocks(kinds: torch.Tensor) -> torch.Tensor:
-    """[blocks + 1, classes]: members of each class before each block; the last row is the total."""
+    """[classes, blocks + 1]: members of each class before each block; the last column is the total.
+
+    A class is a row, because a GPU sums along rows in parallel, and along columns word by word.
+    """
     halves = []
     index = kinds.to(torch.int32).view(-1)
     for first in range(0, CLASSES, _LANES):
@@ -91,5 +94,5 @@ def _before_blocks(kinds: torch.Tensor) -> torch.Tensor:
         table = torch.tensor(ones, dtype=torch.int64, device=kinds.device)
         packed = table.index_select(0, index).view(-1, BLOCK_WORDS).sum(1)
         halves.append(packed.view(torch.uint8).view(-1, _LANES))
-    counts = torch.cat(halves, 1).cumsum(0, dtype=torch.int64)
-    return torch.nn.functional.pad(counts, (0, 0, 1, 0))
+    counts = torch.cat(halves, 1).t().contiguous().cumsum(1, dtype=torch.int64)
+    return torch.nn.functional.pad(counts, (1, 0))

@@ -145,7 +145,7 @@ def test_commit_without_writes_is_detected_and_undone(
     prepared = prepare(run, ranks)
     assert ranks[0].commit(run.version) == prepared[0]["mark"]
     old = words(ranks[1], "down").clone()
-    monkeypatch.setattr(staged_version, "_write", lambda words, where, values: mark(where, words[where]))
+    monkeypatch.setattr(staged_version, "_write", lambda words, where, values: mark(where, words[where].cpu()))
     with pytest.raises(IntegrityError, match="were not written"):
         ranks[1].commit(run.version)
     assert ranks[1].held == Version(0, 0)
@@ -158,7 +158,7 @@ def test_failed_rollback_leaves_no_version(
     step(run)
     prepare(run, ranks)
     ranks[0].commit(run.version)
-    monkeypatch.setattr(staged_version, "_write", lambda words, where, values: mark(where, words[where]))
+    monkeypatch.setattr(staged_version, "_write", lambda words, where, values: mark(where, words[where].cpu()))
     assert not ranks[0].abort()
     assert (ranks[0].held, ranks[0].doubtful) == (None, True)
 

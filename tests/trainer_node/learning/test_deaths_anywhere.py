@@ -8,6 +8,7 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,10 @@ class Stage:
         shutil.rmtree(folder)
         return run, play.results
 
+    @cached_property
+    def undisturbed_sampled(self) -> WholeRun:
+        return self.sampled(None)[0]
+
     def replay(self, deaths: Sequence[Death]) -> None:
         """Record the results of a run that each death disturbs, and replay them in an undisturbed run."""
         for death in deaths:
@@ -90,9 +95,9 @@ class Stage:
                 error.add_note(str(death))
                 raise
 
-    def deaths(self) -> dict[str, list[Death]]:
-        """All deaths of each part."""
-        passed = self.undisturbed.points.passed
+    def deaths(self, undisturbed: WholeRun | None = None) -> dict[str, list[Death]]:
+        """All deaths of each part, at points that an undisturbed run passes; None: the one of the same results."""
+        passed = (undisturbed or self.undisturbed).points.passed
         found = {part: [Death(point) for point in passed[part]] for part in (LEARNER, PUBLISHER, LEDGER)}
         found[LEARNER] += [Death(point, torn=True) for point in passed[LEARNER] if point.kind.startswith(HALVES)]
         kinds: dict[str, list[Point]] = defaultdict(list)
@@ -169,19 +174,19 @@ def test_deaths_at_all_points_change_no_weight(stage: Stage, part: int) -> None:
 
 
 def test_sampled_results_differ_from_results_of_the_first_weights(stage: Stage) -> None:
-    run, _ = stage.sampled(None)
+    run = stage.undisturbed_sampled
     assert check_lineage(run) != check_lineage(stage.undisturbed)
     assert run.digests[run.end] != stage.undisturbed.digests[stage.undisturbed.end]
 
 
 def test_results_of_a_disturbed_run_replayed_give_its_weights(stage: Stage) -> None:
     """Of a learner that loses two applied steps."""
-    learners = stage.deaths()[LEARNER]
+    learners = stage.deaths(stage.undisturbed_sampled)[LEARNER]
     stage.replay([[death for death in learners if death.point.kind == "begins to publish"][3]])
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("part", range(REPLAYS // PARTS))
 def test_results_of_more_disturbed_runs_replayed_give_their_weights(stage: Stage, part: int) -> None:
-    deaths = [death for found in stage.deaths().values() for death in found]
+    deaths = [death for found in stage.deaths(stage.undisturbed_sampled).values() for death in found]
     stage.replay(random.Random(part).sample(deaths, PARTS))

@@ -256,4 +256,4 @@ def test_first_version_is_that_of_the_folder(tmp_path: Path, model_folder: Path,
     run = learner(tmp_path, model_folder, MemoryLedger(played), hub)
     before = {name: tensor.detach().clone() for name, tensor in run.weights.working_copy()}
     run.run()
-    assert all(torch.equal(before[name], hub.versions[Version(1, 0)][name]) for name in before)
+    assert all(torch.equal(before[name].cpu(), hub.versions[Version(1, 0)][name]) for name in before)

@@ -71,7 +71,8 @@ def on_ranks(folder: Path, plan: Plan, ranks: int = RANKS) -> tuple[int, list[di
         said.unlink()
     script = str(Path(__file__).with_name("learner_ranks.py"))
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, str(file)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    found = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": found, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S
     )

@@ -67,4 +67,4 @@ def test_recurrent_layers_train_on_padded_rows(config: LearnerConfig) -> None:
     model = model_of(config, ALONE)
     assert isinstance(model, LearnerModel)
     error, leak, _ = packing_error(model)
-    assert error == pytest.approx(leak), "a recurrent layer leaks the whole row"
+    assert error == pytest.approx(leak, rel=1e-4), "a recurrent layer leaks the whole row"
