@@ -57,8 +57,9 @@ def compare(
     positions, before, after = at.view(np.uint32), before.view(width), after.view(width)
     found = []
     for number, (first, _) in enumerate(parts):
-        begin, end = int(cuts[2 * number]), int(cuts[2 * number + 1])
-        found.append(Changes(positions[begin:end] - np.uint32(first), before[begin:end], after[begin:end]))
+        chosen = slice(int(cuts[2 * number]), int(cuts[2 * number + 1]))
+        positions[chosen] -= np.uint32(first)  # in place: new memory would cost more than the subtraction
+        found.append(Changes(positions[chosen], before[chosen], after[chosen]))
     return found
 
 

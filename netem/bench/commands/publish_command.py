@@ -19,9 +19,9 @@ from p2pcast.cli.options import console, documented, written
 @click.option("--device", help="torch device, such as cuda:1 or cpu.  [default: the GPU if any, otherwise the CPU]")
 @click.option(
     "--previous",
-    type=click.Choice(["gpu", "cpu"]),
+    type=click.Choice(["gpu", "pinned"]),
     default="gpu",
-    help="Where the publisher keeps its two states of a model on a GPU: there, or in the host's memory.",
+    help="Where the publisher keeps its two states of a model on a GPU: there, or in pinned memory of the host.",
 )
 @documented
 def publish(
