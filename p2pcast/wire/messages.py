@@ -358,6 +358,8 @@ class Begin(Record):
     step: Annotated[int, Integer(0, limits.MAX_STEP)]
     layout: Bytes32
     resume: bool
+    branch: Annotated[int, Integer(0, limits.MAX_BRANCH)] | None = None
+    """The branch that the trainer has opened by a resume."""
 
 
 @message(Type.BEGUN)

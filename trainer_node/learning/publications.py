@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -146,9 +147,12 @@ class Publications:
         watcher.start()
 
     def _forget_failure(self) -> None:
+        """Raises errors that no repetition removes, such as a later learner's branch at the hub."""
         handle = self._handle
         if handle is not None and handle.failed:
             self._step = None
+            with suppress(RetryableError):
+                handle.wait_durable()
 
     def _watch(self, handle: Handle, began_s: float) -> None:
         try:

@@ -2,7 +2,8 @@
 (docs/formats/wire-protocol.md, section 6).
 
 Promises: a rank that dies before all ranks have said DONE undoes the version everywhere, and the other ranks are told.
-After that the version is published without the ranks. A version that fails leaves the head as it was.
+After that the version is published without the ranks. A version that fails leaves the head as it was. A trainer that
+has opened a branch publishes nothing once another trainer has opened a later one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from p2pcast import limits
 from p2pcast.artifact.signed_records import Manifest
 from p2pcast.codec.layout import Layout
 from p2pcast.daemon.background_tasks import report_bug
-from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RemoteError, RetryableError
+from p2pcast.errors import IntegrityError, LocalError, P2PCastError, RefusedError, RemoteError, RetryableError
 from p2pcast.state.staging import Staging
 from p2pcast.transport.link import Link
 from p2pcast.version import Version
@@ -210,6 +211,14 @@ class RankIntake:
             raise RetryableError(self._rank_left)
         if group.late(terms.serial):
             session.link.send(messages.Aborted(terms.serial, self._why))
+            return
+        head = self._publishing.head
+        if body.branch is not None and head is not None and head.branch > body.branch:
+            reason = (
+                f"another trainer has opened branch {head.branch} since this one opened {body.branch}: end this one"
+            )
+            logger.warning("step %d of a trainer: %s", terms.step, reason)
+            self._disband(RefusedError(reason))
             return
         try:
             agreed = group.begin(session.rank, terms)

@@ -121,6 +121,8 @@ class Publisher:
         self._plan: Plan | None = None
         self._version: Version | None = None
         """The version in ``plan.rooms.previous``; ``marks`` are its digests."""
+        self._branch: int | None = None
+        """The branch that this publisher has opened by ``resume``."""
         self._marks: list[int] = []
         self._last: Handle | None = None
         self._closed = False
@@ -150,7 +152,7 @@ class Publisher:
 
     def resume(self, step: int, named_tensors: NamedTensors) -> Handle:
         """``publish`` after a crash: always opens a branch, so that versions published after the restored checkpoint
-        are left behind.
+        are left behind. Once another trainer has opened a later branch, later versions end with RefusedError.
         """
         return self._begin(step, named_tensors, resume=True)
 
@@ -297,10 +299,12 @@ class Publisher:
             if first:
                 uplink.send(messages.Layout(layout.layout_id, layout.document))
             self._told = layout.layout_id
-        uplink.send(messages.Begin(serial=serial, step=handle.step, layout=layout.layout_id, resume=resume))
+        uplink.send(messages.Begin(serial, handle.step, layout.layout_id, resume, None if resume else self._branch))
         self._take_base(plan, uplink)
         begun = self._answer(handle, uplink, serial, lambda received: received.begun.get(serial))
         handle.version = begun.version
+        if resume or self._branch is not None:
+            self._branch = begun.version.branch
         coded = begun.base is not None and begun.base == self._version
         marks, sent = send_parts(uplink, serial, plan, begun.codec if coded else None, self._marks, self._workers)
         if first and begun.base is None and self._base is not None:

@@ -124,13 +124,19 @@ class Trainer:
         return told[0]
 
     async def begin(
-        self, step: int, state: Any, *, resume: bool = False, cell_words: int = CELL_WORDS
+        self,
+        step: int,
+        state: Any,
+        *,
+        resume: bool = False,
+        cell_words: int = CELL_WORDS,
+        branch: int | None = None,
     ) -> dict[str, Any]:
         self.serial += 1
         self.layout = layout_of(state, cell_words)
         self.ranks[0].say(T.LAYOUT, layout=self.layout.layout_id, document=self.layout.document)
         for rank in self.ranks:
-            rank.say(T.BEGIN, serial=self.serial, step=step, layout=self.layout.layout_id, resume=resume)
+            rank.say(T.BEGIN, serial=self.serial, step=step, layout=self.layout.layout_id, resume=resume, branch=branch)
         told = [await rank.hear(T.BEGUN) for rank in self.ranks]
         return told[0]
 

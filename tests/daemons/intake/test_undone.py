@@ -23,6 +23,7 @@ from scripted_ranks import (
 )
 
 from p2pcast import limits
+from p2pcast.version import Version
 
 
 def until_lost(where: str) -> Callable[[int, int], bool]:
@@ -219,6 +220,29 @@ async def test_a_new_group_takes_the_place_of_an_older(swarm, states, trainers):
     straggler.say(T.RANK, group=old.group, rank=0, ranks=2)
     assert "that group of ranks is over" in await straggler.ended()
     await new.publish(3, states.trained(state, 3))
+
+
+async def test_a_trainer_of_an_older_branch_is_refused(swarm, states, trainers):
+    """It hung, was taken for dead, and comes back when its successor has resumed."""
+    await swarm.hub_up()
+    old = await trainers(2)
+    state = states.first()
+    assert (await old.publish(1, state, files=FILES, resume=True))["version"] == [0, 1]
+    new = await trainers(1)
+    new.previous = old.previous
+    told = await new.publish(1, state, resume=True)
+    assert told["version"] == [1, 1]
+    back = await trainers(2)
+    back.serial += 1
+    for rank in back.ranks:
+        rank.say(T.BEGIN, serial=0, step=2, layout=layout_of(state).layout_id, resume=False, branch=0)
+    for rank in back.ranks:
+        assert "another trainer has opened branch 1 since this one opened 0" in await rank.ended()
+    assert swarm.hub.publishing.pipeline.head == Version(1, 1)
+    again = await trainers(1)
+    again.previous = new.previous
+    told = await again.publish(2, states.trained(state, 2), branch=1)
+    assert told["version"] == [1, 2]
 
 
 async def test_an_unexpected_error_undoes_a_version_and_not_the_hub(swarm, states, trainers, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2pcast.errors import IntegrityError, UsageError
+from p2pcast.errors import IntegrityError, RefusedError, UsageError
 from p2pcast.version import Version
 from tests.trainer_node.learning.learner_stage import (
     EVERY,
@@ -249,6 +249,29 @@ def test_kappa_is_at_most_one_above_the_staleness_bound() -> None:
     assert publish_every(4, 3) == 4
     with pytest.raises(UsageError, match="at most 4"):
         publish_every(5, 3)
+
+
+@dataclass
+class ReplacedHub(MemoryHub):
+    """From step 3 on, another learner's branch is the newest."""
+
+    def publish(self, step: int, named_tensors: Any) -> Handle:
+        if step < 3:
+            return super().publish(step, named_tensors)
+        handle = Handle(step)
+        handle.taken()
+        handle.finish(RefusedError("another trainer has opened branch 2 since this one opened 1"))
+        return handle
+
+
+def test_a_learner_that_another_has_replaced_ends(
+    tmp_path: Path, model_folder: Path, played: list[RolloutBatch]
+) -> None:
+    hub = ReplacedHub()
+    run = learner(tmp_path, model_folder, MemoryLedger(played), hub)
+    with pytest.raises(RefusedError, match="another trainer"):
+        run.run()
+    assert max(hub.versions) == Version(1, 2)
 
 
 def test_first_version_is_that_of_the_folder(tmp_path: Path, model_folder: Path, played: list[RolloutBatch]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from p2pcast.errors import RefusedError, RetryableError, UsageError
+from p2pcast.version import Version
 from tests.tensor_device import CUDA, DEVICE
 from trainer_node import Publisher
 from trainer_node.sdk import publisher as publisher_module
@@ -186,6 +187,27 @@ def test_a_hub_that_was_restarted(run, states, checkpoints, monkeypatch):
         assert str(publisher.publish(3, live).wait_durable()) == "0.3"
     assert states.differing(run.installed(3), as_published(live)) == []
     assert not (run.out() / "step_2").exists()
+
+
+def test_trainer_that_another_has_replaced_publishes_nothing(run, states, checkpoints):
+    live, others = weights(), weights(1)
+    run.hub_up(checkpoints)
+    run.peer_up("peer")
+    with (
+        Publisher(run.address, token_file=run.token) as old,
+        Publisher(run.address, token_file=run.token) as new,
+    ):
+        first = old.resume(3, live).wait_durable()
+        resumed = new.resume(3, others).wait_durable()
+        assert resumed.branch > first.branch
+        for number in (4, 5):
+            with pytest.raises(RefusedError, match=f"another trainer has opened branch {resumed.branch}"):
+                old.publish(number, live).wait_durable()
+        assert new.publish(4, others).wait_durable() == Version(resumed.branch, 4)
+        # A trainer that never resumed continues whatever branch is the newest.
+        with Publisher(run.address, token_file=run.token) as plain:
+            assert plain.publish(5, live).wait_durable() == Version(resumed.branch, 5)
+        assert old.resume(6, live).wait_durable().branch > resumed.branch
 
 
 def test_max_lag_holds_back(run, states, checkpoints):
