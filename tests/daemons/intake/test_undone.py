@@ -223,7 +223,7 @@ async def test_a_new_group_takes_the_place_of_an_older(swarm, states, trainers):
 
 
 async def test_a_trainer_of_an_older_branch_is_refused(swarm, states, trainers):
-    """It hung, was taken for dead, and comes back when its successor has resumed."""
+    """A trainer hung, was taken for dead, and comes back when its successor has resumed."""
     await swarm.hub_up()
     old = await trainers(2)
     state = states.first()
