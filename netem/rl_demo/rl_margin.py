@@ -24,8 +24,8 @@ from p2pcast.tasks.task_loader import load_task
 from trainer_node.learning.learner_config import LearnerConfig, ModelTable, OptimizerTable, SftTable, TrainTable
 
 
-def trial(folder: Path, options: RlOptions, seed: int) -> Trial:
-    """One run of the demo's configuration, without its quiet steps."""
+def trial(folder: Path, options: RlOptions, seed: int, *, lag: int | None = None) -> Trial:
+    """One run of the demo's configuration, without its quiet steps. ``lag``: None for the demo's bound."""
     base = make_small_model(folder / str(seed), VOCABULARY, seed=seed, dtype="bfloat16")
     config = LearnerConfig(
         model=ModelTable(base, compute="float32"),
@@ -35,8 +35,8 @@ def trial(folder: Path, options: RlOptions, seed: int) -> Trial:
     )
     task = load_task(TASK)
     assert isinstance(task, Sums)
-    size = TrialOptions(options.steps, options.groups, options.group_size, lag=options.staleness)
-    return run_trial(config, task, size)
+    age = options.staleness if lag is None else lag
+    return run_trial(config, task, TrialOptions(options.steps, options.groups, options.group_size, lag=age))
 
 
 @click.command()
