@@ -1,4 +1,4 @@
-"""What staleness costs: seeded trials of the demo's run, whose rollouts are exactly LAG learner steps old.
+"""Trials of staleness: the demo's run with rollouts that are exactly LAG learner steps old, seed by seed.
 
     python -m netem.rl_demo.staleness_trials --seeds 8 --plot staleness.png
 
