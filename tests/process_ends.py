@@ -1,9 +1,16 @@
-"""Waiting for the end of processes that are not children of the test."""
+"""Processes that are not children of the test: their ids, and their ends."""
 
 from __future__ import annotations
 
 import os
 import select
+from pathlib import Path
+
+
+def written_pid(file: Path) -> int | None:
+    """The process id that another process writes to ``file``; None before. A file that is open for writing is empty."""
+    text = file.read_text().strip() if file.exists() else ""
+    return int(text) if text else None
 
 
 def wait_for_end(pid: int) -> None:

@@ -88,13 +88,11 @@ async def test_the_mirror_steps_in_for_a_lost_hub_and_steps_back(
     assert [e.kind for e in one.events.after(0)[1] if e.kind.startswith("mirror")] == ["mirror_used", "mirror_left"]
 
 
-def hide(folder: Path, step: int) -> list[tuple[Path, bytes]]:
-    """Remove markers, as a stale list or another client could: versions from ``step`` on are not ready any more."""
+def hide(folder: Path, step: int, aside: Path) -> list[tuple[Path, Path]]:
+    """Move markers aside, as a stale list or another client could: versions from ``step`` on are not ready any more."""
     late = [p for p in folder.rglob("ready/*") if int(p.name.split("-")[0].split(".")[1]) >= step]
-    contents = [(path, path.read_bytes()) for path in late]
-    for path in late:
-        path.unlink()
-    return contents
+    aside.mkdir()
+    return [(path, path.rename(aside / path.name)) for path in late]
 
 
 async def test_a_mirror_that_lost_objects_takes_no_follower_back(
@@ -104,7 +102,7 @@ async def test_a_mirror_that_lost_objects_takes_no_follower_back(
     peer = await swarm.peer_up("far", hub=None, mirror=url)
     await swarm.live("0.2")
     await swarm.down(hub)
-    hidden = hide(tmp_path / "mirror", 1)
+    hidden = hide(tmp_path / "mirror", 1, tmp_path / "hidden")
     await swarm.until(lambda: peer.sync.mirror_source.status()["version"] == "0.0", "the list shows less")
     assert str(peer.staged) == "0.2"
     # The peer does not go back either if only its state folder's memory is left.
@@ -118,8 +116,8 @@ async def test_a_mirror_that_lost_objects_takes_no_follower_back(
     )
     assert peer.sync.planner.path() == []
     assert peer.staged is None
-    for path, contents in hidden:
-        path.write_bytes(contents)
+    for path, kept in hidden:
+        kept.rename(path)
     await swarm.live("0.2")
 
 

@@ -30,7 +30,8 @@ SLOTS = 4
 START = """#!/bin/sh
 echo "$P2PCAST_WORKER" >> {folder}/started
 {command} --name "$P2PCAST_WORKER" > "{folder}/$P2PCAST_WORKER.log" 2>&1 &
-echo $! > "{folder}/$P2PCAST_WORKER.pid"
+echo $! > "{folder}/$P2PCAST_WORKER.part"
+mv "{folder}/$P2PCAST_WORKER.part" "{folder}/$P2PCAST_WORKER.pid"
 """
 STOP = """#!/bin/sh
 echo "$P2PCAST_WORKER" >> {folder}/stopped

@@ -14,6 +14,7 @@ from parity_task import NAME, Parity
 from real_run import STALENESS, RealRun
 from real_server import make_model
 
+from p2pcast.store.atomic_files import atomic_write
 from p2pcast.version import Version
 from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
@@ -48,7 +49,7 @@ class Learning:
 
     def allow(self, more: int) -> None:
         newest = max((Version.parse(line).step for line in self.applied()[-1:]), default=0)
-        (self.folder / "allowed").write_text(str(newest + more))
+        atomic_write(self.folder / "allowed", str(newest + more).encode())
 
     def applied(self) -> list[str]:
         file = self.folder / "applied"

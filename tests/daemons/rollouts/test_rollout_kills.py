@@ -19,6 +19,7 @@ from fake_engine import FakeEngine
 from kill_checks import check_ledger, check_lineage, plan
 from parity_task import NAME
 
+from p2pcast.store.atomic_files import atomic_write
 from p2pcast.version import Version
 from tests.trainer_node.ledger.postgresql_cluster import postgresql
 
@@ -85,7 +86,7 @@ class Run:
         if boundary in (None, "resumed"):
             await self._killed(name)
         if boundary is not None:
-            die_at.write_text(boundary)
+            atomic_write(die_at, boundary.encode())
             if boundary == "resumed":
                 await self.start(name)
             self.allow(3)  # a checkpoint is written at every second step
@@ -120,7 +121,7 @@ class Run:
 
     def allow(self, more: int) -> None:
         """Steps beyond the newest one: the run does not end before the last kill."""
-        (self.folder / "learner" / "allowed").write_text(str(self.step() + more))
+        atomic_write(self.folder / "learner" / "allowed", str(self.step() + more).encode())
 
     def _applied(self) -> list[str]:
         file = self.folder / "learner" / "applied"

@@ -18,7 +18,7 @@ from p2pcast.rollouts.job import Job
 from p2pcast.tasks.task import ForgedPlayError
 from p2pcast.tasks.task_loader import load_task
 from p2pcast.tasks.task_process import CheckFailedError, ChecksDownError, TaskProcesses
-from tests.process_ends import wait_for_end
+from tests.process_ends import wait_for_end, written_pid
 
 FOLDER = Path(__file__).parent
 NAME = "hostile_task:Hostile"
@@ -53,11 +53,11 @@ async def test_a_hung_check_is_killed_with_its_children(
     checks: TaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits_s = iter((1.0, 8.0, 64.0))
-    while not (tmp_path / "pid").exists():  # on a busy machine the check needs more time to start its child
+    while (child := written_pid(tmp_path / "pid")) is None:  # on a busy machine the check needs more time
         monkeypatch.setattr(checks, "_check_s", next(limits_s))
         with pytest.raises(CheckFailedError, match=f"longer than {checks._check_s:g} s"):
             await checks.reward(job(f"hang {tmp_path / 'pid'}"), TOKENS, MASK)
-    await asyncio.to_thread(wait_for_end, int((tmp_path / "pid").read_text()))
+    await asyncio.to_thread(wait_for_end, child)
     monkeypatch.setattr(checks, "_check_s", 60.0)
     assert await checks.reward(job("good"), TOKENS, MASK) == 4.0
 

@@ -18,7 +18,7 @@ from p2pcast.errors import LocalError, UsageError
 from p2pcast.rollouts.job import Group
 from p2pcast.tasks.prompt_hooks import load_hooks
 from p2pcast.tasks.sums import Sums
-from tests.process_ends import wait_for_end
+from tests.process_ends import wait_for_end, written_pid
 from tests.trainer_node.ledger.ledger_game import Game
 from trainer_node.ledger.database.ledger_store import Store
 from trainer_node.ledger.ledger import Registration
@@ -192,12 +192,12 @@ async def test_a_failure_shows_also_while_enough_groups_wait(stage: Stage) -> No
 
 async def test_hooks_that_hang_are_killed_with_their_children(stage: Stage, tmp_path: Path) -> None:
     limits_s = iter((1.0, 8.0, 64.0))
-    while not (tmp_path / "hung").exists():  # on a busy machine the hooks need more time to start their child
+    while (child := written_pid(tmp_path / "hung")) is None:  # on a busy machine the hooks need more time to start it
         limit_s = next(limits_s)
         with pytest.raises(HooksFailedError, match=f"no answer within {limit_s:g} s"):
             await stage.feeder("Hangs", limit_s=limit_s).fill()
     assert all(one._choice is not None and one._choice._child is None for one in stage.feeders)
-    await asyncio.to_thread(wait_for_end, int((tmp_path / "hung").read_text()))
+    await asyncio.to_thread(wait_for_end, child)
     assert stage.game.ledger.prompts(FEED.seed) == (0, 0)
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from p2pcast.errors import LocalError, UsageError
-from tests.process_ends import wait_for_end
+from tests.process_ends import wait_for_end, written_pid
 from trainer_node.scheduling.command_provider import CommandProvider
 from trainer_node.scheduling.provider import provider_of
 from trainer_node.scheduling.static_provider import StaticProvider
@@ -59,23 +59,23 @@ async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path):
     pid_file = tmp_path / "pid"
     script = f"trap '' TERM; sleep 1000 & echo $! > {pid_file}; wait; wait; sleep 1000"
     limits_s = iter((2.0, 16.0, 128.0))
-    while not (pid_file.exists() and pid_file.read_text().strip()):  # a busy machine needs more time to start the child
+    while (child := written_pid(pid_file)) is None:  # a busy machine needs more time to start the child
         limit_s = next(limits_s)
         provider = CommandProvider(shell(script), ["true"], limit_s=limit_s, grace_s=0.1)
         with pytest.raises(LocalError, match=f"no end after {limit_s:g} s, so it was killed"):
             await provider.start("gpu-0")
-    await asyncio.to_thread(wait_for_end, int(pid_file.read_text()))
+    await asyncio.to_thread(wait_for_end, child)
 
 
 async def test_a_cancelled_command_is_killed(tmp_path: Path):
     pid_file = tmp_path / "pid"
     provider = CommandProvider(shell(f"echo $$ > {pid_file}; exec sleep 1000"), ["true"], grace_s=0.1)
     starting = asyncio.create_task(provider.start("gpu-0"))
-    await asyncio.to_thread(_written, pid_file)
+    child = await asyncio.to_thread(_written, pid_file)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    await asyncio.to_thread(wait_for_end, int(pid_file.read_text()))
+    await asyncio.to_thread(wait_for_end, child)
 
 
 async def test_a_background_process_does_not_delay_its_start_command(tmp_path: Path):
@@ -85,9 +85,10 @@ async def test_a_background_process_does_not_delay_its_start_command(tmp_path: P
     os.kill(int(pid_file.read_text()), 9)
 
 
-def _written(file: Path) -> None:
-    while not (file.exists() and file.read_text().strip()):
+def _written(file: Path) -> int:
+    while (pid := written_pid(file)) is None:
         time.sleep(0.01)
+    return pid
 
 
 # -- texts
