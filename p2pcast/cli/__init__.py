@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,23 +113,30 @@ def cli(log_format: str, verbose: bool) -> None:
 
 def main() -> None:
     """Run a command and end the process with its exit code."""
+    if code := exit_code(lambda: cli(prog_name="p2pcast", standalone_mode=False)):
+        sys.exit(code)
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Call a command's function and print its error, if any. Raises the errors that are not p2pcast's own."""
     try:
-        cli(prog_name="p2pcast", standalone_mode=False)
+        run()
     except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
+        return done.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(EXIT_USAGE)
+        return EXIT_USAGE
     except P2PCastError as error:
         click.echo(f"p2pcast: {error}", err=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except BaseExceptionGroup as group:
-        sys.exit(_first(group))
+        return _first(group)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
+        return EXIT_FAILED
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        return 130
+    return 0
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> int:

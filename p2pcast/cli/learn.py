@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import click
 
 from p2pcast.cli import config as config_file
+from p2pcast.cli import exit_code
 from p2pcast.cli.options import PATH
 from p2pcast.errors import UsageError
 
@@ -54,8 +55,11 @@ def learn(config: Path, overrides: tuple[str, ...], print_config: bool, plot: bo
         return
     from p2pcast.daemon.daemon_process import restrict_umask
     from trainer_node.learning.learner_startup import run_learner
+    from trainer_node.learning.trainer_ranks import by_torchrun, leave
 
     restrict_umask()
+    if by_torchrun():
+        leave(exit_code(lambda: run_learner(checked)))
     run_learner(checked)
 
 

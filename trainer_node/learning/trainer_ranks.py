@@ -7,11 +7,13 @@ the process group's time limit.
 from __future__ import annotations
 
 import datetime
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,7 +49,7 @@ class TrainerRanks:
                 )
             device = torch.device("cuda", local)
             torch.cuda.set_device(device)
-        if count == 1 and "RANK" not in os.environ:
+        if not by_torchrun():
             return cls(0, 1, device)
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=GROUP_S))
@@ -105,8 +107,26 @@ class TrainerRanks:
             ) from error
 
     def end(self) -> None:
-        if self.count > 1:
+        if self.mesh is not None:
             dist.destroy_process_group()
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "RANK" in os.environ or os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def leave(code: int) -> NoReturn:
+    """End this rank's process without Python's shutdown, which can abort it.
+
+    A thread of gloo needs Python's lock to release the tensors of its last collective call. During the shutdown, the
+    request for the lock aborts the process: https://github.com/pytorch/pytorch/issues/190489. The thread outlives
+    ``destroy_process_group``, because DTensor's caches hold the group.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _collective(error: RuntimeError) -> bool:

@@ -35,7 +35,7 @@ from trainer_node.learning.packing_check import require_separate_rows
 from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.learning.publications import Publishing
 from trainer_node.learning.trained_weights import TrainedWeights
-from trainer_node.learning.trainer_ranks import TrainerRanks
+from trainer_node.learning.trainer_ranks import TrainerRanks, leave
 from trainer_node.learning.warm_start import WarmStartOptions, warm_start
 
 SUMS = Sums(digits=1, held_out=20)
@@ -179,4 +179,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

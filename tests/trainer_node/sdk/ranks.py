@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from p2pcast.errors import P2PCastError
 from trainer_node import Handle, Publisher
+from trainer_node.learning.trainer_ranks import leave
 
 VOCABULARY, HIDDEN = 101, 13
 """No number of ranks divides them."""
@@ -220,7 +221,7 @@ def killed(world: Rank) -> None:
             world.said.append([step, type(error).__name__, str(error)])
     tell(world)
     # The rest of the group cannot end it in an orderly way.
-    os._exit(0)
+    leave(0)
 
 
 def die_after_first_part(publisher: Publisher) -> None:
@@ -316,3 +317,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)
