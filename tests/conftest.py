@@ -134,7 +134,7 @@ def own_machine() -> list[str]:
 def p2pcast() -> Run:
     """Run the command in a process of its own, to its end: ``p2pcast("inspect", path, env={…})``."""
 
-    def run(*words: object, timeout_s: float = 180.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(*words: object, timeout_s: float = 600.0, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
         env = {**os.environ, **options.pop("env", {})}
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, **options)
@@ -156,7 +156,7 @@ def stranger() -> Run:
 
     def run(code: str, *words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", _AS_NOBODY + code, *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd="/")
         assert not (check and done.returncode), done.stderr
         return done
 

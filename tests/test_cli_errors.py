@@ -86,7 +86,7 @@ def daemon(until: str, *words: object, at: tuple[str, Callable[[], object]] = ("
         finally:
             process.send_signal(signal.SIGTERM)
             rest = process.stderr.read()
-        assert process.wait(30) == 0
+        assert process.wait(600) == 0
         assert "Traceback" not in log + rest
 
 

@@ -63,7 +63,7 @@ def first(live: Live) -> None:
     keep(seen, far, "commit at a peer that drives its engines", "POST", "/commit", {"version": LAST}, bearer=True)
     commands(live, hub, far)
     keep(seen, hub, "evict", "POST", "/evict", {"peer": NEAR}, bearer=True)
-    seen.codes["a peer that was evicted"] = near.process.wait(60)
+    seen.codes["a peer that was evicted"] = near.process.wait(600)
     live.daemons.pop(NEAR)
     seen.events[HUB] += hub.events()
     seen.codes["a hub at SIGTERM"] = live.daemons.pop(HUB).end()

@@ -25,7 +25,7 @@ import safetensors
 DEADLINE_S = 600.0
 """The first start after a change of source compiles kernels."""
 POLL_S = 0.05
-ASK_S = 20.0
+ASK_S = 600.0
 WORDS = 1_500_000
 LAST_STEP = 3
 LAST = f"0.{LAST_STEP}"

@@ -34,7 +34,7 @@ from trainer_node.publish.version_sealer import VersionSealer
 from trainer_node.publish.version_source import FolderSource
 
 HUB = b"h" * 16
-DEADLINE_S, POLL_S = 60.0, 0.001
+DEADLINE_S, POLL_S = 600.0, 0.001
 
 
 def node(name: str) -> bytes:

@@ -195,18 +195,18 @@ async def test_waiting_at_the_hub(swarm, states):
     state = states.first()
     swarm.publish(1, state)
     hub = await swarm.hub_up()
-    assert (await waited(hub, "version=0.1&what=published&timeout_s=60"))[0] == 200
+    assert (await waited(hub, "version=0.1&what=published&timeout_s=600"))[0] == 200
     # Without peers no fraction is reached.
     code, answer = await waited(hub, "version=0.1&timeout_s=0&fraction=0")
     assert (code, answer["engines"]) == (408, {})
     assert (await waited(hub, "version=0.1&what=staged&timeout_s=0"))[1]["peers"] == {}
     a, b = await swarm.peers_up("a", "b")
-    code, answer = await waited(hub, "version=0.1&timeout_s=60&fraction=1")
+    code, answer = await waited(hub, "version=0.1&timeout_s=600&fraction=1")
     engines = {f"{p.config.name}/{p.runners[0].installer.name}" for p in (a, b)}
     assert (code, set(answer["engines"]), set(answer["engines"].values())) == (200, engines, {"0.1"})
     async with b.startup.shadow_state.held_still():
         later = [
-            asyncio.create_task(waited(hub, f"version=0.2&{q}&timeout_s=60"))
+            asyncio.create_task(waited(hub, f"version=0.2&{q}&timeout_s=600"))
             for q in ("what=published", "what=staged&fraction=0.5", "fraction=0.5")
         ]
         swarm.publish(2, states.trained(state, 2))
@@ -214,7 +214,7 @@ async def test_waiting_at_the_hub(swarm, states):
         code, answer = await waited(hub, "version=0.2&what=staged&timeout_s=0")
         assert (code, answer["peers"]) == (408, {"a": "0.2", "b": "0.1"})
         assert (await waited(hub, "version=0.2&timeout_s=0"))[0] == 408
-    code, answer = await waited(hub, "version=0.2&timeout_s=60&fraction=1")
+    code, answer = await waited(hub, "version=0.2&timeout_s=600&fraction=1")
     assert (code, set(answer["engines"].values())) == (200, {"0.2"})
     # An older version is reached as well; a later branch is not.
     assert (await waited(hub, "version=0.1&timeout_s=0"))[0] == 200
@@ -225,11 +225,11 @@ async def test_waiting_at_a_peer(swarm, states):
     state = states.first()
     hub = await swarm.hub_up(commit="manual")
     peer = await swarm.peer_up("a")
-    later = asyncio.create_task(waited(peer, "version=0.1&timeout_s=60"))
+    later = asyncio.create_task(waited(peer, "version=0.1&timeout_s=600"))
     assert (await waited(peer, "version=0.1&what=staged&timeout_s=0"))[0] == 408
     swarm.publish(1, state)
-    assert (await waited(peer, "version=0.1&what=published&timeout_s=60"))[0] == 200
-    assert (await waited(peer, "version=0.1&what=staged&timeout_s=60"))[1]["staged"] == "0.1"
+    assert (await waited(peer, "version=0.1&what=published&timeout_s=600"))[0] == 200
+    assert (await waited(peer, "version=0.1&what=staged&timeout_s=600"))[1]["staged"] == "0.1"
     assert not later.done()
     code, answer = await waited(peer, "version=0.1&timeout_s=0")
     assert (code, answer["engines"]) == (408, {peer.runners[0].installer.name: None})

@@ -311,7 +311,7 @@ def test_the_process_ends_with_one_line_that_names_the_task(tmp_path: Path, tmpf
     options = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--plaintext", "--state", str(tmp_path / "state")]
     options += ["--shadow", str(tmpfs / "shadow")]
     command = [sys.executable, "-c", program, "seed", str(tmp_path / "checkpoints"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("p2pcast: the daemon ended because its task 'seal 0.1' failed: ZeroDivisionError: by a test")

@@ -43,7 +43,7 @@ async def test_a_peer_without_a_hub_follows_the_run(swarm: Any, states: Any, url
     assert peer.sync.mirror_source.in_use
     assert not swarm.hub.state.sessions
     swarm.publish(4, states.trained(state, 4))
-    code, answer = await swarm.get(peer, "/wait?version=0.4&what=published&timeout_s=60")
+    code, answer = await swarm.get(peer, "/wait?version=0.4&what=published&timeout_s=600")
     assert (code, json.loads(answer)["newest"]) == (200, "0.4")
     await swarm.live("0.4")
     shown = Console(width=200, file=io.StringIO())

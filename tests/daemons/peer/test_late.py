@@ -126,7 +126,7 @@ async def test_anchors_do_not_hold_up_versions(swarm, states, monkeypatch):
 
     def slow(self, cell):
         begun.set()
-        go_on.wait(60)
+        go_on.wait(600)
         return words(self, cell)
 
     monkeypatch.setattr(ShadowSnapshot, "words", slow)

@@ -100,7 +100,7 @@ async def test_a_damaged_shadow_without_artifacts_is_rebuilt(swarm, states, tmpf
     assert peer.sync.activity.error is None
 
 
-RECALL_S = 60.0
+RECALL_S = 600.0
 """Longer than any test: it ends when the peers are back."""
 
 

@@ -201,7 +201,7 @@ class RealRun:
         return found
 
     def _answer(self, address: str, path: str) -> Any:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=600) as answer:
             return json.load(answer)
 
     def status(self, name: str) -> Any:
@@ -280,7 +280,7 @@ class RealRun:
             body = json.dumps(recomputation.request(probe, os.urandom(8).hex())).encode()
             headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(self.servers[engine].url + generate_form.PATH, body, headers)
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=600) as answer:
                 found.append(recomputation.prompt_logprobs(json.load(answer), probe))
         return found
 

@@ -36,7 +36,7 @@ def daemon(folder: Path, name: str, *words: str) -> Iterator[str]:
 
 
 def status(url: str) -> Any:
-    with urllib.request.urlopen(f"{url}/status", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/status", timeout=600) as answer:
         return json.load(answer)
 
 

@@ -117,6 +117,6 @@ def _verify_live(fleet: Fleet, name: str) -> None:
         [sys.executable, "-m", "p2pcast.cli", "verify", "--live", "--state", fleet.folder / name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr

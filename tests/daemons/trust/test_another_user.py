@@ -39,7 +39,7 @@ answers = []
 for path, body in calls:
     request = urllib.request.Request(url + path, None if body is None else json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             answers.append([answer.status, ""])
     except urllib.error.HTTPError as error:
         answers.append([error.code, json.load(error)["error"]])

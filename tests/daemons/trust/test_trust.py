@@ -415,7 +415,7 @@ async def test_the_commands(tls):
     async def p2pcast(*words: object, code: int = 0) -> str:
         command = [sys.executable, "-m", "p2pcast.cli", *map(str, words)]
         done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, env=dict(os.environ), timeout=60
+            subprocess.run, command, capture_output=True, text=True, env=dict(os.environ), timeout=600
         )
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr

@@ -19,7 +19,7 @@ TINY = ["--hidden", "128", "--layers", "1", "--warmup-steps", "4", "--versions",
 def run(out: Path, *options: str) -> list[dict[str, Any]]:
     """The printed lines."""
     command = [sys.executable, "-m", "netem.demo.train", "--out", str(out), *TINY, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -67,7 +67,7 @@ def test_tokenizer_is_one_token_a_character(trained: tuple[Path, list[dict[str, 
         "t('17+25=').input_ids; assert len(ids) == 6, ids; assert t.decode(ids) == '17+25='; assert t.eos_token_id == "
         "1"
     )
-    subprocess.run([sys.executable, "-c", code, str(trained[0] / "base")], check=True, timeout=300, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(trained[0] / "base")], check=True, timeout=600, capture_output=True)
 
 
 def test_same_seed_same_bytes_and_the_go_file_is_waited_for(
@@ -89,6 +89,6 @@ def test_same_seed_same_bytes_and_the_go_file_is_waited_for(
 
 def test_wrong_sizes_are_a_usage_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "netem.demo.train", "--out", str(tmp_path), "--hidden", "100"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert "multiple of 128" in done.stderr

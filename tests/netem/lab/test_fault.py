@@ -66,7 +66,7 @@ def test_survivors_continue_and_killed_peer_returns(tmp_path: Path) -> None:
         str(tmp_path / "out"),
     ]
     for _ in range(TRIES):
-        said = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert said.stdout, said.stderr
         document = json.loads(said.stdout)
         assert document["failed"] == []

@@ -62,7 +62,7 @@ ARGUMENT: dict[str, Any] = {
 
 
 def lab(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*LAB, *words], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run([*LAB, *words], capture_output=True, text=True, timeout=600, check=False)
 
 
 def holders(pid: int | str = "self") -> set[int]:

@@ -136,7 +136,7 @@ async def test_every_event_notifies_waiting_tasks():
     heard = []
 
     async def listen() -> None:
-        heard.append(await events.wakeup.wait(60.0))
+        heard.append(await events.wakeup.wait(600.0))
 
     async with asyncio.TaskGroup() as group:
         group.create_task(listen())

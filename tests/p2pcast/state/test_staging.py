@@ -41,7 +41,7 @@ async def test_patch_is_removed_after_the_running_decode_ends(world, tmp_path, m
 
     def slow(self, placed, payload):
         loop.call_soon_threadsafe(begun.set)
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         assert part.exists(), "a thread still writes to the patch"
         ended.append(decode(self, placed, payload))
 
@@ -83,7 +83,7 @@ async def test_removal_of_a_patch_waits_for_its_last_write(world, tmp_path, monk
 
     def slow(self, state):
         loop.call_soon_threadsafe(begun.set)
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         finish(self, state)
         if how == "fails":
             raise LocalError("the disk is full")

@@ -102,17 +102,17 @@ def test_close_waits_for_running_calls(tmp_path):
     def use() -> None:
         with log.descriptor() as fd:
             inside.set()
-            may_go.wait(10)
+            may_go.wait(600)
             with (tmp_path / "other").open("wb") as other:
                 numbers.extend([fd, other.fileno()])
 
     thread = threading.Thread(target=use)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(600)
     log.close()
     closed.set()
     may_go.set()
-    thread.join(10)
+    thread.join(600)
     assert numbers[0] != numbers[1], "the descriptor stays open during use"
     with pytest.raises(LocalError), log.descriptor():
         pass

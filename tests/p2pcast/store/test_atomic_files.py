@@ -124,7 +124,7 @@ def test_killed_writer_leaves_no_final_name(tmp_path: Path) -> None:
         "with atomic_folder(Path(sys.argv[1])) as part:\n"
         "    (part / 'x').write_bytes(b'half'); os._exit(9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False, timeout=600)
     assert done.returncode == 9
     assert not (tmp_path / "out").exists()
     assert all(name.startswith(".out.part-") for name in os.listdir(tmp_path))

@@ -12,7 +12,7 @@ from environment_of_verifiers import ROOT, python_with_verifiers
 from p2pcast.errors import UsageError
 from p2pcast.tasks.task_loader import load_task
 
-PLAY_S = 300.0
+PLAY_S = 600.0
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_a_ledger_whose_certificate_has_expired_receives_no_byte(papers):
 
 def test_a_blocking_client_is_checked_too(papers):
     def post(port: int, context: ssl.SSLContext) -> int:
-        connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=30)
+        connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=600)
         try:
             connection.request("POST", "/v1/workers", BODY)
             return connection.getresponse().status

@@ -54,7 +54,7 @@ class Hub:
         self.hung_up += 1
 
 
-def source(*script, kept=None, mirror=None, timeout_s=60.0, has_hub=True):
+def source(*script, kept=None, mirror=None, timeout_s=600.0, has_hub=True):
     welcome, saved = Welcome(), Saved(kept)
     hub = Hub(welcome, *script)
 

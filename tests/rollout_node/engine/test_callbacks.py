@@ -84,7 +84,7 @@ async def test_a_hanging_callback_is_not_called_again_before_its_return(caplog):
 
     def before_commit(version: str) -> float:
         calls.append(version)
-        go.wait(30)
+        go.wait(600)
         return 1.0
 
     callbacks = Callbacks(SimpleNamespace(before_commit=before_commit), max_defer_s=10.0, call_s=0.05)

@@ -190,7 +190,7 @@ def test_a_prepare_that_wakes_up_late_changes_nothing(run: Any, ranks: list[Inst
     class Slow:
         def patches(self, base: Version | None, to: Version) -> Any:
             began.set()
-            assert go_on.wait(30)
+            assert go_on.wait(600)
             return run.files.patches(base, to)
 
     step(run)
@@ -198,12 +198,12 @@ def test_a_prepare_that_wakes_up_late_changes_nothing(run: Any, ranks: list[Inst
     outcome: list[Any] = []
     late = threading.Thread(target=lambda: outcome.append(rank.prepare(Slow(), second, stopped.is_set)))
     late.start()
-    assert began.wait(30)
+    assert began.wait(600)
     stopped.set()
     assert rank.prepare(run.files, second, never) is not None
     rank.commit(second)
     go_on.set()
-    late.join(30)
+    late.join(600)
     assert outcome == [None]
     assert (rank.held, rank.prepared) == (second, None)
     assert rank.abort()  # the commit can still be undone

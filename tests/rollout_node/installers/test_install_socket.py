@@ -24,7 +24,7 @@ from rollout_node.in_engine.install_frames import InstallClient, pack, unpack
 from rollout_node.installers import install_socket as module
 from rollout_node.installers.install_socket import InstallSocket
 
-ANSWER_S = 120.0
+ANSWER_S = 600.0
 REPORT = {"engine": "e", "rank": 0, "phase": "commit", "version": "0.1", "error": None}
 
 
@@ -107,7 +107,7 @@ async def test_reports_reach_matching_expectations(server: InstallSocket, files:
             await expectation.wait(0)
         assert expectation.missing == 1
         await call(server, lambda c: c.report(REPORT))
-        assert [r["rank"] for r in await expectation.wait(5)] == [0, 1]
+        assert [r["rank"] for r in await expectation.wait(ANSWER_S)] == [0, 1]
     assert len(files.reports) == 3
     assert "op" not in files.reports[0]
 

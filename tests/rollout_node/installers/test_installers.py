@@ -345,12 +345,12 @@ async def test_cancelled_staging_leaves_nothing(target, shadow, tmp_path, monkey
 
     def slow(fd):
         entered.set()
-        go.wait(20)
+        go.wait(600)
         real(fd)
 
     monkeypatch.setattr(os, "fsync", slow)
     task = asyncio.create_task(target.stage(Version(0, 1), path))
-    await asyncio.to_thread(entered.wait, 20)
+    await asyncio.to_thread(entered.wait, 600)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -79,7 +79,7 @@ async def test_the_shadow_stays_until_released():
 async def test_waiting_ends_with_a_reader_or_with_the_time():
     made = state()
     await made.wait(0.0)
-    waiting = asyncio.create_task(made.wait(60.0))
+    waiting = asyncio.create_task(made.wait(600.0))
     await asyncio.sleep(0)
     async with made.held_still():
         pass

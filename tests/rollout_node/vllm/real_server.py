@@ -107,7 +107,7 @@ class Server:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(20)
+                self.process.wait(600)
 
     def restart(self, *options: str) -> None:
         """Restart, with other options if any are given; returns before the server answers."""
@@ -126,7 +126,7 @@ class Server:
                     titles[(entry / "cmdline").read_text(errors="replace")] = int(entry.name)
                     segments |= set(re.findall(r"/dev/shm/psm_\w+", (entry / "maps").read_text()))
         os.kill(titles[max(title for title in titles if "Worker" in title)], signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(600)
         for segment in segments:
             Path(segment).unlink(missing_ok=True)
 

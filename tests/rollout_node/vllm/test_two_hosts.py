@@ -87,7 +87,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         """Kill the process without notice, as when a machine is lost."""
         self.processes[name].send_signal(signal.SIGKILL)
-        self.processes.pop(name).wait(30)
+        self.processes.pop(name).wait(600)
         (self.folder / name / "daemon.json").unlink()
 
     def end(self) -> None:

@@ -110,7 +110,7 @@ class Kept:
     def _kept(self, publish: Callable[[int, Any], Any], step: int, named_tensors: Any) -> Any:
         tensors = {name: stage.whole(tensor) for name, tensor in named_tensors}
         handle = publish(step, named_tensors)
-        version = handle.wait_durable(60)
+        version = handle.wait_durable(600)
         if self._ranks.first:
             save_file(tensors, self._folder / f"{version}.safetensors")
         return handle

@@ -38,7 +38,7 @@ from trainer_node.learning.probing.learner_scores import learner_scores
 from trainer_node.sdk.batch_client import RolloutBatch
 
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 400
+LIMIT_S = 600
 RANKS = torch.cuda.device_count() if CUDA else 2
 TOLERANCE = 1e-4
 """Largest difference of losses, relative to 1. Ranks add the same float32 terms in another order; AdamW's first updates

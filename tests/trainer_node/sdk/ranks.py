@@ -110,7 +110,7 @@ class Rank:
         it, in their next version.
         """
         if handle is not None and self.rank == 0:
-            handle.wait_live(1.0, 120)
+            handle.wait_live(1.0, 600)
 
     def train(self, model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
         optimiser.zero_grad()
@@ -215,7 +215,7 @@ def killed(world: Rank) -> None:
         handle = publisher.publish(step, model.state_dict())
         handle.wait_snapshot()
         try:
-            handle.wait_durable(60)
+            handle.wait_durable(600)
             world.installed(handle)
         except P2PCastError as error:
             world.said.append([step, type(error).__name__, str(error)])
@@ -247,8 +247,8 @@ def resumed(world: Rank) -> None:
             state = model.state_dict()
             handle = publisher.resume(step, state) if step == 5 else publisher.publish(step, state)
             world.keep_model(step, model)
-            world.said.append(str(handle.wait_durable(60)))
-            world.said.append({n: str(v) for n, v in handle.wait_live(1.0, 60).items()})
+            world.said.append(str(handle.wait_durable(600)))
+            world.said.append({n: str(v) for n, v in handle.wait_live(1.0, 600).items()})
 
 
 def disagreeing(world: Rank) -> None:
@@ -259,15 +259,15 @@ def disagreeing(world: Rank) -> None:
             {"w": torch.zeros(3), "odd": object()} if world.rank == 1 else {"w": torch.zeros(3)},
         ):
             try:
-                publisher.publish(1, attempt).wait_durable(60)
+                publisher.publish(1, attempt).wait_durable(600)
             except P2PCastError as error:
                 world.said.append([type(error).__name__, str(error)])
         try:
-            publisher.publish(1 + world.rank, {"w": torch.zeros(3)}).wait_durable(60)
+            publisher.publish(1 + world.rank, {"w": torch.zeros(3)}).wait_durable(600)
         except P2PCastError as error:
             world.said.append([type(error).__name__, str(error)])
         w = torch.arange(3, dtype=torch.float32)
-        world.said.append(str(publisher.publish(2, {"w": w}).wait_durable(60)))
+        world.said.append(str(publisher.publish(2, {"w": w}).wait_durable(600)))
         world.keep(2, {"w": w})
 
 

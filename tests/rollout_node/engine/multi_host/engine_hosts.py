@@ -79,7 +79,7 @@ class Host(QuietOwner):
 
     async def ask(self, work: Callable[[InstallClient], Any]) -> Any:
         """As a worker of this host does."""
-        return await asyncio.to_thread(work, InstallClient(self.socket.path, timeout_s=10))
+        return await asyncio.to_thread(work, InstallClient(self.socket.path, timeout_s=LIMIT_S))
 
     async def says(self, **report: Any) -> None:
         await self.ask(lambda c: c.report(REPORT | report))
