@@ -33,6 +33,8 @@ ENVIRONMENT = {
 }
 START_S = 900.0
 """Time limit of a server's start: a busy machine takes minutes."""
+NICE = "5"
+"""Nice value of servers. Their workers spin while they wait for each other: other tests' daemons come first."""
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 OPTIONS = [
     "--max-model-len",
@@ -83,11 +85,13 @@ class Server:
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # Tensor-parallel workers spin while they wait for each other: other tests' daemons come first.
-        yielding = ["nice", "-n", "5"] if "--tensor-parallel-size" in self._options else []
-        command = [*yielding, *self._command, *self._options]
+        command = ["nice", "-n", NICE, *self._command, *self._options]
         with self.log.open("ab") as log:
-            return subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
+        # Autogroups share the CPU among sessions first: the nice value of a process counts within its session alone.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process.pid}/autogroup").write_text(NICE)
+        return process
 
     def wait(self) -> None:
         until_s = time.monotonic() + START_S
